@@ -69,9 +69,8 @@ def run() -> NoReturn:
 def _leave(codes: Sequence[int]) -> None:
     """Ends the process at once: Python's own end takes a second with torch, and aborts in a `torch.compile`."""
     if codes:
-        with contextlib.suppress(OSError, ValueError):  # a closed pipe has been reported
-            sys.stdout.flush()
-            sys.stderr.flush()
+        sys.stdout.flush()  # if it fails, Python's own end says so, with an exit code of its own
+        sys.stderr.flush()
         os._exit(codes[0])
 
 

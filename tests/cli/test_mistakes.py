@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,3 +127,21 @@ def test_a_module_that_does_not_load_shows_its_own_traceback_alone(agentgym: Com
         assert done.code == 1 and done.err.count("Traceback") == 1 and "KeyError" not in done.err
         assert done.err.splitlines()[1].endswith('torn.py", line 2, in <module>')
         assert f"error: {place}:mine cannot be loaded" in done.err
+
+
+ENDING = """
+import atexit
+from agentgym.cli.main import _leave
+atexit.register(_leave, [0])
+print("kept until the end")
+"""
+
+
+def test_output_that_cannot_be_written_at_the_end_is_no_success() -> None:
+    command = [sys.executable, "-c", ENDING]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    assert subprocess.run(command, stdout=subprocess.PIPE, env=env, check=True).stdout == b"kept until the end\n"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=env, text=True, check=False)
+    assert done.returncode
+    assert "No space left on device" in done.stderr
