@@ -16,6 +16,7 @@ from agentgym.model.exchange import Exchange
 from agentgym.model.language_model import KvShape, LanguageModel, LayerCost
 from agentgym.model.linear import linear
 from agentgym.model.lora_layer import LayerAdapters
+from agentgym.model.ops.flash_attention import flash_attention, is_flash_attention
 from agentgym.model.ops.rms_norm import rms_norm
 from agentgym.model.ops.tree_attention import is_tree_attention, tree_attention
 from agentgym.model.packed_layout import LayoutRows, PackedLayout, split_histories
@@ -210,6 +211,8 @@ class Decoder(LanguageModel):
 def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, rows: LayoutRows) -> Tensor:
     if rows.parts and is_tree_attention(q_RHD, v_NKD):
         return tree_attention(q_RHD, k_NKD, v_NKD, rows.parts)
+    if is_flash_attention(q_RHD, v_NKD):
+        return _attend_levels(q_RHD, k_NKD, v_NKD, layout, rows)
     # A few calls a sequence: no padding, and no sequence's bits depend on its neighbours. Keys and values are repeated
     # by hand because the backward of `enable_gqa` on CPU is four times slower (torch 2.13), and small products are
     # several times slower there in bfloat16 than in float32.
@@ -228,3 +231,12 @@ def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, r
         bias = {"is_causal": True} if block.bias_TL is None else {"attn_mask": block.bias_TL.to(q_RHD.dtype)}
         attended.append(F.scaled_dot_product_attention(q_HTD, k_HLD, v_HLD, **bias)[0].transpose(0, 1))
     return torch.cat([*attended, torch.zeros_like(padding)]).to(dtype)
+
+
+def _attend_levels(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, rows: LayoutRows) -> Tensor:
+    """Attends all computed tokens at once, of which those that are not among the rows have no query."""
+    if rows.token_U is None:
+        return flash_attention(q_RHD, k_NKD, v_NKD, layout.levels)
+    every = q_RHD.new_zeros(len(k_NKD), *q_RHD.shape[1:]).index_copy(0, rows.token_U, q_RHD[: len(rows.token_U)])
+    attended_RHD = flash_attention(every, k_NKD, v_NKD, layout.levels)[rows.token_U]
+    return F.pad(attended_RHD, (0, 0, 0, 0, 0, rows.num_padding))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from agentgym.model.exchange import ALONE, Exchange
 from agentgym.model.linear import padded_size
+from agentgym.model.ops.flash_attention import AttentionLevel
 from agentgym.model.ops.tree_attention import AttentionPart, causal_parts
 from agentgym.model.routing import BatchRouting
 
@@ -83,6 +84,8 @@ class LayoutRows:
     parts: tuple[AttentionPart, ...]
     """The same attention without biases; empty if all sequences are too short for it to be faster."""
     num_padding: int
+    token_U: Tensor | None = None
+    """The numbers of the tokens among all computed ones, without padding; None if these are all."""
 
 
 class PackedLayout:
@@ -151,7 +154,24 @@ class PackedLayout:
             torch.from_numpy(_pad_index(position_U[index_U])),
         )
         num_padding = len(padded) - len(index_U)
-        return LayoutRows(padded, padded, position.to(device), tuple(blocks), self._parts(index_U), num_padding)
+        token_U = None if len(index_U) == self.num_tokens else padded[: len(index_U)]
+        return LayoutRows(
+            padded, padded, position.to(device), tuple(blocks), self._parts(index_U), num_padding, token_U
+        )
+
+    @cached_property
+    def levels(self) -> tuple[AttentionLevel, ...]:
+        """The attention of all computed tokens for `flash_attention`."""
+        device, segments = self.place_N.device, self.segments
+        own = [(segment.start, segment.start + segment.length) for segment in segments]
+        levels = [AttentionLevel.of(own, own, device, is_causal=True)]
+        ends = self._branch_ends()
+        for depth in range(max(len(segment.ancestors) for segment in segments)):
+            branches = [number for number, segment in enumerate(segments) if len(segment.ancestors) == depth]
+            branches = [number for number in branches if ends[number] > own[number][1]]
+            rows, keys = [(own[number][1], ends[number]) for number in branches], [own[number] for number in branches]
+            levels.append(AttentionLevel.of(rows, keys, device, is_causal=False))
+        return tuple(levels)
 
     def _parts(self, index_U: NDArray[np.int64]) -> tuple[AttentionPart, ...]:
         """Returns the attention of some of the computed tokens, in order.
@@ -271,7 +291,9 @@ class _CausalBias:
             later_TT = torch.full((_BLOCK_ROWS, _BLOCK_ROWS), -torch.inf).triu(1)
             self._shared_TL = F.pad(later_TT, (num_before, 0)).to(self._device)
         bias_TL = self._shared_TL[:num_rows, num_before - first : num_before + num_rows]
-        return bias_TL if bias_TL.device.type == "cpu" else bias_TL.contiguous()  # GPU kernels need aligned rows
+        if bias_TL.device.type == "cpu":
+            return bias_TL
+        return bias_TL.clone(memory_format=torch.contiguous_format)  # GPU kernels need aligned rows
 
 
 def _pad_index(index_U: NDArray[np.int64]) -> NDArray[np.int64]:

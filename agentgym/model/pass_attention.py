@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import KvShape
+from agentgym.model.ops.flash_attention import flash_attention, is_flash_attention
 from agentgym.model.ops.tree_attention import is_tree_attention, tree_attention
 from agentgym.model.packed_layout import Block, PackedLayout, split_histories
 
@@ -201,6 +202,8 @@ class PackedAttention:
         is_plain = mask.is_causal and scores.softcap is None and scores.sinks_H is None
         if is_plain and rows.parts and is_tree_attention(q_NHD, v_NKD):
             return tree_attention(q_NHD, k_NKD, v_NKD, rows.parts, scores.scale)
+        if is_plain and is_flash_attention(q_NHD, v_NKD):
+            return flash_attention(q_NHD, k_NKD, v_NKD, layout.levels, scores.scale)
         repeats = q_NHD.shape[1] // k_NKD.shape[1]
         if repeats > 1:
             k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
@@ -227,8 +230,9 @@ class PackedAttention:
         if number not in mask.made:
             allowed_TL = mask.allowed_TL(position_T, block.num_keys)
             first = int(allowed_TL.any(0).int().argmax())
-            bias_TL = torch.zeros(allowed_TL.shape, dtype=dtype, device=position_T.device)
-            mask.made[number] = first, bias_TL.masked_fill_(~allowed_TL, -torch.inf)[:, first:]
+            seen_TL = allowed_TL[:, first:]
+            bias_TL = torch.zeros(seen_TL.shape, dtype=dtype, device=position_T.device)
+            mask.made[number] = first, bias_TL.masked_fill_(~seen_TL, -torch.inf)  # no view: GPU kernels need alignment
         return mask.made[number]
 
 

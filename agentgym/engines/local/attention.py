@@ -1,17 +1,17 @@
 """Attention of one step over the slot cache; each row's bits are independent of other rows and of padded keys.
 
-With a C++ compiler, a CPU computes it as one operator (`slot_attention`). Without one, and for masks that hide keys
-between others, it is made of products of torch. Decoded rows then go through one padded product over many slots, and
-the rows of a prompt through the same products, one row each, their common keys expanded by a zero stride. This is
-slower than one product for the whole prompt, but a token gets the same bits whether it was read or sampled, and the
-cache has no history that a reply could depend on.
+With a C++ compiler, a CPU computes it as one operator (`slot_attention`), and with Triton a GPU as two kernels
+(`gpu_attention`). Without them, and for masks that hide keys between others, it is made of products of torch. Decoded
+rows then go through one padded product over many slots, and the rows of a prompt through the same products, one row
+each, their common keys expanded by a zero stride. This is slower than one product for the whole prompt, but on a CPU a
+token gets the same bits whether it was read or sampled, and the cache has no history that a reply could depend on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ class SlotAttention:
         self._slot_N, self.position_N, *self._roots = (torch.from_numpy(of_N).to(device) for of_N in of_rows)
         self._cache, self._rows = cache, rows
         self._compiled = compiled
+        self._tiles: dict[int, Any] = {}  # by the number of query heads to a key/value head; `GpuTiles`
         self._firsts: dict[int, Tensor | None] = {}
         self._plans: dict[int, AttentionPlan] = {}
 
@@ -71,6 +72,8 @@ class SlotAttention:
         mask = None if mask is None or mask.is_causal else mask
         if self._compiled and (mask is None or self._first_N(mask) is not None):
             first_N = None if mask is None else self._first_N(mask)
+            if kv.is_cuda:
+                return self._attend_tiles((q_NHD, k_NKD, v_NKD), kv, scores, first_N)
             rows = SlotRows(self._slot_N, self.position_N, first_N, *self._roots)
             sinks_H, softcap = (None, None) if scores is None else (scores.sinks_H, scores.softcap)
             return attend_slots((q_NHD, k_NKD, v_NKD), kv, rows, sinks_H, softcap)
@@ -78,6 +81,18 @@ class SlotAttention:
         keys[self._slot_N, :, self.position_N] = k_NKD
         values[self._slot_N, :, self.position_N] = v_NKD
         return self._plan(mask).attend(q_NHD, (keys, values), scores)
+
+    def _attend_tiles(
+        self, qkv: tuple[Tensor, Tensor, Tensor], kv: Tensor, scores: Scores | None, first_N: Tensor | None
+    ) -> Tensor:
+        from agentgym.engines.local.kernels.gpu_attention import GpuTiles, attend_tiles, cut_prompts
+
+        group = qkv[0].shape[1] // qkv[1].shape[1]
+        if group not in self._tiles:
+            num_decode, sizes = self._rows.num_decode, [extend[2] for extend in self._rows.extends]
+            tiles = torch.from_numpy(cut_prompts(num_decode, sizes, group)).to(kv.device)
+            self._tiles[group] = GpuTiles(self._slot_N, self.position_N, num_decode, *tiles)
+        return attend_tiles(qkv, kv, self._tiles[group], scores, first_N)
 
     def _first_N(self, mask: PositionMask) -> Tensor | None:
         if id(mask) not in self._firsts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agentgym.engines.local.decoder_step import DecoderStep
 from agentgym.engines.local.kernels.row_products import MIN_ROWS
-from agentgym.engines.local.kernels.slot_attention import load_attention
+from agentgym.engines.local.kernels.slot_attention import attends_compiled, load_attention
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows, pad_rows
 from agentgym.engines.local.step import StepRunner
@@ -27,6 +27,9 @@ from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.transformers_model import TransformersModel
+
+if TYPE_CHECKING:
+    from agentgym.engines.local.graphed_step import GraphedStep
 
 __all__ = ["CompiledStep", "Runner", "make_step"]
 
@@ -45,7 +48,7 @@ _OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
 }
 
 
-Runner: TypeAlias = "StepRunner | DecoderStep | CompiledStep | TransformersStep"
+Runner: TypeAlias = "StepRunner | DecoderStep | GraphedStep | CompiledStep | TransformersStep"
 """The parts of an engine that compute its steps."""
 
 
@@ -128,7 +131,14 @@ class CompiledStep:
 
 
 def make_step(model: Decoder | TransformersModel, cache: SlotCache, *, compiles: bool, required: bool) -> Runner:
-    """Returns the compiled step of a model if it `compiles`; if that fails and is not `required`, warns instead."""
+    """Returns the compiled step of a model if it `compiles`; if that fails and is not `required`, warns instead.
+
+    On a GPU the steps of the fast decoder run as CUDA graphs, if Triton is there.
+    """
+    if isinstance(model, Decoder) and model.embed.is_cuda and attends_compiled(model.embed):
+        from agentgym.engines.local.graphed_step import GraphedStep  # needs Triton
+
+        return GraphedStep(model, cache)
     try:
         if compiles and isinstance(model, Decoder):
             return DecoderStep(model, cache)

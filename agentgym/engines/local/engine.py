@@ -27,7 +27,7 @@ from agentgym.engines.local.kv_cache import SlotCache, fitting_slots
 from agentgym.engines.local.machine_memory import total_memory
 from agentgym.engines.local.offload import regain_memory, release_memory
 from agentgym.engines.local.sampling import draw
-from agentgym.engines.local.scheduler import SamplingRequest, Scheduler
+from agentgym.engines.local.scheduler import SamplingRequest, Scheduler, checked_prompt
 from agentgym.engines.local.split_step import SplitStep, usual_parts
 from agentgym.engines.local.transformers_graph import has_static_step
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
@@ -113,7 +113,7 @@ class LocalEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """Samples one reply; raises EngineError if it cannot (ids out of range, over the window, closed)."""
-        prompt_T = self._checked_prompt(prompt_ids, sampling)
+        prompt_T = checked_prompt(prompt_ids, sampling, self.vocab_size, self._window)
         if self._closed:
             raise EngineError(_CLOSED)
         if session in self._in_flight:
@@ -131,24 +131,6 @@ class LocalEngine:
         finally:
             if self._in_flight.get(session) is request:
                 del self._in_flight[session]
-
-    def _checked_prompt(self, prompt_ids: Sequence[int], sampling: Sampling) -> NDArray[np.int64]:
-        prompt_T = np.asarray(prompt_ids, np.int64)
-        if not prompt_T.size:
-            raise EngineError("the prompt is empty; the local engine needs at least one token id")
-        if sampling.grammar:
-            raise EngineError("the local engine takes no grammar; constrain the replies of SGLang or vLLM")
-        if prompt_T.min() < 0 or prompt_T.max() >= self.vocab_size:
-            bad = int(prompt_T.min() if prompt_T.min() < 0 else prompt_T.max())
-            raise EngineError(
-                f"token id {bad} is outside [0, {self.vocab_size}); encode the prompt with this model's own tokenizer"
-            )
-        if len(prompt_T) + sampling.max_tokens > self._window:
-            raise EngineError(
-                f"prompt of {len(prompt_T)} tokens and max_tokens {sampling.max_tokens} are over the window of"
-                f" {self._window}; shorten the prompt or lower max_tokens"
-            )
-        return prompt_T
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
         """Copies the weights, by their published names, and makes them version `version` from the next token on.
@@ -352,6 +334,8 @@ class LocalEngine:
 
     def _release(self) -> None:
         forget_packed(self._parameters, free=True)
+        if self._runner is not None:
+            self._runner.forget()
         release_memory(self._parameters, self._cache)
         self._weights_mark = _RELEASED
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -15,9 +16,10 @@ from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.sampling import uniforms
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
+from agentgym.errors import EngineError
 from agentgym.routed_experts import RoutedExperts
 
-__all__ = ["SamplingRequest", "Scheduler"]
+__all__ = ["SamplingRequest", "Scheduler", "checked_prompt"]
 
 # Shape suffixes: S slots, W window, R sampled rows, J stop ids.
 
@@ -46,6 +48,26 @@ class SamplingRequest:
     """True until the prompt is being read, so a prefix may still be copied from another slot."""
     awaited: Prefix | None = None
     """The prefix that another request is computing, which this one waits for."""
+
+
+def checked_prompt(prompt_ids: Sequence[int], sampling: Sampling, vocab_size: int, window: int) -> NDArray[np.int64]:
+    """Returns the prompt's ids; raises EngineError for a request that cannot be sampled."""
+    prompt_T = np.asarray(prompt_ids, np.int64)
+    if not prompt_T.size:
+        raise EngineError("the prompt is empty; the local engine needs at least one token id")
+    if sampling.grammar:
+        raise EngineError("the local engine takes no grammar; constrain the replies of SGLang or vLLM")
+    if prompt_T.min() < 0 or prompt_T.max() >= vocab_size:
+        bad = int(prompt_T.min() if prompt_T.min() < 0 else prompt_T.max())
+        raise EngineError(
+            f"token id {bad} is outside [0, {vocab_size}); encode the prompt with this model's own tokenizer"
+        )
+    if len(prompt_T) + sampling.max_tokens > window:
+        raise EngineError(
+            f"prompt of {len(prompt_T)} tokens and max_tokens {sampling.max_tokens} are over the window of {window};"
+            " shorten the prompt or lower max_tokens"
+        )
+    return prompt_T
 
 
 class Scheduler:

@@ -66,6 +66,12 @@ class SplitStep:
     def _compute(self, rows: Rows) -> Tensor:
         return self._runner.forward(rows)
 
+    def forget(self) -> None:
+        """Forgets the addresses of weights and cache, which will have others."""
+        forget = getattr(self._runner, "forget", None)
+        if forget is not None:
+            forget()
+
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown()

@@ -21,7 +21,7 @@ HOPPER = (9, 0)
 def score_targets_by_liger(
     hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0
 ) -> TargetScores:
-    """See `score_targets`; raises ConfigError for a type that the kernel of this GPU does not take."""
+    """See `score_targets`; raises ConfigError if this GPU's kernel misses a library, or takes another type."""
     if not len(target_N):  # which Liger refuses
         nothing_N = hidden_NE.sum(-1).float()
         return TargetScores(nothing_N, nothing_N.clone())
@@ -30,9 +30,15 @@ def score_targets_by_liger(
             f"Liger's kernel for Hopper GPUs takes bfloat16, and the model is {hidden_NE.dtype}: give learner.dtype"
             " bfloat16 (on a cluster learner.fsdp.param_dtype), or leave learner.head_kernel out"
         )
-    nll_N, entropy_N = LigerFusedLinearScaledCrossEntropyFunction.apply(
-        hidden_NE, head_VE, target_N, temperature or 1.0, return_entropy=True
-    )
+    try:
+        nll_N, entropy_N = LigerFusedLinearScaledCrossEntropyFunction.apply(
+            hidden_NE, head_VE, target_N, temperature or 1.0, return_entropy=True
+        )
+    except ImportError as error:  # on Hopper GPUs it asks for its compiler when it is called
+        raise ConfigError(
+            "Liger's kernel for Hopper GPUs needs NVIDIA's CuTe DSL: pip install nvidia-cutlass-dsl, or leave"
+            " learner.head_kernel out"
+        ) from error
     return TargetScores(-nll_N, entropy_N.float())
 
 

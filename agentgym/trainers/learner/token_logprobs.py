@@ -26,8 +26,8 @@ Scorer = Callable[[Tensor, Tensor, Tensor, float], "TargetScores"]
 CHUNK_LOGITS = 4_000_000
 """Logits held at once (16 MB in fp32) on CPU; the chunk of tokens follows from the vocabulary."""
 
-GPU_CHUNK_LOGITS = 64_000_000
-"""Logits held at once on a GPU (256 MB): smaller matrix products would leave most of it idle."""
+GPU_CHUNK_LOGITS = 256_000_000
+"""Logits held at once on a GPU (1 GB): each chunk sums its gradient to the whole head's, so few are fast."""
 
 LARGE_VOCABULARY = 8_192
 """The vocabulary size above which the head's gradient is summed in place: a second copy takes memory and time."""

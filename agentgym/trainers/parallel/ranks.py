@@ -67,6 +67,8 @@ class Ranks:
         self.config = config
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(device) if device == "cpu" else torch.device(device, torch.cuda.current_device())
+        if device != "cpu":
+            torch.backends.cuda.enable_cudnn_sdp(False)  # as `on_device` does
         self._mesh = RankMesh(mesh or MeshConfig(), device)
         self.portion = self._mesh.data_rank
         self._modules: list[FSDPModule] = []

@@ -45,7 +45,7 @@ class SplitLayout(PackedLayout):
         own_P, position_N = torch.arange(size, device=device), self.every.position_U[token_N]
         own_Q = torch.where(own_P < most, own_P, 0)[: padded_size(most)]
         index_N = (torch.arange(mesh.config.tensor, device=device)[:, None] * size + own_Q).flatten()
-        queries = LayoutRows(index_N, own_Q, position_N[index_N], self.wanted.blocks, self.wanted.parts, 0)
+        queries = LayoutRows(index_N, own_Q, position_N[index_N], self.wanted.blocks, self.wanted.parts, 0, wanted_W)
         is_every = self.wanted is self.every
         self.source_U = self.source_U[token_N]
         every, index_all_N = self.every, torch.arange(len(token_N), device=device)

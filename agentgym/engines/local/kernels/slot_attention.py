@@ -10,6 +10,7 @@ import ctypes
 import functools
 import logging
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,10 +37,13 @@ class _Sizes(ctypes.Structure):
 
 
 def attends_compiled(like: Tensor) -> bool:
-    """Returns whether `attend_slots` can compute tensors of this dtype on this device; compiles it the first time.
+    """Returns whether a kernel attends tensors of this dtype on this device; compiles it the first time.
 
-    It takes float32 and bfloat16 on a CPU, and needs a C++ compiler. If that fails, a warning gives the reason.
+    On a CPU that is `attend_slots`, for float32 and bfloat16, which needs a C++ compiler; if that fails, a warning
+    gives the reason. On a GPU it is `attend_tiles` (`gpu_attention`), which needs Triton.
     """
+    if like.device.type == "cuda":
+        return find_spec("triton") is not None
     if like.device.type != "cpu" or like.dtype not in _FUNCTIONS or cpp_compiler() is None:
         return False
     try:

@@ -1,0 +1,144 @@
+"""Attention over the segments of a packed layout on a GPU: one call of torch's flash kernel for each depth of the tree.
+
+The first call computes every segment's attention to itself. Each further call attends the rows after all segments of
+one depth to these: their rows are apart, so they are one call with variable lengths. Outputs are merged by their sums
+of exponentials, and the backward pass of each call is given those of the whole row (as in ring attention, Liu et al.
+2023). No keys are copied for each row or head, and no bias is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["AttentionLevel", "Run", "flash_attention", "is_flash_attention"]
+
+# Shape suffixes: R rows (queries), N keys, T rows of a level, L keys of a level, B runs, H query heads, K key/value
+# heads, D head width.
+
+Run = tuple[int, int]
+"""The first of some consecutive tokens, and the one after the last."""
+
+_MAX_WIDTH = 256  # of a head, in the kernel
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionLevel:
+    """Runs of rows, each of which attends to a run of keys."""
+
+    row_T: Tensor
+    key_L: Tensor
+    row_end_B: Tensor
+    """int32 `[B + 1]`, from 0: where the rows of each run end; `key_end_B` likewise."""
+    key_end_B: Tensor
+    most_rows: int
+    most_keys: int
+    is_causal: bool
+    """True if each row attends to the keys up to its own, of as many keys as rows; otherwise to all."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Run], keys: Sequence[Run], device: torch.device | str, *, is_causal: bool
+    ) -> AttentionLevel:
+        """Returns the level in which each run of rows attends to the run of keys at the same place."""
+        indices = (torch.from_numpy(np.concatenate([np.arange(*run) for run in runs])) for runs in (rows, keys))
+        sizes = [[last - first for first, last in runs] for runs in (rows, keys)]
+        ends = (torch.tensor([0, *np.cumsum(size)], dtype=torch.int32) for size in sizes)
+        row_T, key_L, row_end_B, key_end_B = (tensor.to(device) for tensor in (*indices, *ends))
+        return cls(row_T, key_L, row_end_B, key_end_B, max(sizes[0]), max(sizes[1]), is_causal)
+
+
+def is_flash_attention(q_RHD: Tensor, v_NKD: Tensor) -> bool:
+    """Returns whether `flash_attention` can compute these queries and values: in half precision on a GPU."""
+    width = q_RHD.shape[-1]
+    return (
+        q_RHD.is_cuda and q_RHD.dtype in _HALF and width == v_NKD.shape[-1] and width % 8 == 0 and width <= _MAX_WIDTH
+    )
+
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def flash_attention(
+    q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, levels: Sequence[AttentionLevel], scale: float | None = None
+) -> Tensor:
+    """Returns the attention outputs `[R, H, D]` of all rows; those of rows in no level are 0.
+
+    The first level has every row that counts, in order, each of which attends at least to itself.
+    """
+    attended_RHD: Tensor = _FlashAttention.apply(q_RHD, k_NKD, v_NKD, levels, scale)  # type: ignore[no-untyped-call]
+    return attended_RHD
+
+
+class _FlashAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, levels: Sequence[AttentionLevel], scale: float | None
+    ) -> Tensor:
+        own, *others = levels
+        size = len(own.row_T)
+        q, k, v = q_RHD[:size], k_NKD[:size], v_NKD[:size]
+        attended_RHD, sum_HR, *random = _forward(q, k, v, own, scale)
+        for level in others:
+            rows, keys = level.row_T, level.key_L
+            found_THD, found_HT, *_ = _forward(q[rows], k[keys], v[keys], level, scale)
+            before_HT = sum_HR[:, rows]
+            share_TH1 = torch.sigmoid(found_HT - before_HT).t()[..., None]
+            merged_THD = torch.lerp(attended_RHD[rows].to(sum_HR.dtype), found_THD.to(sum_HR.dtype), share_TH1)
+            attended_RHD[rows] = merged_THD.to(attended_RHD.dtype)
+            sum_HR[:, rows] = torch.logaddexp(before_HT, found_HT)
+        ctx.save_for_backward(q_RHD, k_NKD, v_NKD, attended_RHD, sum_HR, *random)
+        ctx.levels, ctx.scale = levels, scale
+        return _pad(attended_RHD, len(q_RHD))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q_RHD, k_NKD, v_NKD, attended_RHD, sum_HR, *random = ctx.saved_tensors
+        own, *others = ctx.levels
+        size = len(own.row_T)
+        grad_RHD = grads[0][:size].contiguous()
+        q, k, v = q_RHD[:size], k_NKD[:size], v_NKD[:size]
+        found = _backward(grad_RHD, (q, k, v), (attended_RHD, sum_HR), random, own, ctx.scale)
+        likes = q_RHD, k_NKD, v_NKD
+        grad_q, grad_k, grad_v = (_pad(x, len(like)) for x, like in zip(found, likes, strict=True))
+        for level in others:
+            rows, keys = level.row_T, level.key_L
+            results = attended_RHD[rows], sum_HR[:, rows].contiguous()
+            added = _backward(grad_RHD[rows], (q[rows], k[keys], v[keys]), results, random, level, ctx.scale)
+            for total, place, more in zip((grad_q, grad_k, grad_v), (rows, keys, keys), added, strict=True):
+                total.index_add_(0, place, more)
+        return grad_q, grad_k, grad_v, None, None
+
+
+def _pad(x: Tensor, size: int) -> Tensor:
+    return x if len(x) == size else torch.cat([x, x.new_zeros(size - len(x), *x.shape[1:])])
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, level: AttentionLevel, scale: float | None) -> Sequence[Tensor]:
+    """Returns outputs `[T, H, D]`, the logs of the sums of exponentials `[H, T]`, and the state of random numbers."""
+    sizes = level.row_end_B, level.key_end_B, level.most_rows, level.most_keys
+    found: Sequence[Tensor] = torch.ops.aten._flash_attention_forward(
+        q, k, v, *sizes, 0.0, level.is_causal, False, scale=scale
+    )
+    return found[:4]
+
+
+def _backward(
+    grad_THD: Tensor,
+    qkv: Sequence[Tensor],
+    results: Sequence[Tensor],
+    random: Sequence[Tensor],
+    level: AttentionLevel,
+    scale: float | None,
+) -> Sequence[Tensor]:
+    """Returns the gradients by queries, keys and values; `results` are outputs and logs of sums of whole rows."""
+    sizes = level.row_end_B, level.key_end_B, level.most_rows, level.most_keys
+    found: Sequence[Tensor] = torch.ops.aten._flash_attention_backward(
+        grad_THD, *qkv, *results, *sizes, 0.0, level.is_causal, *random, scale=scale
+    )
+    return found

@@ -1,0 +1,250 @@
+"""The shapes, batches and clocks that the steps of the probe share."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.trainers.algorithms.aggregation import StepTotals
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+PEAK_FLOPS = 989e12
+"""What NVIDIA promises of an H100 or H200 (SXM) in bfloat16; MFU is of this."""
+_SIZES = {  # width, layers, query heads, feed-forward, tied
+    "0.6B": (1024, 28, 16, 3072, True),
+    "1.7B": (2048, 28, 16, 6144, True),
+    "4B": (2560, 36, 32, 9728, True),
+    "8B": (4096, 36, 32, 12288, False),
+}
+
+
+def shape_of(name: str) -> DecoderConfig:
+    """Returns the shape of a published Qwen3, or `tiny`."""
+    if name == "tiny":
+        sizes = {"vocab_size": 4096, "head_width": 16, "context_window": 4096, "num_kv_heads": 2}
+        numbers = 64, 2, 4, 128, True
+    else:
+        sizes = {"vocab_size": 151_936, "head_width": 128, "context_window": 40_960, "num_kv_heads": 8}
+        numbers = _SIZES[name]
+    width, num_layers, num_heads, ffn_width, tied = numbers
+    sizes |= {"width": width, "num_layers": num_layers, "num_heads": num_heads, "ffn_width": ffn_width}
+    return DecoderConfig(family="qwen3", rope_theta=1e6, qk_norm=True, tied=tied, **sizes)
+
+
+@torch.no_grad()
+def make_model(shape: str, device: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
+    """Draws random weights on the device; `Decoder.initialize` draws on the CPU, a minute for 4 B."""
+    with torch.device(device):
+        model = Decoder(shape_of(shape)).to(dtype)
+    generator = torch.Generator(device=device).manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            scale = (2 * model.num_layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
+            parameter.normal_(0.0, 0.02 * scale, generator=generator)
+    return model
+
+
+def make_learner(model: Any, **config: Any) -> Learner:
+    """Returns a learner that trains the model in bfloat16, 16,384 tokens a pass, unless told otherwise."""
+    settings = {"micro_batch_tokens": 16_384, "device": "cpu", "dtype": "bfloat16", **config}
+    return Learner(model, LearnerConfig(**settings), OptimizerConfig(learning_rate=1e-6), total_steps=100)
+
+
+class Workload:
+    """Rows of a step with the tokens that are trained.
+
+    `single`: two groups of 8 replies to a prompt of 512 tokens. `turns`: 8 rows of 2,048 tokens, 60 of every 200
+    trained. `long` and `verylong`: one such row of 16,384 or 32,768. The shape `tiny` has a tenth of the tokens.
+    """
+
+    def __init__(self, kind: str, shape: str, seed: int = 0) -> None:
+        random, scale = np.random.default_rng(seed), 0.1 if shape == "tiny" else 1.0
+        vocab_size = shape_of(shape).vocab_size
+        self._chance = float(np.log(vocab_size))
+        self.rows: list[np.ndarray[Any, Any]] = []
+        self.trained: list[np.ndarray[Any, Any]] = []
+
+        def size(number: int) -> int:
+            return max(48, int(number * scale))
+
+        def add(row: np.ndarray[Any, Any], trained: np.ndarray[Any, Any]) -> None:
+            self.rows.append(row)
+            self.trained.append(trained)
+
+        if kind == "single":
+            for _ in range(2):
+                prompt = random.integers(0, vocab_size, size(512))
+                for _ in range(8):
+                    reply = random.integers(0, vocab_size, random.integers(size(600), size(1500)))
+                    add(np.concatenate([prompt, reply]), np.arange(len(prompt) + len(reply) - 1) >= len(prompt) - 1)
+            return
+        num_rows, length = {"turns": (8, 2048), "long": (1, 16_384), "verylong": (1, 32_768)}[kind]
+        for _ in range(num_rows):
+            num_tokens = int(size(length) - random.integers(0, 40))
+            add(random.integers(0, vocab_size, num_tokens), (np.arange(num_tokens - 1) - size(300)) % 200 < 60)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of entries of each row."""
+        return [len(row) - 1 for row in self.rows]
+
+    @property
+    def num_trained(self) -> int:
+        """The number of trained tokens."""
+        return int(sum(trained.sum() for trained in self.trained))
+
+    def batch(self, logp_M: Tensor | None = None) -> TrainingBatch:
+        """Returns the batch, with logprobs of the trained tokens from the sampling; by default those of chance."""
+        lengths = self.lengths
+        random = np.random.default_rng(0)
+        mask_N = torch.from_numpy(np.concatenate(self.trained))
+        factor_N, row_N = mask_N.float(), torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        advantage_N = torch.from_numpy(random.normal(size=len(lengths))).float()[row_N] * factor_N
+        old_N = -self._chance * factor_N if logp_M is None else torch.zeros(len(mask_N)).masked_scatter(mask_N, logp_M)
+        version_N = torch.where(mask_N, 0, -1)
+        return TrainingBatch(
+            ids_N=torch.from_numpy(np.concatenate([row[:-1] for row in self.rows])),
+            target_N=torch.from_numpy(np.concatenate([row[1:] for row in self.rows])),
+            position_N=torch.cat([torch.arange(length) for length in lengths]),
+            mask_N=mask_N,
+            sampled_logp_N=old_N,
+            old_logp_N=old_N,
+            correction_N=factor_N,
+            advantage_N=advantage_N,
+            return_N=torch.zeros(len(mask_N)),
+            old_value_N=torch.zeros(len(mask_N)),
+            weight_N=factor_N / max(1, self.num_trained),
+            policy_version_N=version_N,
+            reply_version_N=version_N.clone(),
+            row_N=row_N,
+            trajectory_N=row_N.clone(),
+            seqlens=tuple(lengths),
+            totals=StepTotals(self.num_trained, len(lengths), len(lengths)),
+        )
+
+    def step_flops(self, config: DecoderConfig) -> float:
+        """Returns the operations of forward and backward over whole rows: products, and attention to earlier keys."""
+        q, kv = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
+        weights = config.num_layers * config.width * (2 * q + 2 * kv + 3 * config.ffn_width)
+        pairs = sum(length * (length + 1) // 2 for length in self.lengths)
+        products = 2 * sum(self.lengths) * weights + 2 * self.num_trained * config.width * config.vocab_size
+        return 3.0 * (products + 4 * q * config.num_layers * pairs)
+
+
+def on_policy(learner: Learner, batch: TrainingBatch) -> TrainingBatch:
+    """Returns the batch with the learner's own logprobs as those of the sampling."""
+    logp_M = learner.logprobs(batch).float().cpu().clamp(max=0)
+    old_N = torch.zeros(len(batch.mask_N)).masked_scatter(batch.mask_N, logp_M)
+    return replace(batch, old_logp_N=old_N, sampled_logp_N=old_N)
+
+
+class Probe:
+    """The arguments of a step, its clock and its cases."""
+
+    def __init__(self) -> None:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--device", default="cuda")
+        parser.add_argument("--shape", default="0.6B")
+        parser.add_argument("--limit-s", type=float, default=120.0)
+        given = parser.parse_args()
+        self.device: str = given.device
+        self.shape: str = given.shape
+        self.is_cuda = self.device.startswith("cuda")
+        self.is_tiny = self.shape == "tiny"
+        self._limit_s: float = given.limit_s
+        self._began = time.monotonic()
+
+    @property
+    def has_time(self) -> bool:
+        """True if a further case may begin."""
+        return time.monotonic() - self._began < self._limit_s
+
+    def case(self, name: str, work: Callable[[], Mapping[str, Any]], **about: Any) -> None:
+        """Runs a case and prints its results, or its error, as a line of JSON."""
+        line: dict[str, Any] = {"case": name, **about}
+        if not self.has_time:
+            print(json.dumps({**line, "skipped": "no time is left"}), flush=True)
+            return
+        try:
+            line |= work()
+        except Exception as error:  # noqa: BLE001  the boundary of a case: the others are measured nevertheless
+            line |= {
+                "error": f"{type(error).__name__}: {error}"[:700],
+                "where": traceback.format_exc().splitlines()[-5:],
+            }
+        print(json.dumps(line, default=str), flush=True)
+        gc.collect()
+        if self.is_cuda:
+            with suppress(RuntimeError):  # of a kernel that failed: no further case of the process can run, and says so
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+
+    def sync(self) -> None:
+        """Waits for the GPU."""
+        if self.is_cuda:
+            torch.cuda.synchronize()
+
+    def seconds(self, work: Callable[[], object], repeats: int = 3, warmup: int = 1) -> float:
+        """Returns the median seconds of some calls, after others that are not counted."""
+        found = []
+        for number in range(repeats + warmup):
+            self.sync()
+            started = time.perf_counter()
+            work()
+            self.sync()
+            found.append(time.perf_counter() - started)
+            if number < warmup:
+                found.clear()
+        return statistics.median(found)
+
+    def peak_gb(self) -> float | None:
+        """Returns the most memory of the GPU in use since the last call or case."""
+        if not self.is_cuda:
+            return None
+        peak = torch.cuda.max_memory_allocated() / 1e9
+        torch.cuda.reset_peak_memory_stats()
+        return round(peak, 2)
+
+    def kernels(self, work: Callable[[], object]) -> dict[str, Any]:
+        """Returns the kernels of a call: how many, how long the GPU was busy, and which took longest."""
+        from torch.profiler import ProfilerActivity, profile
+
+        if not self.is_cuda:
+            return {}
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            work()
+            self.sync()
+        events = profiler.key_averages()
+        found = [event for event in events if str(event.device_type).endswith("CUDA")]
+        found.sort(key=lambda event: -event.self_device_time_total)
+        busy_s = sum(event.self_device_time_total for event in found) / 1e6
+        top = [(event.key[:60], event.count, round(event.self_device_time_total / 1e3, 2)) for event in found[:24]]
+        return {"kernels": sum(event.count for event in found), "gpu_busy_s": round(busy_s, 4), "top_ms": top}
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of what the measurements depend on."""
+    found = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    for name in ("transformers", "triton", "liger_kernel", "sglang", "vllm", "trl"):
+        try:
+            found[name] = __import__(name).__version__
+        except Exception as error:  # noqa: BLE001  a broken library is told, not used
+            found[name] = f"no ({type(error).__name__})"
+    return found

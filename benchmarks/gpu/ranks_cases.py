@@ -1,0 +1,59 @@
+"""Measures a learner of one rank in a process group: FSDP2 beside the plain path, its memory, and offload."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from probe_case import PEAK_FLOPS, Probe, Workload, make_learner, make_model
+
+from agentgym.trainers.parallel.ranks import Ranks
+from agentgym.trainers.settings.fsdp import FsdpConfig
+
+
+def train(probe: Probe, config: FsdpConfig | None, **settings: Any) -> dict[str, Any]:
+    """Takes two steps, and collects weights and state; `config` None is a learner without ranks."""
+    work, on_cpu = Workload("single", probe.shape), config is not None and config.cpu_offload
+    batch, model = work.batch(), make_model(probe.shape, "cpu" if on_cpu else probe.device, torch.float32)
+    if config is None:
+        learner = make_learner(model, device=probe.device, dtype="float32", micro_batch_tokens=8192)
+    else:
+        sharded = Ranks(config, "cuda" if probe.is_cuda else "cpu").shard(model)
+        learner = make_learner(sharded, dtype="float32", fsdp=config, **settings)
+    stats = learner.update(batch)
+    found = {"loss": stats.loss, "grad_norm": stats.grad_norm, "peak_gb": probe.peak_gb()}
+    seconds = probe.seconds(lambda: learner.update(batch), 1, 0)
+    found |= {"seconds": round(seconds, 3), "mfu": round(work.step_flops(model.config) / seconds / PEAK_FLOPS, 4)}
+    if config is not None:
+        taken = probe.seconds(lambda: [tensor.cpu() for _, tensor in learner.weights()], 1, 0)
+        found |= {"weights_s": round(taken, 2), "weights_peak_gb": probe.peak_gb()}
+        found |= {"state_s": round(probe.seconds(learner.state_dict, 1, 0), 2), "state_peak_gb": probe.peak_gb()}
+    return found
+
+
+def main() -> None:
+    """Runs the cases."""
+    probe = Probe()
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29533")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if probe.is_cuda else "gloo", rank=0, world_size=1)
+    cases: dict[str, tuple[FsdpConfig | None, dict[str, Any]]] = {
+        "no ranks, float32": (None, {}),
+        "fsdp, float32": (FsdpConfig(), {"micro_batch_tokens": 8192}),
+        "fsdp, bfloat16": (FsdpConfig(param_dtype="bfloat16"), {}),
+        "fsdp, bfloat16, recomputing": (
+            FsdpConfig(param_dtype="bfloat16", gradients="sharded"),
+            {"activation_checkpointing": True},
+        ),
+    }
+    if probe.is_cuda:
+        cases["fsdp, bfloat16, offload"] = FsdpConfig(param_dtype="bfloat16", cpu_offload=True), {}
+    for name, (config, settings) in reversed(cases.items()):
+        probe.case("ranks", lambda config=config, settings=settings: train(probe, config, **settings), what=name)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Measures the in-process engine: its steps by how they attend and are launched, and replies by concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from probe_case import Probe, make_model
+
+from agentgym.engines.local.compiled_step import make_step
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.local.kv_cache import SlotCache
+from agentgym.engines.local.rows import Rows
+from agentgym.engines.local.sampling import draw
+from agentgym.engines.local.step import StepRunner
+from agentgym.engines.protocol import Sampling
+
+
+def plain_runner(model: Any, cache: SlotCache) -> StepRunner:
+    """Returns the step that attends by products of torch, without kernels of its own."""
+    runner = StepRunner(model, cache)
+    runner._attends_compiled = False
+    return runner
+
+
+def measure_steps(probe: Probe) -> None:
+    """Measures single steps: all slots, every second, one long among short ones, prompts."""
+    model = make_model(probe.shape, probe.device)
+    num_slots, window = (16, 512) if probe.is_tiny else (128, 2048)
+    cache = SlotCache(model, num_slots, window)
+    every, half, first = np.arange(num_slots), np.arange(0, num_slots, 2), np.zeros(1, np.int64)
+    mixed_N = np.full(num_slots, window // 8)
+    mixed_N[-1] = window - 100
+    steps = {
+        f"decode 1 at {window // 2}": Rows(first, first + window // 2, 1, (), first),
+        f"decode {num_slots} at {window // 2}": Rows(every, every * 0 + window // 2, num_slots, (), every),
+        f"decode every second of {num_slots}": Rows(half, half * 0 + window // 2, len(half), (), np.arange(len(half))),
+        f"decode {num_slots} at {window // 8}, one at {window - 100}": Rows(every, mixed_N, num_slots, (), every),
+    }
+    for length in (128,) if probe.is_tiny else (512, 1024):
+        at_N = np.arange(length)
+        steps[f"prompt of {length}"] = Rows(at_N * 0, at_N, 0, ((0, 0, length),), at_N[-1:])
+        steps[f"prompt of {length} after {window // 2 - 1}"] = Rows(
+            at_N * 0, at_N + window // 2 - 1, 0, ((0, window // 2 - 1, length),), at_N[-1:]
+        )
+    runners = {
+        "as it comes": make_step(model, cache, compiles=False, required=False),
+        "kernels": StepRunner(model, cache),
+        "plain": plain_runner(model, cache),
+    }
+    found: dict[str, torch.Tensor] = {}
+    for side, runner in runners.items():
+        generator = torch.Generator(device=probe.device).manual_seed(0)
+        for kv in cache.kv:
+            kv.normal_(generator=generator)
+        for name, rows in steps.items():
+
+            def step(name: str = name, rows: Rows = rows, runner: Any = runner, side: str = side) -> dict[str, Any]:
+                def work() -> torch.Tensor:
+                    with torch.inference_mode():
+                        return runner.forward(rows)
+
+                logp_RV = work().float().log_softmax(-1).clone()
+                reference = found.setdefault(name, logp_RV)
+                result = {
+                    "ms": round(probe.seconds(work, 5, 1) * 1e3, 2),
+                    "differs_by": float((logp_RV - reference).abs().max()),
+                }
+                return result | ({} if side == "plain" else probe.kernels(work))
+
+            probe.case("step", step, what=name, how=side, shape=probe.shape, slots=num_slots, window=window)
+    logits_RV = torch.randn(num_slots, model.vocab_size, device=probe.device, dtype=torch.bfloat16)
+    ones = np.ones(num_slots, np.float32)
+
+    def sample() -> dict[str, Any]:
+        def work() -> object:
+            return draw(logits_RV, ones / 2, ones, np.zeros(num_slots, np.int64), ones)[0].cpu()
+
+        return {"ms": round(probe.seconds(work, 5) * 1e3, 2)} | probe.kernels(work)
+
+    probe.case("draw", sample, rows=num_slots, shape=probe.shape)
+
+
+def measure_replies(probe: Probe) -> None:
+    """Measures whole replies, and prompts with a reply of one token."""
+    model = make_model(probe.shape, probe.device)
+    num_slots, window, reply = (16, 512, 16) if probe.is_tiny else (128, 2048, 256)
+    random = np.random.default_rng(0)
+
+    async def play(engine: LocalEngine, count: int, prompt: int, num_tokens: int) -> dict[str, Any]:
+        prompts = [random.integers(0, model.vocab_size, prompt).tolist() for _ in range(count)]
+        before, started = engine.num_steps, time.perf_counter()
+        await asyncio.gather(
+            *(
+                engine.generate(ids, Sampling(max_tokens=num_tokens, temperature=1.0, seed=i), session=f"{started}-{i}")
+                for i, ids in enumerate(prompts)
+            )
+        )
+        seconds, steps = time.perf_counter() - started, engine.num_steps - before
+        return {
+            "sampled_per_s": round(count * num_tokens / seconds),
+            "prompt_tokens_per_s": round(count * prompt / seconds),
+            "ms_per_step": round(seconds / steps * 1e3, 2),
+            "steps": steps,
+        }
+
+    async def every() -> None:
+        engine = LocalEngine(model, LocalEngineConfig(num_slots=num_slots, window=window, max_step_tokens=2048))
+        await engine.prepare()
+        await play(engine, num_slots, 32, 4)
+        jobs = [(count, 32, reply) for count in (1, 8, num_slots // 2, num_slots)]
+        for count, prompt, num_tokens in [*jobs, (1, window // 2, 1), (8, window // 2, 1)]:
+            if probe.has_time:
+                found = await play(engine, count, prompt, num_tokens)
+                about = {"concurrency": count, "prompt": prompt, "reply": num_tokens, "shape": probe.shape}
+                probe.case("replies", lambda found=found: found, **about)
+        await engine.close()
+
+    asyncio.run(every())
+
+
+def main() -> None:
+    """Runs the cases."""
+    probe = Probe()
+    probe.case("replies of an engine", lambda: measure_replies(probe) or {}, shape=probe.shape)
+    probe.case("single steps", lambda: measure_steps(probe) or {}, shape=probe.shape)
+
+
+if __name__ == "__main__":
+    main()
