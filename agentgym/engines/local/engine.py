@@ -216,7 +216,10 @@ class LocalEngine:
     # Everything below runs on the worker thread only.
 
     def _work(self) -> None:
-        if self._threads is not None and self.model.embed.device.type == "cpu":
+        device = self.model.embed.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # on which Triton launches its kernels
+        elif self._threads is not None and device.type == "cpu":
             torch.set_num_threads(self._threads)
         while not self._closed:
             self._take_inbox()

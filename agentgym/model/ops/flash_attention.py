@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -54,14 +55,17 @@ class AttentionLevel:
 
 
 def is_flash_attention(q_RHD: Tensor, v_NKD: Tensor) -> bool:
-    """Returns whether `flash_attention` can compute these queries and values: in half precision on a GPU."""
+    """Returns whether `flash_attention` can compute these queries and values: in half precision on a GPU of NVIDIA.
+
+    It needs torch 2.10.
+    """
     width = q_RHD.shape[-1]
-    return (
-        q_RHD.is_cuda and q_RHD.dtype in _HALF and width == v_NKD.shape[-1] and width % 8 == 0 and width <= _MAX_WIDTH
-    )
+    fits = width == v_NKD.shape[-1] and width % 8 == 0 and width <= _MAX_WIDTH
+    return _HAS_KERNEL and q_RHD.is_cuda and q_RHD.dtype in _HALF and fits
 
 
 _HALF = (torch.bfloat16, torch.float16)
+_HAS_KERNEL = find_spec("torch.nn.attention.varlen") is not None and torch.version.hip is None
 
 
 def flash_attention(
