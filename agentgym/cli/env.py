@@ -9,7 +9,6 @@ from functools import partial
 import gymnasium
 
 from agentgym.cli.groups import Subcommand, run_group, run_module
-from agentgym.cli.new import run_new
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.adapters.namespaces import NAMESPACES
@@ -40,11 +39,15 @@ def main(args: Sequence[str]) -> int:
         "list": Subcommand("show the environments, their difficulty and their tools", _list),
         "check": Subcommand("play an environment and report what is wrong with it", partial(run_module, "env_check")),
         "serve": Subcommand("serve an environment over OpenEnv's protocol", partial(run_module, "env_serve")),
-        "new": Subcommand(
-            "write a small environment and its test, to start from", partial(run_new, "env", prog="agentgym env new")
-        ),
+        "new": Subcommand("write a small environment and its test, to start from", _new),
     }
     return run_group("env", args, commands)
+
+
+def _new(args: Sequence[str]) -> int:
+    from agentgym.cli.new import run_new
+
+    return run_new("env", args, prog="agentgym env new")
 
 
 def _list(args: Sequence[str]) -> int:

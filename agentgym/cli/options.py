@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import TypeVar, Union, cast, get_args, get_origin, get_type_hints
-
-import tyro
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from agentgym.cli.short_help import option_docs, short_help
 from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.settings import replaced_by
 from agentgym.types import JSON
+
+if TYPE_CHECKING:  # loaded where there is something to read: a command without options need not wait for it
+    import tyro
 
 __all__ = [
     "env_as_argument",
@@ -55,6 +56,10 @@ def parse_options(
         raise SystemExit(0)
     full_help = "--help-all" if shown else "--help"
     args = ["--help" if arg == full_help else arg for arg in args]
+    if not args and default is None and not any(map(_is_required, fields(cast(Any, options)))):
+        return options()
+    import tyro
+
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -64,7 +69,7 @@ def parse_options(
                 prog=prog,
                 return_unknown_args=True,
                 default=default,
-                registry=REGISTRY,
+                registry=_registry(),
             )
     except SystemExit as stop:
         if stop.code in (0, None):
@@ -80,15 +85,27 @@ def parse_options(
     return cast(T, values)
 
 
-REGISTRY = tyro.constructors.ConstructorRegistry()
+@cache
+def _registry() -> tyro.constructors.ConstructorRegistry:
+    import tyro
+
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.struct_rule(_settings)
+    registry.primitive_rule(_keywords)
+    return registry
 
 
-@REGISTRY.struct_rule
+def _is_required(setting: Field[object]) -> bool:
+    return setting.default is MISSING and setting.default_factory is MISSING
+
+
 def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
     """Describes a dataclass of settings to tyro, with help as wide as the terminal.
 
     tyro's own help keeps the line breaks of indented docstrings.
     """
+    import tyro
+
     if not is_dataclass(info.type):
         return None
     docs = cache(partial(option_docs, info.type))  # read where help is shown, and nowhere else
@@ -116,10 +133,11 @@ def _default(setting: Field[object], given: object) -> object:
         return getattr(given, setting.name)
     if setting.default is not MISSING:
         return setting.default
+    import tyro
+
     return tyro.MISSING if setting.default_factory is MISSING else setting.default_factory()
 
 
-@REGISTRY.primitive_rule
 def _keywords(
     info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec[Mapping[str, JSON] | None] | None:
@@ -127,6 +145,8 @@ def _keywords(
 
     The names are keywords, unless the values are weights (float).
     """
+    import tyro
+
     is_union = get_origin(info.type) in (Union, UnionType)
     kinds = [kind for kind in get_args(info.type) if kind is not NoneType] if is_union else [info.type]
     if [get_origin(kind) for kind in kinds] != [Mapping]:
@@ -263,9 +283,11 @@ def _initials(option: str) -> str:
 
 def _known_options(options: type[object], prog: str) -> list[str]:
     """Returns the options of `prog`, in the order in which its help shows them."""
+    import tyro
+
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        tyro.cli(options, args=["--help"], prog=prog, registry=REGISTRY)
+        tyro.cli(options, args=["--help"], prog=prog, registry=_registry())
     return list(dict.fromkeys(name.replace("_", "-") for name in OPTION.findall(shown.getvalue())))
 
 

@@ -12,7 +12,6 @@ from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -83,8 +82,11 @@ def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[[str], 
     if not sys.stderr.isatty():
         yield _PlainProgress(label, total, done)
         return
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=_console(sys.stderr), transient=True) as bar:
+    from rich import progress as bars  # the slowest part of rich to load, and only for this
+
+    counts = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
+    columns = (bars.TextColumn(label), *counts, bars.TextColumn("{task.fields[note]}"))
+    with bars.Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
         task = bar.add_task(label, total=total, completed=done, note="")
         yield lambda note: bar.update(task, advance=1, note=note)
 
