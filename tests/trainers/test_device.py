@@ -55,3 +55,9 @@ def test_a_device_that_is_not_there_is_named_before_the_run_has_a_folder(tmp_pat
 def test_the_devices_of_a_cluster_are_not_those_of_one_process() -> None:
     with pytest.raises(ConfigError, match=r"gpus_per_learner and learner\.fsdp\.param_dtype"):
         TrainConfig(env="TextGame-v0", executor="ray", learner=LearnerConfig(dtype="bfloat16"))
+
+
+def test_a_gpu_learns_in_bfloat16_unless_another_type_is_given() -> None:
+    assert LearnerConfig().dtype == "float32"
+    assert [LearnerConfig(device=device).dtype for device in ("cuda", "cuda:1")] == ["bfloat16", "bfloat16"]
+    assert LearnerConfig(device="cuda", dtype="float32").dtype == "float32"

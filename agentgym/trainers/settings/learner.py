@@ -54,9 +54,10 @@ class LearnerConfig:
     device: str = "cpu"
     """The device on which a run in one process keeps the model, learns and, with engine local, samples: `cpu`, `cuda`,
     `cuda:1`. On a cluster, ray.gpus_per_learner and ray.gpus_per_engine set it."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """The type in which a run in one process keeps the model, learns and samples. With bfloat16 the optimizer steps on
-    float32 copies; gradients and logprobs are float32 either way. On a cluster, fsdp.param_dtype sets it."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The type in which a run in one process keeps the model, learns and samples; `auto` is bfloat16 on a GPU, where
+    float32 takes several times as long, and float32 on a CPU. With bfloat16 the optimizer steps on float32 copies;
+    gradients and logprobs are float32 either way. On a cluster, fsdp.param_dtype sets it."""
     threads: int | None = None
     """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. With
     several ranks, each computes in one thread, with torch's own settings."""
@@ -73,6 +74,8 @@ class LearnerConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def __post_init__(self) -> None:
+        if self.dtype == "auto":
+            object.__setattr__(self, "dtype", "bfloat16" if self.device.startswith("cuda") else "float32")
         for name in ("epochs", "minibatches", "micro_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
