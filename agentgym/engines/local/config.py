@@ -17,7 +17,7 @@ class LocalEngineConfig:
     """Requests that run at once; between its turns a session keeps its slot until another one needs it. None is 128, or
     as many as fit into half of the free memory."""
     window: int | None = None
-    """Tokens of prompt and reply together; None is the model's context window."""
+    """Tokens of prompt and reply together; None is the model's context window, or in training limits.context_window."""
     max_step_tokens: int = 512
     """Tokens computed in one step; a longer prompt is read over several steps, while others continue sampling."""
     keep_idle_s: float = 0.5
@@ -30,8 +30,8 @@ class LocalEngineConfig:
     """Runs each step of a model of transformers as one graph made by `torch.compile`, on CPU in float32, which takes
     30 s the first time and 6 s later. None compiles models under 20 million parameters if a C++ compiler is found, but
     no mixtures of experts and none that keep a state; if compiling fails, a warning gives the reason and the steps run
-    uncompiled. The step of the fast decoder is compiled C++ anyway, if a compiler is found: True requires it. On a GPU it
-    runs as CUDA graphs, if Triton is installed, and the step of a model of transformers uncompiled."""
+    uncompiled. The step of the fast decoder is compiled C++ anyway, if a compiler is found: True requires it. On a GPU
+    it runs as CUDA graphs, if Triton is installed, and the step of a model of transformers uncompiled."""
 
     record_experts: bool = False
     """Reports the experts of a mixture that computed each token, which the learner then computes it with;

@@ -97,7 +97,7 @@ class _InnerLocal:
 
     def __init__(self, part: Part) -> None:
         self._model = load_policy(part.folder, backend=part.config.model_backend)
-        self.engine = LocalEngine(self._model, local_settings(part.config), version=part.version)
+        self.engine = LocalEngine(self._model, local_settings(part.config, self._model), version=part.version)
         self.dtype = "float32"
 
     async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:

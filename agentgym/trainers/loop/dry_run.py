@@ -21,7 +21,7 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.loop.run_tasks import open_tasks
 from agentgym.trainers.loop.token_budget import with_token_budget
-from agentgym.trainers.parts.engine import check_model_settings, load_model
+from agentgym.trainers.parts.engine import check_model_settings, engine_window, load_model
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import apportion
 from agentgym.types import JSON, Message, Task
@@ -49,12 +49,14 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     else:
         tasks = [Task(choice.env, config.seed, kwargs=kwargs) for choice in choices for kwargs in choice.variants]
     prompt = max(_prompt_tokens(task, renderer) for task in tasks)
-    window = min(config.limits.context_window or model.context_window, model.context_window)
+    window = engine_window(config, model)
+    window = min(window, config.limits.context_window or window)
     if prompt + 1 > window:
         raise ConfigError(f"the first prompt has {prompt} tokens, the window only {window}: nothing could be sampled")
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    num_slots = config.local.num_slots or fitting_slots(model, window)
-    cache = 2 * num_slots * window * sum(kv.num_heads * kv.width for kv in model.kv_shapes)
+    reserved = engine_window(config, model)
+    num_slots = config.local.num_slots or fitting_slots(model, reserved)
+    cache = 2 * num_slots * reserved * sum(kv.num_heads * kv.width for kv in model.kv_shapes)
     threads = config.learner.threads or 2
     activations = threads * max(config.learner.micro_batch_tokens, window) * _activations_per_token(model)
     learner, ahead = config.learner, config.max_staleness > 0

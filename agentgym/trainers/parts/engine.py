@@ -24,7 +24,7 @@ from agentgym.model.published_weights import Weights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.settings.router import RouterConfig
 
-__all__ = ["check_model_settings", "load_model", "open_engine", "open_servers", "weights_for"]
+__all__ = ["check_model_settings", "engine_window", "load_model", "open_engine", "open_servers", "weights_for"]
 
 
 def load_model(folder: Path, config: TrainConfig) -> LanguageModel:
@@ -47,9 +47,18 @@ def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
         raise ConfigError("learner.head_kernel liger does not cap logits as this model does: leave it out")
 
 
-def local_settings(config: TrainConfig) -> LocalEngineConfig:
+def engine_window(config: TrainConfig, model: LanguageModel) -> int:
+    """The tokens of a slot of the in-process engine: those of an episode's row, or of the model if that is unlimited.
+
+    A model's window may be forty times as long, and a GPU reserves memory for all of it.
+    """
+    return config.local.window or min(config.limits.context_window or model.context_window, model.context_window)
+
+
+def local_settings(config: TrainConfig, model: LanguageModel) -> LocalEngineConfig:
     """The settings of a run's in-process engine: the experts that its learner replays are recorded."""
-    return replace(config.local, record_experts=config.local.record_experts or config.learner.router.replay)
+    records = config.local.record_experts or config.learner.router.replay
+    return replace(config.local, window=engine_window(config, model), record_experts=records)
 
 
 async def open_engine(
@@ -62,7 +71,7 @@ async def open_engine(
     """
     if config.engine == "local":
         sampled = copy.deepcopy(model).requires_grad_(False) if config.max_staleness else model
-        return LocalEngine(sampled, local_settings(config), version=version)
+        return LocalEngine(sampled, local_settings(config, model), version=version)
     return await open_servers(config, model_folder, version=version, log_folder=log_folder)
 
 

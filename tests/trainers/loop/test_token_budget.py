@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -13,14 +14,17 @@ from typing import Any
 import pytest
 import yaml
 
+from agentgym.embedded import embedded_folder
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.evaluation import EvalConfig, evaluate
 from agentgym.evaluation.play.evaluate import open_evaluation
+from agentgym.model.model_folder import load_decoder
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.dry_run import describe_plan
 from agentgym.trainers.loop.token_budget import with_token_budget
+from agentgym.trainers.parts.engine import open_engine
 from agentgym.trainers.tasks.practice import PracticeConfig
 
 Train = Callable[..., Any]
@@ -54,6 +58,25 @@ def test_the_longest_replies_of_a_mix_decide() -> None:
 def test_the_plan_names_the_most_tokens_of_a_reply() -> None:
     plan = {name: number for name, number, _ in describe_plan(TrainConfig(env="TextGame-v0"))}
     assert plan["most tokens per reply"] == 256
+
+
+@pytest.mark.parametrize(
+    ("limit", "given", "window"), [(None, None, 1024), (300, None, 300), (9999, None, 1024), (300, 200, 200)]
+)
+def test_the_engine_reserves_no_more_tokens_than_an_episode_may_have(
+    limit: int | None, given: int | None, window: int, tmp_path: Path
+) -> None:
+    local = LocalEngineConfig(window=given, num_slots=4)
+    config = TrainConfig(env="TextGame-v0", limits=Limits(context_window=limit), local=local)
+    model = load_decoder(embedded_folder())
+    assert model.context_window == 1024
+
+    async def reserved() -> int:
+        engine = await open_engine(config, model, embedded_folder(), version=0, log_folder=tmp_path)
+        await engine.close()
+        return engine.context_window
+
+    assert asyncio.run(reserved()) == window
 
 
 @pytest.mark.slow
