@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,9 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from agentgym.embedded import embedded_folder
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.sglang.engine import SglangConfig
+from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import ConfigError
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.parts import engine as parts
 from agentgym.trainers.settings.learner import LearnerConfig
 
 PROGRAM = Path(__file__).parent / "device_process.py"
@@ -61,3 +67,23 @@ def test_a_gpu_learns_in_bfloat16_unless_another_type_is_given() -> None:
     assert LearnerConfig().dtype == "float32"
     assert [LearnerConfig(device=device).dtype for device in ("cuda", "cuda:1")] == ["bfloat16", "bfloat16"]
     assert LearnerConfig(device="cuda", dtype="float32").dtype == "float32"
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize(
+    ("learned", "given", "served"),
+    [("float32", "auto", "float32"), ("bfloat16", "auto", "bfloat16"), ("bfloat16", "float16", "float16")],
+)
+def test_a_server_is_launched_in_the_type_of_the_learner_unless_it_has_another(
+    engine: str, learned: Any, given: str, served: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launched: list[str] = []
+
+    async def open_server(settings: ServerConfig, *_: object, **__: object) -> None:
+        launched.append(settings.weights_dtype)
+
+    monkeypatch.setattr(parts, f"open_{engine}", open_server)
+    settings: dict[str, Any] = {engine: {"sglang": SglangConfig, "vllm": VllmConfig}[engine](dtype=given)}
+    config = TrainConfig(env="TextGame-v0", engine=engine, learner=LearnerConfig(dtype=learned), **settings)
+    asyncio.run(parts.open_servers(config, embedded_folder(), version=0, log_folder=tmp_path))
+    assert launched == [served]

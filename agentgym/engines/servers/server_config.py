@@ -30,9 +30,9 @@ class ServerConfig:
     """The interpreter that has the server's library; empty is the one that runs agentgym."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """The device of launched servers; `auto` is a GPU if there is one."""
-    dtype: str = "float32"
-    """The dtype of a launched server's weights: `float32`, `bfloat16`, `float16`. The trainer's own gives the least
-    mismatch."""
+    dtype: str = "auto"
+    """The dtype of a launched server's weights: `float32`, `bfloat16`, `float16`. `auto` is that of the learner, which
+    gives the least mismatch, or float32 where nothing is trained."""
     server_args: tuple[str, ...] = ()
     """Further arguments of the server's command."""
     ready_s: float = 900.0
@@ -40,6 +40,11 @@ class ServerConfig:
     log_folder: str = ""
     """The folder for the logs of launched servers; empty is a new temporary folder."""
     serving: ServingSettings = field(default_factory=ServingSettings)
+
+    @property
+    def weights_dtype(self) -> str:
+        """The dtype that a server is launched with."""
+        return "float32" if self.dtype == "auto" else self.dtype
 
     def __post_init__(self) -> None:
         if self.replicas < 1:

@@ -114,7 +114,7 @@ async def launch_vllm(config: VllmConfig, model_folder: Path | None) -> list[Ser
 def vllm_command(config: VllmConfig, model_folder: Path, port: int) -> list[str]:
     """Returns the command of one server."""
     words = [config.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    words += ["--model", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.dtype]
+    words += ["--model", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.weights_dtype]
     words += ["--uvicorn-log-level", "warning", *_WORDS]
     words += _CPU_WORDS if serving_device(config.device) == "cpu" else []
     return [*words, *config.server_args]

@@ -82,12 +82,15 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
             f"{str(model_folder)!r} has quantized weights ({method}), which a server would keep: sample with --engine"
             " local, or give a model in bfloat16"
         )
+    trained = config.learner.fsdp.param_dtype or config.learner.dtype
     if config.engine == "sglang":
-        sglang = replace(config.sglang, log_folder=config.sglang.log_folder or str(log_folder))
+        dtype = trained if config.sglang.dtype == "auto" else config.sglang.dtype
+        sglang = replace(config.sglang, dtype=dtype, log_folder=config.sglang.log_folder or str(log_folder))
         if config.learner.router.replay:
             sglang = replace(sglang, serving=replace(sglang.serving, record_experts=True))
         return await open_sglang(sglang, model_folder, version=version)
-    vllm = replace(config.vllm, log_folder=config.vllm.log_folder or str(log_folder))
+    dtype = trained if config.vllm.dtype == "auto" else config.vllm.dtype
+    vllm = replace(config.vllm, dtype=dtype, log_folder=config.vllm.log_folder or str(log_folder))
     return await open_vllm(vllm, model_folder, version=version)
 
 
