@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 _SMALL_MODEL = 20_000_000  # parameters; below it calling operators is much of the work: a compiled graph is best
 _PACKED_PART = 8  # weights are kept in a second order too if they are at most this part of the machine's memory
 _CLOSING_S = 0.005  # between two checks that the worker has ended
+_GPU_PRODUCTS = "a GPU multiplies other numbers of rows by other kernels"
 _CLOSED = "the local engine is closed; make a new one"
 _RELEASED = -1  # replaces the weights' mark: a step before new weights fails, and reads nothing
 _Delivery = tuple[SamplingRequest, "Completion | EngineError"]
@@ -270,7 +271,8 @@ class LocalEngine:
         if sum(parameter.nbytes for parameter in self._parameters) * _PACKED_PART <= total_memory():
             keep_packed(self._parameters)  # compiles the kernel, which may take long
         runner = make_step(self.model, self._cache, compiles=self.compiles, required=bool(self.config.compile))
-        for finding in batch_invariance_findings(runner):
+        on_gpu = self.model.embed.device.type == "cuda"
+        for finding in [_GPU_PRODUCTS] if on_gpu else batch_invariance_findings(runner):
             _log.warning("replies may depend on what else is in flight: %s", finding)
         return SplitStep(runner, self._num_parts)
 
