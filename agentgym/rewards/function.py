@@ -14,6 +14,7 @@ from agentgym.loading import Wanted, is_place, load_named
 from agentgym.rewards.registry import REWARDS
 from agentgym.rewards.reply import ground_truth, whole_reply
 from agentgym.rewards.reward import InvalidReward
+from agentgym.rewards.trl_form import call_trl_reward, is_trl_reward, trl_reward_with_settings
 from agentgym.settings import settings_of, with_settings
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
@@ -21,7 +22,8 @@ from agentgym.types import JSON
 __all__ = ["RewardCall", "RewardFunction", "find_reward"]
 
 RewardFunction: TypeAlias = Callable[..., object]
-"""`(trajectory, task)`, `(trajectories, tasks)`, or verl's `(data_source, solution_str, ground_truth, extra_info)`.
+"""`(trajectory, task)`, `(trajectories, tasks)`, verl's `(data_source, solution_str, ground_truth, extra_info)`, or
+TRL's `(prompts, completions, **columns)`.
 
 Sync or async; keyword-only parameters are settings. It returns a value for `read_reward`, or a sequence of those."""
 
@@ -31,6 +33,7 @@ WANTED = Wanted(
     new="`agentgym new reward NAME` writes a reward function to start from",
 )
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+_NOT_GIVEN = ("env", "environment", "environments", "envs")
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -41,6 +44,7 @@ class Form(StrEnum):
     BATCH = "(trajectories, tasks)"
     VERL = "verl's (data_source, solution_str, ground_truth, extra_info)"
     VERL_BATCH = "verl's (data_sources, solution_strs, ground_truths, extra_infos)"
+    TRL = "TRL's (prompts, completions, **columns)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,13 @@ class RewardCall:
     @property
     def together(self) -> bool:
         """True if it scores the episodes of a step in one call."""
-        return self.form in (Form.BATCH, Form.VERL_BATCH)
+        return self.form in (Form.BATCH, Form.VERL_BATCH, Form.TRL)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> object:
         """Returns the function's result, or a coroutine; without `together`, `trajectories` contains one."""
         tasks = [trajectory.task for trajectory in trajectories]
+        if self.form is Form.TRL:
+            return call_trl_reward(self.name, self.function, trajectories)
         if self.form is Form.BATCH:
             return self.function(list(trajectories), tasks)
         if self.form is Form.EPISODE:
@@ -134,20 +140,29 @@ def _form(name: str, function: RewardFunction, batch: bool) -> Form:
         return Form.VERL
     if {f"{part}s" for part in VERL[:3]} <= set(names):
         return Form.VERL_BATCH
+    if is_trl_reward(function):
+        return Form.TRL
     try:
         inspect.signature(function).bind(*range(2), **dict.fromkeys(settings_of(function)))
     except TypeError:
         raise ConfigError(
-            f"reward {name!r} takes {Form.EPISODE}, {Form.BATCH} or {Form.VERL}, and settings after a `*`; "
-            f"this is {_signature(function)}"
+            f"reward {name!r} takes {Form.EPISODE}, {Form.BATCH}, {Form.VERL} or {Form.TRL}, and settings after a `*`;"
+            f" this is {_signature(function)}"
         ) from None
     positional = [parameter.name for parameter in parameters.values() if parameter.kind in POSITIONAL]
+    if stray := [parameter for parameter in positional if parameter in _NOT_GIVEN]:
+        raise ConfigError(
+            f"reward {name!r} takes {stray[0]!r}, which no reward is given: it may be scored when its environment is"
+            f" closed, in another process. It takes {Form.EPISODE}; what only an environment knows is its own reward"
+        )
     if batch and positional[:1] == ["trajectory"]:
         raise ConfigError(f"reward {name!r} takes one trajectory: without manner=batch it is called once an episode")
     return Form.BATCH if batch or positional[:1] == ["trajectories"] else Form.EPISODE
 
 
 def _with_settings(name: str, function: RewardFunction, settings: Mapping[str, object], form: Form) -> RewardFunction:
+    if form is Form.TRL:
+        return trl_reward_with_settings(name, function, settings)
     if form in (Form.VERL, Form.VERL_BATCH):
         return _verl_with_settings(name, function, settings)
     parameters = inspect.signature(function).parameters

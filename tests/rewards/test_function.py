@@ -100,6 +100,49 @@ def test_verls_functions_see_the_reasoning_as_it_was_written(episode: Make) -> N
     assert said == ["<think>6 * 7</think>42"]
 
 
+def test_trls_functions_are_taken_as_they_are(episode: Make) -> None:
+    def accuracy(completions: list[Any], solution: list[str], **columns: Any) -> list[float]:
+        texts = [completion[-1]["content"] for completion in completions]
+        assert columns["prompts"][0][-1] == {"role": "user", "content": "Six times seven?"}
+        assert [len(ids) for ids in columns["completion_ids"]] == [2, 2]
+        assert columns["level"] == [3, 5]
+        return [float(text == truth) for text, truth in zip(texts, solution, strict=True)]
+
+    played = [
+        episode(reply, truth="42", options={"extra_info": {"level": level}}) for reply, level in (("42", 3), ("41", 5))
+    ]
+    call = RewardCall.of(accuracy, {})
+    assert call.together
+    assert call(played) == [1.0, 0.0]
+
+
+def test_columns_and_settings_of_trls_functions_are_asked_for_by_name(episode: Make) -> None:
+    def length(completions: list[Any], target: list[int], weight: float = 1.0) -> list[float]:
+        return [weight * (len(said[0]["content"]) == goal) for said, goal in zip(completions, target, strict=True)]
+
+    played = [episode("abc", options={"extra_info": {"target": 3}})]
+    assert RewardCall.of(length, {"weight": 2.0})(played) == [2.0]
+    with pytest.raises(ConfigError, match="did you mean 'weight'"):
+        RewardCall.of(length, {"wieght": 2.0})
+    with pytest.raises(InvalidReward, match="takes a column 'target', and the tasks have: answer, ground_truth"):
+        RewardCall.of(length, {})([episode("abc", truth=3)])
+
+
+def test_a_turn_of_tools_is_part_of_trls_completion(episode: Make) -> None:
+    def roles(prompts: list[Any], completions: list[Any]) -> list[str]:
+        return [" ".join(message["role"] for message in completion) for completion in completions]
+
+    assert RewardCall.of(roles, {})([episode("b", replies=["a"])]) == ["assistant user assistant"]
+
+
+@pytest.mark.parametrize("parameter", ["env", "environment"])
+def test_a_function_that_wants_the_environment_is_refused(parameter: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def wants(trajectory, {parameter}): return 1.0", scope)
+    with pytest.raises(ConfigError, match=f"takes '{parameter}', which no reward is given"):
+        RewardCall.of(scope["wants"], {})
+
+
 @pytest.mark.parametrize("wrong", [lambda trajectory: 1.0, lambda: 1.0, lambda a, b, c: 1.0])
 def test_other_signatures_are_refused(wrong: Callable[..., float]) -> None:
     with pytest.raises(ConfigError, match=r"takes \(trajectory, task\)"):
