@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,8 +40,17 @@ class PolicyOptimizer:
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
         warm = min(1.0, (self.num_steps + 1) / max(1, self.config.warmup_steps))
-        left = 1.0 - self.num_steps / self.total_steps
-        return self.config.learning_rate * warm * (min(1.0, 2 * left) if self.config.decay == "linear" else 1.0)
+        return self.config.learning_rate * warm * self._decay()
+
+    def _decay(self) -> float:
+        """Returns the share of the rate that the decay leaves at the next step."""
+        if self.config.decay == "linear":
+            return min(1.0, 2 * (1.0 - self.num_steps / self.total_steps))
+        if self.config.decay == "cosine":
+            warmup = self.config.warmup_steps
+            done = max(0, self.num_steps - warmup) / max(1, self.total_steps - warmup)
+            return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+        return 1.0
 
     def step(self) -> float:
         """Clips the accumulated gradients, applies and clears them; returns their norm before clipping.

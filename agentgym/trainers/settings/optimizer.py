@@ -21,8 +21,9 @@ class OptimizerConfig:
     1e-6."""
     warmup_steps: int = 2
     """Optimizer steps over which the rate rises to its full value."""
-    decay: Literal["constant", "linear"] = "constant"
-    """`linear` falls to zero over the second half of the run."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """The rate after the warm-up: `linear` falls to zero over the second half of the run, `cosine` over all of it
+    (Loshchilov and Hutter 2017)."""
     beta1: float = 0.9
     """Decay of AdamW's mean of gradients, in [0, 1)."""
     beta2: float = 0.98

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from transformers import get_cosine_schedule_with_warmup
 
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
@@ -110,6 +111,25 @@ def test_the_rate_warms_up_and_falls_linearly_over_the_second_half() -> None:
         model.weight.grad = torch.ones(2)
         optimizer.step()
     assert rates == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25])
+
+
+@pytest.mark.parametrize("warmup_steps", [1, 3])
+def test_after_the_warm_up_a_cosine_is_that_of_transformers(warmup_steps: int) -> None:
+    model, total_steps = Two(), 12
+    config = OptimizerConfig(learning_rate=0.3, warmup_steps=warmup_steps, decay="cosine")
+    optimizer = PolicyOptimizer(model, config, total_steps=total_steps)
+    theirs = torch.optim.SGD(Two().parameters(), lr=0.3)
+    schedule = get_cosine_schedule_with_warmup(theirs, warmup_steps, total_steps)
+    for step in range(total_steps + 2):
+        if step >= warmup_steps:
+            assert optimizer.learning_rate == pytest.approx(min(schedule.get_last_lr()[0], 0.3), abs=1e-12)
+        if step >= total_steps:
+            assert optimizer.learning_rate == 0.0
+            break
+        model.weight.grad = torch.ones(2)
+        optimizer.step()
+        theirs.step()
+        schedule.step()
 
 
 def test_a_constant_rate_stays_and_the_step_uses_it() -> None:
