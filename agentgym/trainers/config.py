@@ -166,6 +166,9 @@ class TrainConfig:
         self._check_practice()
         if self.executor == "ray":
             self._check_cluster()
+            if self.ray.gpus_per_learner and self.learner.fsdp.param_dtype is None:
+                fsdp = replace(self.learner.fsdp, param_dtype="bfloat16")  # float32 takes several times as long there
+                object.__setattr__(self, "learner", replace(self.learner, fsdp=fsdp))
         else:
             self.learner.mesh.check_alone()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
+import torch
 from torch import Tensor
 
 from agentgym.engines.local.engine import LocalEngine
@@ -20,7 +21,7 @@ from agentgym.engines.vllm.replica import VllmReplica
 from agentgym.engines.vllm.server import VllmServer
 from agentgym.engines.weights.buckets import fused_digests, overall_digest
 from agentgym.errors import EngineError
-from agentgym.model.model_folder import published_views
+from agentgym.model.model_folder import on_device, published_views
 from agentgym.model.policy import load_policy
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parts.engine import local_settings, open_servers
@@ -93,16 +94,21 @@ async def open_inner(part: Part) -> InnerEngine:
 
 
 class _InnerLocal:
-    """The model in this process."""
+    """The model in this process, on its GPU and in the learner's type if it has one."""
 
     def __init__(self, part: Part) -> None:
-        self._model = load_policy(part.folder, backend=part.config.model_backend)
-        self.engine = LocalEngine(self._model, local_settings(part.config, self._model), version=part.version)
-        self.dtype = "float32"
+        config, on_gpu = part.config, bool(part.config.ray.gpus_per_engine)
+        self.dtype = config.learner.compute_dtype if on_gpu else "float32"
+        model = load_policy(part.folder, dtype=getattr(torch, self.dtype), backend=config.model_backend)
+        self._model = on_device(model, "cuda" if on_gpu else "cpu")
+        self.engine = LocalEngine(self._model, local_settings(config, self._model), version=part.version)
 
     async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
         sync = await self.engine.update_weights(weights, version)
-        digests = fused_digests({name: view.detach() for name, view in published_views(self._model)})
+        if self.dtype == "float32":
+            digests = fused_digests({name: view.detach() for name, view in published_views(self._model)})
+        else:  # what is sampled with is rounded
+            digests = fused_digests(weights)
         return replace(sync, checksum=overall_digest(digests)), digests
 
     async def prepare(self) -> None:

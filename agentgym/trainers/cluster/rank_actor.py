@@ -10,12 +10,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from agentgym.engines.servers.server_process import free_port
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_folder import take_weights
+from agentgym.model.model_folder import on_device, take_weights
 from agentgym.model.policy import load_policy
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.cluster.actors import Actor, ActorLost, own_address, together
@@ -64,7 +66,7 @@ class RankActor:
         on_gpu = bool(config.ray.gpus_per_learner)
         if size > 1:
             dist.init_process_group(
-                "nccl" if on_gpu else "gloo",
+                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # gloo for what fsdp.cpu_offload keeps in CPU memory
                 init_method=f"tcp://{beginning.address}",
                 rank=self._rank,
                 world_size=size,
@@ -78,8 +80,10 @@ class RankActor:
         def load(folder: str) -> LanguageModel | Sharded:
             if ranks is not None and not lora.rank:
                 return ranks.load(folder, backend=backend)
-            model = load_policy(folder, backend=backend).to(device)
-            return model if ranks is None else ranks.shard(adapt(model, lora))
+            if ranks is None:
+                dtype = getattr(torch, learner.compute_dtype)
+                return on_device(load_policy(folder, dtype=dtype, backend=backend), device)
+            return ranks.shard(adapt(load_policy(folder, backend=backend).to(device), lora))
 
         # Adapters are put on the weights that the run began with, and are not in the folder that it resumes from.
         self._learner = Learner(
@@ -93,9 +97,12 @@ class RankActor:
         return os.getpid()
 
     def act(self, method: str, arguments: Sequence[object], options: Mapping[str, object]) -> Any:
-        """Calls a method of the learner, the same on all ranks; rank 0 returns its result, the others None."""
+        """Calls a method of the learner, the same on all ranks; rank 0 returns its result, the others None.
+
+        No tensor leaves on a GPU, which the process that reads it may not have.
+        """
         found = getattr(self._learner, method)(*arguments, **options)
-        return found if self._rank == 0 else None
+        return tree_map_only(Tensor, Tensor.cpu, found) if self._rank == 0 else None
 
     def act_on(self, batch: TrainingBatch, method: str, options: Mapping[str, object]) -> Any:
         """Calls `act` for a method whose first argument is a batch."""
@@ -104,8 +111,8 @@ class RankActor:
     def read_values(self, batch: TrainingBatch) -> tuple[Tensor, Tensor] | None:
         """Returns the result of the critic's `read` on a batch, from rank 0."""
         assert self._learner.critic is not None
-        found = self._learner.critic.read(batch)
-        return found if self._rank == 0 else None
+        values, ends = self._learner.critic.read(batch)
+        return (values.cpu(), ends.cpu()) if self._rank == 0 else None
 
     def weights(self) -> dict[str, Tensor]:
         """Returns the trained parameters by their published names, from rank 0."""

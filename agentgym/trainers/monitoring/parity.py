@@ -74,7 +74,7 @@ class ParityGate:
         mismatch = await self.probe("start", version)
         if self.config.max_mismatch is None:
             types = {self._engine.dtype} if isinstance(self._engine, ReplicatedEngine) else set()
-            exact = types | {self._learner.config.dtype} == {"float32"}
+            exact = types | {self._learner.config.compute_dtype} == {"float32"}
             if mismatch.mean > _START_MEAN or (exact and mismatch.max > _START_MAX):
                 await self.refuse(MismatchFound(mismatch, _START_MAX), version)
             self.bound = max(_LEAST_BOUND if exact else _ROUNDED_BOUND, _MARGIN * mismatch.max)

@@ -82,7 +82,7 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
             f"{str(model_folder)!r} has quantized weights ({method}), which a server would keep: sample with --engine"
             " local, or give a model in bfloat16"
         )
-    trained = config.learner.fsdp.param_dtype or config.learner.dtype
+    trained = config.learner.compute_dtype
     if config.engine == "sglang":
         dtype = trained if config.sglang.dtype == "auto" else config.sglang.dtype
         sglang = replace(config.sglang, dtype=dtype, log_folder=config.sglang.log_folder or str(log_folder))

@@ -13,7 +13,8 @@ class FsdpConfig:
     """The settings of PyTorch's `fully_shard`; of no effect on a learner in one process."""
 
     param_dtype: Literal["bfloat16", "float32"] | None = None
-    """The type of forward and backward passes; None is that of the weights, in which the optimizer steps either way."""
+    """The type of forward and backward passes; None is that of the weights, in which the optimizer steps either way, or
+    in a run on a cluster with ray.gpus_per_learner bfloat16."""
     reduce_dtype: Literal["bfloat16", "float32"] = "float32"
     """The type in which gradients are summed, over micro-batches and over ranks."""
     reshard_after_forward: bool = True

@@ -73,6 +73,11 @@ class LearnerConfig:
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
+    @property
+    def compute_dtype(self) -> str:
+        """The type of forward and backward passes, in one process or on a cluster: `float32` or `bfloat16`."""
+        return self.fsdp.param_dtype or self.dtype
+
     def __post_init__(self) -> None:
         if self.dtype == "auto":
             object.__setattr__(self, "dtype", "bfloat16" if self.device.startswith("cuda") else "float32")
