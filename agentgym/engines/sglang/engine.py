@@ -203,16 +203,8 @@ def _shape(folder: Path) -> dict[str, int]:
 def sglang_command(config: SglangConfig, model_folder: Path, port: int) -> list[str]:
     """Returns the command of one server."""
     words = [config.python or sys.executable, "-m", _LAUNCHER]
-    words += [
-        "--model-path",
-        str(model_folder),
-        "--port",
-        str(port),
-        "--host",
-        "127.0.0.1",
-        "--dtype",
-        config.weights_dtype,
-    ]
+    words += ["--model-path", str(model_folder), "--dtype", config.weights_dtype, "--host", "127.0.0.1"]
+    words += ["--port", str(port)]
     words += ["--skip-server-warmup", "--log-level", "warning"]
     for name, value in CPU_ARGUMENTS.items() if serving_device(config.device) == "cpu" else ():
         option = f"--{name.replace('_', '-')}"

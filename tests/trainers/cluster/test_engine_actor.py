@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -51,15 +50,6 @@ class Stored:
 
     async def open(self) -> dict[str, Any]:
         return dict(published_views(load_decoder(embedded_folder())))
-
-
-@pytest.fixture
-def own_warnings() -> Iterator[None]:
-    """Gives the log back that an actor takes for itself."""
-    logger = logging.getLogger("agentgym")
-    before = list(logger.handlers), logger.propagate
-    yield
-    logger.handlers, logger.propagate = before
 
 
 async def until_ready(actor: EngineActor) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -45,14 +43,6 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for module in (inner_engine, rank_actor):
         monkeypatch.setattr(module, "on_device", keep)
     return asked
-
-
-@pytest.fixture
-def own_warnings() -> Iterator[None]:
-    logger = logging.getLogger("agentgym")
-    before = list(logger.handlers), logger.propagate
-    yield
-    logger.handlers, logger.propagate = before
 
 
 @pytest.fixture
