@@ -190,7 +190,7 @@ class TrainConfig:
         self.learner.check_shares(self.ray.learners)
         if self.serve is not None:
             raise ConfigError("executor ray has no door for agents outside: leave serve out")
-        if (self.learner.device, self.learner.dtype) != ("cpu", "float32"):
+        if (self.learner.device, self.learner.weights_dtype) != ("cpu", "float32"):
             raise ConfigError(
                 "learner.device and learner.dtype are those of a run in one process: on a cluster ray.gpus_per_learner"
                 " and learner.fsdp.param_dtype say it"

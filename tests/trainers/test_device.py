@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentgym.cli.options import parse_options
 from agentgym.embedded import embedded_folder
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.sglang.engine import SglangConfig
@@ -64,9 +65,14 @@ def test_the_devices_of_a_cluster_are_not_those_of_one_process() -> None:
 
 
 def test_a_gpu_learns_in_bfloat16_unless_another_type_is_given() -> None:
-    assert LearnerConfig().dtype == "float32"
-    assert [LearnerConfig(device=device).dtype for device in ("cuda", "cuda:1")] == ["bfloat16", "bfloat16"]
-    assert LearnerConfig(device="cuda", dtype="float32").dtype == "float32"
+    def chosen(*args: str) -> str:
+        run = parse_options(TrainConfig, ["--env", "TextGame-v0", *args], prog="agentgym train")
+        return run.learner.weights_dtype
+
+    assert chosen() == chosen("--learner.device", "cpu") == "float32"
+    assert chosen("--learner.device", "cuda") == chosen("--learner.device", "cuda:1") == "bfloat16"
+    assert chosen("--learner.device", "cuda", "--learner.dtype", "float32") == "float32"
+    assert LearnerConfig(device="cuda").compute_dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])

@@ -159,7 +159,7 @@ class RecomputedLogprobs:
     def _problems(self, folder: Path, trajectories: Sequence[Trajectory]) -> list[str]:
         """Returns each episode's difference from the logprobs of the model in the folder, as text; "" for none."""
         config = self._config
-        plain = LearnerConfig(dtype=config.learner.dtype, micro_batch_tokens=config.learner.micro_batch_tokens)
+        plain = LearnerConfig(dtype=config.learner.weights_dtype, micro_batch_tokens=config.learner.micro_batch_tokens)
         learner = Learner(
             load_model(folder, replace(config, learner=plain)),
             plain,
@@ -178,7 +178,7 @@ class RecomputedLogprobs:
 
     def _problem(self, off: torch.Tensor) -> str:
         config = self._config
-        is_exact = config.engine == "local" and config.executor == "local" and config.learner.dtype == "float32"
+        is_exact = config.engine == "local" and config.executor == "local" and config.learner.weights_dtype == "float32"
         most = config.parity.max_mismatch or EXACT_BOUND
         if is_exact or config.parity.max_mismatch is not None:
             if bool((off <= most).all()):

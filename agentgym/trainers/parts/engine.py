@@ -30,7 +30,7 @@ __all__ = ["check_model_settings", "engine_window", "load_model", "open_engine",
 def load_model(folder: Path, config: TrainConfig) -> LanguageModel:
     """The model of a folder, on the device and in the type of the learner; raises ConfigError for a missing device."""
     learner = config.learner
-    model = load_policy(folder, dtype=getattr(torch, learner.dtype), backend=config.model_backend)
+    model = load_policy(folder, dtype=getattr(torch, learner.weights_dtype), backend=config.model_backend)
     return on_device(model, learner.device)
 
 

@@ -130,7 +130,7 @@ class PlanConfig:
     def __post_init__(self) -> None:
         _check("", self, {"tasks": 1, "group_size": 1})
         self.learner.check_shares(self.ray.learners)
-        if self.ranks > 1 and self.learner.dtype != "float32":
+        if self.ranks > 1 and self.learner.weights_dtype != "float32":
             raise ConfigError(
                 "learner.dtype is that of a run in one process: with ray.learners above 1, learner.fsdp.param_dtype"
                 " sets it"
@@ -151,7 +151,7 @@ class PlanConfig:
     @property
     def compute_bytes(self) -> int:
         """The bytes of a number in the learner's forward and backward pass."""
-        return BYTES[self.learner.dtype if self.ranks == 1 else self.learner.fsdp.param_dtype or "float32"]
+        return BYTES[self.learner.weights_dtype if self.ranks == 1 else self.learner.fsdp.param_dtype or "float32"]
 
     @property
     def threads(self) -> int:

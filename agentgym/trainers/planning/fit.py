@@ -104,8 +104,8 @@ def _more_gpus(shape: ModelShape, config: PlanConfig, engine: Changes) -> list[C
             changes: Changes = {"ray.learners": ranks, **further}
             if config.is_colocated:
                 changes["ray.engines"] = ranks
-            if config.learner.dtype != "float32":
-                changes |= {"learner.dtype": "float32", "learner.fsdp.param_dtype": config.learner.dtype}
+            if config.learner.weights_dtype != "float32":
+                changes |= {"learner.dtype": "float32", "learner.fsdp.param_dtype": config.learner.weights_dtype}
             if _fits(shape, config, engine | changes):
                 found.setdefault(ranks, changes)
                 break

@@ -96,7 +96,7 @@ def learner_memory(shape: ModelShape, config: PlanConfig) -> LearnerMemory:
     trained = shape.adapter_parameters(lora.rank, lora.target_modules) if lora.rank else shape.num_parameters
     models = 2 if learner.critic.trunk == "own" else 1
     on_gpu = 0.0 if fsdp.cpu_offload and ranks > 1 else models / ranks
-    held = BYTES[learner.dtype]
+    held = BYTES[learner.weights_dtype]
     stepped_on = WEIGHT_BYTES if held == WEIGHT_BYTES else held + WEIGHT_BYTES
     frozen = shape.num_parameters if lora.rank else 0
     refers = learner.needs_first_weights and (ranks == 1 or not lora.rank)

@@ -74,13 +74,18 @@ class LearnerConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     @property
+    def weights_dtype(self) -> Literal["float32", "bfloat16"]:
+        """The type of the weights of a run in one process: `dtype`, with `auto` decided by the device."""
+        if self.dtype == "auto":
+            return "bfloat16" if self.device.startswith("cuda") else "float32"
+        return self.dtype
+
+    @property
     def compute_dtype(self) -> str:
         """The type of forward and backward passes, in one process or on a cluster: `float32` or `bfloat16`."""
-        return self.fsdp.param_dtype or self.dtype
+        return self.fsdp.param_dtype or self.weights_dtype
 
     def __post_init__(self) -> None:
-        if self.dtype == "auto":
-            object.__setattr__(self, "dtype", "bfloat16" if self.device.startswith("cuda") else "float32")
         for name in ("epochs", "minibatches", "micro_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
