@@ -12,6 +12,7 @@ A round is the median of its steps; the table has minimum, median and maximum of
 Before anything is timed, TRL's first trajectories go through our learner: the gradient norms must agree in fp32.
 
     python benchmarks/grpo_step.py [--models 1M 60M 500M] [--prompt 1000] [--rounds N] [--steps N] [--json]
+    python benchmarks/grpo_step.py --models 500M --trl "TRL fp32" "TRL bf16, compile" --warmup 1 --steps 1
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpa
 from agentgym.types import Message, Task
 
 TASK = Task("benchmark", 0)
-WARMUP = 2
 LEARNING_RATE = 1e-4
 AGREEMENT = 1e-3
 TRL_SCRIPT = Path(__file__).with_name("grpo_step_trl.py")
@@ -119,12 +119,28 @@ class Cost:
         return self.generation_s + self.update_s
 
     @classmethod
-    def of(cls, generation_s: Sequence[float], update_s: Sequence[float]) -> Cost:
-        """Returns medians after the warm-up."""
-        return cls(statistics.median(generation_s[WARMUP:]), statistics.median(update_s[WARMUP:]))
+    def of(cls, generation_s: Sequence[float], update_s: Sequence[float], steps: int) -> Cost:
+        """Returns medians of the last `steps`; those before warm up."""
+        return cls(statistics.median(generation_s[-steps:]), statistics.median(update_s[-steps:]))
 
 
-def run_trl(size: Size, model: Path, steps: int, settings: TrlSettings) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Rounds:
+    """How often each side is played."""
+
+    rounds: int
+    steps: int
+    warmup: int
+    tried: Sequence[TrlSettings] = TRIED
+    """TRL's settings in the first round."""
+
+    @property
+    def all_steps(self) -> int:
+        """Steps of one round, those of the warm-up too."""
+        return self.steps + self.warmup
+
+
+def run_trl(size: Size, model: Path, num_steps: int, settings: TrlSettings) -> dict[str, Any]:
     """Returns TRL's times, losses, gradient norms and first trajectories."""
     vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
     spec = {
@@ -133,7 +149,7 @@ def run_trl(size: Size, model: Path, steps: int, settings: TrlSettings) -> dict[
         "prompts": size.prompts(vocab_size),
         "group_size": size.group_size,
         "reply_tokens": size.reply_tokens,
-        "steps": steps + WARMUP,
+        "steps": num_steps,
         "learning_rate": LEARNING_RATE,
         "device": "cpu",
         "clock": "cpu",
@@ -172,7 +188,7 @@ def make_learner(model: Decoder) -> Learner:
     return Learner(model, LearnerConfig(threads=1, dtype=dtype), optimizer, total_steps=1_000)
 
 
-async def run_ours(size: Size, model: Decoder, steps: int) -> tuple[Cost, bool]:
+async def run_ours(size: Size, model: Decoder, rounds: Rounds) -> tuple[Cost, bool]:
     """Returns CPU seconds of our generation and update, and whether the engine is compiled.
 
     The engine is kept over all steps, as in training.
@@ -182,7 +198,7 @@ async def run_ours(size: Size, model: Decoder, steps: int) -> tuple[Cost, bool]:
     learner = make_learner(model)
     generation, update = [], []
     most_nats = 1e-3 if model.embed.dtype == torch.float32 else 0.5
-    for step in range(steps + WARMUP):
+    for step in range(rounds.all_steps):
         started = time.process_time()
         replies = await sample(engine, prompts, size, step)
         sampled = time.process_time()
@@ -200,7 +216,7 @@ async def run_ours(size: Size, model: Decoder, steps: int) -> tuple[Cost, bool]:
         assert batch.num_trained_tokens == size.num_tokens and stats.mismatch_max < most_nats, stats
     await engine.close()
     learner.close()
-    return Cost.of(generation, update), engine.compiles
+    return Cost.of(generation, update, rounds.steps), engine.compiles
 
 
 async def sample(
@@ -248,26 +264,28 @@ def grad_norm_on(first: dict[str, Any], model: Decoder) -> float:
     return norm
 
 
-def compare(size: Size, model: Path, rounds: int, steps: int) -> dict[str, list[Cost]]:
+def compare(size: Size, model: Path, rounds: Rounds) -> dict[str, list[Cost]]:
     """Compares one size: agreement first, then the times in turn, so that a busy machine is busy for both."""
     costs: dict[str, list[Cost]] = {}
-    settings: Sequence[TrlSettings] = TRIED
-    for number in range(rounds):
+    agrees = False
+    settings = rounds.tried
+    for number in range(rounds.rounds):
         for dtype in DTYPES:
-            cost, is_compiled = asyncio.run(run_ours(size, load_decoder(model, dtype=getattr(torch, dtype)), steps))
+            cost, is_compiled = asyncio.run(run_ours(size, load_decoder(model, dtype=getattr(torch, dtype)), rounds))
             name = f"ours {'bf16' if dtype == 'bfloat16' else 'fp32'}{', compiled engine' if is_compiled else ''}"
             costs.setdefault(name, []).append(cost)
         for tried in settings:
             try:
-                found = run_trl(size, model, steps, tried)
+                found = run_trl(size, model, rounds.all_steps, tried)
             except SystemExit as error:
                 print(f"    {tried} fails: {str(error).splitlines()[-1][:120]}", flush=True)
                 continue
-            if tried == TrlSettings() and not number:
+            if not (number or tried.bf16 or agrees):
+                agrees = True
                 theirs, norm = found["grad_norms"][0], grad_norm_on(found["first"], load_decoder(model))
                 assert abs(norm / theirs - 1) < AGREEMENT, f"gradient norm {norm} of ours against TRL's {theirs}"
                 print(f"    gradient norms: {norm:.6f} of ours, {theirs:.6f} of TRL's", flush=True)
-            costs.setdefault(str(tried), []).append(Cost.of(found["generation_s"], found["update_s"]))
+            costs.setdefault(str(tried), []).append(Cost.of(found["generation_s"], found["update_s"], rounds.steps))
         if not number:
             settings = [fastest(costs, bf16=bf16) for bf16 in (False, True)]
     return costs
@@ -288,7 +306,7 @@ def show(costs: Mapping[str, Sequence[Cost]]) -> None:
     """Prints the table of one size."""
     ours = [cost for name, cost in costs.items() if name.startswith("ours")]
     best = [min(each, key=lambda cost: cost.total_s) for each in zip(*ours, strict=True)]
-    print(f"    {'':38}{'generate s':>24}{'update s':>24}{'total s':>24}{'ours is, total':>24}{'update':>24}")
+    print(f"    {'':38}{'generate s':>26}{'update s':>26}{'total s':>26}{'ours is, total':>26}{'update':>26}")
     for name, found in costs.items():
         own = best if name.startswith("ours") else _same_dtype(costs, name)
         pairs = list(zip(own, found, strict=False))
@@ -296,7 +314,7 @@ def show(costs: Mapping[str, Sequence[Cost]]) -> None:
         if not name.startswith("ours"):
             columns += [spread([mine.total_s / cost.total_s for mine, cost in pairs])]
             columns += [spread([mine.update_s / cost.update_s for mine, cost in pairs])]
-        print(f"    {name:38}" + "".join(f"{column:>24}" for column in columns), flush=True)
+        print(f"    {name:38}" + "".join(f"{column:>26}" for column in columns), flush=True)
     theirs = [costs[str(fastest(costs, bf16=bf16))] for bf16 in (False, True)]
     ratios = [mine.total_s / min(cost.total_s for cost in each) for mine, *each in zip(best, *theirs, strict=True)]
     print(f"    our fastest over TRL's fastest, whole step: {spread(ratios)}", flush=True)
@@ -313,17 +331,24 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES), help="replies x tokens")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt that a group shares")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of a round, after two for warming up")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of a round")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them")
+    names = [str(settings) for settings in TRIED]
+    parser.add_argument("--trl", nargs="+", choices=names, default=names, help="settings to try, of both dtypes")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    tried = [settings for settings in TRIED if str(settings) in arguments.trl]
+    if {settings.bf16 for settings in tried} != {False, True}:
+        parser.error("--trl: settings of both dtypes are needed")
+    rounds = Rounds(arguments.rounds, arguments.steps, arguments.warmup, tried)
     found = {}
     for model, name in product(arguments.models, arguments.sizes):
         size = replace(SIZES[name], prompt_tokens=arguments.prompt)
         with tempfile.TemporaryDirectory() as folder:
             count = replace(SHAPES[model], context_window=2048).save(Path(folder, "model"))
             print(f"{count / 1e6:.2f} million parameters, {size} tokens, prompts of {arguments.prompt}", flush=True)
-            costs = compare(size, Path(folder, "model"), arguments.rounds, arguments.steps)
+            costs = compare(size, Path(folder, "model"), rounds)
         show(costs)
         found[f"{model} {name}"] = {side: [asdict(cost) for cost in each] for side, each in costs.items()}
     if arguments.json:
