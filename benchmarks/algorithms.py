@@ -43,7 +43,7 @@ HORIZON: Mapping[str, tuple[str, ...]] = {
     "grpo": ("--algo", "grpo"),
 }
 EPISODE_LEVEL, TURN_LEVEL = "grpo", "turn_group"
-HORIZON_OPTIONS = ("--tasks", "4", "--group-size", "4", "--eval-episodes", "0", "--checkpoint.every", "10")
+HORIZON_OPTIONS = ("--tasks", "4", "--group-size", "4", "--eval.episodes", "0", "--checkpoint.every", "10")
 TUNING_SEED = 0
 
 

@@ -40,6 +40,7 @@ from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.trainers.checkpoints.checkpoint import copy_tokenizer
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.speed.peak import peak_flops
@@ -126,7 +127,7 @@ class Job:
             steps=self.steps,
             tasks=self.tasks,
             group_size=self.group,
-            eval_episodes=0,
+            eval=HeldOutConfig(episodes=0),
             learner=LearnerConfig(
                 device=self.device, dtype="bfloat16", micro_batch_tokens=16_384, head_kernel=self.head_kernel
             ),

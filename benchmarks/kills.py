@@ -104,7 +104,7 @@ def main() -> int:
 def command(folder: Path, name: str, steps: int, options: argparse.Namespace) -> list[str]:
     run = folder / name
     resume = ["--resume"] if (run / "config.yaml").exists() else []
-    settings = f"--tasks 2 --group-size 2 --eval-episodes 0 --limits.max-turns 6 --seed {options.seed} --steps {steps}"
+    settings = f"--tasks 2 --group-size 2 --eval.episodes 0 --limits.max-turns 6 --seed {options.seed} --steps {steps}"
     checkpoints = f"--checkpoint.every {options.every} --local.compile False"
     env = ["--env", f"{folder / 'luck.py'}:Luck", "--env-kwargs", "level=1"]
     reward = ["--reward.function", f"{folder / 'luck.py'}:varied"]

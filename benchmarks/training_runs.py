@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from agentgym.evaluation.scores.statistics import success_interval
+from agentgym.rollout.scores.statistics import success_interval
 from agentgym.viewer.run_data import read_run
 
 __all__ = ["Point", "Result", "Run", "draw", "play", "show"]

@@ -25,6 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import agentgym.chat_templates
 from agentgym.tools.calling.background_loop import BackgroundLoop
+from agentgym.trainers.settings.held_out import HeldOutConfig
 
 if TYPE_CHECKING:
     from agentgym.trainers.config import TrainConfig
@@ -72,7 +73,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finish_run(run: Path) -> None:
     from agentgym.cli.main import main  # here, and not above: only those who train need torch
 
-    words = "--steps 2 --tasks 3 --group-size 4 --eval-episodes 8 --checkpoint.every 1 --optimizer.learning-rate 1e-3"
+    words = "--steps 2 --tasks 3 --group-size 4 --eval.episodes 8 --checkpoint.every 1 --optimizer.learning-rate 1e-3"
     settings = ["--env", "TextGame-v0", "--env-kwargs", "level=1", *words.split(), "--output", str(run)]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         status = main(["train", *settings])
@@ -332,7 +333,7 @@ def small_run() -> TrainConfig:
         steps=2,
         tasks=3,
         group_size=4,
-        eval_episodes=0,
+        eval=HeldOutConfig(episodes=0),
         optimizer=OptimizerConfig(learning_rate=1e-3),
     )
 

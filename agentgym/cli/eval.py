@@ -15,9 +15,9 @@ from agentgym.cli.terminal import fail, progress, say, show_json, show_table
 from agentgym.errors import AgentGymError
 from agentgym.evaluation.play.endpoint import EndpointUse, Quantiles
 from agentgym.evaluation.play.evaluate import Driver, EvalConfig, EvalPlan, EvalResult, open_evaluation
-from agentgym.evaluation.scores.intervals import Interval
-from agentgym.evaluation.scores.pass_at_k import AtK, RepeatScores
-from agentgym.evaluation.scores.statistics import FAILED_CALLS, EvalSummary
+from agentgym.rollout.scores.intervals import Interval
+from agentgym.rollout.scores.pass_at_k import AtK, RepeatScores
+from agentgym.rollout.scores.statistics import FAILED_CALLS, EvalSummary
 from agentgym.trajectory import Trajectory
 
 __all__ = ["finish", "main", "repeat_rows", "run_plan", "summary_rows"]

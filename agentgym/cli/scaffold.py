@@ -17,8 +17,8 @@ from agentgym.errors import ConfigError
 
 __all__ = ["KINDS", "Scaffold", "write_scaffold"]
 
-SHORT = "--steps 2 --tasks 4 --eval-episodes 0"
-HALF_A_MINUTE = "--steps 25 --tasks 8 --eval-episodes 100"
+SHORT = "--steps 2 --tasks 4 --eval.episodes 0"
+HALF_A_MINUTE = "--steps 25 --tasks 8 --eval.episodes 100"
 
 
 @dataclass(frozen=True, slots=True)

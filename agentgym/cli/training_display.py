@@ -23,11 +23,25 @@ from agentgym.trajectory import Trajectory
 __all__ = ["TrainingDisplay"]
 
 COLUMNS = (
-    *("step", "success", "reward", "loss", "left", "cut", "failed", "dead", "entropy", "grad", "calls lost"),
+    *(
+        "step",
+        "success",
+        "held-out",
+        "reward",
+        "loss",
+        "left",
+        "cut",
+        "failed",
+        "dead",
+        "entropy",
+        "grad",
+        "calls lost",
+    ),
     *("play s", "learn s", "sync s", "mismatch", "sampled/s", "trained/s", "mfu", "bubble"),
 )
-"""The columns, the most important first: a narrow terminal shows as many as fit. `left` is the estimated time until the
-last step, and `cut` counts replies that a token limit ended."""
+"""The columns, the most important first: a narrow terminal shows as many as fit. `left` is the estimated time to the
+last step, `cut` counts replies that a token limit ended, and `held-out` is the success of an evaluation before the step.
+Servers and evaluations during training add theirs."""
 SERVER_COLUMNS = ("sync s", "mismatch")
 """The columns for an engine that is a server: seconds of the weight update (part of `learn s`), and the largest
 difference between its logprobs and ours, in nats."""
@@ -36,12 +50,11 @@ SPEED_COLUMNS = ("sampled/s", "trained/s", "mfu", "bubble")
 neither engine nor learner worked."""
 WIDTHS = {name: len(name) for name in COLUMNS} | {"step": 7, "loss": 7, "left": 6, "dead": 5}
 """The characters that a column is given at least."""
-ALWAYS_SHOWN = COLUMNS.index("cut") + 1
 SHOWN_STEPS = 12
 PHASES = {
     "compile": "compiling the engine's step (up to 30 seconds the first time)",
     "eval_before": "held-out play before training",
-    "eval_during": "held-out play, as training reached target_success",
+    "eval_during": "held-out play during training",
     "eval_after": "held-out play after training",
     "train": "training",
 }
@@ -54,7 +67,8 @@ class TrainingDisplay:
         self._config, self._folder = config, folder
         self._envs = " and ".join(config.practice.mix) or config.env
         is_server = config.engine != "local"
-        self._columns = [name for name in COLUMNS if is_server or name not in SERVER_COLUMNS]
+        left_out = {*(() if is_server else SERVER_COLUMNS), *(() if config.eval.every else ("held-out",))}
+        self._columns = [name for name in COLUMNS if name not in left_out]
         self._began = 0.0
         self._rows: list[dict[str, str]] = []
         self._phase, self._played, self._total, self._won = "", 0, 0, 0
@@ -103,6 +117,7 @@ class TrainingDisplay:
         row = {
             "step": f"{metrics.step}/{self._config.steps}",
             "success": f"{rollout.success:.3f}",
+            "held-out": f"{metrics.held_out.success:.3f}" if metrics.held_out else "",
             "reward": f"{rollout.reward_mean:.3f}",
             "loss": f"{update.loss:.4f}" if update else "-",
             "left": self._time_left(metrics.step),
@@ -138,7 +153,7 @@ class TrainingDisplay:
         """Returns the columns that fit into a width with a gap after each; those up to `cut` always."""
         widths = [max([WIDTHS[name], *(len(row[name]) for row in rows)]) + gap for name in self._columns]
         num_fitting = sum(total < width for total in accumulate(widths))
-        return self._columns[: max(ALWAYS_SHOWN, num_fitting)]
+        return self._columns[: max(self._columns.index("cut") + 1, num_fitting)]
 
     def _time_left(self, step: int) -> str:
         """Returns the time until the last step, or until `max_minutes` if that is sooner, at the mean speed so far."""

@@ -19,7 +19,7 @@ from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.train_options import TrainOptions
 from agentgym.cli.training_display import TrainingDisplay
 from agentgym.errors import AgentGymError, ConfigError
-from agentgym.evaluation.scores.intervals import success_interval
+from agentgym.rollout.scores.intervals import success_interval
 from agentgym.trainers.checkpoints.run_folder import free_run_folder
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.dry_run import describe_plan
@@ -120,6 +120,7 @@ def _early_end(config: TrainConfig, result: TrainResult) -> str:
     """Returns why a run ended before its last step; empty if it did not."""
     reasons = {
         "target_success": f"held-out success reached target_success {config.target_success} (None trains on)",
+        "patience": f"{config.eval.patience} evaluations in a row were not better (eval.patience)",
         "max_minutes": f"it has taken max_minutes {config.max_minutes}",
         "solved": "every episode succeeded (solved in collapse.stop_on)",
     }
@@ -170,7 +171,11 @@ def _score_rows(name: str, score: EvalScore | None) -> list[list[str]]:
     if score is None:
         return []
     parts = [_score_row(f"{name} {env}", part) for env, part in score.by_env.items()]
-    return [_score_row(name, score), *parts]
+    repeated = [
+        [f"{name} pass@{at.k}", f"{at.pass_at_k or 0:.3f}", str(at.pass_at_k_interval), f"{at.best_at_k or 0:.3f}", ""]
+        for at in score.at_k
+    ]
+    return [_score_row(name, score), *repeated, *parts]
 
 
 def _score_row(name: str, score: EvalScore) -> list[str]:
@@ -185,6 +190,11 @@ def _as_json(result: TrainResult, files: dict[str, str]) -> dict[str, JSON]:
         "steps": result.steps,
         "success_before": result.before.success if result.before else None,
         "success_after": result.after.success if result.after else None,
+        **{
+            f"pass_at_{at.k}_{name}": at.pass_at_k
+            for name, score in (("before", result.before), ("after", result.after))
+            for at in (score.at_k if score else ())
+        },
         **{
             f"success_{name}/{env}": part.success
             for name, score in (("before", result.before), ("after", result.after))

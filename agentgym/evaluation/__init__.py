@@ -10,9 +10,9 @@ from agentgym.evaluation.play.evaluate import (
 )
 from agentgym.evaluation.play.model_engine import ModelEngine, create_engine, run_episode
 from agentgym.evaluation.run_check.verify import VerifyReport, verify_run
-from agentgym.evaluation.scores.intervals import Interval
-from agentgym.evaluation.scores.pass_at_k import AtK, RepeatScores, best_at_k, pass_at_k, pass_hat_k
-from agentgym.evaluation.scores.statistics import EvalSummary, summarize
+from agentgym.rollout.scores.intervals import Interval
+from agentgym.rollout.scores.pass_at_k import AtK, RepeatScores, best_at_k, pass_at_k, pass_hat_k
+from agentgym.rollout.scores.statistics import EvalSummary, summarize
 
 __all__ = [
     "AtK",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agentgym.trainers.algorithms.losses import LOSSES, PolicyLoss, Tokens, loss_stats, traits
     from agentgym.trainers.config import AdvantageConfig, TrainConfig
     from agentgym.trainers.loop.trainer import Trainer
+    from agentgym.trainers.settings.held_out import HeldOutConfig
     from agentgym.trainers.settings.learner import LearnerConfig
     from agentgym.trainers.settings.lora import LoraConfig
     from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -29,6 +30,7 @@ __all__ = [
     "AdvantageConfig",
     "Credit",
     "Groups",
+    "HeldOutConfig",
     "LearnerConfig",
     "LoraConfig",
     "OptimizerConfig",
@@ -52,6 +54,7 @@ __getattr__, __dir__ = lazy_exports(
         "CORRECTIONS": "algorithms.corrections",
         "Credit": "algorithms.advantages",
         "Groups": "algorithms.advantages",
+        "HeldOutConfig": "settings.held_out",
         "KL_PENALTIES": "algorithms.kl",
         "LOSSES": "algorithms.losses",
         "LearnerConfig": "settings.learner",

@@ -24,6 +24,7 @@ from agentgym.settings import check_at_least, replaced_by
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.collapse import CollapseConfig
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.parity import ParityConfig
@@ -51,7 +52,7 @@ class AdvantageConfig:
 class TrainConfig:
     """One training run. Every step plays `tasks` x `group_size` episodes and learns from them."""
 
-    replaced: ClassVar[Mapping[str, str]] = {"over_dispatch": "max_staleness"}
+    replaced: ClassVar[Mapping[str, str]] = {"over_dispatch": "max_staleness", "eval_episodes": "eval.episodes"}
     """Settings of earlier versions, and their replacements."""
     env: str = ""
     """Environment id, `package.module:Class`, or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
@@ -133,8 +134,7 @@ class TrainConfig:
     rival: str | None = None
     """The folder of a model with frozen weights, such as an earlier checkpoint, that plays all seats of a game but one
     in self-play (an environment's opponent=self); None has the trained policy play every seat."""
-    eval_episodes: int = 200
-    """Held-out tasks played before and after training; 0 plays none."""
+    eval: HeldOutConfig = field(default_factory=HeldOutConfig)
     target_success: float | None = 0.95
     """Ends training once this share of the held-out tasks succeeds. They are played when the episodes of the last two
     steps succeeded as often, and if that is not enough, again after five steps or more; None trains for all `steps`."""
@@ -155,7 +155,7 @@ class TrainConfig:
         check_date(self.date)
         if self.target_success is not None and not 0 < self.target_success <= 1:
             raise ConfigError(f"target_success is a share above 0 and at most 1, got {self.target_success}")
-        check_at_least(0, self, "eval_episodes", "max_staleness")
+        check_at_least(0, self, "max_staleness")
         if self.require_token and self.serve is None:
             raise ConfigError("require_token is about agents outside, which serve admits: add --serve PORT")
         if self.serve is not None:
@@ -223,6 +223,11 @@ class TrainConfig:
             )
 
     def _check_practice(self) -> None:
+        if self.checkpoint.best_is_held_out and not self.eval.every:
+            raise ConfigError(
+                f"checkpoint.keep_best {self.checkpoint.keep_best} is a number of evaluations during training: add"
+                " eval.every"
+            )
         if self.practice.mix:
             names = [entry.env for entry in read_mix(self.practice.mix).values()]
             if self.env not in names:
@@ -252,11 +257,14 @@ C = TypeVar("C")
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a run of an earlier version with today's names.
 
-    The `local` engine was called `hf`, and `learner.lora` had a `dropout` that was always 0.
+    The `local` engine was called `hf`, `eval.episodes` was `eval_episodes`, and `learner.lora` had a `dropout` that was
+    always 0.
     """
     renamed = {"local" if name == "hf" else name: value for name, value in settings.items()}
     if renamed.get("engine") == "hf":
         renamed["engine"] = "local"
+    if "eval_episodes" in renamed:
+        renamed["eval"] = {"episodes": renamed.pop("eval_episodes")}
     learner = renamed.get("learner")
     if isinstance(learner, Mapping) and isinstance(lora := learner.get("lora"), Mapping) and lora.get("dropout") == 0:
         renamed["learner"] = {**learner, "lora": {name: value for name, value in lora.items() if name != "dropout"}}

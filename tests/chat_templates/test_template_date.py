@@ -22,6 +22,7 @@ from agentgym.evaluation.play.evaluate import evaluate
 from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.types import Message
 
 FIRST_LINE = "{{- 'Today is ' + strftime_now('%d %b %Y') + '.' }}"
@@ -79,7 +80,7 @@ def test_an_evaluation_records_its_date_and_is_verified_and_resumed_with_it(date
 
 
 def test_a_training_run_records_its_date_and_goes_on_with_it(dated_folder: Path, tmp_path: Path) -> None:
-    config = TrainConfig(env="TextGame-v0", model=str(dated_folder), eval_episodes=0)
+    config = TrainConfig(env="TextGame-v0", model=str(dated_folder), eval=HeldOutConfig(episodes=0))
     trainer = Trainer(config, tmp_path / "run")
     trainer.folder.close()
     resumed = [Trainer.load(tmp_path / "run")]

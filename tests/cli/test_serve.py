@@ -103,7 +103,7 @@ def test_a_model_is_trained_on_what_an_agent_outside_has_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = (
-        "--steps 2 --tasks 3 --group-size 2 --eval-episodes 0 --local.compile False --practice.filter reward".split()
+        "--steps 2 --tasks 3 --group-size 2 --eval.episodes 0 --local.compile False --practice.filter reward".split()
     )
     with Serving("train", *GAME, *small, "--serve", 0, "--output", tmp_path / "run", "--json") as serving:
         played = run_agent(serving.url(), parallel=8)
@@ -127,7 +127,7 @@ def test_a_model_is_trained_on_what_an_agent_outside_has_played(
     [
         ("serve", *GAME, "--port", 0),
         pytest.param(
-            ("train", *GAME, "--eval-episodes", 0, "--local.compile", False, "--serve", 0), marks=pytest.mark.slow
+            ("train", *GAME, "--eval.episodes", 0, "--local.compile", False, "--serve", 0), marks=pytest.mark.slow
         ),
     ],
 )

@@ -20,7 +20,7 @@ from agentgym.cli.train_options import MAIN_SETTINGS
 from agentgym.testing.fake_server.faults import Faults
 from agentgym.testing.fake_server.server import FakeSglang
 
-SMALL = "train --env TextGame-v0 --env-kwargs level=1 --tasks 2 --group-size 3 --eval-episodes 4".split()
+SMALL = "train --env TextGame-v0 --env-kwargs level=1 --tasks 2 --group-size 3 --eval.episodes 4".split()
 
 
 def command(*args: str) -> list[str]:
@@ -267,7 +267,7 @@ def test_ctrl_c_or_sigterm_in_the_middle_of_a_step_keeps_the_last_whole_step(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    args = command(*SMALL, "--steps", "200", "--eval-episodes", "0", "--output", str(run))
+    args = command(*SMALL, "--steps", "200", "--eval.episodes", "0", "--output", str(run))
     with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         metrics = run / "metrics.jsonl"
         deadline = time.monotonic() + 120

@@ -18,7 +18,7 @@ CURRICULUM = ["--practice.curriculum.method", "steps", "--practice.curriculum.va
 @pytest.mark.slow
 def test_a_mix_is_trained_and_told_for_each_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    given = ["train", "--mix", "TextGame-v0=2", "GuessNumber-v0=1", *SMALL, "--eval-episodes", "3"]
+    given = ["train", "--mix", "TextGame-v0=2", "GuessNumber-v0=1", *SMALL, "--eval.episodes", "3"]
     assert main([*given, "--output", str(run), "--json"]) == 0
     printed = capsys.readouterr()
     shown = printed.err

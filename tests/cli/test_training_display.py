@@ -14,6 +14,7 @@ from agentgym.trainers import Trainer
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.observer import Unobserved
 from agentgym.trainers.monitoring.metrics import StepMetrics
+from agentgym.trainers.settings.held_out import HeldOutConfig
 
 CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
@@ -60,7 +61,9 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[StepMetrics]:
             kept.append(metrics)
 
     engine = LocalEngineConfig(compile=False)
-    config = TrainConfig(env="TextGame-v0", steps=1, tasks=4, group_size=4, eval_episodes=0, local=engine)
+    config = TrainConfig(
+        env="TextGame-v0", steps=1, tasks=4, group_size=4, eval=HeldOutConfig(episodes=0), local=engine
+    )
     Trainer(config, tmp_path_factory.mktemp("run") / "run", Keeper()).fit()
     return kept
 

@@ -23,7 +23,7 @@ from agentgym.model.transformers_model import auto_class
 
 ROOT = Path(__file__).parent.parent.parent
 IN_SOURCE = {"PYTHONPATH": str(ROOT)}
-SMALL = ["--tasks", "2", "--group-size", "2", "--eval-episodes", "0", "--limits.turn-tokens", "12"]
+SMALL = ["--tasks", "2", "--group-size", "2", "--eval.episodes", "0", "--limits.turn-tokens", "12"]
 
 NORM = "language_model.model.norm.weight"
 VARIED = """

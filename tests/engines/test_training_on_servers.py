@@ -107,7 +107,7 @@ def test_the_command_launches_a_server_trains_and_leaves_a_sound_run(
     folder = tmp_path / "run"
     others = {process.pid for process in psutil.Process().children(recursive=True)}  # of other tests
     words = f"train --env TextGame-v0 --algo grpo --engine {engine} --{engine}.python {python} --steps 3 --tasks 4"
-    assert main([*words.split(), "--eval-episodes", "4", "--output", str(folder), "--json"]) == 0
+    assert main([*words.split(), "--eval.episodes", "4", "--output", str(folder), "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["steps"] == 3
     assert main(["verify", str(folder)]) == 0

@@ -16,6 +16,7 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.rollout.limits import Limits
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.parity import ParityConfig
@@ -43,7 +44,7 @@ def config_of(case: str, device: str) -> TrainConfig:
         steps=steps,
         tasks=2,
         group_size=2,
-        eval_episodes=0,
+        eval=HeldOutConfig(episodes=0),
         learner=replace(learner, device=device),
         local=LocalEngineConfig(compile=False, num_slots=4),
         limits=Limits(max_turns=3, turn_tokens=24),

@@ -29,6 +29,7 @@ from agentgym.trainers.loop.step_credit import credit_step
 from agentgym.trainers.parts.engine import open_engine, weights_for
 from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.tasks import AheadTasks, EnvTasks
 from agentgym.trajectory import Group, Trajectory
@@ -59,7 +60,7 @@ def groups_of(folder: Path) -> list[tuple[int, str]]:
 def test_a_run_ahead_learns_from_whole_groups_of_which_no_token_is_older_than_the_bound(
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
-    _, watcher = train(replace(ahead, eval_episodes=2), tmp_path / "run")
+    _, watcher = train(replace(ahead, eval=HeldOutConfig(episodes=2)), tmp_path / "run")
     records = [one for one in read_episodes(tmp_path / "run") if one.phase == "train"]
     assert len({(one.trajectory.group, one.trajectory.member) for one in records}) == len(records) == 48
     ages = []

@@ -22,6 +22,7 @@ from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.resolve import resolve_config
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trajectory import Trajectory
 from agentgym.types import Task
 
@@ -69,7 +70,7 @@ def on_rows(small_run: TrainConfig) -> TrainConfig:
         env_kwargs={},
         data=DataConfig(train=str(GSM8K), eval_fraction=0.3),
         limits=Limits(max_turns=1, turn_tokens=12),
-        eval_episodes=4,
+        eval=HeldOutConfig(episodes=4),
     )
 
 
@@ -104,7 +105,7 @@ def test_the_oracle_of_rows_is_right_by_the_scorer_too(tmp_path: Path) -> None:
 def test_a_run_on_rows_that_is_resumed_equals_one_that_was_never_stopped(
     on_rows: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
-    config = replace(on_rows, eval_episodes=0, reward=RewardConfig(function=f"{HERE}:by_length"))
+    config = replace(on_rows, eval=HeldOutConfig(episodes=0), reward=RewardConfig(function=f"{HERE}:by_length"))
     train(replace(config, steps=2), tmp_path / "whole")
     train(replace(config, steps=1), tmp_path / "parts")
     train(replace(config, steps=2), tmp_path / "parts", resume=True)
@@ -130,7 +131,7 @@ def test_components_of_a_reward_feed_the_advantage_that_weighs_them(
 
 def test_a_batch_function_sees_all_episodes_of_a_step(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     reward = RewardConfig(function=f"{HERE}:ranks", manner="batch")
-    train(replace(small_run, steps=1, eval_episodes=3, reward=reward), tmp_path / "run")
+    train(replace(small_run, steps=1, eval=HeldOutConfig(episodes=3), reward=reward), tmp_path / "run")
     rewards = sorted(one.reward or 0.0 for one in phase(tmp_path / "run", "train"))
     assert rewards == pytest.approx([index / 6 for index in range(6)])
     assert sorted(one.reward or 0.0 for one in phase(tmp_path / "run", "eval_before")) == pytest.approx(
@@ -228,7 +229,7 @@ def test_the_command_line_names_the_evaluation_of_what_it_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = ["train", "--data.train", str(GSM8K), "--data.eval-fraction", "0.3", "--reward.function", "gsm8k"]
-    short = ["--steps", "1", "--tasks", "2", "--group-size", "2", "--eval-episodes", "2", "--limits.turn-tokens", "8"]
+    short = ["--steps", "1", "--tasks", "2", "--group-size", "2", "--eval.episodes", "2", "--limits.turn-tokens", "8"]
     assert main([*run, *short, "--output", str(tmp_path / "run")]) == 0
     told = capsys.readouterr().out
     command = next(part for part in " ".join(told.split()).split("agentgym ") if part.startswith("eval "))

@@ -24,6 +24,7 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.observer import Unobserved
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.loop.trainer import Trainer
 
@@ -52,7 +53,7 @@ class Watcher(Unobserved):
 
 
 config = TrainConfig(
-    env="TextGame-v0", env_kwargs={"level": 1}, steps=3, tasks=2, group_size=2, eval_episodes=0,
+    env="TextGame-v0", env_kwargs={"level": 1}, steps=3, tasks=2, group_size=2, eval=HeldOutConfig(episodes=0),
     optimizer=OptimizerConfig(learning_rate=1e-3), local=LocalEngineConfig(compile=False),
     checkpoint=CheckpointConfig(every=1, keep=2),
 )

@@ -27,7 +27,6 @@ from agentgym.evaluation.play.config import EvalConfig
 from agentgym.evaluation.play.endpoint import EndpointUse, endpoint_loop, endpoint_use, found_model
 from agentgym.evaluation.play.eval_folder import EvalFolder, free_folder, missing, recorded_eval_date
 from agentgym.evaluation.play.policies import PolicyLoop, played_env
-from agentgym.evaluation.scores.statistics import EvalSummary, summarize
 from agentgym.loading import place_of
 from agentgym.model.context_window import folder_window
 from agentgym.model.model_name import EMBEDDED, is_model_id, model_folder
@@ -41,6 +40,7 @@ from agentgym.rollout.hosting.watchdog import watch_calls
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.sampling.self_play import seats_of
+from agentgym.rollout.scores.statistics import EvalSummary, summarize
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON, Message, Task
 

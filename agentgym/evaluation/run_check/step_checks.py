@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.evaluation.run_check.basis import Record
-from agentgym.evaluation.scores.statistics import FAILED_CALLS
 from agentgym.rollout.record.episode_digests import is_trained
 from agentgym.rollout.record.ledger import Ledger, Violation
+from agentgym.rollout.scores.statistics import FAILED_CALLS
 from agentgym.trajectory import Status, StopReason
 
 __all__ = ["StepChecks"]
@@ -91,12 +91,16 @@ class StepChecks:
 
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
+        self._evaluations: dict[int, _Step] = {}
+        """The evaluations that were played before a step, by the step."""
         self._seen: set[int] = set()
 
     def add(self, record: Record) -> None:
         """Adds one line of `episodes.jsonl`."""
         if record["phase"] == "train":
             self._steps.setdefault(record["step"], _Step()).add(record)
+        elif record["phase"] in ("eval_before", "eval_during"):
+            self._evaluations.setdefault(record["step"] + 1, _Step()).add(record)
 
     def check(self, ledger: Ledger, line: int, raw: bytes) -> None:
         """Checks the property `metrics` on a line of `metrics.jsonl`."""
@@ -118,6 +122,9 @@ class StepChecks:
             return "an object with a step was wanted"
         self._seen.add(given["step"])
         wanted = self._steps.get(given["step"], _Step()).numbers()
+        if "eval_success" in given:
+            held_out = self._evaluations.get(given["step"], _Step()).numbers()
+            wanted = {**wanted, **{f"eval_{name}": held_out[name] for name in ("success", "reward_mean")}}
         for name, value in wanted.items():
             stated = given.get(name, value)
             if not isinstance(stated, int | float) or not math.isclose(stated, value, rel_tol=1e-6, abs_tol=1e-6):

@@ -27,11 +27,11 @@ from agentgym.types import JSON
 __all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_run_date", "save_model"]
 
 FREE = (
-    *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint."),
+    *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint.", "eval."),
     *("trackers", "tracking.", "speed.", "profile.", "limits.stall_s", "sampler.env_processes", "require_token"),
 )
 """The prefixes of settings that may differ when a run is resumed: the location of its parts, its end, its checkpoints,
-its trackers, and access to its server."""
+its evaluations, its trackers, and access to its server."""
 
 
 class RunFolder:
@@ -70,7 +70,7 @@ class RunFolder:
             flatten_settings(_fill_defaults(read_settings(path))),
             flatten_settings(json.loads(json.dumps(asdict(config)))),
         )
-        free = {"steps", "max_minutes", "eval_episodes", "target_success"}
+        free = {"steps", "max_minutes", "target_success"}
         names = [*given, *(name for name in stored if name not in given)]
         if stored.get("date") is None:  # no date was recorded: each process used its own
             free.add("date")

@@ -84,6 +84,19 @@ class Checkpoints:
         self._newest = final
         return final
 
+    @property
+    def best_is_held_out(self) -> bool:
+        """True if the best checkpoint is chosen by evaluations."""
+        return self.config.best_is_held_out
+
+    def name_best(self, metrics: Sequence[Mapping[str, JSON]]) -> None:
+        """Names the best of the written checkpoints anew, after an evaluation that `metrics` end with."""
+        self.wait()
+        best = self._find_best([*map(step_of, checkpoint_folders(self.run))], metrics)
+        if best is not None:
+            with guard_writes(self.run):
+                replace_file(self.folder / BEST, f"{self.path_of(best).name}\n")
+
     def path_of(self, step: int) -> Path:
         """Returns the path of a step's checkpoint."""
         return self.folder / f"step-{step:06d}"
@@ -143,12 +156,14 @@ class Checkpoints:
         if name is None:
             return None
         best = best_step(steps, metrics, name, max(WINDOW, self.config.every))
-        if best is None and metrics and not self._has_warned:
+        lines = [line for line in metrics if "eval_success" in line] if self.best_is_held_out else metrics
+        lacks = not any(name in line for line in lines) if self.best_is_held_out else best is None
+        if lines and lacks and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "no step has a number %r to find the best checkpoint by%s (checkpoint.keep_best; metrics.jsonl has"
                 " their names)",
-                *(name, nearest(name, metrics[-1]).removesuffix(".")),
+                *(name, nearest(name, lines[-1]).removesuffix(".")),
             )
         return best
 
@@ -167,11 +182,14 @@ def best_step(steps: Sequence[int], metrics: Sequence[Mapping[str, JSON]], name:
     """Returns the step with the greatest mean of the metric `name` over the `window` steps up to it.
 
     Of equal ones it is the later; None if no step has the metric. Example: success of 0, 1, 1, 0 in steps 1 to 4 and a
-    window of 2 make 3 the best of steps 2, 3 and 4.
+    window of 2 make 3 the best of steps 2, 3 and 4. A number of the held-out tasks is that of the step before the line
+    that has it, alone.
     """
     found: dict[int, float] = {}
+    is_held_out = name.startswith("eval_")
     for step in steps:
-        lines = [line for line in metrics if step - window < cast(int, line["step"]) <= step]
+        first, last = (step + 1, step + 1) if is_held_out else (step - window + 1, step)
+        lines = [line for line in metrics if first <= cast(int, line["step"]) <= last]
         values = [value for line in lines if isinstance(value := line.get(name), int | float) and isfinite(value)]
         if values:
             found[step] = sum(values) / len(values)

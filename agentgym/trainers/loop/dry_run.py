@@ -42,7 +42,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     renderer, model = renderer_for(folder, config.family, date=config.date), load_model(folder, config)
     check_model_settings(model, config)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
-    held_out = config.eval_episodes
+    held_out = config.eval.episodes
     if config.data.has_files:
         source = open_tasks(config, renderer)
         tasks, held_out = source.train_tasks(1, range(config.tasks)), len(source.eval_tasks(held_out))
@@ -67,6 +67,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     weights += (3 * critics + threads) * trained + (parameters if ahead and config.engine == "local" else 0)
     memory = PROCESS_MB + (weights + cache + activations) * BYTES // 1_000_000
     episodes = config.episodes_per_step
+    num_evaluations = 2 + ((config.steps - 1) // config.eval.every if config.eval.every else 0)
     return [
         *_servers(config),
         *_actors(config),
@@ -75,7 +76,11 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         ("episodes per step", episodes, f"{config.tasks} tasks x group size {config.group_size}"),
         *_practice(config, choices),
         ("optimizer steps", config.steps * learner.steps_per_batch, f"{learner.steps_per_batch} after each batch"),
-        ("episodes in all", episodes * config.steps, f"and {2 * held_out} held-out ones"),
+        (
+            "episodes in all",
+            episodes * config.steps,
+            f"and {num_evaluations * held_out * config.eval.repeats} held-out ones",
+        ),
         ("first prompt tokens", prompt, f"of a window of {window}"),
         ("most tokens per reply", min(config.limits.turn_tokens or window, window), "limits.turn_tokens"),
         ("most tokens per step", episodes * window, "if every episode filled the window"),

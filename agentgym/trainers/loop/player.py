@@ -39,11 +39,15 @@ class Player:
 
     config: TrainConfig
     source: TaskSource
+    held_out: TaskSource
+    """The source of the tasks of evaluations."""
     stage: Stage
     rewards: Rewards
     seats: tuple[str, ...]
     sampler: Sampler
-    """Plays evaluations, with the policy in every seat."""
+    """Plays single episodes, with the policy in every seat."""
+    evaluator: Sampler
+    """Plays evaluations, likewise."""
     players: Sampler
     """Plays the groups of a step: the same sampler, or one for self-play or for agents over HTTP."""
     probe_sampler: Sampler
@@ -114,14 +118,22 @@ class Player:
         if self.stream is not None:
             await self.stream.close()
 
-    async def evaluate(self, phase: str, on_episode: Callable[[Trajectory], None]) -> list[Trajectory]:
-        """Plays the held-out tasks with the sampling of training.
+    def held_out_episodes(self, phase: str) -> list[Episode]:
+        """Returns the episodes of an evaluation, task by task.
 
-        For one environment, the episodes have the same ids as those that `agentgym eval` plays with this seed.
+        For one environment, they have the same ids as those that `agentgym eval` plays with this seed.
         """
-        tasks = played_alone(self.source.eval_tasks(self.config.eval_episodes))
-        episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
-        return await self._score_episodes(await self.sampler.run(episodes, on_episode=on_episode))
+        settings, seed = self.config.eval, self.config.seed
+        tasks = played_alone(self.held_out.eval_tasks(settings.episodes))
+        return [
+            Episode(task, f"0/{number}", member, seed, phase=phase)
+            for number, task in enumerate(tasks)
+            for member in range(settings.repeats)
+        ]
+
+    async def evaluate(self, episodes: Sequence[Episode], on_episode: Callable[[Trajectory], None]) -> list[Trajectory]:
+        """Plays the episodes of an evaluation."""
+        return await self._score_episodes(await self.evaluator.run(episodes, on_episode=on_episode))
 
     async def _score_episodes(self, played: list[Trajectory]) -> list[Trajectory]:
         """Adds the rewards of a function that scores episodes together; other episodes have theirs already."""
@@ -151,7 +163,7 @@ class Player:
 
 
 async def open_player(
-    config: TrainConfig, stage: Stage, source: TaskSource, rewards: Rewards, stack: AsyncExitStack
+    config: TrainConfig, stage: Stage, source: TaskSource, held_out: TaskSource, rewards: Rewards, stack: AsyncExitStack
 ) -> tuple[Player, Sequence[str]]:
     """Creates the samplers of a run, which the stack closes.
 
@@ -160,6 +172,7 @@ async def open_player(
     loop = stage.loop("train")
     sampler = stage.sampler(rewards.loop(loop))
     stack.callback(sampler.close)
+    evaluator = stage.sampler(rewards.loop(stage.loop("eval")), sampler.home)
     probe_sampler = stage.sampler(stage.loop("probe"), sampler.home)
     probe_sampler.checks_calls = False  # its replies are cut intentionally
     seats = trained_seats(config)
@@ -186,7 +199,8 @@ async def open_player(
         )
         stack.push_async_callback(stream.close)
     lengths = StepLengths(config.tasks, config.max_staleness)
-    return Player(config, source, stage, rewards, seats, sampler, players, probe_sampler, stream, lengths), shown
+    samplers = (sampler, evaluator, players, probe_sampler)
+    return Player(config, source, held_out, stage, rewards, seats, *samplers, stream, lengths), shown
 
 
 def _open_self_play(config: TrainConfig, loop: EpisodeLoop, stack: AsyncExitStack) -> Sampler:

@@ -33,7 +33,7 @@ from agentgym.trainers.loop.learn_step import learn_step
 from agentgym.trainers.loop.observer import Observer
 from agentgym.trainers.loop.open_parts import open_parts
 from agentgym.trainers.loop.player import Player, open_player
-from agentgym.trainers.loop.run_tasks import open_tasks
+from agentgym.trainers.loop.run_tasks import held_out_source, open_tasks
 from agentgym.trainers.loop.session import Progress, TrainingSession, WeightPublisher
 from agentgym.trainers.loop.token_budget import with_token_budget
 from agentgym.trainers.loop.train_result import RunEnd, TrainResult
@@ -41,7 +41,7 @@ from agentgym.trainers.monitoring.halt import keep_episodes
 from agentgym.trainers.monitoring.instruments import Instruments
 from agentgym.trainers.monitoring.metrics import EvalScore, score
 from agentgym.trainers.monitoring.parity import ParityGate
-from agentgym.trainers.monitoring.target import is_target_near
+from agentgym.trainers.monitoring.target import has_stalled, is_target_near
 from agentgym.trainers.monitoring.watch import CollapseWatch
 from agentgym.trainers.parts.engine import check_model_settings, load_model
 from agentgym.trainers.parts.parts import Origin, RunParts
@@ -70,6 +70,8 @@ class Run:
     model: LanguageModel
     renderer: Renderer
     source: TaskSource
+    held_out: TaskSource
+    """The source of the tasks of evaluations."""
     reward: RewardFunction | None
     """A function that replaces the configured one."""
     instruments: Instruments
@@ -90,8 +92,11 @@ class Run:
                 self._begin_training()
                 limit_s = self._limit_s()
                 while not (end := self._end(limit_s)):
-                    if after := await self._reach_target(session):
-                        return self._result(session, before, after, "target_success")
+                    if held_out := await self._evaluate_between(session):
+                        if end := self._end_after(held_out):
+                            return self._result(session, before, held_out, end)
+                        self.observer.on_phase("train", self.config.episodes_per_step)
+                        self.instruments.begin()
                     self.folder.checkpoints.check()
                     with self.instruments.step(self.progress.step + 1):
                         started = time.perf_counter()
@@ -156,7 +161,7 @@ class Run:
             parts.learner.load_state_dict(self.checkpoint.learner_state())
         configured = config.reward if self.reward is None else replace(config.reward, function=None)
         rewards = await stack.enter_async_context(open_rewards(configured, self.reward))
-        player, lines = await open_player(config, parts.stage, self.source, rewards, stack)
+        player, lines = await open_player(config, parts.stage, self.source, self.held_out, rewards, stack)
         for line in lines:
             self._show(line)
         if backend := backend_line(self.model, self.model_folder):
@@ -190,17 +195,29 @@ class Run:
             return "max_minutes"
         return "solved" if self.watch.is_finished else None
 
-    async def _reach_target(self, session: TrainingSession) -> EvalScore | None:
-        """Plays the held-out tasks if the last steps succeeded often enough, and returns a score that ends the run."""
-        target = self.config.target_success
-        if target is None or not self.config.eval_episodes or not is_target_near(self.watch.successes, target):
+    async def _evaluate_between(self, session: TrainingSession) -> EvalScore | None:
+        """Plays the held-out tasks if they are due after the last step, or if it succeeded as often as the target."""
+        config, step = self.config, self.progress.step
+        is_due = step > 0 and config.eval.every > 0 and step % config.eval.every == 0
+        is_near = config.target_success is not None and is_target_near(self.watch.successes, config.target_success)
+        if not (is_due or is_near):
             return None
-        session.save()
-        held_out = await self._evaluate(session, "eval_during", target)
-        if held_out is not None and held_out.success >= target:
-            return held_out
-        self.observer.on_phase("train", self.config.episodes_per_step)
-        return None
+        if is_near or self.folder.checkpoints.best_is_held_out:
+            session.save()
+        return await self._evaluate(session, "eval_during")
+
+    def _end_after(self, held_out: EvalScore) -> RunEnd | None:
+        """Returns the reason why this evaluation during training ends it; None if it does not."""
+        target, patience = self.config.target_success, self.config.eval.patience
+        if target is not None and held_out.success >= target:
+            return "target_success"
+        lines = self._lines_with(held_out) if patience else []
+        scores = [(line["eval_success"], line["eval_reward_mean"]) for line in lines if "eval_success" in line]
+        return "patience" if patience and has_stalled(scores, patience) else None
+
+    def _lines_with(self, held_out: EvalScore) -> list[dict[str, Any]]:
+        """Returns the lines of `metrics.jsonl`, and the evaluation after the last step as one more."""
+        return [*self.folder.steps(), {"step": held_out.step + 1, **held_out.to_metrics()}]
 
     async def _play_groups(self, session: TrainingSession) -> StepGroups:
         step = self.progress.step + 1
@@ -222,25 +239,32 @@ class Run:
         await session.writer.append(played, phase="greedy", step=self.progress.step + 1)
         return {trajectory.group: trajectory.reward for trajectory in played if trajectory.reward is not None}
 
-    async def _evaluate(self, session: TrainingSession, phase: Phase, target: float = 1.0) -> EvalScore | None:
-        """Plays the held-out tasks with the sampling of training; returns None if there are none.
+    async def _evaluate(self, session: TrainingSession, phase: Phase) -> EvalScore | None:
+        """Plays the held-out tasks; returns None if there are none.
 
-        An evaluation during training that reaches the target is recorded as the one after it.
+        An evaluation during training that ends it is recorded as the one after it.
         """
-        if not self.config.eval_episodes:
+        if not self.config.eval.episodes:
             return None
-        self.observer.on_phase(phase, len(self.source.eval_tasks(self.config.eval_episodes)))
-        trajectories = await session.player.evaluate(phase, self.observer.on_episode)
-        scored = score(self.progress.step, trajectories, self.source.label)
-        phase = "eval_after" if phase == "eval_during" and scored.success >= target else phase
-        await session.writer.append(trajectories, phase=phase, step=self.progress.step)
+        player, step = session.player, self.progress.step
+        episodes = player.held_out_episodes(phase)
+        self.observer.on_phase(phase, len(episodes))
+        trajectories = await player.evaluate(episodes, self.observer.on_episode)
+        scored = score(step, trajectories, self.held_out.label)
+        if phase == "eval_during" and self._end_after(scored):
+            phase = "eval_after"
+        await session.writer.append(trajectories, phase=phase, step=step)
+        if self.folder.checkpoints.best_is_held_out:
+            await self.folder.checkpoints.ready()
+            self.folder.checkpoints.name_best(self._lines_with(scored))
+        self.progress.held_out = scored
         return self.instruments.log_score(scored)
 
     def _recorded_score(self, phase: str) -> EvalScore | None:
         """Returns the score of an evaluation that was recorded before the run was resumed."""
         records = takewhile(lambda record: record.phase == phase, read_episodes(self.folder.path))
         trajectories = [record.trajectory for record in records]
-        return score(0, trajectories, self.source.label) if trajectories else None
+        return score(0, trajectories, self.held_out.label) if trajectories else None
 
     def _result(
         self, session: TrainingSession, before: EvalScore | None, after: EvalScore | None, end: RunEnd
@@ -279,6 +303,7 @@ def open_run(
     written = date if renderer.tokenizer.writes_date else config.date
     config = with_token_budget(replace(config, family=renderer.reply_format.name, date=written))
     source = open_tasks(config, renderer)
+    held_out = held_out_source(config, source)
     tracking = Tracking(config.trackers, config.tracking)
     checkpoint = None
     if resume:
@@ -300,6 +325,7 @@ def open_run(
         model=model,
         renderer=renderer,
         source=source,
+        held_out=held_out,
         reward=reward,
         instruments=Instruments(config, renderer, tracking, folder.path, model),
         watch=CollapseWatch(config.collapse, recorded),

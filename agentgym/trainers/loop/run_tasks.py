@@ -12,10 +12,19 @@ from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.self_play import trained_seats
-from agentgym.trainers.tasks import AheadTasks, TaskSource, env_choices, fixed_source, make_source
+from agentgym.trainers.tasks import (
+    AheadTasks,
+    EnvTasks,
+    MixedTasks,
+    PracticeConfig,
+    TaskSource,
+    env_choices,
+    fixed_source,
+    make_source,
+)
 from agentgym.types import JSON, Message, Task
 
-__all__ = ["open_tasks"]
+__all__ = ["held_out_source", "open_tasks"]
 
 
 def open_tasks(config: TrainConfig, renderer: Renderer) -> TaskSource:
@@ -23,6 +32,17 @@ def open_tasks(config: TrainConfig, renderer: Renderer) -> TaskSource:
     trained_seats(config)
     source = _source(config, renderer)
     return AheadTasks(source, config.tasks) if config.max_staleness else source
+
+
+def held_out_source(config: TrainConfig, source: TaskSource) -> TaskSource:
+    """Returns the source of the held-out tasks: that of training, or the environments of `eval.mix`."""
+    if not config.eval.mix:
+        return source
+    choices = env_choices(PracticeConfig(mix=config.eval.mix), "", {})
+    for choice in choices:
+        resolve_env(choice.env, choice.kwargs)
+    sources = {choice.name: EnvTasks(choice.env, config.seed, choice.kwargs) for choice in choices}
+    return MixedTasks(sources, [choice.weight for choice in choices], tasks_per_step=1)
 
 
 def _source(config: TrainConfig, renderer: Renderer) -> TaskSource:
@@ -41,10 +61,10 @@ def _of_data(config: TrainConfig, renderer: Renderer, env_kwargs: Mapping[str, J
     data = open_data(config.data, count, config.env)
     if not data.train:
         raise ConfigError("the data holds no tasks to train on: name them with data.train (--data.train FILE)")
-    if config.eval_episodes and not data.eval:
+    if config.eval.episodes and not (data.eval or config.eval.mix):
         raise ConfigError(
             "the data holds no tasks to evaluate on: name them with data.eval (--data.eval FILE), hold some out with"
-            " data.eval_fraction (--data.eval-fraction 0.1), or set eval_episodes to 0"
+            " data.eval_fraction (--data.eval-fraction 0.1), or set eval.episodes to 0"
         )
     data.log_report()
     for env in data.env_ids:

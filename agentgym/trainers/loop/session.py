@@ -20,7 +20,7 @@ from agentgym.trainers.learner.policy_learner import PolicyLearner
 from agentgym.trainers.loop.observer import Observer
 from agentgym.trainers.loop.player import Player
 from agentgym.trainers.monitoring.instruments import Instruments
-from agentgym.trainers.monitoring.metrics import RolloutSummary, StepMetrics
+from agentgym.trainers.monitoring.metrics import EvalScore, RolloutSummary, StepMetrics
 from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.monitoring.watch import CollapseWatch
 from agentgym.trainers.parts.engine import weights_for
@@ -40,12 +40,15 @@ class Progress:
     """The seconds of playing and learning since the run began, without evaluations."""
     random: Mapping[str, Any]
     """The states of the random generators after the last complete step."""
+    held_out: EvalScore | None = None
+    """The evaluation since the last step, which the line of the next step has."""
     is_between_steps: bool = True
     """False while a step updates weights and files: a second Ctrl-C does not wait, and may leave them half updated."""
 
     def add_step(self, seconds: float) -> None:
         """Counts a step that took so many seconds."""
         self.step += 1
+        self.held_out = None
         self.train_s += seconds
 
 

@@ -11,7 +11,7 @@ from agentgym.trainers.monitoring.metrics import EvalScore
 __all__ = ["RunEnd", "TrainResult"]
 
 
-RunEnd: TypeAlias = Literal["steps", "target_success", "max_minutes", "solved", "interrupted"]
+RunEnd: TypeAlias = Literal["steps", "target_success", "max_minutes", "solved", "patience", "interrupted"]
 """The reason why a run ended: the setting that says so, or an interrupt."""
 
 

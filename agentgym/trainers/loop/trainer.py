@@ -67,7 +67,7 @@ class Trainer:
     ) -> Trainer:
         """Returns the trainer of a run folder, at its newest checkpoint: `Trainer.load("runs/x", steps=80).fit()`.
 
-        `changes` are settings that a resumed run may change: steps, max_minutes, eval_episodes, target_success,
+        `changes` are settings that a resumed run may change: steps, max_minutes, eval, target_success,
         collapse, checkpoint, speed, profile, trackers, tracking. Raises RunFolderError for a folder without a run,
         ConfigError for other changes.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -90,11 +90,11 @@ class Instruments:
 
     def log_step(self, metrics: StepMetrics, groups: Sequence[Group]) -> None:
         """Logs a step's numbers to the trackers and, if due, some of its episodes."""
-        self.tracking.step(metrics.step, metrics.to_json())
+        self.tracking.step(metrics.step, replace(metrics, held_out=None).to_json())
         played = [trajectory for group in groups for trajectory in group.trajectories]
         self.tracking.episodes(metrics.step, played, self.renderer)
 
     def log_score(self, score: EvalScore) -> EvalScore:
         """Logs the score of an evaluation to the trackers and returns it."""
-        self.tracking.step(score.step, {"eval_success": score.success, "eval_reward_mean": score.reward_mean})
+        self.tracking.step(score.step, score.to_metrics())
         return score

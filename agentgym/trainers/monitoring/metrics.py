@@ -8,6 +8,7 @@ from typing import Any
 
 from agentgym.engines.protocol import WeightSync
 from agentgym.rollout.record.task_names import task_names
+from agentgym.rollout.scores.pass_at_k import AtK, repeat_scores
 from agentgym.trainers.batch.credits import GroupCredit
 from agentgym.trainers.learner.critic import CriticStats
 from agentgym.trainers.learner.step_stats import StepStats
@@ -166,6 +167,8 @@ class StepMetrics:
     `docs/sampling.md` and `docs/asynchronous.md` list them."""
     symptoms: tuple[Symptom, ...] = ()
     """The symptoms of collapse at this step."""
+    held_out: EvalScore | None = None
+    """The evaluation before this step, if there was one: of the weights that sampled the step's episodes."""
 
     def to_json(self) -> dict[str, JSON]:
         """Returns a flat mapping with the names that curves and viewers use; `warnings` has the step's new symptoms."""
@@ -192,6 +195,7 @@ class StepMetrics:
             **rounded,
             **speed,
             **self.practice,
+            **(self.held_out.to_metrics() if self.held_out else {}),
             **symptoms,
         }
 
@@ -209,8 +213,19 @@ class EvalScore:
     """The success of each episode that has a reward: 1 for a success, else 0."""
     tasks: tuple[str, ...] = ()
     """The task of each of these episodes, equal for equal tasks."""
+    at_k: tuple[AtK, ...] = ()
+    """pass@k, pass^k and best@k for k from 2; empty if every task was played once."""
     by_env: Mapping[str, EvalScore] = field(default_factory=dict)
     """The scores of the environments of a mix, by name."""
+
+    def to_metrics(self) -> dict[str, JSON]:
+        """Returns the numbers by the names that `metrics.jsonl` and trackers have."""
+        numbers: dict[str, JSON] = {"eval_success": self.success, "eval_reward_mean": self.reward_mean}
+        for at in self.at_k:
+            numbers |= {f"eval_pass_at_{at.k}": at.pass_at_k, f"eval_best_at_{at.k}": at.best_at_k}
+        for env, part in self.by_env.items():
+            numbers |= {f"{name}/{env}": value for name, value in part.to_metrics().items()}
+        return numbers
 
 
 def score(step: int, trajectories: Sequence[Trajectory], label: Callable[[Task], str] | None = None) -> EvalScore:
@@ -228,6 +243,7 @@ def score(step: int, trajectories: Sequence[Trajectory], label: Callable[[Task],
         reward_mean=mean([trajectory.reward or 0.0 for trajectory in kept]),
         episodes=len(kept),
         failed=len(trajectories) - len(kept),
+        at_k=tuple(at for scores in repeat_scores(trajectories)[:1] for at in scores.at if at.k > 1),
         by_env={name: score(step, own) for name, own in parts.items() if name},
     )
 

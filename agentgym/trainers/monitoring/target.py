@@ -1,11 +1,11 @@
-"""Decides when a run plays its held-out tasks to learn whether it has reached its target."""
+"""Decides when a run plays its held-out tasks, and when their scores end it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
 
-__all__ = ["is_target_near"]
+__all__ = ["has_stalled", "is_target_near"]
 
 NUM_STEPS = 2
 """The last steps whose own success has to reach the target."""
@@ -23,3 +23,8 @@ def is_target_near(successes: Sequence[float], target: float) -> bool:
         if step - played >= PAUSE and fmean(successes[step - NUM_STEPS : step]) >= target:
             played = step
     return played == len(successes)
+
+
+def has_stalled(scores: Sequence[tuple[float, float]], patience: int) -> bool:
+    """Returns whether the last `patience` of these pairs of success and mean reward are no better than one before."""
+    return len(scores) > patience and max(scores[-patience:]) <= max(scores[:-patience])

@@ -1,4 +1,4 @@
-"""The factories of a run's loops and samplers: for training, for the parity probe and for greedy episodes."""
+"""The factories of a run's loops and samplers: for training, evaluation, the parity probe and greedy episodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["LocalStage", "Part", "Stage", "loop_for"]
 
 PROBE_TOKENS = 256
 """The most ids of a reply in a probe of the parity check."""
-Part: TypeAlias = Literal["train", "probe", "greedy"]
-"""The purpose of episodes: training and evaluation, the engine's parity probe (short ones), or temperature 0."""
+Part: TypeAlias = Literal["train", "eval", "probe", "greedy"]
+"""The purpose of episodes: training, evaluation, the engine's parity probe (short ones), or temperature 0."""
 
 
 class Stage(Protocol):
@@ -60,11 +60,13 @@ def limits_for(part: Part, config: TrainConfig) -> Limits:
 
 def loop_for(part: Part, config: TrainConfig, engine: Engine, renderer: Renderer) -> RolloutLoop:
     """The rollout loop of a run's episodes."""
+    temperatures = {"greedy": 0.0, "eval": config.eval.temperature}
+    temperature = temperatures.get(part)
     return RolloutLoop(
         engine,
         renderer,
         limits_for(part, config),
-        replace(config.sampling, temperature=0.0) if part == "greedy" else config.sampling,
+        config.sampling if temperature is None else replace(config.sampling, temperature=temperature),
         history=config.history,
         compaction=config.compaction,
     )

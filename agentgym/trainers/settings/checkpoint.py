@@ -20,11 +20,17 @@ class CheckpointConfig:
     newest is corrupt. The best one, and any that is being read, are kept beyond these."""
     keep_best: str | None = "success"
     """The metric of metrics.jsonl, such as success or reward_mean, that the best checkpoint is chosen by: the one with
-    the greatest mean over the last 10 steps (or `every`, if that is more). It is kept whatever `keep` is, and
-    `checkpoints/best` names it; null for none."""
+    the greatest mean over the last 10 steps (or `every`, if that is more). By a number of the held-out tasks, such as
+    eval_success, it is the one that did best in an evaluation during training (eval.every) or after it; each of these
+    evaluations has a checkpoint then. It is kept whatever `keep` is, and `checkpoints/best` names it; null for none."""
     background: bool = True
     """Writes checkpoints while the run goes on, from a copy of its tensors, which takes the memory of one more model
     and optimizer meanwhile. The files are the same either way."""
+
+    @property
+    def best_is_held_out(self) -> bool:
+        """True if the best checkpoint is chosen by evaluations."""
+        return bool(self.keep_best and self.keep_best.startswith("eval_"))
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -157,7 +157,7 @@ def test_env_check_says_what_the_rubric_pays_for_nonsense_and_nothing_else() -> 
 def test_two_steps_of_training_move_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     told = ["train", "--env", ID, "--algo", "grpo", "--steps", "2", "--output", str(run)]
-    assert main([*told, "--tasks", "4", "--eval-episodes", "8"]) == 0, capsys.readouterr().err
+    assert main([*told, "--tasks", "4", "--eval.episodes", "8"]) == 0, capsys.readouterr().err
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     norms = [one["grad_norm"] for one in steps if "grad_norm" in one]
     assert len(norms) == 2

@@ -18,6 +18,7 @@ from agentgym.evaluation.play.config import EvalConfig
 from agentgym.rollout.record.folder_lock import LOCK_NAME, FolderLock
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.settings.held_out import HeldOutConfig
 
 HOLD = """
 import os
@@ -96,7 +97,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_run_that_is_going_on_elsewhere_is_not_resumed_and_loses_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    Trainer(TrainConfig(env="GuessNumber-v0", steps=1, tasks=1, group_size=2, eval_episodes=0), run).fit()
+    Trainer(
+        TrainConfig(env="GuessNumber-v0", steps=1, tasks=1, group_size=2, eval=HeldOutConfig(episodes=0)), run
+    ).fit()
     assert not (run / LOCK_NAME).exists()
     before = contents(run)
     with another_process(run), pytest.raises(RunFolderError, match="writes in"):

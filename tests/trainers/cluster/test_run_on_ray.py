@@ -218,7 +218,7 @@ def test_an_interrupt_ends_the_run_and_all_that_it_began(
     """Ctrl-C reaches the whole group of processes, SIGTERM the driver alone."""
     words = "train --env TextGame-v0 --executor ray --max-staleness 1 --ray.workers 2 --local.compile False"
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "agentgym", *words.split(), "--eval-episodes", "0", "--output", str(folder)]
+    command = [sys.executable, "-m", "agentgym", *words.split(), "--eval.episodes", "0", "--output", str(folder)]
     driver = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + LIMIT_S
@@ -276,7 +276,7 @@ def kill_one(kind: str, metrics: Path) -> None:
 def joining(address: str, folder: Path, home: Path) -> subprocess.CompletedProcess[str]:
     """A run that is to join a cluster, by somebody who has no token."""
     words = f"train --env TextGame-v0 --steps 1 --tasks 1 --group-size 2 --executor ray --ray.address {address}"
-    command = [sys.executable, "-m", "agentgym", *words.split(), "--eval-episodes", "0", "--output", str(folder)]
+    command = [sys.executable, "-m", "agentgym", *words.split(), "--eval.episodes", "0", "--output", str(folder)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(home)}
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environ, check=False)
 

@@ -22,6 +22,7 @@ from agentgym.trainers.batch.credits import credit_groups
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.self_play import SeatedEpisodes, seat_metrics
 from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 
@@ -112,7 +113,7 @@ def config(**settings: Any) -> TrainConfig:
         "steps": 1,
         "tasks": 2,
         "group_size": 2,
-        "eval_episodes": 0,
+        "eval": HeldOutConfig(episodes=0),
         "limits": Limits(max_turns=3, turn_tokens=4, cut_reply="answer"),
         "local": LocalEngineConfig(compile=False),
     }

@@ -25,6 +25,7 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.dry_run import describe_plan
 from agentgym.trainers.loop.token_budget import with_token_budget
 from agentgym.trainers.parts.engine import open_engine
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.tasks.practice import PracticeConfig
 
 Train = Callable[..., Any]
@@ -34,7 +35,12 @@ Train = Callable[..., Any]
 def guesses() -> TrainConfig:
     """One step of a game that the embedded model does not know, so that it rambles."""
     return TrainConfig(
-        env="GuessNumber-v0", steps=1, tasks=1, group_size=2, eval_episodes=3, local=LocalEngineConfig(compile=False)
+        env="GuessNumber-v0",
+        steps=1,
+        tasks=1,
+        group_size=2,
+        eval=HeldOutConfig(episodes=3),
+        local=LocalEngineConfig(compile=False),
     )
 
 
@@ -94,7 +100,7 @@ def test_a_run_whose_replies_are_cut_names_the_limit_and_not_the_format(
     guesses: TrainConfig, train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    train(replace(guesses, steps=2, eval_episodes=0, limits=Limits(turn_tokens=4)), tmp_path / "run")
+    train(replace(guesses, steps=2, eval=HeldOutConfig(episodes=0), limits=Limits(turn_tokens=4)), tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["replies_cut"], line["longest_reply"]) for line in lines] == [(2, 4), (2, 4)]
     assert lines[1]["signs"] == ["replies_cut", "dead_groups"]

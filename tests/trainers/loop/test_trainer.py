@@ -31,6 +31,7 @@ from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trajectory import Status
@@ -42,7 +43,9 @@ Train = Callable[..., Any]
 @pytest.fixture
 def small_run(small_run: TrainConfig) -> TrainConfig:
     """A smaller run with evaluations, and with small steps."""
-    return replace(small_run, tasks=2, group_size=3, eval_episodes=4, optimizer=OptimizerConfig(learning_rate=1e-4))
+    return replace(
+        small_run, tasks=2, group_size=3, eval=HeldOutConfig(episodes=4), optimizer=OptimizerConfig(learning_rate=1e-4)
+    )
 
 
 class ThreadedGame(TextGame):
@@ -102,7 +105,7 @@ def test_equal_seeds_and_any_number_of_environment_threads_give_equal_bytes_and_
 def test_another_seed_gives_other_episodes(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     files = []
     for seed in (0, 1):
-        train(replace(small_run, seed=seed, steps=1, eval_episodes=0), tmp_path / str(seed))
+        train(replace(small_run, seed=seed, steps=1, eval=HeldOutConfig(episodes=0)), tmp_path / str(seed))
         files.append((tmp_path / str(seed) / "episodes.jsonl").read_bytes())
     assert files[0] != files[1]
 
@@ -156,7 +159,7 @@ def test_a_resumed_run_keeps_the_reference_that_training_began_with(
 def test_episodes_that_fail_leave_the_advantages_of_the_others_as_in_a_run_without_them(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
-    config = replace(small_run, steps=1, tasks=12, eval_episodes=0)
+    config = replace(small_run, steps=1, tasks=12, eval=HeldOutConfig(episodes=0))
     train(replace(config, env=f"{HERE}:Fragile"), tmp_path / "fragile")
     train(replace(config, env=f"{HERE}:ThreadedGame"), tmp_path / "sound")
     broken = list(read_episodes(tmp_path / "fragile" / "episodes.jsonl"))
@@ -197,7 +200,7 @@ def test_mistakes_end_before_anything_is_written(small_run: TrainConfig, train: 
 def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other_settings(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
-    config = replace(small_run, steps=1, eval_episodes=0)
+    config = replace(small_run, steps=1, eval=HeldOutConfig(episodes=0))
     train(config, tmp_path / "run")
     with pytest.raises(RunFolderError, match="--resume"):
         train(config, tmp_path / "run")
@@ -213,7 +216,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other
 
 @pytest.mark.slow
 def test_a_run_is_resumed_with_another_stall_s(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
-    config = replace(small_run, steps=1, eval_episodes=0)
+    config = replace(small_run, steps=1, eval=HeldOutConfig(episodes=0))
     train(config, tmp_path / "run")
     other = replace(config, steps=2, limits=replace(config.limits, stall_s=999.0))
     result, _ = train(other, tmp_path / "run", resume=True)
@@ -224,7 +227,7 @@ def test_a_run_is_resumed_with_another_stall_s(small_run: TrainConfig, train: Tr
 def test_a_run_of_a_version_with_fewer_settings_goes_on_with_their_defaults(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
-    config, place = replace(small_run, steps=1, eval_episodes=0), tmp_path / "run" / "config.yaml"
+    config, place = replace(small_run, steps=1, eval=HeldOutConfig(episodes=0)), tmp_path / "run" / "config.yaml"
     train(config, tmp_path / "run")
     stored = yaml.safe_load(place.read_text())
     del stored["max_staleness"], stored["learner"]["lora"]
@@ -310,7 +313,11 @@ def interrupting_loss(logp: Any, old_logp: Any, advantages: Any, mask: Any, *, s
 def test_two_interrupts_in_a_half_made_step_write_no_checkpoint_of_it(small_run: TrainConfig, tmp_path: Path) -> None:
     learner = LearnerConfig(loss=f"{HERE}:interrupting_loss")
     config = replace(
-        small_run, eval_episodes=0, learner=learner, max_staleness=1, local=LocalEngineConfig(compile=False)
+        small_run,
+        eval=HeldOutConfig(episodes=0),
+        learner=learner,
+        max_staleness=1,
+        local=LocalEngineConfig(compile=False),
     )
     with pytest.raises(KeyboardInterrupt):
         Trainer(config, tmp_path / "run", Interrupts()).fit()

@@ -25,6 +25,7 @@ from agentgym.trainers.learner.learner import Learner, LearnerConfig
 from agentgym.trainers.monitoring.halt import load_batch
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.collapse import CollapseConfig
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.viewer.run_data import read_run
 
@@ -292,7 +293,10 @@ def test_a_sign_that_stops_leaves_a_checkpoint_of_the_last_whole_step(
 
 def test_a_solved_run_ends_as_after_its_last_step(quick: TrainConfig, train: Train, tmp_path: Path) -> None:
     config = replace(
-        quick, env=f"{HERE}:Priceless", eval_episodes=2, collapse=CollapseConfig(stop_on=("nan", "solved"))
+        quick,
+        env=f"{HERE}:Priceless",
+        eval=HeldOutConfig(episodes=2),
+        collapse=CollapseConfig(stop_on=("nan", "solved")),
     )
     result, _ = train(config, tmp_path / "run")
     assert result.steps == 2 and result.after is not None and result.after.success == 1.0

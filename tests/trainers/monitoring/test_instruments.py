@@ -16,6 +16,7 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.speed import ProfileConfig, SpeedConfig
 from agentgym.trainers.trackers import TrackingConfig
 
@@ -132,7 +133,7 @@ def test_a_resumed_run_tells_its_trackers_and_may_have_others(
     small_run: TrainConfig, train: Train, tmp_path: Path, own: str
 ) -> None:
     train(replace(small_run, steps=1), tmp_path / "run")
-    train(replace(small_run, trackers=(f"{own}:Lines",), eval_episodes=2), tmp_path / "run", resume=True)
+    train(replace(small_run, trackers=(f"{own}:Lines",), eval=HeldOutConfig(episodes=2)), tmp_path / "run", resume=True)
     begun, step, *rest = told(tmp_path / "run")
     assert begun[:2] == ["begin", 1]
     assert step[:2] == ["step", 2]

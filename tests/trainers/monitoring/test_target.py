@@ -15,6 +15,7 @@ from agentgym.errors import ConfigError
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.monitoring.target import is_target_near
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from tests.trainers.monitoring.test_halt import Priceless
 
 Train = Callable[..., Any]
@@ -34,7 +35,7 @@ class Harder(Priceless):
 def solvable(small_run: TrainConfig) -> TrainConfig:
     """A run whose episodes succeed, and end at their first step."""
     local = replace(small_run.local, compile=False)
-    return replace(small_run, env=f"{__name__}:Harder", local=local, steps=8, tasks=2, eval_episodes=4)
+    return replace(small_run, env=f"{__name__}:Harder", local=local, steps=8, tasks=2, eval=HeldOutConfig(episodes=4))
 
 
 def evaluations(folder: Path) -> list[tuple[str, int]]:
@@ -73,7 +74,7 @@ def test_a_run_ends_at_its_target_and_its_evaluation_is_the_one_after_training(
     assert evaluations(tmp_path / "run") == [("eval_before", 0), ("eval_after", 2)]
 
 
-@pytest.mark.parametrize("given", [{"target_success": None}, {"eval_episodes": 0}])
+@pytest.mark.parametrize("given", [{"target_success": None}, {"eval": HeldOutConfig(episodes=0)}])
 def test_a_run_without_a_target_or_without_held_out_tasks_takes_all_steps(
     solvable: TrainConfig, train: Train, tmp_path: Path, given: dict[str, Any]
 ) -> None:
@@ -111,9 +112,9 @@ def test_a_target_that_is_no_share_is_refused(target: float) -> None:
 
 
 def test_the_command_says_why_it_ended_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = f"train --env {__name__}:Harder --env-kwargs level=1 --tasks 2 --group-size 4 --eval-episodes 4"
+    command = f"train --env {__name__}:Harder --env-kwargs level=1 --tasks 2 --group-size 4 --eval.episodes 4"
     assert main([*command.split(), "--local.compile", "False", "--output", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
-    assert "held-out play, as training reached target_success: 4 episodes" in said
+    assert "held-out play during training: 4 episodes" in said
     assert "2 steps in" in said
     assert "ended before step 40: held-out success reached target_success 0.95 (None trains on)" in said

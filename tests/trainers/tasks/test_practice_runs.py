@@ -20,6 +20,7 @@ from agentgym.rollout.record.episodes_file import EpisodeRecord, read_episodes
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.tasks import CurriculumConfig, PracticeConfig, ReplayConfig
 
 HERE = "tests.trainers.tasks.test_practice_runs"
@@ -161,7 +162,7 @@ def test_a_run_with_everything_on_resumes_bitwise(small_run: TrainConfig, train:
         group_size=2,
         steps=4,
         checkpoint=CheckpointConfig(every=2),
-        eval_episodes=3,
+        eval=HeldOutConfig(episodes=3),
     )
     config = replace(config, limits=replace(config.limits, max_turns=5))
     whole, watcher = train(config, tmp_path / "whole")

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
-from agentgym.evaluation.scores.intervals import Interval, mean_interval, share_interval
 from agentgym.rollout.record.task_names import task_names
+from agentgym.rollout.scores.intervals import Interval, mean_interval, share_interval
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 

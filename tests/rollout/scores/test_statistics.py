@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.evaluation.scores.intervals import mean_interval, success_interval
-from agentgym.evaluation.scores.statistics import summarize
+from agentgym.rollout.scores.intervals import mean_interval, success_interval
+from agentgym.rollout.scores.statistics import summarize
 from agentgym.trajectory import MAX_REWARD, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 

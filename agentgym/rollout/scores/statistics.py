@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentgym.evaluation.scores.intervals import Interval, mean_interval, success_interval
-from agentgym.evaluation.scores.pass_at_k import RepeatScores, repeat_scores
 from agentgym.rollout.record.task_names import task_names
+from agentgym.rollout.scores.intervals import Interval, mean_interval, success_interval
+from agentgym.rollout.scores.pass_at_k import RepeatScores, repeat_scores
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 

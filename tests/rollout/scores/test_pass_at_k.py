@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import ConfigError
-from agentgym.evaluation.scores.intervals import share_interval
-from agentgym.evaluation.scores.pass_at_k import (
+from agentgym.rollout.scores.intervals import share_interval
+from agentgym.rollout.scores.pass_at_k import (
     RepeatScores,
     best_at_k,
     difficulty_of,
@@ -22,7 +22,7 @@ from agentgym.evaluation.scores.pass_at_k import (
     pass_hat_k,
     repeat_scores,
 )
-from agentgym.evaluation.scores.statistics import summarize
+from agentgym.rollout.scores.statistics import summarize
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import JSON, Message, Task
 
