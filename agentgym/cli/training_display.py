@@ -40,8 +40,8 @@ COLUMNS = (
     *("play s", "learn s", "sync s", "mismatch", "sampled/s", "trained/s", "mfu", "bubble"),
 )
 """The columns, the most important first: a narrow terminal shows as many as fit. `left` is the estimated time to the
-last step, `cut` counts replies that a token limit ended, and `held-out` is the success of an evaluation before the step.
-Servers and evaluations during training add theirs."""
+last step, `cut` counts replies that a token limit ended, and `held-out` is the success of an evaluation before the step
+(with eval.every)."""
 SERVER_COLUMNS = ("sync s", "mismatch")
 """The columns for an engine that is a server: seconds of the weight update (part of `learn s`), and the largest
 difference between its logprobs and ours, in nats."""

@@ -1,4 +1,4 @@
-"""`text/ID`: a Gymnasium environment with few actions (FrozenLake, Taxi, Blackjack) shown and played as text."""
+"""`text/ID`: a Gymnasium environment with text or few actions (FrozenLake, your own), shown and played as text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.envs.registration import registry
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.spaces import Text as GymnasiumTextSpace
+from gymnasium.spaces.text import alphanumeric
 
 from agentgym.envs.adapters.namespaces import unknown_name
 from agentgym.envs.adapters.own_randomness import OwnRandomness
@@ -47,24 +48,35 @@ class GymnasiumText(ToolEnv):
     """Any environment that Gymnasium knows, if a text can say its observations and its actions are few, or are text.
 
     The model calls `act`, or says the action. What the environment draws as text is shown, colours as words:
-    `[S|red]` is an S in red. Rewards are the environment's own; one above 0 is a success.
+    `[S|red]` is an S in red. Rewards are the environment's own; one above 0 is a success. `env` is an environment that
+    was made already, by whatever name.
     """
 
     own_split = True  # a seed gives the same task as in the library itself
 
-    def __init__(self, render_mode: str | None = None, *, env_id: str, **settings: Any) -> None:
-        if env_id not in registry:
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        *,
+        env_id: str,
+        env: gymnasium.Env[Any, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        if env is None and env_id not in registry:
             raise unknown_name("text", env_id, names())
-        self.runs_inline = _place(registry[env_id].entry_point).startswith(TOYS)
+        place = type(env.unwrapped).__module__ if env is not None else _place(registry[env_id].entry_point)
+        self.runs_inline = place.startswith(TOYS)
         self._randomness = None if self.runs_inline else OwnRandomness()
-        self._draws = "ansi" in _render_modes(env_id)
-        settings = {**settings, "disable_env_checker": True, **({"render_mode": "ansi"} if self._draws else {})}
-        with self._drawing(0):
-            self._env = gymnasium.make(env_id, **settings)
+        if env is None:
+            drawn: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in _render_modes(env_id) else {}
+            with self._drawing(0):
+                env = gymnasium.make(env_id, **settings, **drawn, disable_env_checker=True)
+        self._env = env
+        self._draws = env.render_mode == "ansi"
         self._words = _words(env_id, self._env.action_space)
         _check_observations(env_id, self._env.observation_space)
         super().__init__(render_mode, tools=[self._tool()])
-        self.max_turns = registry[env_id].max_episode_steps or DEFAULT_TURNS
+        self.max_turns = (env.spec.max_episode_steps if env.spec else None) or DEFAULT_TURNS
         self.system_prompt = _system_prompt(env_id, self._words)
         self.card = EnvCard(
             task=f"Play {env_id}, an environment of Gymnasium, by text.",
@@ -121,7 +133,7 @@ class GymnasiumText(ToolEnv):
         if self._acted_in == self.turns:
             return "Not done: one action in each reply."
         space: Any = self._env.action_space
-        if self._words is None and not space.contains(action):
+        if self._words is None and not _holds(space, action):
             return f"Nothing was done: an action is a text that {space} holds."
         self._acted_in = self.turns
         played = action if self._words is None else int(space.start) + self._words.index(action)
@@ -167,13 +179,19 @@ def _render_modes(env_id: str) -> list[str]:
     return list(getattr(maker, "metadata", {}).get("render_modes", ()))
 
 
+def _holds(space: GymnasiumTextSpace, text: str) -> bool:
+    """Returns True if a text is an action. The letters and digits that a space has by default are no choice of its author."""
+    is_chosen = space.character_set != alphanumeric
+    return space.contains(text) if is_chosen else space.min_length <= len(text) <= space.max_length
+
+
 def _words(env_id: str, space: Space[Any]) -> tuple[str, ...] | None:
     """The words for the actions, in their order; None if an action is a text."""
     if isinstance(space, GymnasiumTextSpace):
         return None
     if not isinstance(space, Discrete) or space.n > MOST_ACTIONS:
         raise ConfigError(
-            f"text/{env_id} cannot be played: its actions are {space}, and a text names one of at most {MOST_ACTIONS} "
+            f"{env_id} cannot be played: its actions are {space}, and a text names one of at most {MOST_ACTIONS} "
             "actions (Discrete) or is one (Text)"
         )
     named = ACTIONS.get(re.sub(r"-v\d+$", "", env_id), ())
@@ -183,7 +201,7 @@ def _words(env_id: str, space: Space[Any]) -> tuple[str, ...] | None:
 def _check_observations(env_id: str, space: Space[Any]) -> None:
     if _size(space) > MOST_NUMBERS:
         raise ConfigError(
-            f"text/{env_id} cannot be shown as text: its observations are {space}, more than {MOST_NUMBERS} numbers"
+            f"{env_id} cannot be shown as text: its observations are {space}, more than {MOST_NUMBERS} numbers"
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, registry
@@ -39,7 +40,8 @@ def make_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> TextEnv:
 def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable[[], TextEnv]:
     """A function that makes the environment each time it is called; `name` is looked up now.
 
-    The environments are the bare ones, without Gymnasium's wrappers: a TextEnv checks its own use.
+    A TextEnv is the bare one, without Gymnasium's wrappers: it checks its own use. Any other environment of Gymnasium's
+    interface is shown as text.
     """
     register_envs()
     place, _, last = name.rpartition(":")
@@ -58,12 +60,27 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
             env = make(**settings)
         except TypeError as error:
             raise ConfigError(f"environment {name!r} does not take the keywords {settings}: {error}") from error
-        if not isinstance(env, TextEnv):
-            as_text = f"; try 'text/{name}', which shows it as text" if name in registry else ""
-            raise ConfigError(f"{name!r} makes a {type(env).__name__}, which is not an agentgym.envs.TextEnv{as_text}")
-        return env
+        if isinstance(env, TextEnv):
+            return env
+        if isinstance(env, gymnasium.Env):
+            return _shown_as_text(env, name, make, settings)
+        raise ConfigError(f"{name!r} makes a {type(env).__name__}, which is no TextEnv and no gymnasium.Env")
 
     return make_one
+
+
+def _shown_as_text(
+    env: gymnasium.Env[Any, Any], name: str, make: Callable[..., object], settings: Mapping[str, JSON]
+) -> TextEnv:
+    """Returns an environment of Gymnasium's interface as text; one that can draw as text is made again to do so."""
+    from agentgym.envs.adapters.gymnasium_text import GymnasiumText
+
+    if env.render_mode is None and "ansi" in env.metadata.get("render_modes", ()):
+        with suppress(TypeError):  # it says that it draws, and takes no render_mode
+            drawn = cast(gymnasium.Env[Any, Any], make(**settings, render_mode="ansi"))
+            env.close()
+            env = drawn
+    return GymnasiumText(env_id=name, env=env)
 
 
 def turn_limit(name: str, kwargs: Mapping[str, JSON] | None = None) -> int | None:
@@ -98,10 +115,12 @@ def _from_registry(env_id: str) -> Callable[..., object]:
 
 def _made_by_gymnasium(spec: EnvSpec) -> Callable[..., object]:
     def make(**settings: Any) -> object:
-        env = gymnasium.make(spec, **settings).unwrapped
-        limit = spec.max_episode_steps
-        if isinstance(env, TextEnv) and env.max_turns is None:
-            env.max_turns = limit  # the wrapper that would count is left out
+        made = gymnasium.make(spec, **settings, disable_env_checker=True)
+        env = made.unwrapped
+        if not isinstance(env, TextEnv):
+            return made
+        if env.max_turns is None:
+            env.max_turns = spec.max_episode_steps  # the wrapper that would count is left out
         return env
 
     return make

@@ -6,11 +6,13 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
 
+from agentgym.cli.main import main
 from agentgym.envs import Action, TextEnv, make_env
 from agentgym.envs.adapters.gymnasium_text import GymnasiumText
 from agentgym.errors import ConfigError
@@ -152,3 +154,46 @@ def test_env_check_finds_nothing(env_id: str) -> None:
 @pytest.mark.slow
 def test_env_check_tells_of_an_environment_that_starts_alike_under_every_seed() -> None:
     assert [finding.check for finding in check_env("text/CliffWalking-v1")] == ["ignored seed"]
+
+
+HERE = "tests.envs.adapters.plain_environments"
+FILE = "tests/envs/adapters/plain_environments.py"
+
+
+@pytest.mark.parametrize("name", [f"{HERE}:Echo", f"{FILE}:Echo", f"{HERE}:PlainEcho-v0", "PlainEcho-v0"])
+def test_an_environment_of_gymnasiums_interface_is_played_by_any_name(name: str) -> None:
+    make_env(f"{HERE}:PlainEcho-v0").close()  # importing the module registers the id
+    env = make_env(name, {"digits": 3})
+    assert isinstance(env, GymnasiumText)
+    said, _ = env.reset(seed=7)
+    again, _ = env.reset(seed=7)
+    assert said == again != env.reset(seed=8)[0]
+    _, reward, terminated, truncated, _ = env.step(f"It is {env.reset(seed=7)[0].split()[1]}")
+    assert (reward, terminated, truncated) == (1.0, True, False)
+
+
+def test_its_drawing_its_limit_and_its_wrappers_are_kept() -> None:
+    env = make_env(f"{HERE}:PlainCorridor-v0")
+    assert env.max_turns == 5
+    assert env.reset(seed=0)[0] == "x...\nObservation: 0"
+    results = [env.step(action) for action in "11011"]
+    assert [reward for _, reward, *_ in results] == [0, 0, 0, 0, 1]
+    assert results[2][0].startswith("Reward: 0.\n.x..")
+    assert make_env(f"{HERE}:Corridor").reset(seed=0)[0] == "x...\nObservation: 0"
+    assert make_env(f"{HERE}:Undrawn").reset(seed=0)[0] == "Observation: 0"
+
+
+def test_what_no_text_can_say_is_refused_by_its_own_name() -> None:
+    with pytest.raises(ConfigError, match=rf"{HERE}:Wide cannot be shown as text: its observations are Box"):
+        make_env(f"{HERE}:Wide")
+    with pytest.raises(ConfigError, match="does not take the keywords"):
+        make_env(f"{HERE}:Echo", {"digit": 3})
+
+
+def test_commands_evaluate_and_train_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--env", f"{FILE}:Echo", "-n", "2", "--output", str(tmp_path / "eval"), "--json"]) == 0
+    small = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --limits.max-turns 2 --local.compile False"
+    run = tmp_path / "run"
+    assert main(["train", "--env", f"{HERE}:PlainEcho-v0", *small.split(), "--output", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(run)]) == 0

@@ -53,8 +53,10 @@ def test_an_unknown_name_is_a_taught_error(name: str, words: str) -> None:
 def test_wrong_keywords_and_wrong_kinds_are_taught_errors() -> None:
     with pytest.raises(ConfigError, match=r"does not take the keyword 'size'"):
         make_env("GuessNumber-v0", {"size": 3})
-    with pytest.raises(ConfigError, match=r"not an agentgym\.envs\.TextEnv"):
-        make_env("CartPole-v1")
+    with pytest.raises(ConfigError, match=r"makes a int, which is no TextEnv and no gymnasium\.Env"):
+        make_env("builtins:int")
+    with pytest.raises(ConfigError, match=r"Pendulum-v1 cannot be played: its actions are Box"):
+        make_env("Pendulum-v1")
     with pytest.raises(ConfigError, match="not an environment class"):
         make_env("agentgym.envs.base.seeds:EVAL_SEED_START")
 
