@@ -28,9 +28,12 @@ def callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def awaiting(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """Yields the frames of a waiting task, from the outside in."""
+    """Yields the frames of a waiting task, from the outside in; a running one is on the stack of its thread.
+
+    Python reads `cr_await` from the stack of the frame, which it may not do while another thread runs it.
+    """
     coroutine: object = task.get_coro()
-    while isinstance(coroutine, CoroutineType):
+    while isinstance(coroutine, CoroutineType) and not coroutine.cr_running:
         if coroutine.cr_frame is not None:
             yield coroutine.cr_frame
         coroutine = coroutine.cr_await
