@@ -14,7 +14,7 @@ __all__ = ["MAIN_SETTINGS", "TrainOptions"]
 
 MAIN_SETTINGS = (
     *("env", "env_kwargs", "model", "algo", "steps", "tasks", "group_size", "optimizer.learning_rate"),
-    *("limits.turn_tokens", "seed", "eval.episodes", "eval.every", "target_success"),
+    *("limits.turn_tokens", "seed", "eval.episodes", "target_success"),
     *("engine", "executor", "learner.device", "learner.lora.rank"),
     *("output", "resume", "config", "print_config", "dry_run", "json"),
 )

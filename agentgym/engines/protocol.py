@@ -29,6 +29,8 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """The number of most probable ids to sample from; 0 is off."""
+    min_p: float = 0.0
+    """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
     seed: int = 0
     grammar: str = ""
     """An XGrammar structural tag as JSON that constrains the reply; empty for none.
@@ -47,6 +49,8 @@ class Sampling:
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
         if self.top_k < 0:
             raise ConfigError(f"top_k must be at least 0 (0 is off), got {self.top_k}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}")
 
 
 @dataclass(frozen=True, slots=True)

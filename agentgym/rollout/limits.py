@@ -27,7 +27,9 @@ class SamplingConfig:
     top_p: float = 1.0
     """The nucleus mass in (0, 1]; 1 is off."""
     top_k: int = 0
-    """0 is off."""
+    """The number of most probable ids to sample from; 0 is off."""
+    min_p: float = 0.0
+    """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature:
@@ -36,6 +38,8 @@ class SamplingConfig:
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}; 1 switches it off")
         if self.top_k < 0:
             raise ConfigError(f"top_k must be at least 0, got {self.top_k}; 0 switches it off")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}; 0 switches it off")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

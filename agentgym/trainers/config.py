@@ -216,10 +216,10 @@ class TrainConfig:
     def _check_sampling(self) -> None:
         if self.sampling.temperature == 0:
             raise ConfigError("temperature 0 samples the same reply for the whole group; train at 1.0")
-        if self.sampling.top_p != 1.0 or self.sampling.top_k:
+        if self.sampling.top_p != 1.0 or self.sampling.top_k or self.sampling.min_p:
             raise ConfigError(
-                "top_p and top_k cut the distribution that is sampled from, and the trainer's logprobs are those of the"
-                " whole one; train with top_p 1 and top_k 0"
+                "top_p, top_k and min_p cut the distribution that is sampled from, and the trainer's logprobs are those"
+                " of the whole one; train with top_p 1, top_k 0 and min_p 0"
             )
 
     def _check_practice(self) -> None:

@@ -303,6 +303,7 @@ class LocalEngine:
             scheduler.temperature_S[slot_R],
             scheduler.top_k_S[slot_R],
             scheduler.top_p_S[slot_R],
+            scheduler.min_p_S[slot_R],
         )
         logprobs = logprob_R.cpu().numpy()
         if not np.isfinite(logprobs).all():

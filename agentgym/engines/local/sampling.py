@@ -40,12 +40,13 @@ def draw(
     temperature_B: NDArray[np.float32],
     top_k_B: NDArray[np.int64],
     top_p_B: NDArray[np.float32],
+    min_p_B: NDArray[np.float32],
 ) -> tuple[Tensor, Tensor]:
     """Draws one id per row, with its fp32 logprob under the distribution it was drawn from, `[B]` each.
 
     Rows of temperature 0 take the greatest logit and report the logprob of temperature 1. Temperature comes first, then
-    `top_k_B` (0 is off), then `top_p_B` (1 is off); the rest is normalized again. Every row is computed from that row
-    alone.
+    `top_k_B` (0 is off), then `top_p_B` (1 is off), then `min_p_B` (0 is off); the rest is normalized again. Every row
+    is computed from that row alone.
     """
     device, greedy_B = logits_BV.device, temperature_B == 0
     logits_BV = logits_BV.float()
@@ -56,6 +57,10 @@ def draw(
         top_p_B = np.where(greedy_B, np.float32(1), top_p_B)
         logits_BV = _truncate(logits_BV, torch.from_numpy(top_k_B).to(device), torch.from_numpy(top_p_B).to(device))
     p_BV = torch.softmax(logits_BV, -1)
+    if (min_p_B > 0).any():
+        share_B = torch.from_numpy(np.where(greedy_B, np.float32(0), min_p_B)).to(device)
+        p_BV = p_BV.masked_fill(p_BV < p_BV.amax(-1, keepdim=True) * share_B[:, None], 0.0)
+        p_BV = p_BV / p_BV.sum(-1, keepdim=True)
     id_B = _inverse_cdf(p_BV, torch.from_numpy(np.minimum(uniform_B, _BELOW_ONE)).to(device))
     if greedy_B.any():
         id_B = torch.where(torch.from_numpy(greedy_B).to(device), logits_BV.argmax(-1), id_B)

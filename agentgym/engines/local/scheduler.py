@@ -82,6 +82,7 @@ class Scheduler:
         self.temperature_S = np.ones(num_slots, np.float32)
         self.top_p_S = np.ones(num_slots, np.float32)
         self.top_k_S = np.zeros(num_slots, np.int64)
+        self.min_p_S = np.zeros(num_slots, np.float32)
         self._uniform_SW = np.zeros((num_slots, window), np.float32)
         self._logprob_SW = np.zeros((num_slots, window), np.float32)
         self._version_SW = np.zeros((num_slots, window), np.int64)
@@ -119,11 +120,8 @@ class Scheduler:
         request.slot, request.fresh = slot, True
         self.active[slot], self._slots = request, None
         self._num_fresh += 1
-        self.temperature_S[slot], self.top_p_S[slot], self.top_k_S[slot] = (
-            sampling.temperature,
-            sampling.top_p,
-            sampling.top_k,
-        )
+        self.temperature_S[slot], self.top_p_S[slot] = sampling.temperature, sampling.top_p
+        self.top_k_S[slot], self.min_p_S[slot] = sampling.top_k, sampling.min_p
         self._end_S[slot] = num_prompt + sampling.max_tokens
         if sampling.temperature > 0:
             self._uniform_SW[slot, num_prompt : self._end_S[slot]] = uniforms(sampling.seed, sampling.max_tokens)

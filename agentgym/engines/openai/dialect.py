@@ -75,8 +75,7 @@ class Dialect:
                 body["tool_choice"] = "none"
         if self.neutral:
             body.update(NEUTRAL)
-        if sampling.top_k:
-            body["top_k"] = sampling.top_k
+        body |= {name: value for name, value in (("top_k", sampling.top_k), ("min_p", sampling.min_p)) if value}
         if self.token_ids:
             body.update(dict.fromkeys(IDS, True))
         if self.stream:

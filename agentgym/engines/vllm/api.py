@@ -98,7 +98,7 @@ def sampling_params(sampling: Sampling) -> dict[str, object]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "min_p": 0.0,
+        "min_p": sampling.min_p,
         "seed": sampling.seed & 0x7FFFFFFFFFFFFFFF,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,

@@ -180,7 +180,7 @@ def _render_modes(env_id: str) -> list[str]:
 
 
 def _holds(space: GymnasiumTextSpace, text: str) -> bool:
-    """Returns True if a text is an action. The letters and digits that a space has by default are no choice of its author."""
+    """Returns True if a text is an action; the letters and digits of a space by default are no choice of its author."""
     is_chosen = space.character_set != alphanumeric
     return space.contains(text) if is_chosen else space.min_length <= len(text) <= space.max_length
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence  # noqa: F401 - the command line resolves `JSON` in this module
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 import agentgym
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.openai.config import ChatEndpointConfig, endpoint_url, is_url
+from agentgym.engines.sglang.engine import SglangConfig
+from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
+from agentgym.evaluation.play.open_model import LocalModel
 from agentgym.model.model_name import EMBEDDED
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
@@ -43,11 +47,20 @@ class EvalConfig:
     """The seed of the sampling; tasks do not depend on it."""
     temperature: float = 1.0
     """The temperature of the sampling; 0 is greedy."""
+    top_p: float = 1.0
+    """The nucleus mass in (0, 1] that is sampled from; 1 is off."""
+    top_k: int = 0
+    """The number of most probable ids that are sampled from; 0 is off."""
+    min_p: float = 0.0
+    """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
     max_turns: int = 200
     """The maximum number of replies in an episode; the environment's own limit is usually lower."""
     turn_tokens: int | None = None
     """The maximum number of ids in a model's reply. None uses a quarter of the model's window (more if an episode has
     fewer than four turns: a half, or the whole window for a single one), and at most 8,192, as training does."""
+    context_window: int | None = None
+    """The maximum number of tokens that a prompt and its reply have together; None is the model's window. A smaller one
+    lets more episodes run at once in the memory."""
     tokenizer: str = EMBEDDED
     """The model folder whose chat format records the replies of a policy without a model."""
     family: str | None = None
@@ -67,8 +80,14 @@ class EvalConfig:
     stall_s: float | None = STALL_S
     """The seconds that an environment may hold Python's interpreter, which blocks all other episodes and Ctrl-C; then
     the command ends, with the environment's name and stack. None: no limit."""
+    engine: Literal["local", "sglang", "vllm"] = "local"
+    """The engine that samples from a model: `local` is this process; `sglang` and `vllm` are servers."""
     device: str = "cpu"
-    """The device on which a model folder runs: `cpu`, `cuda`."""
+    """The device of the `local` engine: `cpu`, `cuda`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The type of the weights of the `local` engine: `auto` is bfloat16 on a GPU and float32 elsewhere."""
+    sglang: SglangConfig = field(default_factory=SglangConfig)
+    vllm: VllmConfig = field(default_factory=VllmConfig)
     endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
     """The settings of the chat endpoint, if `policy` is one."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -80,11 +99,13 @@ class EvalConfig:
         refuse_credentials(self)
         if not self.env:
             object.__setattr__(self, "env", env_of_data(self.data))
-        for name in ("num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency"):
+        for name in ("num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency", "context_window"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is at least 1, got {value}")
-        SamplingConfig(temperature=self.temperature)
+        _ = self.sampling  # checks it
+        if self.engine != "local" and (self.policy in POLICIES or is_url(self.policy)):
+            raise ConfigError(f"engine {self.engine} samples from a model, and {self.policy} plays: leave engine out")
         SamplerConfig(env_processes=self.env_processes)
         if self.env_processes and self.policy in POLICIES:
             raise ConfigError(
@@ -101,11 +122,27 @@ class EvalConfig:
         if self.family is not None and is_url(self.policy):
             raise ConfigError("a chat endpoint has its own chat format: leave family out")
 
+    @property
+    def sampling(self) -> SamplingConfig:
+        """The distribution that replies are drawn from; raises ConfigError for one that does not exist."""
+        return SamplingConfig(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p)
+
+    def model_settings(self, num_requests: int) -> LocalModel | SglangConfig | VllmConfig:
+        """Returns the settings of the engine that samples so many replies, at most `concurrency` at once."""
+        if self.engine == "sglang":
+            return self.sglang
+        if self.engine == "vllm":
+            return self.vllm
+        num_slots = min(self.concurrency, num_requests)
+        return LocalModel(device=self.device, dtype=self.dtype, window=self.context_window, num_slots=num_slots)
+
     def to_json(self) -> dict[str, JSON]:
         """Returns what decides the result, for `config.yaml`: not `concurrency`, `env_processes`, `device`, a key."""
+        plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "context_window": None, "engine": "local", "dtype": "auto"}
         names = "env env_kwargs policy num_tasks num_repeats seed temperature max_turns turn_tokens".split()
         settings: dict[str, JSON] = {"kind": "eval", "agentgym": agentgym.__version__}
         settings |= {name: getattr(self, name) for name in names}
+        settings |= {name: value for name, off in plain.items() if (value := getattr(self, name)) != off}
         for name, part, nothing in (("data", self.data, DataConfig()), ("reward", self.reward, RewardConfig())):
             settings |= {} if part == nothing else {name: plain_settings(part)}
         if is_url(self.policy):

@@ -16,7 +16,6 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.template_date import present_date
 from agentgym.data import open_data
 from agentgym.engines.openai.config import is_url
-from agentgym.engines.protocol import Engine
 from agentgym.envs.base.multi_agent import SELF
 from agentgym.envs.base.policies import POLICIES
 from agentgym.envs.base.seeds import EVAL_SEED_START
@@ -26,6 +25,7 @@ from agentgym.errors import ConfigError, RunFolderError, UnknownName, nearest
 from agentgym.evaluation.play.config import EvalConfig
 from agentgym.evaluation.play.endpoint import EndpointUse, endpoint_loop, endpoint_use, found_model
 from agentgym.evaluation.play.eval_folder import EvalFolder, free_folder, missing, recorded_eval_date
+from agentgym.evaluation.play.open_model import open_model
 from agentgym.evaluation.play.policies import PolicyLoop, played_env
 from agentgym.loading import place_of
 from agentgym.model.context_window import folder_window
@@ -37,7 +37,7 @@ from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.hosting.env_host import make_task_env
 from agentgym.rollout.hosting.event_loop import run_async
 from agentgym.rollout.hosting.watchdog import watch_calls
-from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.sampling.self_play import seats_of
 from agentgym.rollout.scores.statistics import EvalSummary, summarize
@@ -235,9 +235,8 @@ async def _loop(config: EvalConfig, num_episodes: int) -> EpisodeLoop:
     if config.policy in POLICIES:
         return policy_loop(config)
     if is_url(config.policy):
-        sampling = SamplingConfig(temperature=config.temperature)
-        return await endpoint_loop(config.policy, config.endpoint, _limits(config), sampling)
-    return _model_loop(config, num_episodes)
+        return await endpoint_loop(config.policy, config.endpoint, _limits(config), config.sampling)
+    return await _model_loop(config, num_episodes)
 
 
 def policy_loop(config: EvalConfig) -> PolicyLoop:
@@ -247,42 +246,13 @@ def policy_loop(config: EvalConfig) -> PolicyLoop:
     return PolicyLoop(renderer, limits, history=config.history)
 
 
-def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
+async def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
     folder = model_folder(config.policy)
     renderer: Renderer = renderer_for(folder, config.family, date=config.date)
-    engine = model_engine(folder, config.device, min(config.concurrency, num_episodes))
-    sampling = SamplingConfig(temperature=config.temperature)
+    engine = await open_model(folder, config.model_settings(num_episodes))
     return RolloutLoop(
-        engine, renderer, _limits(config), sampling, history=config.history, compaction=config.compaction
+        engine, renderer, _limits(config), config.sampling, history=config.history, compaction=config.compaction
     )
-
-
-def model_engine(folder: Path, device: str, num_slots: int) -> Engine:
-    """Loads the model of a folder in this process; raises ConfigError for a device that does not exist.
-
-    It takes `num_slots` concurrent requests, or as many as fit into half of the free memory.
-    """
-    from agentgym.engines.local.config import LocalEngineConfig  # here, and not above: only a model needs torch
-    from agentgym.engines.local.engine import LocalEngine  # here, and not above: only a model needs torch
-    from agentgym.engines.local.kv_cache import fitting_slots
-    from agentgym.model.model_folder import on_device
-    from agentgym.model.policy import backend_line, load_policy
-    from agentgym.model.transformers_check import check_forward
-
-    model = on_device(load_policy(folder), device)
-    check_forward(model, folder)
-    if line := backend_line(model, folder):
-        _log.info(line)
-    window = model.context_window
-    fitting = fitting_slots(model, window, num_slots)
-    if fitting < num_slots:
-        _log.warning(
-            "the key/value cache has room for %d episodes of %d tokens at once, not for %d; the others wait",
-            fitting,
-            window,
-            num_slots,
-        )
-    return LocalEngine(model, LocalEngineConfig(num_slots=fitting))
 
 
 def _require_torch() -> None:
@@ -346,7 +316,12 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
 
 
 def _limits(config: EvalConfig) -> Limits:
-    return Limits(max_turns=config.max_turns, turn_tokens=config.turn_tokens, stall_s=config.stall_s)
+    return Limits(
+        max_turns=config.max_turns,
+        turn_tokens=config.turn_tokens,
+        context_window=config.context_window,
+        stall_s=config.stall_s,
+    )
 
 
 def _with_chat_format(config: EvalConfig, folder: Path) -> EvalConfig:

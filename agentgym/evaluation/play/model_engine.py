@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+from agentgym.engines.sglang.engine import SglangConfig
+from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.envs.base.policies import POLICIES
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import turn_limit
-from agentgym.errors import ConfigError, EngineError
+from agentgym.errors import ConfigError, EngineError, nearest
+from agentgym.evaluation.play.chat import Chat
 from agentgym.evaluation.play.config import EvalConfig
-from agentgym.evaluation.play.evaluate import model_engine, policy_loop
+from agentgym.evaluation.play.evaluate import policy_loop
+from agentgym.evaluation.play.generation import GenerationConfig, Prompt, Reply, generate_replies
+from agentgym.evaluation.play.open_model import LocalModel, open_model
 from agentgym.evaluation.play.policies import played_env
 from agentgym.loading import place_of
 from agentgym.model.model_name import EMBEDDED, model_folder
@@ -29,8 +33,9 @@ from agentgym.rollout.hosting.event_loop import run_async
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampling.sampler import Sampler
 from agentgym.tools.calling.background_loop import BackgroundLoop
+from agentgym.tools.calling.definition import Tool, ToolFunction, as_tool
 from agentgym.trajectory import Trajectory
-from agentgym.types import JSON, Task
+from agentgym.types import JSON, Message, Task, ToolSpec
 
 __all__ = ["ModelEngine", "create_engine", "run_episode"]
 
@@ -60,6 +65,67 @@ class ModelEngine:
             raise EngineError("this engine is closed; create_engine makes another one")
         return self._background.submit(work).result()
 
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        on_reply: Callable[[Reply], None] | None = None,
+        **settings: Any,  # those of GenerationConfig, which checks them
+    ) -> list[Reply]:
+        """Returns the replies to texts or conversations, in their order: `engine.generate(["Hello"], max_tokens=64)`.
+
+        A prompt is a text, or messages (ours, or OpenAI's objects); one alone is a list of one. `on_reply` sees each
+        reply in that order. A prompt that cannot be answered gives a reply with an `error`, and the others go on.
+        """
+        return self.run(self._generate(prompts, _settings(config, settings), on_reply))
+
+    async def generate_async(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        on_reply: Callable[[Reply], None] | None = None,
+        **settings: Any,
+    ) -> list[Reply]:
+        """Does what `generate` does, for a program with an event loop of its own."""
+        return await self.submit(self._generate(prompts, _settings(config, settings), on_reply))
+
+    def chat(
+        self,
+        system: str = "",
+        *,
+        tools: Sequence[Tool | ToolFunction] = (),
+        max_calls: int = 16,
+        **settings: Any,
+    ) -> Chat:
+        """Begins a conversation: `chat = engine.chat("Be brief.", tools=[search]); chat.send("Who are you?").text`.
+
+        `settings` are those of `GenerationConfig`.
+        """
+        config = _settings(None, settings)
+        chat = Chat(self.engine, self.renderer, config, self.run, max_calls=max_calls)
+        return chat.start(system, tools)
+
+    async def _generate(
+        self, prompts: Prompt | Iterable[Prompt], config: GenerationConfig, on_reply: Callable[[Reply], None] | None
+    ) -> list[Reply]:
+        alone = isinstance(prompts, str | Message | Mapping)
+        given = cast("Iterable[Prompt]", [prompts] if alone else prompts)
+        replies = []
+        async for reply in generate_replies(self.engine, self.renderer, given, config):
+            replies.append(reply)
+            if on_reply is not None:
+                on_reply(reply)
+        return replies
+
+    def submit(self, work: Coroutine[object, object, T]) -> asyncio.Future[T]:
+        """Runs the coroutine on the engine's event loop, and returns its result to that of the caller."""
+        if self._closed:
+            work.close()
+            raise EngineError("this engine is closed; create_engine makes another one")
+        return asyncio.wrap_future(self._background.submit(work))
+
     def close(self) -> None:
         """Ends the engine and what it launched; a second call does nothing."""
         if not self._closed:
@@ -83,32 +149,54 @@ def create_engine(
     kind: Literal["local", "sglang", "vllm"] = "local",
     *,
     family: str | None = None,
-    device: str = "cpu",
     servers: SglangConfig | VllmConfig | None = None,
+    **settings: Any,  # those of LocalModel, which checks them
 ) -> ModelEngine:
-    """Loads a model that is ready to play: `embedded`, or a model's folder.
+    """Loads a model that is ready to play: `embedded`, a model's folder, or an id of the Hugging Face hub.
 
-    `local` runs it in this process, on `device`; `sglang` and `vllm` launch servers of it, or use those of `servers`.
-    `family` is its chat format, by a name of `agentgym tools families`, if its template is not recognized.
+    `local` runs it in this process; its settings are `device` (`cpu`, `cuda`), `dtype` (`auto`, `float32`, `bfloat16`),
+    `window` (tokens of prompt and reply together) and `num_slots` (requests at once). `sglang` and `vllm` launch
+    servers of it, or use those of `servers`. `family` is its chat format, by a name of `agentgym tools families`, if
+    its template is not recognized.
 
     Raises RunFolderError for a folder without a model, ConfigError for settings that cannot work, EngineError for a
     server that does not start.
     """
+    how = _how(kind, servers, settings)
     folder = model_folder(str(model))
     renderer = renderer_for(folder, family)
-    return ModelEngine(_open(folder, kind, device, servers), renderer)
+    return ModelEngine(open_model(folder, how), renderer)
 
 
-async def _open(folder: Path, kind: str, device: str, servers: SglangConfig | VllmConfig | None) -> Engine:
+def _how(
+    kind: str, servers: SglangConfig | VllmConfig | None, settings: Mapping[str, Any]
+) -> LocalModel | SglangConfig | VllmConfig:
+    """Returns the settings of an engine of this kind; raises ConfigError for those of another."""
+    known = {setting.name for setting in fields(LocalModel)}
+    if unknown := [name for name in settings if name not in known]:
+        raise ConfigError(f"create_engine has no setting {unknown[0]!r}{nearest(unknown[0], known) or '.'}")
     if kind == "local":
         if servers is not None:
             raise ConfigError("servers are those of kind sglang or vllm; local runs in this process")
-        return model_engine(folder, device, num_slots=1)
+        return LocalModel(**settings)
+    if settings:
+        raise ConfigError(f"{', '.join(settings)} is a setting of the local engine; {kind} takes those of `servers`")
     if kind == "sglang" and isinstance(servers, SglangConfig | None):
-        return await open_sglang(servers or SglangConfig(), folder)
+        return servers or SglangConfig()
     if kind == "vllm" and isinstance(servers, VllmConfig | None):
-        return await open_vllm(servers or VllmConfig(), folder)
+        return servers or VllmConfig()
     raise ConfigError(f"kind is local, sglang or vllm, with servers of the same kind; got {kind!r} and {servers!r}")
+
+
+def _settings(config: GenerationConfig | None, settings: Mapping[str, Any]) -> GenerationConfig:
+    """Returns the settings of replies; tools may be functions, of which the model is shown the schemas."""
+    known = {setting.name for setting in fields(GenerationConfig)}
+    if unknown := [name for name in settings if name not in known]:
+        raise ConfigError(f"replies have no setting {unknown[0]!r}{nearest(unknown[0], known) or '.'}")
+    tools = settings.get("tools", ())
+    specs = tuple(tool if isinstance(tool, ToolSpec) else as_tool(tool).spec for tool in tools)
+    changed = {**settings, **({"tools": specs} if tools else {})}
+    return replace(config or GenerationConfig(), **changed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,6 +146,7 @@ class ChatLoop(EpisodeLoop):
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
+            min_p=config.min_p,
             seed=episode.seed(len(draft.turns)),
         )
         try:

@@ -180,6 +180,7 @@ class RolloutLoop(EpisodeLoop):
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
+            min_p=config.min_p,
             seed=seed,
             grammar=grammar,
         )

@@ -17,7 +17,7 @@ class HeldOutConfig:
     """Evaluations on held-out tasks, which are never trained on. A resumed run may have other settings here."""
 
     episodes: int = 200
-    """Held-out tasks played before and after training; 0 plays none."""
+    """Held-out tasks played before and after training, and every `eval.every` steps in between; 0 plays none."""
     every: int = 0
     """Steps between evaluations during training; 0 plays none. The line of the step that follows one has its numbers
     in metrics.jsonl: `eval_success`, `eval_reward_mean` and, with repeats, `eval_pass_at_4`..."""

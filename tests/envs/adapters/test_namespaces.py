@@ -61,8 +61,8 @@ def test_the_namespace_is_what_stands_before_the_first_slash(name: str, namespac
 def test_an_unknown_name_is_a_taught_error() -> None:
     with pytest.raises(UnknownName, match=r"did you mean 'FrozenLake-v1'\? `agentgym env list --namespace text`"):
         make_env("text/FrozenLak-v1")
-    with pytest.raises(ConfigError, match=r"not an agentgym\.envs\.TextEnv; try 'text/FrozenLake-v1'"):
-        make_env("FrozenLake-v1")
+    with pytest.raises(UnknownName, match=r"unknown env 'FrozenLak-v1': did you mean"):
+        make_env("FrozenLak-v1")
 
 
 def test_a_library_that_is_not_installed_is_a_taught_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,183 @@
+"""Replies to many prompts, without an environment: texts or messages in, replies out, in the order of the prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.protocol import Completion, Engine, FinishReason, Sampling
+from agentgym.errors import AgentGymError, ConfigError, EngineError
+from agentgym.openai_wire import message_from_openai
+from agentgym.rollout.episode.long_text import run_if_short, text_size
+from agentgym.rollout.episode.token_loop import check_completion
+from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.seeds import derive
+from agentgym.types import Message, ToolSpec
+
+__all__ = ["GenerationConfig", "Prompt", "Reply", "generate_replies", "messages_of_prompt", "sample_reply"]
+
+Prompt: TypeAlias = "str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]"
+"""A text, which a user says, or messages: ours, or OpenAI's objects with `role` and `content`."""
+AHEAD = 4
+"""The most prompts that are answered before an earlier one is, as a multiple of the concurrency."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """The settings of replies to prompts."""
+
+    max_tokens: int | None = None
+    """The most ids of a reply; None is the model's window, at most 8,192."""
+    temperature: float = 1.0
+    """The temperature; 0 is greedy, and logprobs are then those of temperature 1."""
+    top_p: float = 1.0
+    """The nucleus mass in (0, 1]; 1 is off."""
+    top_k: int = 0
+    """The number of most probable ids to sample from; 0 is off."""
+    min_p: float = 0.0
+    """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
+    seed: int = 0
+    """Equal seeds give equal replies to equal prompts at equal places, whatever else is sampled meanwhile."""
+    num_replies: int = 1
+    """The replies to each prompt."""
+    concurrency: int = 256
+    """The most replies that are sampled at once. It changes no reply."""
+    tools: tuple[ToolSpec, ...] = ()
+    """The tools that the model is shown; nothing runs them."""
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """The distribution that replies are drawn from; raises ConfigError for one that does not exist."""
+        return SamplingConfig(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p)
+
+    def __post_init__(self) -> None:
+        _ = self.sampling  # checks it
+        for name in ("max_tokens", "num_replies", "concurrency"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """A reply to a prompt."""
+
+    message: Message
+    """The reply as it was read: its text, reasoning and tool calls."""
+    prompt_ids: tuple[int, ...] = field(repr=False)
+    ids: tuple[int, ...] = field(repr=False)
+    """The sampled ids, the one that ended the reply included."""
+    logprobs: tuple[float, ...] = field(repr=False)
+    """The natural logprob of each id under the distribution that it was drawn from."""
+    finish_reason: FinishReason | None
+    """`stop`, or `length` for a reply that `max_tokens` or the window ended; None if there is an error."""
+    error: str = ""
+    """The reason why there is no reply, such as a prompt that is longer than the window."""
+
+    @property
+    def text(self) -> str:
+        """What the reply says, without reasoning and calls."""
+        return self.message.content
+
+
+def messages_of_prompt(prompt: Prompt) -> list[Message]:
+    """Returns the messages of a prompt; raises ConfigError for something else, or for none."""
+    given: object = [prompt] if isinstance(prompt, str | Message | Mapping) else prompt
+    if not isinstance(given, Sequence) or not given:
+        raise ConfigError(f"a prompt is a text or a list of messages that is not empty, got {prompt!r}")
+    return [_message(part) for part in given]
+
+
+def _message(part: object) -> Message:
+    if isinstance(part, Message):
+        return part
+    return Message("user", part) if isinstance(part, str) else message_from_openai(part)
+
+
+async def generate_replies(
+    engine: Engine, renderer: Renderer, prompts: Iterable[Prompt], config: GenerationConfig, *, first: int = 0
+) -> AsyncIterator[Reply]:
+    """Yields the replies to the prompts in their order, `num_replies` to each; `first` is the place of the first one.
+
+    Prompts are read as they are needed, so that they may be many. What is no prompt, or is too long, gives a reply with
+    an error. Raises EngineError if the engine fails.
+    """
+    gate = asyncio.Semaphore(config.concurrency)
+
+    async def answer(place: int, number: int, prompt: Prompt) -> Reply:
+        async with gate:
+            return await _answer(engine, renderer, prompt, config, (place, number))
+
+    waiting: deque[asyncio.Task[Reply]] = deque()
+    try:
+        for place, prompt in enumerate(prompts, first):
+            for number in range(config.num_replies):
+                waiting.append(asyncio.create_task(answer(place, number, prompt)))
+                while len(waiting) >= AHEAD * config.concurrency or waiting[0].done():
+                    yield await waiting.popleft()
+                    if not waiting:
+                        break
+        while waiting:
+            yield await waiting.popleft()
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _answer(
+    engine: Engine, renderer: Renderer, prompt: Prompt, config: GenerationConfig, place: tuple[int, int]
+) -> Reply:
+    try:
+        messages = messages_of_prompt(prompt)
+        size = text_size(messages, config.tools)
+        ids = await run_if_short(size, renderer.render, messages, config.tools)
+    except AgentGymError as error:
+        return _failed(str(error))
+    session = f"generate-{config.seed}-{place[0]}-{place[1]}"
+    try:
+        return await sample_reply(engine, renderer, ids, config, session=session, seed=derive(config.seed, *place))
+    finally:
+        await engine.abort(session)
+
+
+async def sample_reply(
+    engine: Engine, renderer: Renderer, ids: Sequence[int], config: GenerationConfig, *, session: str, seed: int
+) -> Reply:
+    """Samples one reply on the ids of a prompt; the reply has an error if they leave no room for one."""
+    limit = config.max_tokens or Limits().turn_tokens_in(engine.context_window, num_turns=1)
+    max_tokens = min(limit, engine.context_window - len(ids))
+    if max_tokens < 1:
+        return _failed(f"the prompt has {len(ids)} tokens, and the window {engine.context_window}", ids)
+    how = config.sampling
+    sampling = Sampling(
+        max_tokens=max_tokens,
+        stop_ids=renderer.stop_ids,
+        temperature=how.temperature,
+        top_p=how.top_p,
+        top_k=how.top_k,
+        min_p=how.min_p,
+        seed=seed,
+    )
+    completion: Completion = await engine.generate(ids, sampling, session=session)
+    check_completion(completion, sampling, engine.vocab_size)
+    if completion.finish_reason == "abort":
+        raise EngineError("the engine gave up a reply: it was closed, or its weights were replaced")
+    message = await run_if_short(len(completion.ids), renderer.parse, completion.ids, config.tools, ids)
+    return Reply(
+        message=message,
+        prompt_ids=tuple(ids),
+        ids=completion.ids,
+        logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+    )
+
+
+def _failed(error: str, ids: Sequence[int] = ()) -> Reply:
+    return Reply(
+        message=Message("assistant", ""), prompt_ids=tuple(ids), ids=(), logprobs=(), finish_reason=None, error=error
+    )

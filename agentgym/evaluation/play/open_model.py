@@ -1,0 +1,68 @@
+"""Opens the engine that samples from a model: in this process, or on servers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agentgym.engines.protocol import Engine
+from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+
+__all__ = ["LocalModel", "open_model"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalModel:
+    """The settings of a model that is computed in this process."""
+
+    device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The type of the weights; `auto` is bfloat16 on a GPU and float32 elsewhere."""
+    window: int | None = None
+    """The tokens of prompt and reply together; None is the model's window, as are larger numbers."""
+    num_slots: int = 64
+    """The requests that run at once, or as many as fit into half of the free memory."""
+
+
+async def open_model(folder: Path, how: LocalModel | SglangConfig | VllmConfig) -> Engine:
+    """Returns the engine that samples from the model of a folder.
+
+    Raises ConfigError for settings that cannot work, EngineError for a server that does not start.
+    """
+    if isinstance(how, SglangConfig):
+        return await open_sglang(how, folder)
+    if isinstance(how, VllmConfig):
+        return await open_vllm(how, folder)
+    return _open_local(folder, how)
+
+
+def _open_local(folder: Path, how: LocalModel) -> Engine:
+    import torch  # here, and not above: only a model needs it
+
+    from agentgym.engines.local.config import LocalEngineConfig
+    from agentgym.engines.local.engine import LocalEngine
+    from agentgym.engines.local.kv_cache import fitting_slots
+    from agentgym.model.model_folder import on_device
+    from agentgym.model.policy import backend_line, load_policy
+    from agentgym.model.transformers_check import check_forward
+
+    on_gpu = how.device.startswith("cuda")
+    dtype = ("bfloat16" if on_gpu else "float32") if how.dtype == "auto" else how.dtype
+    model = on_device(load_policy(folder, dtype=getattr(torch, dtype)), how.device)
+    check_forward(model, folder)
+    if line := backend_line(model, folder):
+        _log.info(line)
+    window = min(how.window or model.context_window, model.context_window)
+    fitting = fitting_slots(model, window, how.num_slots)
+    if fitting < how.num_slots:
+        _log.warning(
+            "the key/value cache has room for %d requests of %d tokens at once, not for %d; the others wait. A smaller"
+            " context window makes room for more",
+            *(fitting, window, how.num_slots),
+        )
+    return LocalEngine(model, LocalEngineConfig(num_slots=fitting, window=window))
