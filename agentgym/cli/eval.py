@@ -23,6 +23,11 @@ from agentgym.trajectory import Trajectory
 __all__ = ["finish", "main", "repeat_rows", "run_plan", "summary_rows"]
 
 REPEAT_COLUMNS = ("tasks", "k", "pass@k", "pass^k", "best@k", "")
+MAIN_SETTINGS = (
+    *("env", "env_kwargs", "policy", "num_tasks", "num_repeats", "seed", "temperature", "top_p", "max_turns"),
+    *("turn_tokens", "engine", "device", "context_window", "concurrency", "output", "resume", "json"),
+)
+"""The settings that `--help` shows."""
 NO_PRICE = "no price is set (--endpoint.price-prompt, --endpoint.price-completion, per million tokens)"
 
 
@@ -44,7 +49,7 @@ class EvalOptions(EvalConfig):
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym eval ...`; exit code 1 when no episode could be played."""
-    options = parse_options(EvalOptions, env_as_option(args), prog="agentgym eval")
+    options = parse_options(EvalOptions, env_as_option(args), prog="agentgym eval", shown=MAIN_SETTINGS)
     load_env(options.env, options.env_kwargs).close()
     plan = open_evaluation(options, options.output, resume=options.resume)
     return finish(run_plan(plan), as_json=options.json)

@@ -36,6 +36,8 @@ COMMANDS = {
     "train": "train a model on an environment",
     "sft": "train a model on demonstrations, conversations or recorded episodes",
     "eval": "play held-out episodes with a model or a policy, and count successes",
+    "compare": "compare evaluations task by task",
+    "generate": "sample replies to the prompts of a file",
     "serve": "let agents outside play episodes, over OpenAI's chat completions",
     "play": "play an environment yourself, in the terminal",
     "env": "list, check or begin environments",

@@ -59,6 +59,8 @@ def _metavar(hint: object) -> str:
     """Returns the form of an option's value; nothing for a flag."""
     if get_origin(hint) is Literal:
         return "{" + ",".join(map(str, get_args(hint))) + "}"
+    if get_args(hint)[1:] == (Ellipsis,):
+        return f"{_metavar(get_args(hint)[0])} ..."
     if args := [arg for arg in get_args(hint) if arg is not NoneType]:
         return "[NAME=VALUE ...]" if len(args) == 2 else _metavar(args[0])
     return "" if hint is bool else str(getattr(hint, "__name__", hint)).upper()

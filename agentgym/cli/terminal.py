@@ -77,8 +77,11 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[[str], None]]:
-    """Shows a bar on a terminal, else a line per tenth of `total`. Yields a function that counts 1, given a note."""
+def progress(label: str, total: int | None, done: int = 0) -> Iterator[Callable[[str], None]]:
+    """Shows a bar on a terminal, else a line per tenth of `total`, or per thousand if there is none.
+
+    Yields a function that counts 1, given a note.
+    """
     if not sys.stderr.isatty():
         yield _PlainProgress(label, total, done)
         return
@@ -92,13 +95,14 @@ def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[[str], 
 
 
 class _PlainProgress:
-    def __init__(self, label: str, total: int, done: int) -> None:
+    def __init__(self, label: str, total: int | None, done: int) -> None:
         self._label, self._total, self._done = label, total, done
 
     def __call__(self, note: str) -> None:
         before, self._done = self._done, self._done + 1
-        if before * 10 // self._total != self._done * 10 // self._total:
-            print(f"{self._label} {self._done}/{self._total} {note}".rstrip(), file=sys.stderr, flush=True)
+        of, step = (f"/{self._total}", self._total / 10) if self._total else ("", 1000)
+        if before // step != self._done // step:
+            print(f"{self._label} {self._done}{of} {note}".rstrip(), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

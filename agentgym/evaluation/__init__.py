@@ -1,5 +1,6 @@
 """Evaluation: plays held-out episodes by any policy, computes their scores, and verifies their records."""
 
+from agentgym.evaluation.play.chat import Chat
 from agentgym.evaluation.play.evaluate import (
     EvalConfig,
     EvalResult,
@@ -8,6 +9,7 @@ from agentgym.evaluation.play.evaluate import (
     evaluate,
     run_evaluation,
 )
+from agentgym.evaluation.play.generation import GenerationConfig, Reply
 from agentgym.evaluation.play.model_engine import ModelEngine, create_engine, run_episode
 from agentgym.evaluation.run_check.verify import VerifyReport, verify_run
 from agentgym.rollout.scores.intervals import Interval
@@ -16,12 +18,15 @@ from agentgym.rollout.scores.statistics import EvalSummary, summarize
 
 __all__ = [
     "AtK",
+    "Chat",
     "EvalConfig",
     "EvalResult",
     "EvalSummary",
+    "GenerationConfig",
     "Interval",
     "ModelEngine",
     "RepeatScores",
+    "Reply",
     "VerifyReport",
     "best_at_k",
     "create_engine",

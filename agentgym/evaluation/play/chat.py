@@ -7,10 +7,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from agentgym.chat_templates.protocol import Renderer
-from agentgym.engines.protocol import Engine
 from agentgym.errors import RenderError
-from agentgym.evaluation.play.generation import GenerationConfig, Prompt, Reply, messages_of_prompt, sample_reply
+from agentgym.evaluation.play.generation import Prompt, Reply, ReplyGenerator, messages_of_prompt
 from agentgym.rollout.seeds import derive
 from agentgym.tools.calling.definition import Tool, ToolFunction
 from agentgym.tools.calling.runner import ToolRunner
@@ -29,14 +27,12 @@ class Chat:
     did. What was sampled stays as it was, token by token, unless the chat template rewrites history.
     """
 
-    def __init__(
-        self, engine: Engine, renderer: Renderer, config: GenerationConfig, run: Runner, *, max_calls: int = 16
-    ) -> None:
+    def __init__(self, model: ReplyGenerator, run: Runner, *, max_calls: int = 16) -> None:
         self.messages: list[Message] = []
         self.ids: list[int] = []
         """The ids of the conversation so far, up to the end of the last reply."""
         self.max_calls = max_calls
-        self._engine, self._renderer, self._config, self._run = engine, renderer, config, run
+        self._model, self._run = model, run
         self._tools: ToolRunner | None = None
         self._session = f"chat-{next(_NUMBERS)}"
         self._num_replies = 0
@@ -48,7 +44,7 @@ class Chat:
         if self._tools is not None:
             self._tools.close()
         self._tools = ToolRunner(tools) if tools else None
-        self._config = replace(self._config, tools=tuple(self._tools.specs.values()) if self._tools else ())
+        self._model = replace(self._model, tools=tuple(self._tools.specs.values()) if self._tools else ())
         return self
 
     def send(self, said: Prompt) -> Reply:
@@ -80,14 +76,14 @@ class Chat:
         """Releases what the engine and the tools keep for the conversation."""
         if self._tools is not None:
             self._tools.close()
-        await self._engine.abort(self._session)
+        await self._model.engine.abort(self._session)
 
     async def _answer(self, new: Sequence[Message]) -> Reply:
         """Samples the reply to new messages and adds both to the conversation."""
         self.messages += new
-        seed = derive(self._config.seed, self._num_replies)
+        seed = derive(self._model.config.seed, self._num_replies)
         ids = self._prompt(new)
-        reply = await sample_reply(self._engine, self._renderer, ids, self._config, session=self._session, seed=seed)
+        reply = await self._model.reply(ids, session=self._session, seed=seed)
         if not reply.error:
             self.ids = [*ids, *reply.ids]
             self.messages.append(reply.message)
@@ -96,10 +92,10 @@ class Chat:
 
     def _prompt(self, new: Sequence[Message]) -> list[int]:
         """Returns the ids before the next reply: those so far and the new ones, or all where history is rewritten."""
-        tools = self._config.tools
+        renderer, tools = self._model.renderer, self._model.tools
         if not self.ids:
-            return self._renderer.render(self.messages, tools)
+            return renderer.render(self.messages, tools)
         try:
-            return [*self.ids, *self._renderer.extend(self.ids, new)]
+            return [*self.ids, *renderer.extend(self.ids, new)]
         except RenderError:
-            return self._renderer.rerender(self.messages, tools)
+            return renderer.rerender(self.messages, tools)

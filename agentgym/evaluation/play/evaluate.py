@@ -30,7 +30,7 @@ from agentgym.evaluation.play.policies import PolicyLoop, played_env
 from agentgym.loading import place_of
 from agentgym.model.context_window import folder_window
 from agentgym.model.model_name import EMBEDDED, is_model_id, model_folder
-from agentgym.rewards import open_rewards
+from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.episode.token_loop import RolloutLoop
@@ -40,6 +40,7 @@ from agentgym.rollout.hosting.watchdog import watch_calls
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.sampling.self_play import seats_of
+from agentgym.rollout.scores.intervals import ANY_REWARD
 from agentgym.rollout.scores.statistics import EvalSummary, summarize
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON, Message, Task
@@ -148,9 +149,19 @@ class EvalPlan:
             played = run_async(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
             found = {**self.folder.kept, **{(trajectory.group, trajectory.member): trajectory for trajectory in played}}
             ordered = tuple(found[episode.group, episode.member] for episode in self.episodes)
-            result = EvalResult(self.config, summarize(ordered), self.folder.path, ordered, endpoint_use(ordered))
+            summary = summarize(ordered, _reward_range(self.config))
+            result = EvalResult(self.config, summary, self.folder.path, ordered, endpoint_use(ordered))
             self.folder.finish(ordered, result.to_json())
         return result
+
+
+def _reward_range(config: EvalConfig) -> tuple[float, float]:
+    """Returns the least and the most that an episode can earn, as far as the environment's card says it."""
+    if config.data.has_files or config.reward != RewardConfig():
+        return ANY_REWARD
+    env = make_env(config.env, config.env_kwargs)
+    env.close()
+    return ANY_REWARD if env.card is None else env.card.reward_range
 
 
 def eval_tasks(env: str, num_tasks: int, env_kwargs: Mapping[str, JSON] | None = None) -> list[Task]:

@@ -6,10 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeAlias
 
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.engines.protocol import Completion, Engine, FinishReason, Sampling
+from agentgym.engines.protocol import Engine, FinishReason, Sampling
 from agentgym.errors import AgentGymError, ConfigError, EngineError
 from agentgym.openai_wire import message_from_openai
 from agentgym.rollout.episode.long_text import run_if_short, text_size
@@ -18,10 +19,11 @@ from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.seeds import derive
 from agentgym.types import Message, ToolSpec
 
-__all__ = ["GenerationConfig", "Prompt", "Reply", "generate_replies", "messages_of_prompt", "sample_reply"]
+__all__ = ["GenerationConfig", "Prompt", "Reply", "ReplyGenerator", "messages_of_prompt"]
 
 Prompt: TypeAlias = "str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]"
 """A text, which a user says, or messages: ours, or OpenAI's objects with `role` and `content`."""
+_CALLS = count()
 AHEAD = 4
 """The most prompts that are answered before an earlier one is, as a multiple of the concurrency."""
 
@@ -46,8 +48,6 @@ class GenerationConfig:
     """The replies to each prompt."""
     concurrency: int = 256
     """The most replies that are sampled at once. It changes no reply."""
-    tools: tuple[ToolSpec, ...] = ()
-    """The tools that the model is shown; nothing runs them."""
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -98,86 +98,87 @@ def _message(part: object) -> Message:
     return Message("user", part) if isinstance(part, str) else message_from_openai(part)
 
 
-async def generate_replies(
-    engine: Engine, renderer: Renderer, prompts: Iterable[Prompt], config: GenerationConfig, *, first: int = 0
-) -> AsyncIterator[Reply]:
-    """Yields the replies to the prompts in their order, `num_replies` to each; `first` is the place of the first one.
+@dataclass(frozen=True)
+class ReplyGenerator:
+    """Samples replies from an engine."""
 
-    Prompts are read as they are needed, so that they may be many. What is no prompt, or is too long, gives a reply with
-    an error. Raises EngineError if the engine fails.
-    """
-    gate = asyncio.Semaphore(config.concurrency)
+    engine: Engine
+    renderer: Renderer
+    config: GenerationConfig
+    tools: Sequence[ToolSpec] = ()
+    """The tools that the model is shown; nothing here runs them."""
 
-    async def answer(place: int, number: int, prompt: Prompt) -> Reply:
-        async with gate:
-            return await _answer(engine, renderer, prompt, config, (place, number))
+    async def replies(self, prompts: Iterable[Prompt], first: int = 0) -> AsyncIterator[Reply]:
+        """Yields the replies to the prompts in their order, `num_replies` to each; `first` is the place of the first.
 
-    waiting: deque[asyncio.Task[Reply]] = deque()
-    try:
-        for place, prompt in enumerate(prompts, first):
-            for number in range(config.num_replies):
-                waiting.append(asyncio.create_task(answer(place, number, prompt)))
-                while len(waiting) >= AHEAD * config.concurrency or waiting[0].done():
+        Prompts are read as they are needed, so that they may be many. What is no prompt, or is too long, gives a reply
+        with an error. Raises EngineError if the engine fails.
+        """
+        config, gate, call = self.config, asyncio.Semaphore(self.config.concurrency), next(_CALLS)
+
+        async def answer(prompt: Prompt, place: int, number: int) -> Reply:
+            async with gate:
+                return await self._answer(
+                    prompt, f"generate-{call}-{place}-{number}", derive(config.seed, place, number)
+                )
+
+        waiting: deque[asyncio.Task[Reply]] = deque()
+        try:
+            for place, prompt in enumerate(prompts, first):
+                for number in range(config.num_replies):
+                    waiting.append(asyncio.create_task(answer(prompt, place, number)))
+                while len(waiting) >= AHEAD * config.concurrency or (waiting and waiting[0].done()):
                     yield await waiting.popleft()
-                    if not waiting:
-                        break
-        while waiting:
-            yield await waiting.popleft()
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+            while waiting:
+                yield await waiting.popleft()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
+    async def _answer(self, prompt: Prompt, session: str, seed: int) -> Reply:
+        try:
+            messages = messages_of_prompt(prompt)
+            size = text_size(messages, self.tools)
+            ids = await run_if_short(size, self.renderer.render, messages, self.tools)
+        except AgentGymError as error:
+            return _failed(str(error))
+        try:
+            return await self.reply(ids, session=session, seed=seed)
+        finally:
+            await self.engine.abort(session)
 
-async def _answer(
-    engine: Engine, renderer: Renderer, prompt: Prompt, config: GenerationConfig, place: tuple[int, int]
-) -> Reply:
-    try:
-        messages = messages_of_prompt(prompt)
-        size = text_size(messages, config.tools)
-        ids = await run_if_short(size, renderer.render, messages, config.tools)
-    except AgentGymError as error:
-        return _failed(str(error))
-    session = f"generate-{config.seed}-{place[0]}-{place[1]}"
-    try:
-        return await sample_reply(engine, renderer, ids, config, session=session, seed=derive(config.seed, *place))
-    finally:
-        await engine.abort(session)
-
-
-async def sample_reply(
-    engine: Engine, renderer: Renderer, ids: Sequence[int], config: GenerationConfig, *, session: str, seed: int
-) -> Reply:
-    """Samples one reply on the ids of a prompt; the reply has an error if they leave no room for one."""
-    limit = config.max_tokens or Limits().turn_tokens_in(engine.context_window, num_turns=1)
-    max_tokens = min(limit, engine.context_window - len(ids))
-    if max_tokens < 1:
-        return _failed(f"the prompt has {len(ids)} tokens, and the window {engine.context_window}", ids)
-    how = config.sampling
-    sampling = Sampling(
-        max_tokens=max_tokens,
-        stop_ids=renderer.stop_ids,
-        temperature=how.temperature,
-        top_p=how.top_p,
-        top_k=how.top_k,
-        min_p=how.min_p,
-        seed=seed,
-    )
-    completion: Completion = await engine.generate(ids, sampling, session=session)
-    check_completion(completion, sampling, engine.vocab_size)
-    if completion.finish_reason == "abort":
-        raise EngineError("the engine gave up a reply: it was closed, or its weights were replaced")
-    message = await run_if_short(len(completion.ids), renderer.parse, completion.ids, config.tools, ids)
-    return Reply(
-        message=message,
-        prompt_ids=tuple(ids),
-        ids=completion.ids,
-        logprobs=completion.logprobs,
-        finish_reason=completion.finish_reason,
-    )
+    async def reply(self, ids: Sequence[int], *, session: str, seed: int) -> Reply:
+        """Samples one reply on the ids of a prompt; the reply has an error if they leave no room for one."""
+        config, window = self.config, self.engine.context_window
+        limit = config.max_tokens or Limits().turn_tokens_in(window, num_turns=1)
+        max_tokens = min(limit, window - len(ids))
+        if max_tokens < 1:
+            return _failed(f"the prompt has {len(ids)} tokens, and the window {window}", ids)
+        how = config.sampling
+        sampling = Sampling(
+            max_tokens=max_tokens,
+            stop_ids=self.renderer.stop_ids,
+            temperature=how.temperature,
+            top_p=how.top_p,
+            top_k=how.top_k,
+            min_p=how.min_p,
+            seed=seed,
+        )
+        completion = await self.engine.generate(ids, sampling, session=session)
+        check_completion(completion, sampling, self.engine.vocab_size)
+        if completion.finish_reason == "abort":
+            raise EngineError("the engine gave up a reply: it was closed, or its weights were replaced")
+        message = await run_if_short(len(completion.ids), self.renderer.parse, completion.ids, self.tools, ids)
+        return Reply(
+            message=message,
+            prompt_ids=tuple(ids),
+            ids=completion.ids,
+            logprobs=completion.logprobs,
+            finish_reason=completion.finish_reason,
+        )
 
 
 def _failed(error: str, ids: Sequence[int] = ()) -> Reply:
-    return Reply(
-        message=Message("assistant", ""), prompt_ids=tuple(ids), ids=(), logprobs=(), finish_reason=None, error=error
-    )
+    nothing = Message("assistant", "")
+    return Reply(message=nothing, prompt_ids=tuple(ids), ids=(), logprobs=(), finish_reason=None, error=error)

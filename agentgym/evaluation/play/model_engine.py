@@ -21,7 +21,7 @@ from agentgym.errors import ConfigError, EngineError, nearest
 from agentgym.evaluation.play.chat import Chat
 from agentgym.evaluation.play.config import EvalConfig
 from agentgym.evaluation.play.evaluate import policy_loop
-from agentgym.evaluation.play.generation import GenerationConfig, Prompt, Reply, generate_replies
+from agentgym.evaluation.play.generation import GenerationConfig, Prompt, Reply, ReplyGenerator
 from agentgym.evaluation.play.open_model import LocalModel, open_model
 from agentgym.evaluation.play.policies import played_env
 from agentgym.loading import place_of
@@ -78,7 +78,7 @@ class ModelEngine:
         A prompt is a text, or messages (ours, or OpenAI's objects); one alone is a list of one. `on_reply` sees each
         reply in that order. A prompt that cannot be answered gives a reply with an `error`, and the others go on.
         """
-        return self.run(self._generate(prompts, _settings(config, settings), on_reply))
+        return self.run(self._generate(prompts, self._generator(config, settings), on_reply))
 
     async def generate_async(
         self,
@@ -89,7 +89,7 @@ class ModelEngine:
         **settings: Any,
     ) -> list[Reply]:
         """Does what `generate` does, for a program with an event loop of its own."""
-        return await self.submit(self._generate(prompts, _settings(config, settings), on_reply))
+        return await self.submit(self._generate(prompts, self._generator(config, settings), on_reply))
 
     def chat(
         self,
@@ -103,17 +103,25 @@ class ModelEngine:
 
         `settings` are those of `GenerationConfig`.
         """
-        config = _settings(None, settings)
-        chat = Chat(self.engine, self.renderer, config, self.run, max_calls=max_calls)
-        return chat.start(system, tools)
+        return Chat(self._generator(None, settings), self.run, max_calls=max_calls).start(system, tools)
+
+    def _generator(self, config: GenerationConfig | None, settings: Mapping[str, Any]) -> ReplyGenerator:
+        """Returns what samples replies with these settings; tools may be functions, whose schemas are shown."""
+        known = {"tools", *(setting.name for setting in fields(GenerationConfig))}
+        if unknown := [name for name in settings if name not in known]:
+            raise ConfigError(f"replies have no setting {unknown[0]!r}{nearest(unknown[0], known) or '.'}")
+        tools = settings.get("tools", ())
+        specs = tuple(tool if isinstance(tool, ToolSpec) else as_tool(tool).spec for tool in tools)
+        changes = {name: value for name, value in settings.items() if name != "tools"}
+        return ReplyGenerator(self.engine, self.renderer, replace(config or GenerationConfig(), **changes), specs)
 
     async def _generate(
-        self, prompts: Prompt | Iterable[Prompt], config: GenerationConfig, on_reply: Callable[[Reply], None] | None
+        self, prompts: Prompt | Iterable[Prompt], model: ReplyGenerator, on_reply: Callable[[Reply], None] | None
     ) -> list[Reply]:
         alone = isinstance(prompts, str | Message | Mapping)
         given = cast("Iterable[Prompt]", [prompts] if alone else prompts)
         replies = []
-        async for reply in generate_replies(self.engine, self.renderer, given, config):
+        async for reply in model.replies(given):
             replies.append(reply)
             if on_reply is not None:
                 on_reply(reply)
@@ -186,17 +194,6 @@ def _how(
     if kind == "vllm" and isinstance(servers, VllmConfig | None):
         return servers or VllmConfig()
     raise ConfigError(f"kind is local, sglang or vllm, with servers of the same kind; got {kind!r} and {servers!r}")
-
-
-def _settings(config: GenerationConfig | None, settings: Mapping[str, Any]) -> GenerationConfig:
-    """Returns the settings of replies; tools may be functions, of which the model is shown the schemas."""
-    known = {setting.name for setting in fields(GenerationConfig)}
-    if unknown := [name for name in settings if name not in known]:
-        raise ConfigError(f"replies have no setting {unknown[0]!r}{nearest(unknown[0], known) or '.'}")
-    tools = settings.get("tools", ())
-    specs = tuple(tool if isinstance(tool, ToolSpec) else as_tool(tool).spec for tool in tools)
-    changed = {**settings, **({"tools": specs} if tools else {})}
-    return replace(config or GenerationConfig(), **changed)
 
 
 @dataclass(frozen=True, kw_only=True)

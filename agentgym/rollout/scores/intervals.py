@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from agentgym.errors import ConfigError
 from agentgym.types import JSON
 
-__all__ = ["Interval", "mean_interval", "share_interval", "success_interval"]
+__all__ = ["ANY_REWARD", "Interval", "mean_interval", "share_interval", "success_interval"]
 
+ANY_REWARD = (-math.inf, math.inf)
+"""The range of rewards that may be any number."""
 Z = 1.959963984540054
 """The two-sided 95% quantile of the standard normal distribution."""
 
@@ -59,13 +61,19 @@ def success_interval(successes: Sequence[float], clusters: Sequence[str]) -> Int
     return Interval(max(0.0, middle - half), min(1.0, middle + half))
 
 
-def mean_interval(values: Sequence[float], clusters: Sequence[str]) -> Interval | None:
-    """Returns the normal 95% interval of a mean, its error clustered by task; None for fewer than two tasks."""
+def mean_interval(
+    values: Sequence[float], clusters: Sequence[str], possible: tuple[float, float] = ANY_REWARD
+) -> Interval | None:
+    """Returns the normal 95% interval of a mean, its error clustered by task; None for fewer than two tasks.
+
+    It is cut to the range of `possible` values, unless one of the values is outside of it.
+    """
     variance = _clustered_variance(values, clusters)
     if variance is None:
         return None
     mean, half = math.fsum(values) / len(values), Z * math.sqrt(variance)
-    return Interval(mean - half, mean + half)
+    low, high = possible if possible[0] <= min(values) and max(values) <= possible[1] else ANY_REWARD
+    return Interval(max(low, mean - half), min(high, mean + half))
 
 
 def _clustered_variance(values: Sequence[float], clusters: Sequence[str]) -> float | None:

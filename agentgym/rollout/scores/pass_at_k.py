@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
 from agentgym.rollout.record.task_names import task_names
-from agentgym.rollout.scores.intervals import Interval, mean_interval, share_interval
+from agentgym.rollout.scores.intervals import ANY_REWARD, Interval, mean_interval, share_interval
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
@@ -41,7 +41,7 @@ class AtK:
     best_at_k: float | None
     """The best reward among k episodes."""
     best_at_k_interval: Interval | None
-    """The normal interval over tasks, as a reward has no bounds; None for fewer than two tasks."""
+    """The normal interval over tasks, cut to the range of rewards if it is known; None for fewer than two tasks."""
 
     def to_json(self) -> dict[str, JSON]:
         """Returns a flat object; intervals are `[low, high]`."""
@@ -112,7 +112,9 @@ def _check(num: int, k: int, num_won: int = 0) -> None:
         raise ConfigError(f"of {num} episodes between 0 and {num} succeed, got {num_won}")
 
 
-def repeat_scores(trajectories: Sequence[Trajectory]) -> tuple[RepeatScores, ...]:
+def repeat_scores(
+    trajectories: Sequence[Trajectory], reward_range: tuple[float, float] = ANY_REWARD
+) -> tuple[RepeatScores, ...]:
     """Returns the scores of all tasks, then of each environment and each of its difficulties, if there are several.
 
     Equal tasks of several seeds are one task. The result is empty without trajectories.
@@ -124,16 +126,16 @@ def repeat_scores(trajectories: Sequence[Trajectory]) -> tuple[RepeatScores, ...
     for episodes in tasks.values():
         by_env.setdefault(episodes[0].task.env_id, []).append(episodes)
     several = len(by_env) > 1
-    scores = [_scores(None, None, list(tasks.values()))] if several else []
+    scores = [_scores(None, None, list(tasks.values()), reward_range)] if several else []
     for env, members in by_env.items():
         by_difficulty: dict[str | None, list[list[Trajectory]]] = {}
         for episodes in members:
             by_difficulty.setdefault(_task_difficulty(episodes), []).append(episodes)
         shared = next(iter(by_difficulty)) if len(by_difficulty) == 1 else None
-        scores.append(_scores(env, shared, members))
+        scores.append(_scores(env, shared, members, reward_range))
         if len(by_difficulty) > 1:
             names = sorted(by_difficulty, key=_difficulty_order)
-            scores += [_scores(env, name, by_difficulty[name]) for name in names if name is not None]
+            scores += [_scores(env, name, by_difficulty[name], reward_range) for name in names if name is not None]
     return tuple(scores)
 
 
@@ -170,7 +172,12 @@ def _difficulty_order(name: str | None) -> tuple[bool, float, str]:
         return True, 0.0, name or ""
 
 
-def _scores(env: str | None, difficulty: str | None, tasks: Sequence[Sequence[Trajectory]]) -> RepeatScores:
+def _scores(
+    env: str | None,
+    difficulty: str | None,
+    tasks: Sequence[Sequence[Trajectory]],
+    reward_range: tuple[float, float],
+) -> RepeatScores:
     played = [[episode for episode in episodes if episode.reward is not None] for episodes in tasks]
     num_episodes = sum(map(len, played))
     most = max(Counter(episode.task.key for episodes in tasks for episode in episodes).values())
@@ -181,11 +188,11 @@ def _scores(env: str | None, difficulty: str | None, tasks: Sequence[Sequence[Tr
         num_tasks=len(tasks),
         num_episodes=num_episodes,
         num_failed=sum(map(len, tasks)) - num_episodes,
-        at=tuple(_at(k, played) for k in ks),
+        at=tuple(_at(k, played, reward_range) for k in ks),
     )
 
 
-def _at(k: int, tasks: Sequence[Sequence[Trajectory]]) -> AtK:
+def _at(k: int, tasks: Sequence[Sequence[Trajectory]], reward_range: tuple[float, float]) -> AtK:
     long = [episodes for episodes in tasks if len(episodes) >= k]
     counts = [(len(episodes), sum(bool(episode.success) for episode in episodes)) for episodes in long]
     once = [pass_at_k(num, num_won, k) for num, num_won in counts]
@@ -200,7 +207,7 @@ def _at(k: int, tasks: Sequence[Sequence[Trajectory]]) -> AtK:
         pass_hat_k=_mean(always),
         pass_hat_k_interval=share_interval(always),
         best_at_k=_mean(best),
-        best_at_k_interval=mean_interval(best, [str(index) for index in range(len(best))]),
+        best_at_k_interval=mean_interval(best, [str(index) for index in range(len(best))], reward_range),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentgym.rollout.record.task_names import task_names
-from agentgym.rollout.scores.intervals import Interval, mean_interval, success_interval
+from agentgym.rollout.scores.intervals import ANY_REWARD, Interval, mean_interval, success_interval
 from agentgym.rollout.scores.pass_at_k import RepeatScores, repeat_scores
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
@@ -85,8 +85,8 @@ FAILED_CALLS = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_
 """The metrics of an episode that count its failed calls; no call is in two of them."""
 
 
-def summarize(trajectories: Sequence[Trajectory]) -> EvalSummary:
-    """Returns the summary of an evaluation's trajectories, in any order."""
+def summarize(trajectories: Sequence[Trajectory], reward_range: tuple[float, float] = ANY_REWARD) -> EvalSummary:
+    """Returns the summary of an evaluation's trajectories, in any order; `reward_range` has the possible rewards."""
     played = [trajectory for trajectory in trajectories if trajectory.reward is not None]
     failed = Counter(str(trajectory.status) for trajectory in trajectories if trajectory.reward is None)
     names = task_names(trajectories)
@@ -97,7 +97,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> EvalSummary:
         success=_mean(successes),
         success_interval=success_interval(successes, clusters),
         mean_reward=_mean(rewards),
-        reward_interval=mean_interval(rewards, clusters),
+        reward_interval=mean_interval(rewards, clusters, reward_range),
         num_tasks=len({trajectory.task.key for trajectory in trajectories}),
         num_distinct=len(set(names)),
         num_episodes=len(played),
@@ -106,7 +106,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> EvalSummary:
         mean_turns=_mean([float(len(trajectory.turns)) for trajectory in played]),
         mean_tokens=_mean([_sampled_tokens(trajectory) for trajectory in played]),
         **{name: int(sum(trajectory.metrics.get(name, 0) for trajectory in trajectories)) for name in FAILED_CALLS},
-        at_k=repeat_scores(trajectories),
+        at_k=repeat_scores(trajectories, reward_range),
     )
 
 

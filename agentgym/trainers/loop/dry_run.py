@@ -49,25 +49,23 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     else:
         tasks = [Task(choice.env, config.seed, kwargs=kwargs) for choice in choices for kwargs in choice.variants]
     prompt = max(_prompt_tokens(task, renderer) for task in tasks)
-    window = engine_window(config, model)
-    window = min(window, config.limits.context_window or window)
+    reserved = engine_window(config, model)
+    window = min(reserved, config.limits.context_window or reserved)
     if prompt + 1 > window:
         raise ConfigError(f"the first prompt has {prompt} tokens, the window only {window}: nothing could be sampled")
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    reserved = engine_window(config, model)
     num_slots = config.local.num_slots or fitting_slots(model, reserved)
     cache = 2 * num_slots * reserved * sum(kv.num_heads * kv.width for kv in model.kv_shapes)
-    threads = config.learner.threads or 2
-    activations = threads * max(config.learner.micro_batch_tokens, window) * _activations_per_token(model)
     learner, ahead = config.learner, config.max_staleness > 0
+    threads = learner.threads or 2
+    activations = threads * max(learner.micro_batch_tokens, window) * _activations_per_token(model)
     trained, what = _count_trained_parameters(model, config)
     critics = 2 if learner.critic.trunk == "own" else 1  # gradients and AdamW's two means, for each
     weights = parameters * (critics + (1 if learner.kl.coefficient else 0))
     weights = 2 * parameters + critics * trained if learner.lora.rank else weights  # the base, and with adapters merged
     weights += (3 * critics + threads) * trained + (parameters if ahead and config.engine == "local" else 0)
     memory = PROCESS_MB + (weights + cache + activations) * BYTES // 1_000_000
-    episodes = config.episodes_per_step
-    num_evaluations = 2 + ((config.steps - 1) // config.eval.every if config.eval.every else 0)
+    episodes, num_held_out = config.episodes_per_step, config.eval.num_played(config.steps, held_out)
     return [
         *_servers(config),
         *_actors(config),
@@ -76,11 +74,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         ("episodes per step", episodes, f"{config.tasks} tasks x group size {config.group_size}"),
         *_practice(config, choices),
         ("optimizer steps", config.steps * learner.steps_per_batch, f"{learner.steps_per_batch} after each batch"),
-        (
-            "episodes in all",
-            episodes * config.steps,
-            f"and {num_evaluations * held_out * config.eval.repeats} held-out ones",
-        ),
+        ("episodes in all", episodes * config.steps, f"and {num_held_out} held-out ones"),
         ("first prompt tokens", prompt, f"of a window of {window}"),
         ("most tokens per reply", min(config.limits.turn_tokens or window, window), "limits.turn_tokens"),
         ("most tokens per step", episodes * window, "if every episode filled the window"),

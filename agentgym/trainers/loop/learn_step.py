@@ -43,7 +43,7 @@ async def learn_step(
     config, learner, done = session.config, session.learner, session.progress.step
     session.progress.is_between_steps = False
     step = stats = critic = None
-    num_steps, held_out = learner.num_steps, session.progress.held_out
+    num_steps = learner.num_steps
     with session.instruments.doing("learn"):
         if not config.max_staleness:
             await session.engine.pause()
@@ -76,7 +76,6 @@ async def learn_step(
         elapsed_s=session.progress.train_s,
         speed=session.instruments.lap(rollout),
         practice=practice,
-        held_out=held_out,
     )
     session.record_metrics(metrics, groups.groups)
     await session.gate.check(session.progress.step, session.progress.step)

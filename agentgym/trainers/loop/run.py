@@ -302,9 +302,7 @@ def open_run(
     renderer = renderer_for(first_folder, config.family, date=date)
     written = date if renderer.tokenizer.writes_date else config.date
     config = with_token_budget(replace(config, family=renderer.reply_format.name, date=written))
-    source = open_tasks(config, renderer)
-    held_out = held_out_source(config, source)
-    tracking = Tracking(config.trackers, config.tracking)
+    source, tracking = open_tasks(config, renderer), Tracking(config.trackers, config.tracking)
     checkpoint = None
     if resume:
         folder, checkpoint = RunFolder.reopen(path, config)
@@ -325,7 +323,7 @@ def open_run(
         model=model,
         renderer=renderer,
         source=source,
-        held_out=held_out,
+        held_out=held_out_source(config, source),
         reward=reward,
         instruments=Instruments(config, renderer, tracking, folder.path, model),
         watch=CollapseWatch(config.collapse, recorded),

@@ -14,6 +14,7 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.self_play import trained_seats
 from agentgym.trainers.tasks import (
     AheadTasks,
+    EnvChoice,
     EnvTasks,
     MixedTasks,
     PracticeConfig,
@@ -30,6 +31,8 @@ __all__ = ["held_out_source", "open_tasks"]
 def open_tasks(config: TrainConfig, renderer: Renderer) -> TaskSource:
     """Returns the task source of a run; raises for environments that do not exist and files that cannot be read."""
     trained_seats(config)
+    for choice in _held_out_choices(config):
+        resolve_env(choice.env, choice.kwargs)
     source = _source(config, renderer)
     return AheadTasks(source, config.tasks) if config.max_staleness else source
 
@@ -38,11 +41,13 @@ def held_out_source(config: TrainConfig, source: TaskSource) -> TaskSource:
     """Returns the source of the held-out tasks: that of training, or the environments of `eval.mix`."""
     if not config.eval.mix:
         return source
-    choices = env_choices(PracticeConfig(mix=config.eval.mix), "", {})
-    for choice in choices:
-        resolve_env(choice.env, choice.kwargs)
+    choices = _held_out_choices(config)
     sources = {choice.name: EnvTasks(choice.env, config.seed, choice.kwargs) for choice in choices}
     return MixedTasks(sources, [choice.weight for choice in choices], tasks_per_step=1)
+
+
+def _held_out_choices(config: TrainConfig) -> list[EnvChoice]:
+    return env_choices(PracticeConfig(mix=config.eval.mix), "", {}) if config.eval.mix else []
 
 
 def _source(config: TrainConfig, renderer: Renderer) -> TaskSource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,6 @@ class Progress:
     def add_step(self, seconds: float) -> None:
         """Counts a step that took so many seconds."""
         self.step += 1
-        self.held_out = None
         self.train_s += seconds
 
 
@@ -111,7 +110,8 @@ class TrainingSession:
 
     def record_metrics(self, metrics: StepMetrics, groups: Sequence[Group]) -> None:
         """Writes, shows and logs a step's metrics; raises TrainingHalted if a symptom of collapse ends the run."""
-        metrics = self.watch.see(metrics)
+        metrics = replace(self.watch.see(metrics), held_out=self.progress.held_out)
+        self.progress.held_out = None
         self.folder.write_metrics(metrics, self.writer.head)
         self.observer.on_step(metrics)
         self.instruments.log_step(metrics, groups)

@@ -32,6 +32,11 @@ class HeldOutConfig:
     """Ends training once so many evaluations in a row were not better than the best before them, by success, then by
     mean reward; None trains on."""
 
+    def num_played(self, steps: int, num_tasks: int) -> int:
+        """Returns the episodes of all evaluations of a run of so many steps with so many held-out tasks."""
+        between = (steps - 1) // self.every if self.every else 0
+        return (2 + between) * num_tasks * self.repeats
+
     def __post_init__(self) -> None:
         read_mix(self.mix)
         check_at_least(0, self, "episodes", "every", where="eval.")

@@ -17,21 +17,28 @@ def floats(*values: float) -> NDArray[np.float32]:
     return np.array(values, np.float32)
 
 
-def frequencies(temperature: float, top_k: int, top_p: float, count: int = 40_000) -> tuple[torch.Tensor, torch.Tensor]:
+def frequencies(
+    temperature: float, top_k: int, top_p: float, min_p: float = 0.0, count: int = 40_000
+) -> tuple[torch.Tensor, torch.Tensor]:
     id_B, logp_B = draw(
         LOGITS_V.expand(count, -1),
         uniforms(7, count),
         np.full(count, temperature, np.float32),
         np.full(count, top_k),
         np.full(count, top_p, np.float32),
+        np.full(count, min_p, np.float32),
     )
     reported_V = torch.zeros(5).index_copy_(0, id_B, logp_B.exp())
     return torch.bincount(id_B, minlength=5) / count, reported_V
 
 
-def test_draws_have_the_frequencies_they_report_under_temperature_top_k_and_top_p() -> None:
-    for temperature, top_k, top_p in ((1.0, 0, 1.0), (0.5, 0, 1.0), (1.0, 3, 1.0), (1.0, 0, 0.7), (2.0, 4, 0.8)):
-        seen_V, reported_V = frequencies(temperature, top_k, top_p)
+def test_draws_have_the_frequencies_they_report_under_all_settings() -> None:
+    cases = (
+        *((1.0, 0, 1.0, 0.0), (0.5, 0, 1.0, 0.0), (1.0, 3, 1.0, 0.0), (1.0, 0, 0.7, 0.0), (2.0, 4, 0.8, 0.0)),
+        *((1.0, 0, 1.0, 0.2), (0.7, 4, 0.9, 0.1)),
+    )
+    for temperature, top_k, top_p, min_p in cases:
+        seen_V, reported_V = frequencies(temperature, top_k, top_p, min_p)
         assert torch.allclose(seen_V, reported_V, atol=0.01)
         assert abs(float(reported_V.sum()) - 1) < 1e-5
 
@@ -43,8 +50,16 @@ def test_top_k_and_top_p_keep_the_smallest_sufficient_set() -> None:
     assert frequencies(1.0, 0, float(p_V[3] + p_V[0]) + 1e-3)[0].nonzero()[:, 0].tolist() == [0, 3, 4]
 
 
+def test_min_p_keeps_what_is_probable_enough_beside_the_most_probable_id() -> None:
+    share_V = LOGITS_V.softmax(-1) / LOGITS_V.softmax(-1).max()
+    for id_ in (0, 4):
+        kept = frequencies(1.0, 0, 1.0, float(share_V[id_]) - 1e-3)[0].nonzero()[:, 0].tolist()
+        assert kept == [index for index in range(5) if share_V[index] >= share_V[id_]]
+    assert frequencies(1.0, 0, 1.0, 1.0)[0].nonzero()[:, 0].tolist() == [3]
+
+
 def test_temperature_zero_takes_the_greatest_logit_and_reports_the_logprob_of_temperature_one() -> None:
-    id_B, logp_B = draw(LOGITS_V[None], floats(0.99), floats(0), np.array([1]), floats(0.1))
+    id_B, logp_B = draw(LOGITS_V[None], floats(0.99), floats(0), np.array([1]), floats(0.1), floats(0.5))
     assert id_B.tolist() == [3]
     assert torch.allclose(logp_B, LOGITS_V.log_softmax(-1)[3:4])
 
@@ -53,7 +68,7 @@ def test_an_id_of_probability_zero_is_never_drawn() -> None:
     logits_BV = torch.full((1, 6), -torch.inf)
     logits_BV[0, 2] = 0.0
     for uniform in (0.0, 0.5, float(np.nextafter(np.float32(1), np.float32(0)))):
-        id_B, logp_B = draw(logits_BV, floats(uniform), floats(1), np.array([0]), floats(1))
+        id_B, logp_B = draw(logits_BV, floats(uniform), floats(1), np.array([0]), floats(1), floats(0))
         assert (id_B.tolist(), logp_B.tolist()) == ([2], [0.0])
 
 

@@ -1,0 +1,113 @@
+"""`agentgym generate`: replies to the prompts of a file, without an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from agentgym.chat_templates import renderer_for
+from agentgym.cli.options import parse_options
+from agentgym.cli.terminal import fail, progress, say, show_json
+from agentgym.engines.sglang.engine import SglangConfig
+from agentgym.engines.vllm.engine import VllmConfig
+from agentgym.errors import RunFolderError
+from agentgym.evaluation.play.generation import GenerationConfig, ReplyGenerator
+from agentgym.evaluation.play.open_model import LocalModel, open_model
+from agentgym.evaluation.play.replies_file import RepliesFile, prompt_rows
+from agentgym.model.model_name import EMBEDDED, model_folder
+from agentgym.rollout.hosting.event_loop import run_async
+
+__all__ = ["main"]
+
+MAIN_SETTINGS = (
+    *("input", "output", "model", "num_replies", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("resume", "ids", "columns", "engine", "device", "dtype", "context_window", "concurrency", "json"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(GenerationConfig):
+    """Samples replies to the prompts of files and writes them as JSON lines, in the order of the prompts."""
+
+    input: tuple[str, ...]
+    """Files of prompts: .jsonl, .json or .parquet with a column `prompt`, `messages` or `question`, a text or OpenAI's
+    messages; a pattern; a name of the `datasets` library; or path/to/file.py:generator."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """The file of replies, whose `messages` end with the reply."""
+    model: str = EMBEDDED
+    """The model: `embedded`, a folder, or an id of the Hugging Face hub."""
+    family: str | None = None
+    """The chat format of the model, by a name of `agentgym tools families`; None uses its chat template."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The columns of a row's parts, such as prompt=problem."""
+    resume: bool = False
+    """Go on with an output that a kill or an interrupt left."""
+    ids: bool = False
+    """Write token ids and logprobs, too."""
+    engine: Literal["local", "sglang", "vllm"] = "local"
+    """The engine that samples: `local` is this process; `sglang` and `vllm` are servers."""
+    device: str = "cpu"
+    """The device of the `local` engine: `cpu`, `cuda`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The type of the weights of the `local` engine: `auto` is bfloat16 on a GPU and float32 elsewhere."""
+    context_window: int | None = None
+    """The tokens of a prompt and its reply together, with the `local` engine; None is the model's window. A smaller one
+    lets more replies be sampled at once in the memory."""
+    sglang: SglangConfig = field(default_factory=SglangConfig)
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    json: bool = False
+    """Print one line of JSON, and all else on standard error."""
+
+    @property
+    def how(self) -> LocalModel | SglangConfig | VllmConfig:
+        """The settings of the engine."""
+        if self.engine == "sglang":
+            return self.sglang
+        if self.engine == "vllm":
+            return self.vllm
+        slots = self.concurrency
+        return LocalModel(device=self.device, dtype=self.dtype, window=self.context_window, num_slots=slots)
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym generate ...`; exit code 1 if a prompt has no reply."""
+    options = parse_options(GenerateOptions, args, prog="agentgym generate", shown=MAIN_SETTINGS)
+    if options.output.is_dir():
+        raise RunFolderError(f"{str(options.output)!r} is a folder; --output takes a file")
+    if options.output.exists() and not options.resume:
+        raise RunFolderError(f"{str(options.output)!r} exists: go on with it by --resume, or name a new --output")
+    try:
+        file = run_async(_sample(options))
+    except KeyboardInterrupt:
+        fail(f"interrupted; the same command with --resume goes on with {options.output}")
+        return 130
+    with options.output.open("rb") as lines:
+        num_replies = sum(1 for _ in lines)
+    kept = f", {file.num_kept} of them there before" if file.num_kept else ""
+    say(f"{num_replies} replies in {options.output}{kept}")
+    if file.num_failed:
+        fail(f"{file.num_failed} of them have an `error` in place of a reply")
+    if options.json:
+        counts = {"replies": num_replies, "kept": file.num_kept, "failed": file.num_failed}
+        show_json({**counts, "output": str(options.output)})
+    return 1 if file.num_failed else 0
+
+
+async def _sample(options: GenerateOptions) -> RepliesFile:
+    """Writes the replies that are missing."""
+    folder = model_folder(options.model)
+    renderer = renderer_for(folder, options.family)
+    settings = {setting.name: getattr(options, setting.name) for setting in fields(GenerationConfig)}
+    engine = await open_model(folder, options.how)
+    try:
+        model = ReplyGenerator(engine, renderer, GenerationConfig(**settings))
+        file = RepliesFile(options.output, model, options.model, with_ids=options.ids)
+        with progress("replies", None) as count:
+            await file.write(prompt_rows(options.input, options.columns), lambda reply: count(""))
+        return file
+    finally:
+        await engine.close()

@@ -1,0 +1,71 @@
+"""Evaluations of the same tasks are compared task by task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentgym.cli.main import main
+from agentgym.rollout.scores.comparison import paired_difference
+from agentgym.rollout.scores.intervals import mean_interval
+
+
+def test_a_difference_is_the_mean_over_shared_tasks_each_with_the_mean_of_its_episodes() -> None:
+    first = {"a": [(1.0, 2.0), (0.0, 0.0)], "b": [(0.0, 0.0)], "c": [(1.0, 1.0)]}
+    second = {"a": [(1.0, 3.0)], "b": [(1.0, 1.0)], "d": [(0.0, 0.0)]}
+    found = paired_difference(first, second)
+    assert found is not None
+    assert (found.num_tasks, found.success, found.reward) == (2, 0.75, 1.5)
+    back = paired_difference(second, first)
+    assert back is not None and (back.success, back.reward) == (-0.75, -1.5)
+    assert paired_difference(first, {"e": [(0.0, 0.0)]}) is None
+
+
+def test_the_interval_of_a_difference_holds_the_true_one_in_95_of_100_and_is_short_where_tasks_differ() -> None:
+    rng = np.random.default_rng(0)
+    covered, widths, unpaired = 0, [], []
+    for _ in range(400):
+        ease = rng.beta(0.5, 0.5, 100)
+        better = np.clip(ease + 0.1, 0, 1)
+        draws = [{f"{n}": [(float(rng.random() < p), 0.0)] for n, p in enumerate(chance)} for chance in (ease, better)]
+        found = paired_difference(*draws)
+        assert found is not None and found.success_interval is not None
+        true = float((better - ease).mean())
+        covered += found.success_interval.low <= true <= found.success_interval.high
+        widths.append(found.success_interval.high - found.success_interval.low)
+        own = [mean_interval([task[0][0] for task in draw.values()], list(draw)) for draw in draws]
+        unpaired.append(sum((part.high - part.low) ** 2 for part in own if part) ** 0.5)
+    assert 0.92 <= covered / 400 <= 0.98
+    assert np.mean(widths) < 0.8 * np.mean(unpaired)
+
+
+def test_the_command_compares_evaluations_and_training_runs(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for policy in ("oracle", "random"):
+        words = ["eval", "--env", "TextGame-v0", "--policy", policy, "-n", "5", "--output", str(tmp_path / policy)]
+        assert main(words) == 0
+    capsys.readouterr()
+    runs = [str(tmp_path / "random"), str(tmp_path / "oracle"), str(finished_run)]
+    assert main(["compare", *runs, "--json"]) == 0
+    said, shown = capsys.readouterr()
+    random, oracle, trained = json.loads(said)["runs"]
+    assert (random["success"], oracle["success"], oracle["over_first"]["success"]) == (0.0, 1.0, 1.0)
+    assert oracle["over_first"]["num_tasks"] == 5
+    assert trained["num_tasks"] == 8 and trained["over_first"] is None  # its level is another one
+    assert "no task in common with the first" in shown
+    assert main(["compare", runs[0]]) == 2
+    assert "two or more runs are compared" in capsys.readouterr().err
+    assert main(["compare", runs[0], str(tmp_path / "none")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_an_interval_of_rewards_stays_within_the_possible_ones() -> None:
+    values, names = [1.0, 1.0, 1.0, 0.0], ["a", "b", "c", "d"]
+    wide, cut = mean_interval(values, names), mean_interval(values, names, (0.0, 1.0))
+    assert wide is not None and cut is not None
+    assert wide.high > 1.0 and (cut.low, cut.high) == (wide.low, 1.0)
+    assert mean_interval([2.0, 0.0, 1.0], names[:3], (0.0, 1.0)) == mean_interval([2.0, 0.0, 1.0], names[:3])
