@@ -85,6 +85,10 @@ class TrainingDisplay:
         if self._live:
             self._live.stop()
 
+    def follow(self, config: TrainConfig) -> None:
+        """Takes the complete settings of the run, whose steps may be those of its epochs."""
+        self._config = config
+
     def on_phase(self, name: str, episodes: int) -> None:
         """Shows that a phase begins."""
         self._phase, self._played, self._total, self._won = PHASES.get(name, name), 0, episodes, 0

@@ -70,6 +70,7 @@ def open_trainer(options: TrainOptions) -> Iterator[Trainer]:
     folder = _output_folder(options, options.run)
     with TrainingDisplay(options.run, folder) as display:
         trainer = Trainer(options.run, folder, display, resume=options.resume)
+        display.follow(trainer.config)
         try:
             yield trainer
         except AgentGymError as error:

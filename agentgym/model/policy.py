@@ -19,13 +19,13 @@ __all__ = ["backend_line", "folder_config", "is_fast", "load_policy"]
 
 
 def load_policy(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, backend: ModelBackend = "auto"
+    folder: str | os.PathLike[str], *, dtype: torch.dtype | str = torch.float32, backend: ModelBackend = "auto"
 ) -> LanguageModel:
-    """Loads the model of a folder.
+    """Loads the model of a folder in a type, such as `torch.bfloat16` or its name.
 
     Raises RunFolderError for a folder without a whole model, ConfigError for a model that cannot be computed.
     """
-    path = Path(folder)
+    path, dtype = Path(folder), getattr(torch, dtype) if isinstance(dtype, str) else dtype
     if is_fast(path, backend):
         return load_decoder(path, dtype=dtype)
     with reading(path):

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from agentgym.trainers.algorithms.corrections import CORRECTIONS
     from agentgym.trainers.algorithms.kl import KL_PENALTIES
     from agentgym.trainers.algorithms.losses import LOSSES, PolicyLoss, Tokens, loss_stats, traits
+    from agentgym.trainers.algorithms.optimizers import OPTIMIZERS, SCHEDULES
     from agentgym.trainers.config import AdvantageConfig, TrainConfig
+    from agentgym.trainers.loop.observer import Observer, Unobserved
     from agentgym.trainers.loop.trainer import Trainer
     from agentgym.trainers.settings.held_out import HeldOutConfig
     from agentgym.trainers.settings.learner import LearnerConfig
     from agentgym.trainers.settings.lora import LoraConfig
     from agentgym.trainers.settings.optimizer import OptimizerConfig
+    from agentgym.trainers.tasks.sampler import TaskSampler
 
 __all__ = [
     "ADVANTAGES",
@@ -27,17 +30,22 @@ __all__ = [
     "CORRECTIONS",
     "KL_PENALTIES",
     "LOSSES",
+    "OPTIMIZERS",
+    "SCHEDULES",
     "AdvantageConfig",
     "Credit",
     "Groups",
     "HeldOutConfig",
     "LearnerConfig",
     "LoraConfig",
+    "Observer",
     "OptimizerConfig",
     "PolicyLoss",
+    "TaskSampler",
     "Tokens",
     "TrainConfig",
     "Trainer",
+    "Unobserved",
     "loss_stats",
     "traits",
 ]
@@ -59,11 +67,16 @@ __getattr__, __dir__ = lazy_exports(
         "LOSSES": "algorithms.losses",
         "LearnerConfig": "settings.learner",
         "LoraConfig": "settings.lora",
+        "Observer": "loop.observer",
+        "OPTIMIZERS": "algorithms.optimizers",
         "OptimizerConfig": "settings.optimizer",
         "PolicyLoss": "algorithms.losses",
+        "SCHEDULES": "algorithms.optimizers",
+        "TaskSampler": "tasks.sampler",
         "Tokens": "algorithms.losses",
         "TrainConfig": "config",
         "Trainer": "loop.trainer",
+        "Unobserved": "loop.observer",
         "loss_stats": "algorithms.losses",
         "traits": "algorithms.losses",
     },

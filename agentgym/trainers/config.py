@@ -13,7 +13,8 @@ from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.engines.vllm.engine import VllmConfig
-from agentgym.errors import ConfigError, nearest
+from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.loading import is_place
 from agentgym.model.architectures import ModelBackend
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
@@ -35,6 +36,9 @@ from agentgym.trainers.tasks.practice import PracticeConfig
 from agentgym.url_credentials import refuse_credentials
 
 __all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping", "flatten_settings", "with_current_names"]
+
+ENGINES = ("local", "sglang", "vllm")
+"""The engines that are known by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +88,9 @@ class TrainConfig:
     history: History = "append"
     """`append` keeps the conversation as it was sampled, old reasoning included: one row per episode. `rerender` has
     the chat template render it at every turn (most drop old reasoning), with a row for each rewrite."""
-    engine: Literal["local", "sglang", "vllm"] = "local"
-    """The engine that samples: `local` is the trained model in this process; `sglang` and `vllm` are servers."""
+    engine: str = "local"
+    """The engine that samples: `local` is the trained model in this process; `sglang` and `vllm` are servers; or your
+    own as `path/to/file.py:name`, a function `(model, folder, version)` that returns an `Engine`."""
     executor: Literal["local", "ray"] = "local"
     """The location of the run's parts: `local` is this process, `ray` actors on a cluster, with the same numbers."""
     ray: ClusterConfig = field(default_factory=ClusterConfig)
@@ -93,6 +98,9 @@ class TrainConfig:
     """The seed of every random number of the run."""
     steps: int = 40
     """Training steps: each plays, credits and learns once."""
+    epochs: float | None = None
+    """Passes over the rows of data.train, which set `steps`; None leaves it to `steps`. (`learner.epochs` are passes of
+    the optimizer over what a step played.)"""
     tasks: int = 16
     """Tasks per step; each is played by one group."""
     group_size: int = 8
@@ -138,6 +146,8 @@ class TrainConfig:
     target_success: float | None = 0.95
     """Ends training once this share of the held-out tasks succeeds. They are played when the episodes of the last two
     steps succeeded as often, and if that is not enough, again after five steps or more; None trains for all `steps`."""
+    observers: tuple[str, ...] = ()
+    """Your own observers as `path/to/file.py:Class`, which are told of phases, held-out episodes and steps."""
     trackers: tuple[str, ...] = ()
     """The trackers that receive the run's metrics, besides its folder: any of tensorboard, wandb, mlflow and trackio,
     or your own as `path/to/file.py:Tracker`."""
@@ -152,7 +162,14 @@ class TrainConfig:
         if not self.env:
             object.__setattr__(self, "env", env_of_data(self.data))
         check_at_least(1, self, "steps", "tasks", "group_size", "norm_tokens")
+        if self.epochs is not None and not self.epochs > 0:
+            raise ConfigError(f"epochs must be above 0, got {self.epochs}")
+        if self.epochs is not None and not self.data.has_files:
+            raise ConfigError("epochs are passes over rows of files, and an environment has no end: set steps")
         check_date(self.date)
+        if self.engine not in ENGINES and not is_place(self.engine):
+            near = nearest(self.engine, ENGINES) or "."
+            raise UnknownName(f"unknown engine {self.engine!r}{near} Known: {', '.join(ENGINES)}")
         if self.target_success is not None and not 0 < self.target_success <= 1:
             raise ConfigError(f"target_success is a share above 0 and at most 1, got {self.target_success}")
         check_at_least(0, self, "max_staleness")
@@ -187,6 +204,8 @@ class TrainConfig:
         return replace(self.ray, engines=len(urls), cpus_per_engine=0.0, gpus_per_engine=0.0)
 
     def _check_cluster(self) -> None:
+        if self.engine not in ENGINES:
+            raise ConfigError("executor ray has the engines local, sglang and vllm: leave executor out, or engine")
         self.learner.check_shares(self.ray.learners)
         if self.serve is not None:
             raise ConfigError("executor ray has no door for agents outside: leave serve out")

@@ -8,6 +8,7 @@ from agentgym.errors import ConfigError
 from agentgym.settings import is_bundled
 from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.algorithms.estimators import check_estimator, check_penalized, needs_groups, needs_input
+from agentgym.trainers.algorithms.optimizers import check_optimizer, schedule_share
 from agentgym.trainers.algorithms.presets import preset_of
 from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.learner.objective import policy_loss
@@ -41,6 +42,11 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     practice = replace(config.practice, filter=config.practice.filter or preset.filter)
     config = replace(config, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
     policy_loss(config.learner)
+    optimizer = config.optimizer
+    check_optimizer(optimizer.name, optimizer.learning_rate, optimizer.settings)
+    for step in (0, config.steps - 1):
+        position = {"step": step, "total_steps": config.steps, "warmup_steps": optimizer.warmup_steps}
+        schedule_share(optimizer.decay, optimizer.decay_settings, position)
     _check_algorithm(config)
     return config
 

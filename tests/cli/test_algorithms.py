@@ -17,6 +17,7 @@ from agentgym.registry import Registry
 from agentgym.settings import is_bundled
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_PENALTIES, LOSSES
 from agentgym.trainers.algorithms.catalog import all_algorithms
+from agentgym.trainers.algorithms.optimizers import OPTIMIZERS, SCHEDULES
 from agentgym.trainers.algorithms.presets import PRESETS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
@@ -27,7 +28,7 @@ def test_every_entry_of_every_table_is_listed_as_json(capsys: pytest.CaptureFixt
     listed = json.loads(capsys.readouterr().out.splitlines()[-1])["algorithms"]
     tables = {"advantage": ADVANTAGES, "loss": LOSSES, "kl": KL_PENALTIES}
     tables |= {"aggregation": AGGREGATIONS, "correction": CORRECTIONS}  # type: ignore[dict-item]
-    tables["preset"] = PRESETS  # type: ignore[assignment]
+    tables |= {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "preset": PRESETS}  # type: ignore[dict-item]
     assert {(one["kind"], one["name"]) for one in listed} == {
         (kind, name) for kind, table in tables.items() for name in table
     }

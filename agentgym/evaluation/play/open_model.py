@@ -42,9 +42,7 @@ async def open_model(folder: Path, how: LocalModel | SglangConfig | VllmConfig) 
 
 
 def _open_local(folder: Path, how: LocalModel) -> Engine:
-    import torch  # here, and not above: only a model needs it
-
-    from agentgym.engines.local.config import LocalEngineConfig
+    from agentgym.engines.local.config import LocalEngineConfig  # here, and not above: only a model needs torch
     from agentgym.engines.local.engine import LocalEngine
     from agentgym.engines.local.kv_cache import fitting_slots
     from agentgym.model.model_folder import on_device
@@ -53,7 +51,7 @@ def _open_local(folder: Path, how: LocalModel) -> Engine:
 
     on_gpu = how.device.startswith("cuda")
     dtype = ("bfloat16" if on_gpu else "float32") if how.dtype == "auto" else how.dtype
-    model = on_device(load_policy(folder, dtype=getattr(torch, dtype)), how.device)
+    model = on_device(load_policy(folder, dtype=dtype), how.device)
     check_forward(model, folder)
     if line := backend_line(model, folder):
         _log.info(line)

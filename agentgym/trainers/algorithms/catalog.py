@@ -12,6 +12,7 @@ from agentgym.trainers.algorithms.aggregation import AGGREGATIONS
 from agentgym.trainers.algorithms.corrections import CORRECTION_INPUTS, CORRECTIONS
 from agentgym.trainers.algorithms.kl import KL_PENALTIES
 from agentgym.trainers.algorithms.losses import LOSSES
+from agentgym.trainers.algorithms.optimizers import OPTIMIZERS, SCHEDULES
 from agentgym.trainers.algorithms.presets import PRESETS
 
 __all__ = ["TABLES", "Algorithm", "AlgorithmTable", "all_algorithms"]
@@ -42,6 +43,8 @@ TABLES = (
     AlgorithmTable(
         "correction", "CORRECTIONS", CORRECTIONS, "--learner.correction NAME, with --learner.correction-settings"
     ),
+    AlgorithmTable("optimizer", "OPTIMIZERS", OPTIMIZERS, "--optimizer.name NAME, with --optimizer.settings"),
+    AlgorithmTable("schedule", "SCHEDULES", SCHEDULES, "--optimizer.decay NAME, with --optimizer.decay-settings"),
 )
 
 

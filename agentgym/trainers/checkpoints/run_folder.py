@@ -70,7 +70,7 @@ class RunFolder:
             flatten_settings(_fill_defaults(read_settings(path))),
             flatten_settings(json.loads(json.dumps(asdict(config)))),
         )
-        free = {"steps", "max_minutes", "target_success"}
+        free = {"steps", "epochs", "max_minutes", "target_success"}
         names = [*given, *(name for name in stored if name not in given)]
         if stored.get("date") is None:  # no date was recorded: each process used its own
             free.add("date")

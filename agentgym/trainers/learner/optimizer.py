@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from agentgym.model.language_model import LanguageModel
+from agentgym.trainers.algorithms.optimizers import make_optimizer, schedule_share
 from agentgym.trainers.learner.master_weights import MasterWeights
 from agentgym.trainers.parallel.sharded_tensor import like, whole
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -18,7 +18,7 @@ __all__ = ["PolicyOptimizer"]
 
 
 class PolicyOptimizer:
-    """AdamW (or Muon) over a model's parameters, with the configured schedule; `num_steps` counts the steps taken.
+    """The configured optimizer of a model's parameters, with its schedule; `num_steps` counts the steps taken.
 
     `further` are parameters outside of the model that are trained with it, such as a head's. For bfloat16 parameters it
     keeps float32 masters, see `MasterWeights`.
@@ -39,18 +39,10 @@ class PolicyOptimizer:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
-        warm = min(1.0, (self.num_steps + 1) / max(1, self.config.warmup_steps))
-        return self.config.learning_rate * warm * self._decay()
-
-    def _decay(self) -> float:
-        """Returns the share of the rate that the decay leaves at the next step."""
-        if self.config.decay == "linear":
-            return min(1.0, 2 * (1.0 - self.num_steps / self.total_steps))
-        if self.config.decay == "cosine":
-            warmup = self.config.warmup_steps
-            done = max(0, self.num_steps - warmup) / max(1, self.total_steps - warmup)
-            return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-        return 1.0
+        config = self.config
+        position = {"step": self.num_steps, "total_steps": self.total_steps, "warmup_steps": config.warmup_steps}
+        warm = min(1.0, (self.num_steps + 1) / max(1, config.warmup_steps))
+        return config.learning_rate * warm * schedule_share(config.decay, config.decay_settings, position)
 
     def step(self) -> float:
         """Clips the accumulated gradients, applies and clears them; returns their norm before clipping.
@@ -137,6 +129,9 @@ def _make_parts(
 
     if config.name == "adamw":
         return [adamw(parameter for _, parameter in named)]
+    if config.name != "muon":
+        parameters = [*(parameter for _, parameter in named), *map(masters.of, further)]
+        return [make_optimizer(config.name, parameters, config.learning_rate, config.settings)]
     # Muon is for the matrices between hidden states; embeddings, head and norms go to AdamW, as its authors say.
     ends = {id(masters.of(parameter)) for parameter in _ends(model)}
     matrices = [parameter for _, parameter in named if parameter.ndim == 2 and id(parameter) not in ends]

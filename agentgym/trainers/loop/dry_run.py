@@ -44,7 +44,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
     held_out = config.eval.episodes
     if config.data.has_files:
-        source = open_tasks(config, renderer)
+        source, config = open_tasks(config, renderer)
         tasks, held_out = source.train_tasks(1, range(config.tasks)), len(source.eval_tasks(held_out))
     else:
         tasks = [Task(choice.env, config.seed, kwargs=kwargs) for choice in choices for kwargs in choice.variants]
@@ -161,7 +161,7 @@ def _actors(config: TrainConfig) -> list[PlanLine]:
 
 def _servers(config: TrainConfig) -> list[PlanLine]:
     """Returns the lines on the servers that sample, without launching or asking any."""
-    if config.engine == "local":
+    if config.engine not in ("sglang", "vllm"):
         return []
     given = config.sglang if config.engine == "sglang" else config.vllm
     if given.urls:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+from agentgym.errors import ConfigError
+from agentgym.loading import Wanted, load_named
+from agentgym.settings import convert_function_errors
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trajectory import Trajectory
 
-__all__ = ["Observer", "Unobserved"]
+__all__ = ["Observer", "Observers", "Unobserved", "own_observers"]
+
+WANTED = Wanted(
+    noun="observer",
+    example="Class",
+    hint="Derive it from agentgym.trainers.Unobserved, and override what it wants to hear.",
+)
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Receives the events of a run; the command line displays them."""
 
@@ -35,3 +47,43 @@ class Unobserved:
 
     def on_step(self, metrics: StepMetrics) -> None:
         """Shows nothing."""
+
+
+@dataclass(frozen=True)
+class Observers:
+    """An observer that tells several."""
+
+    each: Sequence[Observer]
+
+    def on_phase(self, name: str, episodes: int) -> None:
+        """Tells each; the error of a user's observer names it."""
+        for observer in self.each:
+            with convert_function_errors(type(observer).__name__, type(observer)):
+                observer.on_phase(name, episodes)
+
+    def on_episode(self, trajectory: Trajectory) -> None:
+        """Tells each."""
+        for observer in self.each:
+            with convert_function_errors(type(observer).__name__, type(observer)):
+                observer.on_episode(trajectory)
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        """Tells each."""
+        for observer in self.each:
+            with convert_function_errors(type(observer).__name__, type(observer)):
+                observer.on_step(metrics)
+
+
+def own_observers(places: Sequence[str]) -> list[Observer]:
+    """Returns the observers that a run names; raises ConfigError for a class that is none."""
+    found: list[Observer] = []
+    for place in places:
+        kind = load_named(place, WANTED)
+        if not callable(kind):
+            raise ConfigError(f"{place!r} is no class of an observer. {WANTED.hint}")
+        with convert_function_errors(place, kind):
+            observer: object = kind()
+        if not isinstance(observer, Observer):
+            raise ConfigError(f"{place!r} lacks on_phase, on_episode or on_step. {WANTED.hint}")
+        found.append(observer)
+    return found

@@ -302,16 +302,9 @@ def open_run(
     renderer = renderer_for(first_folder, config.family, date=date)
     written = date if renderer.tokenizer.writes_date else config.date
     config = with_token_budget(replace(config, family=renderer.reply_format.name, date=written))
-    source, tracking = open_tasks(config, renderer), Tracking(config.trackers, config.tracking)
-    checkpoint = None
-    if resume:
-        folder, checkpoint = RunFolder.reopen(path, config)
-        model = load_model(checkpoint.path if checkpoint else first_folder, config)
-    else:
-        model = load_model(first_folder, config)
-        check_forward(model, first_folder)
-        check_model_settings(model, config)
-        folder = RunFolder.create(path, config)
+    source, config = open_tasks(config, renderer)
+    tracking = Tracking(config.trackers, config.tracking)
+    folder, checkpoint, model = _open_folder(config, path, first_folder, resume=resume)
     if checkpoint:
         source.load(checkpoint.tasks)
     recorded: list[dict[str, Any]] = folder.steps() if resume else []
@@ -334,6 +327,19 @@ def open_run(
             random=random_states(),
         ),
     )
+
+
+def _open_folder(
+    config: TrainConfig, path: Path, first_folder: Path, *, resume: bool
+) -> tuple[RunFolder, Checkpoint | None, LanguageModel]:
+    """Returns the run's folder, a new one or that which is resumed, with its newest checkpoint and its model."""
+    if resume:
+        folder, checkpoint = RunFolder.reopen(path, config)
+        return folder, checkpoint, load_model(checkpoint.path if checkpoint else first_folder, config)
+    model = load_model(first_folder, config)
+    check_forward(model, first_folder)
+    check_model_settings(model, config)
+    return RunFolder.create(path, config), None, model
 
 
 def _find_model(config: TrainConfig, resumed: Path | None) -> tuple[TrainConfig, Path]:

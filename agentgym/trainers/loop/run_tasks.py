@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import cast
 
 from agentgym.chat_templates.protocol import Renderer
@@ -22,19 +23,27 @@ from agentgym.trainers.tasks import (
     env_choices,
     fixed_source,
     make_source,
+    own_sampler,
 )
 from agentgym.types import JSON, Message, Task
 
 __all__ = ["held_out_source", "open_tasks"]
 
 
-def open_tasks(config: TrainConfig, renderer: Renderer) -> TaskSource:
-    """Returns the task source of a run; raises for environments that do not exist and files that cannot be read."""
+def open_tasks(config: TrainConfig, renderer: Renderer) -> tuple[TaskSource, TrainConfig]:
+    """Returns the task source of a run, and its settings with the steps of `epochs`.
+
+    Raises for environments that do not exist and files that cannot be read.
+    """
     trained_seats(config)
     for choice in _held_out_choices(config):
         resolve_env(choice.env, choice.kwargs)
-    source = _source(config, renderer)
-    return AheadTasks(source, config.tasks) if config.max_staleness else source
+    source, num_rows = _source(config, renderer)
+    if config.epochs is not None:
+        config = replace(config, steps=max(1, ceil(config.epochs * num_rows / config.tasks)))
+    if config.practice.sampler is not None:
+        source = own_sampler(config.practice.sampler, source, config.seed)
+    return AheadTasks(source, config.tasks) if config.max_staleness else source, config
 
 
 def held_out_source(config: TrainConfig, source: TaskSource) -> TaskSource:
@@ -50,16 +59,17 @@ def _held_out_choices(config: TrainConfig) -> list[EnvChoice]:
     return env_choices(PracticeConfig(mix=config.eval.mix), "", {}) if config.eval.mix else []
 
 
-def _source(config: TrainConfig, renderer: Renderer) -> TaskSource:
+def _source(config: TrainConfig, renderer: Renderer) -> tuple[TaskSource, int]:
+    """Returns the source that the settings describe, and the number of rows of data to train on."""
     env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
     if config.data.has_files:
         return _of_data(config, renderer, env_kwargs)
     for choice in env_choices(config.practice, config.env, env_kwargs):
         resolve_env(choice.env, choice.kwargs)
-    return make_source(config.practice, config.env, env_kwargs, run_seed=config.seed, tasks_per_step=config.tasks)
+    return make_source(config.practice, config.env, env_kwargs, run_seed=config.seed, tasks_per_step=config.tasks), 0
 
 
-def _of_data(config: TrainConfig, renderer: Renderer, env_kwargs: Mapping[str, JSON]) -> TaskSource:
+def _of_data(config: TrainConfig, renderer: Renderer, env_kwargs: Mapping[str, JSON]) -> tuple[TaskSource, int]:
     def count(messages: Sequence[Message]) -> int:
         return len(renderer.render(messages, ()))
 
@@ -79,4 +89,5 @@ def _of_data(config: TrainConfig, renderer: Renderer, env_kwargs: Mapping[str, J
         return replace(task, kwargs=dict(env_kwargs)) if env_kwargs and task.env_id == config.env else task
 
     train, held_out = (tuple(map(own, tasks)) for tasks in (data.train, data.eval))
-    return fixed_source(config.practice, train, held_out, run_seed=config.seed, shuffle=config.data.shuffle)
+    source = fixed_source(config.practice, train, held_out, run_seed=config.seed, shuffle=config.data.shuffle)
+    return source, len(train)

@@ -16,7 +16,7 @@ from agentgym.rollout.hosting.event_loop import loop_runner
 from agentgym.rollout.hosting.watchdog import watch_calls
 from agentgym.trainers.checkpoints.run_folder import RunFolder, free_run_folder, read_settings, save_model
 from agentgym.trainers.config import TrainConfig, config_from_mapping
-from agentgym.trainers.loop.observer import Observer, Unobserved
+from agentgym.trainers.loop.observer import Observer, Observers, Unobserved, own_observers
 from agentgym.trainers.loop.run import open_run
 from agentgym.trainers.loop.train_result import TrainResult
 from agentgym.trainers.parts.parts import LearnerLost
@@ -51,7 +51,8 @@ class Trainer:
             config = replace(config, env=place_of(env))
         if reward is not None:
             config = replace(config, reward=replace(config.reward, function=place_of(reward)))
-        self.observer = observer or Unobserved()
+        own = own_observers(config.observers)
+        self.observer = Observers([observer or Unobserved(), *own]) if own else observer or Unobserved()
         self.reward = None if isinstance(reward, str) else reward
         path = free_run_folder(config) if output is None else Path(output)
         self._run = open_run(config, path, self.observer, self.reward, resume=resume)

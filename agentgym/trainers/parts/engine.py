@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +16,24 @@ from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.vllm.engine import open_vllm
 from agentgym.errors import ConfigError
+from agentgym.loading import Wanted, is_place, load_named
 from agentgym.model.architectures import quantization
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import on_device, published_views
 from agentgym.model.policy import folder_config, load_policy
 from agentgym.model.published_weights import Weights
+from agentgym.settings import convert_function_errors
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.settings.router import RouterConfig
 
 __all__ = ["check_model_settings", "engine_window", "load_model", "open_engine", "open_servers", "weights_for"]
+
+OWN_ENGINE = Wanted(
+    noun="engine",
+    example="function",
+    hint="It takes (model, folder, version) and returns an agentgym.engines.protocol.Engine.",
+)
 
 
 def load_model(folder: Path, config: TrainConfig) -> LanguageModel:
@@ -72,7 +81,22 @@ async def open_engine(
     if config.engine == "local":
         sampled = copy.deepcopy(model).requires_grad_(False) if config.max_staleness else model
         return LocalEngine(sampled, local_settings(config, model), version=version)
+    if is_place(config.engine):
+        return await _own_engine(config.engine, model, model_folder, version)
     return await open_servers(config, model_folder, version=version, log_folder=log_folder)
+
+
+async def _own_engine(place: str, model: LanguageModel, model_folder: Path, version: int) -> Engine:
+    """The engine that a user's function makes, at once or as a coroutine; raises ConfigError for something else."""
+    make = load_named(place, OWN_ENGINE)
+    if not callable(make):
+        raise ConfigError(f"{place!r} is no function that makes an engine. {OWN_ENGINE.hint}")
+    with convert_function_errors(place, make):
+        made = make(model, model_folder, version)
+        engine: object = await made if inspect.isawaitable(made) else made
+    if not isinstance(engine, Engine):
+        raise ConfigError(f"{place!r} returns a {type(engine).__name__}, no engine. {OWN_ENGINE.hint}")
+    return engine
 
 
 async def open_servers(config: TrainConfig, model_folder: Path, *, version: int, log_folder: Path) -> ReplicatedEngine:

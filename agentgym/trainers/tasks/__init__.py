@@ -8,6 +8,7 @@ from agentgym.trainers.tasks.fixed import FixedTasks
 from agentgym.trainers.tasks.mix import MixedTasks, MixEntry
 from agentgym.trainers.tasks.practice import CurriculumConfig, PracticeConfig, ReplayConfig
 from agentgym.trainers.tasks.replay import ReplayedTasks
+from agentgym.trainers.tasks.sampler import TaskSampler, own_sampler
 from agentgym.trainers.tasks.source import EnvTasks, TaskSource
 
 __all__ = [
@@ -24,8 +25,10 @@ __all__ = [
     "ReplayConfig",
     "ReplayedTasks",
     "StepGroups",
+    "TaskSampler",
     "TaskSource",
     "env_choices",
     "fixed_source",
     "make_source",
+    "own_sampler",
 ]

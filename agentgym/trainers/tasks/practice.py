@@ -103,6 +103,8 @@ class PracticeConfig:
     succeeded or all failed (dynamic sampling of DAPO). None is the default of the algo, mostly off."""
     max_refills: int = 8
     """The most rounds of further groups per step, with `filter`; after them the step uses the groups that there are."""
+    sampler: str | None = None
+    """Your own choice of the tasks of each step, a `TaskSampler` as `path/to/file.py:Class`."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
 
