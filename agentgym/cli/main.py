@@ -41,7 +41,7 @@ COMMANDS = {
     "serve": "let agents outside play episodes, over OpenAI's chat completions",
     "play": "play an environment yourself, in the terminal",
     "env": "list, check or begin environments",
-    "new": "write a small environment, tool, reward or algorithm of your own, with its test",
+    "new": "write a small environment, tool, reward or other part of your own, with its test",
     "tools": "list tools; read replies and the calls in them",
     "corpus": "make documents searchable for tools; search and read them",
     "sandbox": "run an untrusted program, in a box",

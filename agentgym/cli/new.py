@@ -1,4 +1,4 @@
-"""`agentgym new env|tool|reward|algorithm NAME`: a small working file, its test, and what to try next."""
+"""`agentgym new env|tool|reward|sampler|... NAME`: a small working file, its test, and what to try next."""
 
 from __future__ import annotations
 
@@ -67,5 +67,8 @@ COMMANDS = {
     "env": Subcommand("an environment with a tool", partial(run_new, "env")),
     "tool": Subcommand("a tool that any environment can be given", partial(run_new, "tool")),
     "reward": Subcommand("a function from an episode to what it is worth", partial(run_new, "reward")),
+    "sampler": Subcommand("a choice of each step's tasks, by results", partial(run_new, "sampler")),
+    "optimizer": Subcommand("an optimizer, and a schedule of its rate", partial(run_new, "optimizer")),
+    "engine": Subcommand("an engine that samples", partial(run_new, "engine")),
     "algorithm": Subcommand("an advantage estimator, or a policy loss (--kind loss)", partial(run_new, "algorithm")),
 }

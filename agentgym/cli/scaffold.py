@@ -23,7 +23,7 @@ HALF_A_MINUTE = "--steps 25 --tasks 8 --eval.episodes 100"
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The product of a template: its noun, and the commands that try it, with `{place}` and `{test}`."""
+    """The product of a template: its noun, and the commands that try it, with `{place}`, `{file}` and `{test}`."""
 
     noun: str
     commands: tuple[str, ...]
@@ -48,6 +48,20 @@ KINDS = {
     "loss": _Kind(
         "a loss",
         (f"agentgym train --env TextGame-v0 --learner.loss {{place}} --learner.loss-settings cap=3.0 {SHORT}",),
+    ),
+    "sampler": _Kind(
+        "a task sampler",
+        (f"agentgym train --env TextGame-v0 --practice.sampler {{place}} {SHORT}",),
+        is_class=True,
+    ),
+    "optimizer": _Kind(
+        "an optimizer",
+        (f"agentgym train --env TextGame-v0 --optimizer.name {{place}} --optimizer.decay {{file}}:in_halves {SHORT}",),
+    ),
+    "engine": _Kind(
+        "an engine",
+        (f"agentgym train --env TextGame-v0 --engine {{file}}:make_engine {SHORT}",),
+        is_class=True,
     ),
 }
 """The kinds of file that can be written, by the name of the template."""
@@ -91,7 +105,7 @@ def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
     except OSError as error:
         raise ConfigError(f"cannot write into {str(path_of)!r}: {error.strerror}") from error
     place = f"{path}:{thing}"
-    quoted = {"place": shlex.quote(place), "test": shlex.quote(str(test))}
+    quoted = {"place": shlex.quote(place), "file": shlex.quote(str(path)), "test": shlex.quote(str(test))}
     commands = (*KINDS[kind].commands, "pytest {test}")
     return Scaffold(path, test, place, tuple(command.format(**quoted) for command in commands))
 

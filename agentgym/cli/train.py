@@ -16,7 +16,7 @@ from agentgym.cli.options import (
     parse_options,
     profile_as_options,
 )
-from agentgym.cli.train_options import MAIN_SETTINGS, TrainOptions
+from agentgym.cli.training.options import MAIN_SETTINGS, TrainOptions
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.trainers.config import TrainConfig, config_from_mapping, with_current_names
 from agentgym.trainers.tasks.mix import read_mix
@@ -29,7 +29,7 @@ def main(args: Sequence[str]) -> int:
     args = env_processes_as_option(profile_as_options(mix_as_options(env_as_option(args))))
     options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args), shown=MAIN_SETTINGS)
     # Here, and not above: help and mistakes need no torch.
-    from agentgym.cli import training_run
+    from agentgym.cli.training import run as training_run
 
     training_run.check_algorithm_and_envs(options.run)
     if options.print_config:

@@ -23,6 +23,9 @@ NEW = {
     "tool": ("new", "tool", "count_words"),
     "reward": ("new", "reward", "SolvedFast"),
     "advantage": ("new", "algorithm", "my_credit"),
+    "sampler": ("new", "sampler", "rising-levels"),
+    "optimizer": ("new", "optimizer", "my_descent"),
+    "engine": ("new", "engine", "counting-engine"),
     "loss": ("new", "algorithm", "my_loss", "--kind", "loss"),
 }
 

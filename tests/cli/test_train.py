@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from agentgym.cli.main import main
-from agentgym.cli.train_options import MAIN_SETTINGS
+from agentgym.cli.training.options import MAIN_SETTINGS
 from agentgym.testing.fake_server.faults import Faults
 from agentgym.testing.fake_server.server import FakeSglang
 

@@ -16,8 +16,8 @@ import yaml
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.environment import load_env
 from agentgym.cli.terminal import fail, say, show_json, show_table
-from agentgym.cli.train_options import TrainOptions
-from agentgym.cli.training_display import TrainingDisplay
+from agentgym.cli.training.display import TrainingDisplay
+from agentgym.cli.training.options import TrainOptions
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout.scores.intervals import success_interval
 from agentgym.trainers.checkpoints.run_folder import free_run_folder

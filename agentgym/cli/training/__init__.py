@@ -1,0 +1,1 @@
+"""The parts of `agentgym train`: its options, its display, and the run with its report."""
