@@ -28,6 +28,7 @@ __all__ = [
     "parse_options",
     "profile_as_options",
     "read_keywords",
+    "tools_as_option",
 ]
 
 T = TypeVar("T")
@@ -179,6 +180,11 @@ def mix_as_options(args: Sequence[str]) -> list[str]:
     entry = _value(weight)
     env = entry.get("env", name) if isinstance(entry, Mapping) else name
     return ["--env", str(env), *words] if name else words
+
+
+def tools_as_option(args: Sequence[str]) -> list[str]:
+    """Reads `--tools a.py:search` as `--data.tools a.py:search`."""
+    return [f"--data.tools{arg[7:]}" if arg.partition("=")[0] == "--tools" else arg for arg in args]
 
 
 def env_processes_as_option(args: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from agentgym.cli.options import (
     mix_as_options,
     parse_options,
     profile_as_options,
+    tools_as_option,
 )
 from agentgym.cli.training.options import MAIN_SETTINGS, TrainOptions
 from agentgym.errors import ConfigError, RunFolderError
@@ -26,7 +27,7 @@ __all__ = ["main"]
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym train ...`."""
-    args = env_processes_as_option(profile_as_options(mix_as_options(env_as_option(args))))
+    args = env_processes_as_option(profile_as_options(mix_as_options(tools_as_option(env_as_option(args)))))
     options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args), shown=MAIN_SETTINGS)
     # Here, and not above: help and mistakes need no torch.
     from agentgym.cli.training import run as training_run

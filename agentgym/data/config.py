@@ -10,12 +10,16 @@ from agentgym.errors import ConfigError, UnknownName, nearest
 
 __all__ = ["COLUMNS", "DataConfig", "env_of_data"]
 
+TOOL_PROMPT = "ToolPrompt-v0"
+"""The environment that plays rows with `tools`."""
+
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "messages", "question"),
     "ground_truth": ("reward_model.ground_truth", "ground_truth", "answer"),
     "data_source": ("data_source",),
     "extra_info": ("extra_info",),
     "agent_name": ("agent_name",),
+    "tools": ("tools",),
 }
 """The parts of a row, each with the columns that it is read from, unless `columns` overrides them: the first column
 that exists counts. `a.b` is the key b of the mappings in column a."""
@@ -35,11 +39,15 @@ class DataConfig:
     """Files of the held-out tasks."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The columns of a row's parts, such as prompt=problem ground_truth=reward.answer; verl's columns, and question
-    and answer, need no setting. Parts: prompt, ground_truth, data_source, extra_info, agent_name."""
+    and answer, need no setting. Parts: prompt, ground_truth, data_source, extra_info, agent_name,
+    tools (the names of those that a row is shown)."""
     keep: tuple[str, ...] = ()
     """Further columns that go into extra_info, for a reward function to read."""
     agents: Mapping[str, str] = field(default_factory=dict)
     """The environment that plays the rows of an agent_name, such as tool_agent=tools.py:Search."""
+    tools: tuple[str, ...] = ()
+    """Tools for the rows (`--tools` for short), which ToolPrompt-v0 then plays: path/to/file.py:function, a registered
+    name, a file of schemas (.json) or of verl's tools (.yaml), mcp:COMMAND, mcp:URL, openapi:DOCUMENT@URL."""
     max_prompt_tokens: int | None = None
     """Rows with a longer prompt are left out and reported; None keeps all."""
     max_rows: int | None = None
@@ -87,11 +95,23 @@ class DataConfig:
         return (self.eval,) if isinstance(self.eval, str) else tuple(self.eval)
 
 
-def env_of_data(data: DataConfig) -> str:
-    """Returns the environment of a run that names none; raises ConfigError if there is no data either."""
+def env_of_data(data: DataConfig, env: str, env_kwargs: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
+    """Returns the environment of a run and its keywords: those given, or one that plays rows, with their tools.
+
+    Raises ConfigError for a run that names neither an environment nor data, and for tools beside an environment that
+    has its own.
+    """
+    if data.tools:
+        if env not in ("", TOOL_PROMPT):
+            raise ConfigError(
+                f"data.tools are for {TOOL_PROMPT}, and env is {env}: an environment has tools of its own"
+            )
+        return TOOL_PROMPT, {**env_kwargs, "tools": [*data.tools]}
+    if env:
+        return env, env_kwargs
     if not data.has_files:
         raise ConfigError(
             "missing --env: name an environment (`agentgym env list` shows them), or files with tasks, which"
             " Prompt-v0 plays: data.train to train on, data.eval to evaluate on (--data.train FILE --data.eval FILE)"
         )
-    return "Prompt-v0"
+    return "Prompt-v0", env_kwargs

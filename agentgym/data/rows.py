@@ -19,6 +19,8 @@ PROMPT_ENV = "Prompt-v0"
 """The environment that plays a row unless something names another: one prompt, one reply."""
 SINGLE_TURN = ("single_turn_agent",)
 """verl's names for an agent that sends one reply."""
+TOOL_AGENT = ("tool_agent",)
+"""verl's name for an agent with tools, which `tools` gives."""
 NAMES_ENV = re.compile(r".+:[A-Za-z_]\w*|.+-v\d+")
 MEDIA = ("images", "videos", "audios")
 
@@ -57,6 +59,8 @@ def layout_of(table: Table, config: DataConfig) -> ColumnLayout:
     """Finds the columns; raises ConfigError, with the nearest valid name, if a required one is missing."""
     paths: dict[str, tuple[str, ...]] = {}
     for part, candidates in COLUMNS.items():
+        if part == "tools" and not config.tools:
+            continue
         given = config.columns.get(part)
         path = next(
             (found for name in ([given] if given else candidates) if (found := _path(name, table.columns))), None
@@ -124,7 +128,8 @@ class _Reader:
         self._check_truth(truth is not None, source, where)
         extra = self._extra(where, cells)
         parts: dict[str, JSON] = {"ground_truth": truth, "data_source": source, "extra_info": extra}
-        options |= {name: value for name, value in parts.items() if value is not None}
+        tools = to_json_value(self._cell("tools", where, cells), self._column_label("tools", where))
+        options |= {name: value for name, value in {**parts, "tools": tools}.items() if value is not None}
         env_id = self._env(self._text("agent_name", where, cells), where)
         return Task(env_id, row_seed(env_id, options), options)
 
@@ -189,7 +194,7 @@ class _Reader:
     def _env(self, agent: str | None, where: str) -> str:
         if agent is not None and agent in self.config.agents:
             return self.config.agents[agent]
-        if agent is None or agent in SINGLE_TURN:
+        if agent is None or agent in SINGLE_TURN or (agent in TOOL_AGENT and self.config.tools):
             return self.env_id or PROMPT_ENV
         if NAMES_ENV.fullmatch(agent):
             return agent

@@ -159,8 +159,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         refuse_credentials(self)
-        if not self.env:
-            object.__setattr__(self, "env", env_of_data(self.data))
+        env, env_kwargs = env_of_data(self.data, self.env, self.env_kwargs)
+        object.__setattr__(self, "env", env)
+        object.__setattr__(self, "env_kwargs", env_kwargs)
         check_at_least(1, self, "steps", "tasks", "group_size", "norm_tokens")
         if self.epochs is not None and not self.epochs > 0:
             raise ConfigError(f"epochs must be above 0, got {self.epochs}")

@@ -17,6 +17,7 @@ BUNDLED = {
     "GuessNumber-v0": "agentgym.envs.games.guess_number:GuessNumber",
     "WordLadder-v0": "agentgym.envs.games.word_ladder:WordLadder",
     "Prompt-v0": "agentgym.envs.tasks.prompt:Prompt",
+    "ToolPrompt-v0": "agentgym.envs.tasks.tool_prompt:ToolPrompt",
     "LongRoad-v0": "agentgym.envs.games.long_road:LongRoad",
     "Terminal-v0": "agentgym.envs.tasks.terminal.env:Terminal",
     "Countdown-v0": "agentgym.envs.games.countdown:Countdown",

@@ -97,8 +97,9 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         refuse_credentials(self)
-        if not self.env:
-            object.__setattr__(self, "env", env_of_data(self.data))
+        env, env_kwargs = env_of_data(self.data, self.env, self.env_kwargs)
+        object.__setattr__(self, "env", env)
+        object.__setattr__(self, "env_kwargs", env_kwargs)
         for name in ("num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency", "context_window"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,0 +1,129 @@
+"""Tools by the texts that settings name them with: functions, schema files, MCP servers, OpenAPI, verl's files.
+
+| Written | What it is |
+|---|---|
+| `path/to/file.py:name`, `package.module:name`, a registered name | a function, a Tool, or a list of them |
+| `tools.json` | a list of OpenAI's schemas, each with `call`, the function that runs it, beside `function` |
+| `servers.json` with `mcpServers` | MCP servers, as other clients configure them |
+| `mcp:COMMAND`, `mcp:URL` | an MCP server |
+| `openapi:DOCUMENT@URL` | the operations of an OpenAPI 3 document, at a URL |
+| `tools.yaml` | verl's `tool_config_path`: classes with `create`, `execute` and `release` |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.loading import is_place, load_named
+from agentgym.registry import Registry
+from agentgym.tools.calling.definition import TOOLS, Tool, as_tool, register_tool
+from agentgym.tools.calling.resolve import WANTED
+from agentgym.tools.calling.source import ToolSource
+
+__all__ = ["NamedTools", "named_tools"]
+
+MCP, OPENAPI = "mcp:", "openapi:"
+
+
+@dataclass(frozen=True)
+class NamedTools:
+    """Tools that exist already, and sources of those that an episode makes for itself."""
+
+    tools: tuple[Tool, ...]
+    sources: tuple[Callable[[], ToolSource], ...]
+
+
+def named_tools(names: Sequence[str]) -> NamedTools:
+    """Returns the tools of these texts; raises ConfigError, UnknownName or ToolSchemaError for what is none."""
+    tools: list[Tool] = []
+    sources: list[Callable[[], ToolSource]] = []
+    for name in names:
+        if name.startswith(MCP):
+            sources.append(_mcp_source(name.removeprefix(MCP)))
+        elif name.startswith(OPENAPI):
+            tools += _openapi(name.removeprefix(OPENAPI))
+        elif name.endswith((".json", ".yaml", ".yml")):
+            found = _of_file(Path(name))
+            tools, sources = [*tools, *found.tools], [*sources, *found.sources]
+        else:
+            tools += _of_place(name)
+    return NamedTools(tuple(tools), tuple(sources))
+
+
+def _of_place(name: str) -> list[Tool]:
+    if not is_place(name):
+        if name not in TOOLS:
+            near = nearest(name, TOOLS) or "."
+            raise UnknownName(f"unknown tool {name!r}{near} Write path/to/file.py:name, tools.json or mcp:COMMAND")
+        return [TOOLS[name]]
+    found: Any = load_named(name, WANTED)
+    return [as_tool(entry) for entry in found] if isinstance(found, list | tuple) else [as_tool(found)]
+
+
+def _mcp_source(server: str, **settings: Any) -> Callable[[], ToolSource]:
+    from agentgym.tools.mcp import McpServer, McpTools  # here: it needs the library mcp
+
+    made = McpServer(**settings) if settings else McpServer.of(server)
+    return partial(McpTools, made)
+
+
+def _openapi(text: str) -> list[Tool]:
+    from agentgym.tools.openapi import openapi_tools
+
+    document, at, url = text.rpartition("@")
+    if not at:
+        raise ConfigError(f"openapi:{text} lacks the address of the API: write openapi:DOCUMENT@URL")
+    return openapi_tools(document, url)
+
+
+def _of_file(path: Path) -> NamedTools:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the tools of {str(path)!r}: {error.strerror}") from error
+    if path.suffix != ".json":
+        from agentgym.tools.verl_tools import verl_tools
+
+        return NamedTools((), (verl_tools(path, text),))
+    try:
+        found: object = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} is not JSON: {error}") from error
+    if isinstance(found, Mapping) and isinstance(servers := found.get("mcpServers"), Mapping):
+        return NamedTools((), tuple(_configured(path, name, given) for name, given in servers.items()))
+    entries = found.get("tools") if isinstance(found, Mapping) else found
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{str(path)!r} is a list of tools, or an object with tools or mcpServers")
+    return NamedTools(tuple(_of_schema(path, number, entry) for number, entry in enumerate(entries)), ())
+
+
+def _configured(path: Path, name: str, given: object) -> Callable[[], ToolSource]:
+    """Returns the source of a server in the form of `mcpServers`: command and args, or url."""
+    if not isinstance(given, Mapping) or not ("command" in given or "url" in given):
+        raise ConfigError(f"{str(path)!r}: server {name!r} has a command or a url, got {given!r:.80}")
+    if "url" in given:
+        return _mcp_source("", url=str(given["url"]), headers=dict(given.get("headers") or {}))
+    words = (str(given["command"]), *map(str, given.get("args") or ()))
+    return _mcp_source("", command=words, env=dict(given.get("env") or {}), cwd=given.get("cwd"))
+
+
+def _of_schema(path: Path, number: int, entry: object) -> Tool:
+    """Returns the tool of an OpenAI schema with `call`, whose path may be relative to the file."""
+    call = entry.get("call") if isinstance(entry, Mapping) else None
+    if not isinstance(entry, Mapping) or not isinstance(call, str):
+        raise ConfigError(
+            f"{str(path)!r}, tool {number}: `function` (the schema) and `call` (path/to/file.py:name, its code) were"
+            f" wanted, got {entry!r:.80}"
+        )
+    file, _, name = call.rpartition(":")
+    beside = path.parent / file
+    place = f"{beside}:{name}" if file.endswith(".py") and beside.is_file() else call
+    function: Any = load_named(place, WANTED)
+    schema = {key: value for key, value in entry.items() if key != "call"}
+    return register_tool(schema, function, registry=Registry("tool"))

@@ -1,0 +1,117 @@
+"""Tools of verl: a `tool_config_path` file, whose classes have `create`, `execute`, `calc_reward` and `release`.
+
+verl's `BaseTool`: `create(instance_id, **kwargs)` begins an episode with the row's `tools_kwargs`, `execute(id,
+parameters)` returns text, a reward and metrics, `calc_reward(id)` the reward of the whole episode, and `release(id)`
+ends it. All are coroutines; a class needs only `execute`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentgym.errors import ConfigError
+from agentgym.loading import Wanted, load_named
+from agentgym.registry import Registry
+from agentgym.tools.calling.definition import Tool, register_tool
+
+__all__ = ["VerlTools", "verl_tools"]
+
+WANTED = Wanted(noun="tool class", example="Class", hint="verl's classes derive from verl.tools.base_tool.BaseTool.")
+_INSTANCES = count()
+
+
+@dataclass(frozen=True)
+class _ToolClass:
+    """An entry of the file: a class, its configuration and the schema that the model is shown."""
+
+    kind: Callable[..., Any]
+    config: Mapping[str, Any]
+    schema: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.schema["function"]["name"])
+
+
+@dataclass
+class VerlTools:
+    """The tools of one episode; `create_kwargs` has what `create` gets, by tool, from the row's `tools_kwargs`."""
+
+    classes: tuple[_ToolClass, ...]
+    create_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reward: float = 0.0
+    """The rewards that calls of `execute` returned since it was read last."""
+    _made: dict[str, tuple[Any, str]] = field(default_factory=dict)
+
+    def open(self) -> list[Tool]:
+        """Returns the tools; each is created at its first call, when the row is known."""
+        return [
+            register_tool(each.schema, partial(self._execute, each), registry=Registry("tool"), timeout_s=None)
+            for each in self.classes
+        ]
+
+    def close(self) -> None:
+        """Does nothing: `finish` ends the instances."""
+
+    async def finish(self) -> float:
+        """Returns the sum of `calc_reward` of the tools that were called, and releases them."""
+        total = 0.0
+        for tool, instance in self._made.values():
+            if hasattr(tool, "calc_reward"):
+                total += float(await _settle(tool.calc_reward(instance)) or 0.0)
+            if hasattr(tool, "release"):
+                await _settle(tool.release(instance))
+        self._made.clear()
+        return total
+
+    async def _execute(self, each: _ToolClass, **parameters: Any) -> str:
+        if each.name not in self._made:
+            tool, instance = each.kind(dict(each.config), each.schema), f"agentgym-{next(_INSTANCES)}"
+            if hasattr(tool, "create"):
+                made = await _settle(tool.create(instance, **dict(self.create_kwargs.get(each.name, {}))))
+                told = made[0] if isinstance(made, tuple) else made
+                instance = told if isinstance(told, str) else instance
+            self._made[each.name] = (tool, instance)
+        tool, instance = self._made[each.name]
+        answer = await _settle(tool.execute(instance, parameters))
+        text, reward = (answer[0], answer[1]) if isinstance(answer, tuple) else (answer, 0.0)
+        self.reward += float(reward or 0.0)
+        return str(getattr(text, "text", text) or "")
+
+
+async def _settle(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def verl_tools(path: Path, text: str) -> Callable[[], VerlTools]:
+    """Returns the source of a file's tools; raises ConfigError for another file, or a class that does not exist."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
+    entries = found.get("tools") if isinstance(found, Mapping) else None
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{str(path)!r} holds no `tools`, as verl's tool_config_path does")
+    return partial(VerlTools, tuple(_tool_class(path, number, entry) for number, entry in enumerate(entries)))
+
+
+def _tool_class(path: Path, number: int, entry: object) -> _ToolClass:
+    where = f"{str(path)!r}, tool {number}"
+    name = entry.get("class_name") if isinstance(entry, Mapping) else None
+    schema = entry.get("tool_schema") if isinstance(entry, Mapping) else None
+    if not isinstance(entry, Mapping) or not isinstance(name, str):
+        raise ConfigError(f"{where}: an object with class_name and tool_schema was wanted, got {entry!r:.80}")
+    if not isinstance(schema, Mapping) or not isinstance(schema.get("function"), Mapping):
+        raise ConfigError(f"{where}: tool_schema is OpenAI's, with `function`; schemas that a class makes are not read")
+    kind: Any = load_named(name if ":" in name else ":".join(name.rsplit(".", 1)), WANTED)
+    if not callable(kind) or not hasattr(kind, "execute"):
+        raise ConfigError(f"{where}: {name!r} is no class with a method execute")
+    return _ToolClass(kind, entry.get("config") or {}, schema)

@@ -1,0 +1,242 @@
+"""Prompts with tools: those that settings name, the choice of a row, verl's tools, and what they earn."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym.cli.main import main
+from agentgym.data import DataConfig
+from agentgym.envs import Action, TextEnv, make_env
+from agentgym.errors import ConfigError, ToolSchemaError, UnknownName
+from agentgym.evaluation.play.config import EvalConfig
+from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.tools import register_tool
+from agentgym.tools.named_tools import named_tools
+from agentgym.trainers.config import TrainConfig
+from agentgym.types import Message, ToolCall
+
+ROOT = Path(__file__).parents[3]
+OWN = '''
+from agentgym.tools import tool
+
+
+def search(query: str) -> str:
+    """Finds a fact."""
+    return f"about {query}: 42"
+
+
+@tool(name="double")
+def twice(number: int) -> int:
+    """Doubles a number."""
+    return 2 * number
+
+
+def plus(first, second):
+    return str(first + second)
+
+
+KIT = [search, twice]
+'''
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "plus",
+        "description": "Adds.",
+        "parameters": {
+            "type": "object",
+            "properties": {"first": {"type": "integer"}, "second": {"type": "integer"}},
+            "required": ["first", "second"],
+        },
+    },
+}
+VERL = '''
+LOG = []
+
+
+class Answer:
+    """In the form of verl's BaseTool."""
+
+    def __init__(self, config, tool_schema):
+        self.config, self.answers = config, {}
+
+    async def create(self, instance_id=None, ground_truth=None, **kwargs):
+        LOG.append(("create", ground_truth))
+        self.answers[instance_id] = ground_truth
+        return instance_id
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        right = parameters["answer"] == self.answers[instance_id]
+        return f"score {float(right)}", self.config["bonus"] if right else -0.5, {}
+
+    async def calc_reward(self, instance_id, **kwargs):
+        return 0.25
+
+    async def release(self, instance_id, **kwargs):
+        LOG.append(("release", self.answers.pop(instance_id)))
+'''
+VERL_FILE = """
+tools:
+  - class_name: "{module}.Answer"
+    config: {{bonus: 2.0, type: native}}
+    tool_schema:
+      type: function
+      function:
+        name: check_answer
+        description: Checks an answer.
+        parameters:
+          type: object
+          properties: {{answer: {{type: string}}}}
+          required: [answer]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "tools.json").write_text(json.dumps([{**SCHEMA, "call": "own.py:plus"}]))
+    return tmp_path
+
+
+def call(env: TextEnv, name: str, **arguments: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    return env.step(Action.from_message(Message("assistant", "", tool_calls=(ToolCall("call_0", name, arguments),))))
+
+
+def say(env: TextEnv, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    return env.step(Action.from_message(Message("assistant", text)))
+
+
+def row(**further: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "ground_truth": "5", **further}
+
+
+def test_functions_lists_and_schema_files_are_called_and_a_plain_reply_ends_the_episode(folder: Path) -> None:
+    env = make_env("ToolPrompt-v0", {"tools": [f"{folder}/own.py:KIT", f"{folder}/tools.json"]})
+    assert env.reset(seed=0, options=row())[0] == "What is 2 + 3?"
+    assert [spec.name for spec in env.tool_specs] == ["search", "double", "plus"]
+    assert call(env, "search", query="life")[:3] == ("about life: 42", 0.0, False)
+    assert call(env, "double", number=4)[0] == "8"
+    assert call(env, "plus", first=2, second=3)[0] == "5"
+    assert "is not of type" in call(env, "plus", first="2", second=3)[0]
+    _, reward, terminated, _, info = say(env, " 5 ")
+    assert (reward, terminated) == (1.0, True)
+    assert info["metrics"]["exact_match"] == 1.0 and info["metrics"]["tool_calls"] == 4
+    assert "success" not in info["metrics"]  # the reward is the verdict of a row
+    env.reset(seed=0, options=row())
+    assert say(env, "6")[1:3] == (0.0, True)
+
+
+def test_without_a_row_it_is_a_sum_with_a_verdict() -> None:
+    env = make_env("ToolPrompt-v0")
+    env.reset(seed=3)
+    assert say(env, str(env.unwrapped.ground_truth))[4]["metrics"]["success"] == 1.0  # type: ignore[attr-defined]
+
+
+def test_a_row_is_shown_the_tools_that_it_names(folder: Path) -> None:
+    env = make_env("ToolPrompt-v0", {"tools": [f"{folder}/own.py:KIT", f"{folder}/tools.json"]})
+    for tools in (["plus", "search"], [SCHEMA, {"name": "search"}]):
+        env.reset(seed=0, options=row(tools=tools))
+        assert [spec.name for spec in env.tool_specs] == ["plus", "search"]
+    env.reset(seed=0, options=row())
+    assert len(env.tool_specs) == 3
+    for tools, message in (
+        (["plsu"], "names the tool 'plsu', which is not there: did you mean 'plus'"),
+        ("plus", "a list"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            env.reset(seed=0, options=row(tools=tools))
+
+
+def test_registered_tools_and_mcp_servers_are_named(tmp_path: Path) -> None:
+    register_tool({"name": "shout", "description": "Shouts."}, lambda: "HEY")
+    server = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'examples' / '_towns_server.py'))}"
+    config = {"mcpServers": {"people": {"command": sys.executable, "args": [str(ROOT / "examples/_towns_server.py")]}}}
+    (tmp_path / "servers.json").write_text(json.dumps(config))
+    for name in (f"mcp:{server}", str(tmp_path / "servers.json")):
+        env = make_env("ToolPrompt-v0", {"tools": ["shout", name]})
+        env.reset(seed=0, options=row())
+        assert [spec.name for spec in env.tool_specs][:1] == ["shout"] and len(env.tool_specs) > 1
+        assert call(env, "shout")[0] == "HEY"
+        env.close()
+
+
+def test_tools_of_verl_are_created_with_the_rows_keywords_and_their_rewards_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "answer_tool.py").write_text(VERL)
+    (tmp_path / "verl.yaml").write_text(VERL_FILE.format(module="answer_tool"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = make_env("ToolPrompt-v0", {"tools": [str(tmp_path / "verl.yaml")]})
+    extra = {"tools_kwargs": {"check_answer": {"create_kwargs": {"ground_truth": "5"}}}}
+    for _ in range(2):
+        env.reset(seed=0, options=row(extra_info=extra))
+        assert call(env, "check_answer", answer="4")[:2] == ("score 0.0", -0.5)
+        assert call(env, "check_answer", answer="5")[:2] == ("score 1.0", 2.0)
+        assert say(env, "5")[1:3] == (1.25, True)
+    env.close()
+    log = sys.modules["answer_tool"].LOG
+    assert log == [("create", "5"), ("release", "5")] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "message"),
+    [
+        ("own.py:serch", "", UnknownName, "has no tool 'serch': did you mean 'search'"),
+        ("shuot", "", UnknownName, "unknown tool 'shuot'"),
+        ("none.json", None, ConfigError, "cannot read the tools"),
+        ("bad.json", "{", ConfigError, "is not JSON"),
+        ("bad.json", "{}", ConfigError, "is a list of tools, or an object with tools or mcpServers"),
+        ("bad.json", '[{"function": {}}]', ConfigError, "and `call`"),
+        ("bad.json", '[{"call": "own.py:plus"}]', ToolSchemaError, 'a tool schema has a "name"'),
+        ("bad.json", '{"mcpServers": {"one": {}}}', ConfigError, "server 'one' has a command or a url"),
+        ("bad.yaml", "tools: 3", ConfigError, "holds no `tools`"),
+        ("bad.yaml", "tools: [{class_name: json.loads}]", ConfigError, "tool_schema is OpenAI's"),
+        (
+            "bad.yaml",
+            "tools: [{class_name: json.loads, tool_schema: {function: {name: x}}}]",
+            ConfigError,
+            "is no class with a method execute",
+        ),
+        ("openapi:pets.yaml", "", ConfigError, "write openapi:DOCUMENT@URL"),
+    ],
+)
+def test_what_names_no_tools_is_refused(
+    folder: Path, name: str, content: str | None, kind: type[Exception], message: str
+) -> None:
+    if content:
+        (folder / name).write_text(content)
+    place = name if name.startswith("openapi:") or "." not in name else str(folder / name)
+    with pytest.raises(kind, match=message):
+        named_tools([place])
+
+
+def test_settings_give_rows_their_tools(folder: Path) -> None:
+    data = DataConfig(train=("rows.jsonl",), tools=("own.py:search",))
+    for config in (TrainConfig(data=data), EvalConfig(data=data)):
+        assert (config.env, config.env_kwargs) == ("ToolPrompt-v0", {"tools": ["own.py:search"]})
+    with pytest.raises(ConfigError, match=r"data\.tools are for ToolPrompt-v0, and env is TextGame-v0"):
+        TrainConfig(env="TextGame-v0", data=data)
+
+
+def test_rows_of_an_agent_with_tools_are_trained_and_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, run = folder / "rows.jsonl", folder / "run"
+    asked = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "agent_name": "tool_agent"} for n in range(4)]
+    rows.write_text(
+        "".join(json.dumps(one) + "\n" for one in [*asked, {"prompt": "x", "answer": "y", "tools": ["search"]}])
+    )
+    small = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --local.compile False --limits.max-turns 2"
+    words = ["--tools", f"{folder}/own.py:KIT", "--data.train", str(rows)]
+    assert main(["train", *words, *small.split(), "--output", str(run)]) == 0
+    played = [record.trajectory for record in read_episodes(run)]
+    assert {trajectory.task.env_id for trajectory in played} == {"ToolPrompt-v0"}
+    assert all(spec for trajectory in played for row in trajectory.rows for spec in (row.tools or ()))
+    assert main(["verify", str(run)]) == 0
+    words = ["eval", "--tools", f"{folder}/own.py:KIT", "--data.eval", str(rows), "-n", "5", "--policy", "oracle"]
+    capsys.readouterr()
+    assert main([*words, "--output", str(folder / "eval"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["success"] == 1.0
