@@ -12,8 +12,18 @@ from agentgym.trainers.algorithms.optimizers import check_optimizer, schedule_sh
 from agentgym.trainers.algorithms.presets import preset_of
 from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.learner.objective import policy_loss
+from agentgym.trainers.settings.collapse import SymptomName
 
-__all__ = ["resolve_config"]
+__all__ = ["inapplicable_symptoms", "resolve_config"]
+
+NO_ADVANTAGE = "none"
+"""The estimator that credits nothing."""
+
+
+def inapplicable_symptoms(config: TrainConfig) -> tuple[SymptomName, ...]:
+    """Returns the symptoms of collapse that are none in a run with these settings."""
+    without_signal: tuple[SymptomName, ...] = ("dead_groups", "solved") if config.estimator == NO_ADVANTAGE else ()
+    return (*without_signal, *(("kl_exploded",) if config.learner.kl.reference is not None else ()))
 
 
 def resolve_config(config: TrainConfig) -> TrainConfig:
@@ -53,6 +63,11 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
 
 def _check_algorithm(config: TrainConfig) -> None:
     name, critic = config.estimator, config.learner.critic
+    if name == NO_ADVANTAGE and not config.learner.kl.coefficient:
+        raise ConfigError(
+            "with the advantage none nothing is learned from rewards, so something else has to teach: a teacher"
+            " (learner.kl.reference MODEL, learner.kl.coefficient 1, learner.kl.penalty jsd)"
+        )
     check_estimator(name, config.advantage.settings or {})
     _check_kl(config, name)
     if needs_input(name, "values_BT") is not critic.exists:

@@ -91,6 +91,11 @@ PRESETS: Mapping[str, Preset] = {
         loss="sapo",
         aggregation="seq-mean-token-mean",
     ),
+    "distill": Preset(
+        summary="On-policy distillation (Agarwal et al. 2024; Lu et al. 2025): the policy plays, and its tokens learn"
+        " from a teacher alone: --learner.kl.reference MODEL --learner.kl.coefficient 1 --learner.kl.penalty jsd.",
+        advantage="none",
+    ),
 }
 """The presets by name. The name or location of any advantage estimator is an algo too, with defaults for the rest."""
 

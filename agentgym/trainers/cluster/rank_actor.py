@@ -92,7 +92,7 @@ class RankActor:
             config.optimizer,
             total_steps=config.steps,
             temperature=config.sampling.temperature,
-            reference=load(beginning.reference_folder) if learner.kl.coefficient and not lora.rank else None,
+            reference=load(beginning.reference_folder) if learner.needs_first_weights and not lora.rank else None,
         )
         return os.getpid()
 

@@ -23,6 +23,7 @@ from agentgym.trainers.algorithms.losses import LOSSES, is_elementwise
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.batch.off_policy import corrected_batch
 from agentgym.trainers.learner.critic import Critic, CriticStats
+from agentgym.trainers.learner.divergence import FinalStates, final_states, load_teacher, whole_divergence
 from agentgym.trainers.learner.finite import NotFinite
 from agentgym.trainers.learner.lora import Adapters, Unadapted
 from agentgym.trainers.learner.micro_batch import FoundLoss, MicroBatch
@@ -80,7 +81,11 @@ class Learner:
         balance = config.router.balance
         self._balance = self.model.balance_coefficient if balance is None else balance
         self.reference: LanguageModel | Unadapted | None = None
-        if config.kl.coefficient:
+        if config.kl.reference is not None:
+            self.reference = load_teacher(config.kl.reference, self.model)
+            if not config.kl.compares_whole:  # else its head is read outside of its own pass
+                self.world.spread(self.reference)
+        elif config.kl.coefficient:
             self.reference = self._reference(reference) if self.adapters is None else self.adapters.reference
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
@@ -100,7 +105,7 @@ class Learner:
         self._kl_of_rewards = 0.0
         self._loss = policy_loss(config)
         self._score = scorer(config.head_kernel, self.model.softcap)
-        self._kl_penalty = penalty_of(config.kl.penalty)
+        self._kl_penalty = penalty_of("k2" if config.kl.compares_whole else config.kl.penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss_name])
 
     def _reference(self, given: LanguageModel | Sharded | None) -> LanguageModel:
@@ -331,20 +336,26 @@ class Learner:
             *(MicroBatch(part, is_idle=True) for part in idle),
         ]
 
-    def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor, RouterSums]:
-        """The policy's scores of the trained targets, the loss of experts and of a critic on its backbone, and sums."""
+    def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor, Tensor, RouterSums]:
+        """The policy's scores of the targets, the loss of experts and of a shared critic, whole divergences, sums."""
         layout = self._layout(part)
+        known = None
+        if self.reference is not None and self.config.kl.compares_whole:
+            known = final_states(self.reference, part.ids_N, self._layout(part))
 
-        def read(hidden_OE: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor]:
+        def read(hidden_OE: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor, Tensor]:
             scores = self._scores(hidden_OE, head_VE, part, layout.exchange, self.temperature)
-            further = torch.zeros(())
+            further, whole_M = torch.zeros(()), torch.zeros_like(scores.logp_N)
+            if known is not None:
+                own, beta = FinalStates(hidden_OE, head_VE, self.model.softcap), self.config.kl.beta
+                whole_M = layout.exchange.gather_entries(whole_divergence(own, known, beta, self.temperature))
             if self._shared is not None:
                 further = self._shared.config.coefficient * self._shared.loss(hidden_OE, part)
             if layout.routing is not None and self._balance:
                 further = further + self._balance * (part.row_weight_B * layout.routing.balance_loss_B).sum()
-            return scores, further
+            return scores, further, whole_M
 
-        found: tuple[TargetScores, Tensor] = self.model(part.ids_N, layout, read)
+        found: tuple[TargetScores, Tensor, Tensor] = self.model(part.ids_N, layout, read)
         return *found, RouterSums.of(layout.routing, part.row_weight_B)
 
     def _compute(self, micro: MicroBatch) -> MicroResult[Report]:
@@ -352,9 +363,9 @@ class Learner:
         part, config = micro.batch, self.config
         mask_N = part.mask_N
         reference_M = None
-        if self.reference is not None and config.kl.place == "loss":
+        if self.reference is not None and config.kl.place == "loss" and not config.kl.compares_whole:
             reference_M = self._logp(self.reference, part)
-        (logp_M, entropy_M), further, router = self._forward(part)
+        (logp_M, entropy_M), further, kl_M, router = self._forward(part)
         if micro.is_idle:
             return MicroResult(0 * (logp_M.sum() + further), Report.nothing(router))
         correction_M = part.correction_N[mask_N]
@@ -365,9 +376,9 @@ class Learner:
             all_M = torch.ones_like(logp_M, dtype=torch.bool)
             policy = self._loss(logp_M, part.old_logp_N[mask_N], part.advantage_N[mask_N], all_M)
             loss_M = policy.loss if config.correction is None else correction_M * policy.loss
-        kl_M = torch.zeros_like(logp_M)
         if reference_M is not None:
             kl_M = self._kl_penalty(logp_M, reference_M)
+        if self.reference is not None and config.kl.place == "loss":
             loss_M = loss_M + self.kl.coefficient * kl_M
         if config.entropy_coefficient:
             loss_M = loss_M - config.entropy_coefficient * entropy_M

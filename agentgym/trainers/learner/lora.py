@@ -194,6 +194,11 @@ class Unadapted:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
+    @property
+    def softcap(self) -> float | None:
+        """See `LanguageModel`."""
+        return self._model.softcap
+
     def __call__(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
         """See `LanguageModel.forward`."""
         with adapters_off():

@@ -7,6 +7,7 @@ from agentgym.trainers.algorithms.corrections import CORRECTIONS
 from agentgym.trainers.algorithms.kl import penalty_of
 from agentgym.trainers.algorithms.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
 from agentgym.trainers.batch.off_policy import check_correction
+from agentgym.trainers.settings.kl import WHOLE
 from agentgym.trainers.settings.learner import LearnerConfig
 
 __all__ = ["needs_all_rows", "policy_loss"]
@@ -19,7 +20,8 @@ def policy_loss(config: LearnerConfig) -> PolicyLossFn:
     """
     if config.correction is not None:
         check_correction(config.correction, config.correction_settings)
-    penalty_of(config.kl.penalty)
+    if config.kl.penalty != WHOLE:
+        penalty_of(config.kl.penalty)
     return loss_with(config.loss_name, config.loss_settings or {})
 
 

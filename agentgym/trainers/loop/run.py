@@ -45,6 +45,7 @@ from agentgym.trainers.monitoring.target import has_stalled, is_target_near
 from agentgym.trainers.monitoring.watch import CollapseWatch
 from agentgym.trainers.parts.engine import check_model_settings, load_model
 from agentgym.trainers.parts.parts import Origin, RunParts
+from agentgym.trainers.resolve import inapplicable_symptoms
 from agentgym.trainers.speed.memory import peak_memory_mb
 from agentgym.trainers.tasks import StepGroups, TaskSource
 from agentgym.trainers.trackers import Tracking
@@ -319,7 +320,7 @@ def open_run(
         held_out=held_out_source(config, source),
         reward=reward,
         instruments=Instruments(config, renderer, tracking, folder.path, model),
-        watch=CollapseWatch(config.collapse, recorded),
+        watch=CollapseWatch(config.collapse, recorded, inapplicable_symptoms(config)),
         observer=observer,
         progress=Progress(
             step=checkpoint.step if checkpoint else 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agentgym.errors import TrainingHalted
@@ -19,10 +19,19 @@ logger = logging.getLogger(__name__)
 
 
 class CollapseWatch:
-    """Judges each step by the steps before it; `lines` are the lines of `metrics.jsonl` of a resumed run."""
+    """Judges each step by the steps before it; `lines` are the lines of `metrics.jsonl` of a resumed run.
 
-    def __init__(self, config: CollapseConfig, lines: Iterable[Mapping[str, JSON]] = ()) -> None:
+    Symptoms that are `ignored` are none in this run: a run that only distills needs no differences of reward.
+    """
+
+    def __init__(
+        self,
+        config: CollapseConfig,
+        lines: Iterable[Mapping[str, JSON]] = (),
+        ignored: Collection[SymptomName] = (),
+    ) -> None:
         self.config = config
+        self._ignored = ignored
         self._history: list[Vitals] = []
         self._named: dict[SymptomName, Symptom] = {}
         self._found: dict[SymptomName, str] = {}
@@ -46,7 +55,8 @@ class CollapseWatch:
     def see(self, metrics: StepMetrics) -> StepMetrics:
         """Returns the step's metrics with the symptoms of the step; logs those that are new."""
         self._history.append(Vitals.of(metrics.to_json()))
-        texts = {**self._found, **symptoms_of_collapse(self._history, self.config)}
+        found = {**self._found, **symptoms_of_collapse(self._history, self.config)}
+        texts = {name: text for name, text in found.items() if name not in self._ignored}
         self._found = {}
         for name, text in texts.items():
             if name not in self._named:

@@ -122,7 +122,7 @@ class LearnerConfig:
     @property
     def needs_first_weights(self) -> bool:
         """True if the weights that the run began with stay in memory: as the base of adapters, or for a KL term."""
-        return bool(self.lora.rank or self.kl.coefficient)
+        return bool(self.lora.rank or (self.kl.coefficient and self.kl.reference is None))
 
     @property
     def steps_per_batch(self) -> int:

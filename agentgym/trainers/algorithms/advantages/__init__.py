@@ -17,6 +17,7 @@ from agentgym.trainers.algorithms.advantages.group_baselines import (
 from agentgym.trainers.algorithms.advantages.registry import ADVANTAGES, AdvantageEstimator
 from agentgym.trainers.algorithms.advantages.returns import (
     gae,
+    no_advantage,
     optimal_token_baseline,
     reinforce_plus_plus,
     remax,
@@ -37,6 +38,7 @@ __all__ = [
     "grpo",
     "grpo_passk",
     "maxrl",
+    "no_advantage",
     "opo",
     "optimal_token_baseline",
     "reinforce_plus_plus",

@@ -1,0 +1,96 @@
+"""The divergence of two models over the whole vocabulary, at each target: the loss of distillation."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from agentgym.errors import ConfigError
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.linear import linear
+from agentgym.model.model_folder import on_device
+from agentgym.model.model_name import model_folder
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.policy import load_policy
+from agentgym.trainers.learner.lora import Unadapted
+
+__all__ = ["FinalStates", "final_states", "generalized_jsd", "load_teacher", "whole_divergence"]
+
+# Shape suffixes: M targets, C those of a chunk, E and F the widths of student and teacher, V vocabulary.
+
+CHUNK_LOGITS = 4_000_000
+"""Logits of one model held at once on a CPU; sixteen times as many on a GPU."""
+
+
+def load_teacher(name: str, student: LanguageModel) -> LanguageModel:
+    """Loads the model that a student is compared with, on its device and in its type.
+
+    Raises ConfigError for a model with another vocabulary.
+    """
+    teacher = load_policy(model_folder(name), dtype=student.embed.dtype)
+    if teacher.vocab_size != student.vocab_size:
+        raise ConfigError(
+            f"the model of learner.kl.reference has a vocabulary of {teacher.vocab_size} ids and the trained one"
+            f" {student.vocab_size}: tokens of one mean nothing to the other, so give a model with the same tokenizer"
+        )
+    return on_device(teacher, str(student.embed.device)).requires_grad_(False)
+
+
+def generalized_jsd(student_CV: Tensor, teacher_CV: Tensor, beta: float) -> Tensor:
+    """Returns the generalized Jensen-Shannon divergence of two rows of logits, `[C]`, in nats.
+
+    Agarwal et al. (2024), On-Policy Distillation of Language Models, arXiv:2306.13649, equation 1:
+    `beta KL(teacher || m) + (1 - beta) KL(student || m)` with `m = beta teacher + (1 - beta) student`. As in TRL, 0 is
+    KL(teacher || student) and 1 KL(student || teacher), their limits when divided by beta and 1 - beta.
+    """
+    student_CV, teacher_CV = student_CV.log_softmax(-1), teacher_CV.log_softmax(-1)
+    if beta == 0.0:
+        return (teacher_CV.exp() * (teacher_CV - student_CV)).sum(-1)
+    if beta == 1.0:
+        return (student_CV.exp() * (student_CV - teacher_CV)).sum(-1)
+    mixed_CV = torch.logaddexp(student_CV + math.log1p(-beta), teacher_CV + math.log(beta))
+    of_teacher_C = (teacher_CV.exp() * (teacher_CV - mixed_CV)).sum(-1)
+    of_student_C = (student_CV.exp() * (student_CV - mixed_CV)).sum(-1)
+    return beta * of_teacher_C + (1.0 - beta) * of_student_C
+
+
+class FinalStates(NamedTuple):
+    """What a model's logits of some targets are computed from."""
+
+    hidden_ME: Tensor
+    head_VE: Tensor
+    softcap: float | None
+
+    def logits(self, hidden_CE: Tensor, temperature: float) -> Tensor:
+        """Returns the logits of some of the states, `[C, V]` in float32."""
+        logits_CV = linear(hidden_CE, self.head_VE).float()
+        if self.softcap is not None:
+            logits_CV = self.softcap * torch.tanh(logits_CV / self.softcap)
+        return logits_CV / (temperature or 1.0)
+
+
+@torch.no_grad()
+def final_states(model: LanguageModel | Unadapted, ids_N: Tensor, layout: PackedLayout) -> FinalStates:
+    """Returns a model's final states at the targets that a layout wants; it chooses its own experts."""
+    layout.routing = None
+    hidden_ME, head_VE = model(ids_N, layout, lambda hidden, head: (hidden, head))
+    return FinalStates(hidden_ME, head_VE, model.softcap)
+
+
+def whole_divergence(student: FinalStates, teacher: FinalStates, beta: float, temperature: float) -> Tensor:
+    """Returns `generalized_jsd` at each target, `[M]`.
+
+    The logits of a chunk of targets are computed again in the backward pass.
+    """
+    on_cpu = student.hidden_ME.device.type == "cpu"
+    size = max(1, CHUNK_LOGITS * (1 if on_cpu else 16) // len(student.head_VE))
+
+    def compare(hidden_CE: Tensor, known_CF: Tensor) -> Tensor:
+        return generalized_jsd(student.logits(hidden_CE, temperature), teacher.logits(known_CF, temperature), beta)
+
+    parts = zip(student.hidden_ME.split(size), teacher.hidden_ME.split(size), strict=True)
+    return torch.cat([checkpoint(compare, *part, use_reentrant=False) for part in parts])

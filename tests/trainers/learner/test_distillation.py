@@ -1,0 +1,216 @@
+"""Distillation: the divergence from a teacher over the whole vocabulary, and at the sampled tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agentgym.cli.main import main
+from agentgym.embedded import embedded_folder
+from agentgym.errors import ConfigError
+from agentgym.evaluation.run_check.verify import verify_run
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import save_model_folder
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.divergence import FinalStates, generalized_jsd, whole_divergence
+from agentgym.trainers.learner.learner import Learner, LearnerConfig, StepStats
+from agentgym.trainers.resolve import inapplicable_symptoms, resolve_config
+from agentgym.trainers.settings.held_out import HeldOutConfig
+from agentgym.trainers.settings.kl import KLConfig
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+Tiny = Callable[..., Decoder]
+Fresh = Callable[..., TrainingBatch]
+Train = Callable[..., Any]
+
+
+def plain_jsd(student_MV: Tensor, teacher_MV: Tensor, beta: float) -> Tensor:
+    """The loss of GKD as its paper and TRL write it, from probabilities."""
+    student_MV, teacher_MV = student_MV.log_softmax(-1), teacher_MV.log_softmax(-1)
+    if beta in (0.0, 1.0):
+        towards, away = (student_MV, teacher_MV) if beta == 0.0 else (teacher_MV, student_MV)
+        return F.kl_div(towards, away, reduction="none", log_target=True).sum(-1)
+    mixed_MV = (beta * teacher_MV.exp() + (1 - beta) * student_MV.exp()).log()
+    of_teacher = F.kl_div(mixed_MV, teacher_MV, reduction="none", log_target=True).sum(-1)
+    of_student = F.kl_div(mixed_MV, student_MV, reduction="none", log_target=True).sum(-1)
+    return beta * of_teacher + (1 - beta) * of_student
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_the_divergence_is_that_of_its_paper_and_zero_for_equal_models(beta: float) -> None:
+    student, teacher = torch.randn(2, 50, 17, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(generalized_jsd(student, teacher, beta), plain_jsd(student, teacher, beta))
+    assert generalized_jsd(student, student + 3.0, beta).abs().max() < 1e-12
+    assert (generalized_jsd(student, teacher, beta) > 0).all()
+
+
+def test_small_weights_have_the_limits_for_their_slope() -> None:
+    student, teacher = torch.randn(2, 8, 11, generator=torch.Generator().manual_seed(1)).double()
+    for beta, end in ((1e-5, 0.0), (1 - 1e-5, 1.0)):
+        share = beta if end == 0.0 else 1 - beta
+        torch.testing.assert_close(
+            generalized_jsd(student, teacher, beta) / share,
+            generalized_jsd(student, teacher, end),
+            rtol=1e-3,
+            atol=1e-4,
+        )
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(2)
+    hidden_ME, head_VE = torch.randn(13, 6, generator=generator), torch.randn(29, 6, generator=generator)
+    known_MF, known_VF = torch.randn(13, 4, generator=generator), torch.randn(29, 4, generator=generator)
+    found = []
+    for size in (4_000_000, 29 * 4):
+        monkeypatch.setattr("agentgym.trainers.learner.divergence.CHUNK_LOGITS", size)
+        own, head = hidden_ME.clone().requires_grad_(), head_VE.clone().requires_grad_()
+        states = FinalStates(own, head, 30.0), FinalStates(known_MF, known_VF, None)
+        value_M = whole_divergence(*states, 0.5, 0.7)
+        found.append((value_M, *torch.autograd.grad(value_M.sum(), (own, head))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def saved(model: Decoder, folder: Path) -> str:
+    save_model_folder(model, folder)
+    return str(folder)
+
+
+def update(model: Decoder, batch: TrainingBatch, kl: KLConfig, **settings: Any) -> tuple[StepStats, list[Tensor]]:
+    """The statistics of a step, and its gradient."""
+    step = OptimizerConfig(learning_rate=1e-2, warmup_steps=1, max_grad_norm=1e9)
+    learner = Learner(model, LearnerConfig(kl=kl, threads=1, **settings), step, total_steps=10)
+    found: list[Tensor] = []
+    take = learner.optimizer.step
+
+    def observed() -> float:
+        found.extend(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)
+        return take()
+
+    learner.optimizer.step = observed  # type: ignore[method-assign]
+    stats = learner.update(batch)
+    learner.close()
+    return stats, found
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("micro_batch_tokens", [8, 4096])
+def test_a_step_from_a_teacher_is_the_plain_gradient(
+    tiny: Tiny, fresh_batch: Fresh, tmp_path: Path, beta: float, micro_batch_tokens: int
+) -> None:
+    model, teacher = tiny(), tiny(seed=5)
+    batch = fresh_batch(model)
+    batch = replace(batch, advantage_N=torch.zeros_like(batch.advantage_N))
+    layout = PackedLayout(batch.seqlens)
+    logits_NV = model.logits(model.hidden_states(batch.ids_N, layout))
+    with torch.no_grad():
+        known_NV = teacher.logits(teacher.hidden_states(batch.ids_N, PackedLayout(batch.seqlens)))
+    divergence_N = plain_jsd(logits_NV, known_NV, beta)
+    loss = 2.0 * (batch.weight_N * divergence_N)[batch.mask_N].sum()
+    wanted = torch.autograd.grad(loss, list(model.parameters()))
+    kl = KLConfig(reference=saved(teacher, tmp_path / "teacher"), coefficient=2.0, penalty="jsd", beta=beta)
+    stats, found = update(model, batch, kl, micro_batch_tokens=micro_batch_tokens)
+    assert stats.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert stats.kl == pytest.approx(float(divergence_N[batch.mask_N].detach().mean()), rel=1e-5)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_at_sampled_tokens_a_teacher_takes_the_place_of_the_first_weights(
+    tiny: Tiny, fresh_batch: Fresh, tmp_path: Path
+) -> None:
+    model, teacher = tiny(), tiny(seed=5)
+    batch = fresh_batch(model)
+    kl = KLConfig(reference=saved(teacher, tmp_path / "teacher"), coefficient=1.0, penalty="k1_st")
+    logp_N, known_N = (
+        each.logits(each.hidden_states(batch.ids_N, PackedLayout(batch.seqlens)))
+        .log_softmax(-1)
+        .gather(1, batch.target_N[:, None])[:, 0]
+        .detach()
+        for each in (model, teacher)
+    )
+    stats, _ = update(model, batch, kl)
+    assert stats.kl == pytest.approx(float((logp_N - known_N)[batch.mask_N].mean()), rel=1e-4)
+
+
+def test_adapters_learn_from_a_teacher_and_from_their_base(tiny: Tiny, fresh_batch: Fresh, tmp_path: Path) -> None:
+    model, teacher = tiny(), tiny(seed=5)
+    batch = fresh_batch(model)
+    lora = LoraConfig(rank=4, seed=0)
+    kl = KLConfig(reference=saved(teacher, tmp_path / "teacher"), coefficient=1.0, penalty="jsd")
+    first, _ = update(tiny(), batch, kl, lora=lora)
+    assert first.kl > 0.01
+    own, _ = update(tiny(), batch, KLConfig(coefficient=1.0, penalty="jsd"), lora=lora)
+    assert own.kl == pytest.approx(0.0, abs=1e-6)  # the base is the model that it begins as
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    folder = saved(tiny(vocab_size=41), tmp_path / "teacher")
+    kl = KLConfig(reference=folder, coefficient=1.0)
+    with pytest.raises(ConfigError, match="has a vocabulary of 41 ids and the trained one"):
+        Learner(tiny(), LearnerConfig(kl=kl), OptimizerConfig(), total_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beta": 1.5, "coefficient": 1.0}, r"kl.beta is in \[0, 1\]"),
+        ({"penalty": "jsd", "place": "reward", "coefficient": 1.0}, "leave kl.place at loss"),
+        ({"reference": "x"}, "is compared with the policy by kl.coefficient, and that is 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KLConfig(**settings)
+
+
+def test_without_a_teacher_nothing_would_be_learned() -> None:
+    with pytest.raises(ConfigError, match="so something else has to teach"):
+        resolve_config(TrainConfig(env="TextGame-v0", algo="distill"))
+    kl = KLConfig(reference="x", coefficient=1.0, penalty="jsd")
+    config = resolve_config(TrainConfig(env="TextGame-v0", algo="distill", learner=LearnerConfig(kl=kl)))
+    assert inapplicable_symptoms(config) == ("dead_groups", "solved", "kl_exploded")
+    assert inapplicable_symptoms(resolve_config(TrainConfig(env="TextGame-v0"))) == ()
+
+
+def test_a_run_from_a_teacher_verifies_and_resumes_to_the_bit(
+    small_run: TrainConfig, train: Train, tmp_path: Path
+) -> None:
+    teacher = tmp_path / "teacher"
+    shutil.copytree(embedded_folder(), teacher)
+    learner = replace(small_run.learner, kl=KLConfig(reference=str(teacher), coefficient=1.0, penalty="jsd"))
+    local = replace(small_run.local, compile=False)
+    config = replace(
+        small_run,
+        algo="distill",
+        learner=learner,
+        local=local,
+        tasks=2,
+        group_size=2,
+        steps=3,
+        eval=HeldOutConfig(episodes=0),
+    )
+    config = replace(config, checkpoint=replace(config.checkpoint, every=1))
+    run = tmp_path / "run"
+    train(config, run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["kl"] == pytest.approx(0.0, abs=1e-5)  # the teacher is what the run begins with
+    assert verify_run(run).ok
+    assert main(["verify", str(run), "--deep"]) == 0
+    whole = (run / "episodes.jsonl").read_bytes()
+    for step in (2, 3):
+        shutil.rmtree(run / "checkpoints" / f"step-{step:06d}")
+    train(config, run, resume=True)
+    assert (run / "episodes.jsonl").read_bytes() == whole
