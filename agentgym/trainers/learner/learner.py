@@ -81,12 +81,8 @@ class Learner:
         balance = config.router.balance
         self._balance = self.model.balance_coefficient if balance is None else balance
         self.reference: LanguageModel | Unadapted | None = None
-        if config.kl.reference is not None:
-            self.reference = load_teacher(config.kl.reference, self.model)
-            if not config.kl.compares_whole:  # else its head is read outside of its own pass
-                self.world.spread(self.reference)
-        elif config.kl.coefficient:
-            self.reference = self._reference(reference) if self.adapters is None else self.adapters.reference
+        if config.kl.coefficient:
+            self.reference = self._reference(reference)
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:
@@ -101,15 +97,21 @@ class Learner:
         self._shared = self.critic if config.critic.trunk == "shared" else None
         further = () if self._shared is None else self._shared.head.parameters()
         self.optimizer = PolicyOptimizer(self.model, config.lora.optimizer_settings(optimizer), num_steps, further)
-        self._fresh_from = 0
-        self._kl_of_rewards = 0.0
+        self._fresh_from, self._kl_of_rewards = 0, 0.0
         self._loss = policy_loss(config)
         self._score = scorer(config.head_kernel, self.model.softcap)
         self._kl_penalty = penalty_of("k2" if config.kl.compares_whole else config.kl.penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss_name])
 
-    def _reference(self, given: LanguageModel | Sharded | None) -> LanguageModel:
-        """The model of the KL term, on the ranks of the policy."""
+    def _reference(self, given: LanguageModel | Sharded | None) -> LanguageModel | Unadapted:
+        """The model of the KL term: a teacher, the base of adapters, or the first weights."""
+        if (name := self.config.kl.reference) is not None:
+            teacher = load_teacher(name, self.model)
+            if not self.config.kl.compares_whole:  # whose head is read outside of its own pass
+                self.world.spread(teacher)
+            return teacher
+        if self.adapters is not None:
+            return self.adapters.reference
         if given is None:
             return self.world.copy(self.model).requires_grad_(False)
         if isinstance(given, Sharded):
@@ -339,9 +341,8 @@ class Learner:
     def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor, Tensor, RouterSums]:
         """The policy's scores of the targets, the loss of experts and of a shared critic, whole divergences, sums."""
         layout = self._layout(part)
-        known = None
-        if self.reference is not None and self.config.kl.compares_whole:
-            known = final_states(self.reference, part.ids_N, self._layout(part))
+        whole = self.reference if self.config.kl.compares_whole else None
+        known = None if whole is None else final_states(whole, part.ids_N, self._layout(part))
 
         def read(hidden_OE: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor, Tensor]:
             scores = self._scores(hidden_OE, head_VE, part, layout.exchange, self.temperature)
@@ -362,8 +363,8 @@ class Learner:
         """The loss of a micro-batch: its share of the step's loss, so shares add up."""
         part, config = micro.batch, self.config
         mask_N = part.mask_N
-        reference_M = None
-        if self.reference is not None and config.kl.place == "loss" and not config.kl.compares_whole:
+        reference_M, is_loss = None, self.reference is not None and config.kl.place == "loss"
+        if self.reference is not None and is_loss and not config.kl.compares_whole:
             reference_M = self._logp(self.reference, part)
         (logp_M, entropy_M), further, kl_M, router = self._forward(part)
         if micro.is_idle:
@@ -378,7 +379,7 @@ class Learner:
             loss_M = policy.loss if config.correction is None else correction_M * policy.loss
         if reference_M is not None:
             kl_M = self._kl_penalty(logp_M, reference_M)
-        if self.reference is not None and config.kl.place == "loss":
+        if is_loss:
             loss_M = loss_M + self.kl.coefficient * kl_M
         if config.entropy_coefficient:
             loss_M = loss_M - config.entropy_coefficient * entropy_M

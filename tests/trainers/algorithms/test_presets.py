@@ -21,7 +21,9 @@ from agentgym.trainers.settings.learner import LearnerConfig
 
 @pytest.mark.parametrize("algo", [*PRESETS, *ADVANTAGES])
 def test_every_algo_is_a_whole_configuration_that_survives_its_file(algo: str) -> None:
-    config = resolve_config(TrainConfig(env="X", algo=algo))
+    taught = LearnerConfig(kl=KLConfig(coefficient=1.0))  # nothing else teaches where no token has an advantage
+    learner = taught if algo in ("distill", "none") else LearnerConfig()
+    config = resolve_config(TrainConfig(env="X", algo=algo, learner=learner))
     assert config.estimator in ADVANTAGES and config.learner.loss in LOSSES and config.aggregation in AGGREGATIONS
     assert resolve_config(config) == config
     kept = yaml.safe_load(yaml.safe_dump(asdict(config)))

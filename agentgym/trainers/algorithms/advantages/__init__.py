@@ -10,6 +10,7 @@ from agentgym.trainers.algorithms.advantages.group_baselines import (
     grpo,
     grpo_passk,
     maxrl,
+    no_advantage,
     opo,
     reinforce_plus_plus_baseline,
     rloo,
@@ -17,7 +18,6 @@ from agentgym.trainers.algorithms.advantages.group_baselines import (
 from agentgym.trainers.algorithms.advantages.registry import ADVANTAGES, AdvantageEstimator
 from agentgym.trainers.algorithms.advantages.returns import (
     gae,
-    no_advantage,
     optimal_token_baseline,
     reinforce_plus_plus,
     remax,

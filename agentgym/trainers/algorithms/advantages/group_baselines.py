@@ -27,6 +27,7 @@ __all__ = [
     "grpo",
     "grpo_passk",
     "maxrl",
+    "no_advantage",
     "opo",
     "reinforce_plus_plus_baseline",
     "rloo",
@@ -75,6 +76,19 @@ def dr_grpo(rewards_BT: Tensor, mask_BT: Tensor, groups_B: Tensor, *, allow_sing
     refused or 0.
     """
     return grpo(rewards_BT, mask_BT, groups_B, normalize_by_std=False, allow_single=allow_single)
+
+
+@ADVANTAGES.register("none")
+def no_advantage(rewards_BT: Tensor, mask_BT: Tensor, groups_B: Tensor) -> Credit:
+    """No advantage for any token: rewards teach nothing, and the other terms of the loss do.
+
+    For on-policy distillation (Agarwal et al. 2024; Lu et al. 2025), where a teacher's distribution at the tokens that
+    the policy sampled is the only signal (`--algo distill`). Shapes and errors: see `AdvantageEstimator`.
+
+    Expectation: 0. Differences from verl and TRL: they have a trainer of its own for this.
+    """
+    tokens, _, return_B = _episodes(rewards_BT, mask_BT, groups_B, allow_single=True)
+    return tokens.episode_credit(torch.zeros_like(return_B), return_B)
 
 
 @ADVANTAGES.register("rloo")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentgym.trainers.algorithms.advantages.credit import Credit, TrainedTokens, check_rewards, episode_groups, whiten
+from agentgym.trainers.algorithms.advantages.credit import Credit, TrainedTokens, episode_groups, whiten
 from agentgym.trainers.algorithms.advantages.registry import ADVANTAGES
 
 __all__ = [
@@ -25,17 +25,6 @@ __all__ = [
 ]
 
 BASELINE_EPSILON = 1e-8
-
-
-@ADVANTAGES.register("none")
-def no_advantage(rewards_BT: Tensor, mask_BT: Tensor) -> Credit:
-    """No advantage for any token: the rewards teach nothing, and the other terms of the loss do.
-
-    For on-policy distillation (Lu et al. 2025), where the policy plays and a teacher's distribution is the only signal
-    (`--algo distill`). Shapes: see `AdvantageEstimator`.
-    """
-    check_rewards(rewards_BT, mask_BT)
-    return Credit(torch.zeros_like(rewards_BT), torch.zeros_like(rewards_BT))
 
 
 @ADVANTAGES.register("gae")

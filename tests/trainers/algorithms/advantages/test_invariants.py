@@ -63,7 +63,7 @@ def compacted(batch: Any) -> tuple[Any, list[list[int]]]:
 def test_the_table_holds_what_users_know_by_name() -> None:
     assert set(NAMES) == EPISODE_LEVEL | {
         "gae", "reinforce_plus_plus", "remax", "optimal_token_baseline", "tir_optimal_token_baseline",
-        "return_batch_norm", "turn_returns", "turn_group", "gigpo", "turn_gae",
+        "return_batch_norm", "turn_returns", "turn_group", "gigpo", "turn_gae", "none",
     }  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def test_a_row_with_nothing_trained_has_zeros_and_no_nan(name: str, make_batch: 
     batch.mask_BT[1] = False
     credit = batch.estimate(name)
     assert not credit.advantages_BT[1].any() and not credit.returns_BT[1].any()
-    assert credit.advantages_BT.isfinite().all() and credit.advantages_BT.any()
+    assert credit.advantages_BT.isfinite().all() and credit.advantages_BT.any() == (name != "none")
     batch.mask_BT[:] = False
     assert not any(tensor.any() or tensor.isnan().any() for tensor in batch.estimate(name))
 
@@ -228,7 +228,8 @@ def test_huge_rewards_stay_finite(name: str, make_batch: Any) -> None:
         batch.further[key].mul_(1e30)
     for dtype in (torch.float64, torch.float32):
         credit = replace(batch, rewards_BT=batch.rewards_BT * 1e30).to(dtype).estimate(name)
-        assert all(tensor.isfinite().all() and tensor.any() for tensor in credit)
+        assert all(tensor.isfinite().all() for tensor in credit) and credit.returns_BT.any()
+        assert credit.advantages_BT.any() == (name != "none")
 
 
 @pytest.mark.parametrize("name", NAMES)
