@@ -80,15 +80,15 @@ def _row(run: Path, summary: EvalSummary, difference: Difference | None, *, is_f
     over = ["", ""] if is_first else ["-", "-"]
     if difference is not None:
         over = [
-            _signed(difference.success, difference.success_interval),
-            _signed(difference.reward, difference.reward_interval),
+            _with_sign(difference.success, difference.success_interval),
+            _with_sign(difference.reward, difference.reward_interval),
         ]
         tasks += f", {difference.num_tasks} shared" if difference.num_tasks < summary.num_tasks else ""
     success, reward = (f"{value or 0:.3f}" for value in (summary.success, summary.mean_reward))
     return [str(run), tasks, success, str(summary.success_interval or ""), over[0], reward, over[1]]
 
 
-def _signed(value: float, interval: Interval | None) -> str:
+def _with_sign(value: float, interval: Interval | None) -> str:
     return f"{value:+.3f} {interval or ''}".rstrip()
 
 

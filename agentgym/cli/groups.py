@@ -29,7 +29,10 @@ def run_group(name: str, args: Sequence[str], commands: Mapping[str, Subcommand]
     if not args:
         raise ConfigError(f"agentgym {name} takes a command: {', '.join(commands)}")
     if args[0] not in commands:
-        near = nearest(args[0], commands) or f": it has {', '.join(commands)}"
+        begun = next((key for key in commands if args[0].startswith(key)), "")
+        near = (
+            f": did you mean {begun!r}?" if begun else nearest(args[0], commands)
+        ) or f": it has {', '.join(commands)}"
         raise UnknownName(f"unknown command 'agentgym {name} {args[0]}'{near}")
     return commands[args[0]].run(args[1:])
 

@@ -35,6 +35,7 @@ __all__ = ["COMMANDS", "main", "run"]
 COMMANDS = {
     "train": "train a model on an environment",
     "sft": "train a model on demonstrations, conversations or recorded episodes",
+    "dpo": "train a model on pairs of a better and a worse reply",
     "eval": "play held-out episodes with a model or a policy, and count successes",
     "compare": "compare evaluations task by task",
     "generate": "sample replies to the prompts of a file",

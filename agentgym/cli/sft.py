@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import tyro
@@ -19,6 +16,7 @@ from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import check_date, present_date
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import parse_options
+from agentgym.cli.signals import interrupted_between_steps
 from agentgym.cli.terminal import fail, progress, say, show_json
 from agentgym.envs.base.policies import policy_for
 from agentgym.envs.base.seeds import EVAL_SEED_START
@@ -200,7 +198,7 @@ def main(args: Sequence[str]) -> int:
     display = _Display()
     interrupted = False
     try:
-        with progress("steps", lesson.config.steps) as count, _interrupted_between_steps() as check:
+        with progress("steps", lesson.config.steps) as count, interrupted_between_steps() as check:
 
             def on_step(step: ImitationStep) -> None:
                 folder.write_metrics(step)
@@ -241,31 +239,6 @@ def _of_rows(options: SftOptions, renderer: TemplateRenderer, model: LanguageMod
     num_rows = len(learned.rows)
     steps = -(-options.epochs * num_rows // options.batch_size) if options.steps is None else options.steps
     return _Lesson(passes(learned.rows, options.seed), options.imitation(steps), task=learned.task, num_rows=num_rows)
-
-
-@contextmanager
-def _interrupted_between_steps() -> Iterator[_Check]:
-    """Defers Ctrl-C until `check` is called, so that no step is left half done; a second Ctrl-C does not wait."""
-    check = _Check()
-    before = signal.signal(signal.SIGINT, check.on_signal)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Check:
-    def __init__(self) -> None:
-        self._asked = False
-
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-
-    def __call__(self) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
 
 
 def _free_output(options: SftOptions) -> Path:

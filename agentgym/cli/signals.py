@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "TERMINATED", "Termination", "sigterm_as_interrupt"]
+__all__ = ["INTERRUPTED", "TERMINATED", "Termination", "interrupted_between_steps", "sigterm_as_interrupt"]
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended."""
@@ -60,3 +60,28 @@ def sigterm_as_interrupt() -> Iterator[Termination]:
         if ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def interrupted_between_steps() -> Iterator[_Check]:
+    """Defers Ctrl-C until `check` is called, so that no step is left half done; a second Ctrl-C does not wait."""
+    check = _Check()
+    before = signal.signal(signal.SIGINT, check.on_signal)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Check:
+    def __init__(self) -> None:
+        self._asked = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+    def __call__(self) -> None:
+        if self._asked:
+            raise KeyboardInterrupt

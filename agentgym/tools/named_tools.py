@@ -96,14 +96,14 @@ def _of_file(path: Path) -> NamedTools:
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} is not JSON: {error}") from error
     if isinstance(found, Mapping) and isinstance(servers := found.get("mcpServers"), Mapping):
-        return NamedTools((), tuple(_configured(path, name, given) for name, given in servers.items()))
+        return NamedTools((), tuple(_of_server(path, name, given) for name, given in servers.items()))
     entries = found.get("tools") if isinstance(found, Mapping) else found
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{str(path)!r} is a list of tools, or an object with tools or mcpServers")
     return NamedTools(tuple(_of_schema(path, number, entry) for number, entry in enumerate(entries)), ())
 
 
-def _configured(path: Path, name: str, given: object) -> Callable[[], ToolSource]:
+def _of_server(path: Path, name: str, given: object) -> Callable[[], ToolSource]:
     """Returns the source of a server in the form of `mcpServers`: command and args, or url."""
     if not isinstance(given, Mapping) or not ("command" in given or "url" in given):
         raise ConfigError(f"{str(path)!r}: server {name!r} has a command or a url, got {given!r:.80}")

@@ -63,13 +63,13 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
         if isinstance(env, TextEnv):
             return env
         if isinstance(env, gymnasium.Env):
-            return _shown_as_text(env, name, make, settings)
+            return _as_text(env, name, make, settings)
         raise ConfigError(f"{name!r} makes a {type(env).__name__}, which is no TextEnv and no gymnasium.Env")
 
     return make_one
 
 
-def _shown_as_text(
+def _as_text(
     env: gymnasium.Env[Any, Any], name: str, make: Callable[..., object], settings: Mapping[str, JSON]
 ) -> TextEnv:
     """Returns an environment of Gymnasium's interface as text; one that can draw as text is made again to do so."""

@@ -49,7 +49,7 @@ class ToolPrompt(ToolEnv):
     def start(self, options: dict[str, Any]) -> tuple[Message, ...]:
         """Shows the row's messages, or a sum."""
         self._is_row = bool(options)
-        self._shown = self._chosen(options.get("tools"))
+        self._shown = self._choose(options.get("tools"))
         if not options:
             _, info = self._sums.reset(seed=int(self.np_random.integers(2**31)))
             self.ground_truth = self._sums.ground_truth
@@ -97,7 +97,7 @@ class ToolPrompt(ToolEnv):
     def _verl_tools(self) -> list[VerlTools]:
         return [source for source in self._sources if isinstance(source, VerlTools)]
 
-    def _chosen(self, named: object) -> tuple[ToolSpec, ...] | None:
+    def _choose(self, named: object) -> tuple[ToolSpec, ...] | None:
         """Returns the tools of a row that chooses some; raises ConfigError for one that there is not."""
         if named is None:
             return None

@@ -142,7 +142,7 @@ class ReplyGenerator:
             size = text_size(messages, self.tools)
             ids = await run_if_short(size, self.renderer.render, messages, self.tools)
         except AgentGymError as error:
-            return _failed(str(error))
+            return _no_reply(str(error))
         try:
             return await self.reply(ids, session=session, seed=seed)
         finally:
@@ -154,7 +154,7 @@ class ReplyGenerator:
         limit = config.max_tokens or Limits().turn_tokens_in(window, num_turns=1)
         max_tokens = min(limit, window - len(ids))
         if max_tokens < 1:
-            return _failed(f"the prompt has {len(ids)} tokens, and the window {window}", ids)
+            return _no_reply(f"the prompt has {len(ids)} tokens, and the window {window}", ids)
         how = config.sampling
         sampling = Sampling(
             max_tokens=max_tokens,
@@ -179,6 +179,6 @@ class ReplyGenerator:
         )
 
 
-def _failed(error: str, ids: Sequence[int] = ()) -> Reply:
+def _no_reply(error: str, ids: Sequence[int] = ()) -> Reply:
     nothing = Message("assistant", "")
     return Reply(message=nothing, prompt_ids=tuple(ids), ids=(), logprobs=(), finish_reason=None, error=error)

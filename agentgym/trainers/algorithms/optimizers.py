@@ -59,19 +59,19 @@ def adafactor(
 
 
 @SCHEDULES.register("constant")
-def constant() -> float:
+def constant_rate() -> float:
     """The peak rate throughout."""
     return 1.0
 
 
 @SCHEDULES.register("linear")
-def linear(step: int, total_steps: int) -> float:
+def linear_decay(step: int, total_steps: int) -> float:
     """The peak rate for half of the run, then down to zero in a straight line."""
     return min(1.0, 2 * (1.0 - step / total_steps))
 
 
 @SCHEDULES.register("cosine")
-def cosine(step: int, total_steps: int, warmup_steps: int, *, floor: float = 0.0) -> float:
+def cosine_decay(step: int, total_steps: int, warmup_steps: int, *, floor: float = 0.0) -> float:
     """A half cosine from the warm-up to the end, down to the share `floor`.
 
     Loshchilov and Hutter (2017), arXiv:1608.03983, without restarts.

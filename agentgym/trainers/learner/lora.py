@@ -199,6 +199,11 @@ class Unadapted:
         """See `LanguageModel`."""
         return self._model.softcap
 
+    @property
+    def embed(self) -> Tensor:
+        """See `LanguageModel`."""
+        return self._model.embed
+
     def __call__(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
         """See `LanguageModel.forward`."""
         with adapters_off():

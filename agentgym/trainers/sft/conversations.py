@@ -52,8 +52,10 @@ def conversation_of(row: Mapping[str, object]) -> Conversation:
     return Conversation(_with_tool_names(messages), tools)
 
 
-def conversation_rows(renderer: TemplateRenderer, conversation: Conversation) -> list[Demonstration]:
+def conversation_rows(renderer: TemplateRenderer, conversation: Conversation, *, first: int = 0) -> list[Demonstration]:
     """Returns the conversation as rows in which every reply is learned once, after the prompt of a rollout.
+
+    Replies before the message `first` are shown and not learned.
 
     As with `history="rerender"`: a row continues while the template renders the earlier replies unchanged. Otherwise
     (old reasoning is dropped) a new row begins. Raises RenderError if the template cannot render a message, or renders
@@ -63,7 +65,7 @@ def conversation_rows(renderer: TemplateRenderer, conversation: Conversation) ->
     rows: list[_Row] = []
     behind = 0
     for place, reply in enumerate(messages):
-        if reply.role != "assistant":
+        if reply.role != "assistant" or place < first:
             continue
         try:
             prompt = renderer.rerender(messages[:place], tools)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
 
 __all__ = ["ImitationConfig", "ImitationStep", "imitate", "learn", "passes"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +154,7 @@ def _share(batch: Sequence[Demonstration]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def passes(rows: Sequence[Demonstration], seed: int) -> Iterator[Demonstration]:
+def passes(rows: Sequence[T], seed: int) -> Iterator[T]:
     """Yields the rows endlessly, each pass in another order, which follows from the seed.
 
     A step at the end of one pass continues with the next.

@@ -1,4 +1,4 @@
-"""The output folder of supervised fine-tuning: a model folder, with the settings and metrics of the run."""
+"""The output folder of learning from rows or pairs: a model folder, with the settings and metrics of the run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 from safetensors import SafetensorError
@@ -15,8 +16,10 @@ from agentgym.errors import RunFolderError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import save_model_folder
 from agentgym.trainers.checkpoints.checkpoint import copy_tokenizer
-from agentgym.trainers.sft.loop import ImitationStep
 from agentgym.types import JSON
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["SftFolder"]
 
@@ -33,8 +36,8 @@ class SftFolder:
             path.mkdir(parents=True, exist_ok=True)
             (path / "config.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
 
-    def write_metrics(self, step: ImitationStep) -> None:
-        """Appends one step's line."""
+    def write_metrics(self, step: DataclassInstance) -> None:
+        """Appends one step's line: the fields of its report."""
         rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(step).items()}
         with self._convert_errors(), open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(rounded) + "\n")

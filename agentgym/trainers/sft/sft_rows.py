@@ -15,7 +15,7 @@ from agentgym.trainers.sft.demonstrations import Demonstration
 from agentgym.trainers.sft.recorded_episodes import choose_episodes, episode_rows, read_played
 from agentgym.types import Task
 
-__all__ = ["ConversationSource", "EpisodeSource", "SftRows"]
+__all__ = ["ConversationSource", "EpisodeSource", "SftRows", "without_nulls"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +90,14 @@ def _rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
         for where, row in table.rows(table.columns):
             if isinstance(row, Task):
                 raise ConfigError(f"{where} is a task, and a conversation was wanted")
-            yield where, {name: _without_nulls(value) for name, value in row.items()}
+            yield where, {name: without_nulls(value) for name, value in row.items()}
 
 
-def _without_nulls(value: object) -> object:
+def without_nulls(value: object) -> object:
     """Returns the value without the nulls of its objects: parquet gives every object the keys of all others."""
     if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _rows_in_window(rows: Sequence[Demonstration], window: int, report: Sequence[str]) -> SftRows:

@@ -15,7 +15,7 @@ from agentgym.errors import ConfigError
 from agentgym.trainers.learner.critic import CriticStats
 from agentgym.trainers.learner.router_stats import RouterStats
 from agentgym.trainers.learner.step_stats import StepStats
-from agentgym.trainers.monitoring.metrics import RolloutSummary, StepMetrics
+from agentgym.trainers.monitoring.metrics import EvalScore, RolloutSummary, StepMetrics
 from agentgym.trainers.settings.speed import SpeedConfig
 from agentgym.trainers.speed import peak
 from agentgym.trainers.speed.clock import StepTimes
@@ -94,5 +94,6 @@ def test_the_page_of_metrics_lists_exactly_what_a_line_may_have() -> None:
         update_s=0,
         elapsed_s=0,
         speed=StepSpeed.of(TIMES, 1000, WORK, 1e9),
+        held_out=EvalScore(step=0, success=0.0, reward_mean=0.0, episodes=0, failed=0),
     )
     assert sorted(listed) == sorted([*metrics.to_json(), "chain"])  # the chain is made where a line is written

@@ -1,0 +1,184 @@
+"""`agentgym dpo`: trains a model on pairs of a better and a worse reply, and writes it as a model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+import agentgym
+from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.template_date import check_date, present_date
+from agentgym.cli.options import parse_options
+from agentgym.cli.signals import interrupted_between_steps
+from agentgym.cli.terminal import fail, progress, say, show_json
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError
+from agentgym.evaluation.play.eval_folder import free_folder
+from agentgym.model.model_name import EMBEDDED, model_folder
+from agentgym.model.policy import backend_line, load_policy
+from agentgym.trainers.preferences.loop import (
+    PreferenceConfig,
+    PreferenceLoss,
+    PreferenceStep,
+    learn_preferences,
+)
+from agentgym.trainers.preferences.pairs import PairSet, pairs_of_episodes, pairs_of_files
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.sft.loop import passes
+from agentgym.trainers.sft.sft_folder import SftFolder
+from agentgym.types import JSON
+
+__all__ = ["main"]
+
+DEFAULTS = PreferenceConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoOptions:
+    """Trains a model to prefer better replies over worse ones to the same prompts (direct preference optimization).
+    Name --pairs or --episodes."""
+
+    pairs: tuple[Path, ...] = ()
+    """Files (.jsonl, .parquet) whose rows have `chosen` and `rejected`, and `prompt` unless both begin with it: texts
+    or OpenAI's messages, and `tools` where there are any."""
+    episodes: tuple[Path, ...] = ()
+    """Run folders: the best episode of a task with the worst, by their exact ids."""
+    pairs_per_task: int = 1
+    """The most pairs of a task's episodes: best and worst, second best and second worst, ..."""
+    model: str = EMBEDDED
+    """The model to begin with, which is the reference too: `embedded`, a folder, or an id of the hub."""
+    family: str | None = None
+    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
+    date: str | None = None
+    """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
+    the run begins. If the template writes it, config.yaml then holds that moment."""
+    loss: PreferenceLoss = DEFAULTS.loss
+    """`sigmoid` is DPO (Rafailov et al. 2023), `ipo` a squared distance to a fixed margin (Azar et al. 2023), `hinge`
+    SLiC's (Zhao et al. 2023)."""
+    beta: float = DEFAULTS.beta
+    """The weight of the divergence from the first weights; less moves further from them."""
+    label_smoothing: float = DEFAULTS.label_smoothing
+    """The share of pairs whose order is taken for wrong (conservative DPO), in [0, 0.5)."""
+    sft_weight: float = DEFAULTS.sft_weight
+    """The weight of the negative log likelihood of the better reply, per token, beside the loss."""
+    steps: int | None = None
+    """Optimizer steps; by default as many as --epochs asks for."""
+    epochs: int = 1
+    """Passes over the pairs, each in another order."""
+    batch_size: int = DEFAULTS.pairs
+    """Pairs a step."""
+    threads: int = DEFAULTS.threads
+    """Threads that share a step's pairs; part of the recipe, as sums depend on it in their last bits."""
+    optimizer: OptimizerConfig = field(default_factory=lambda: PreferenceConfig().optimizer)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    seed: int = 0
+    """The orders of the passes follow from it."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """The folder for the model; by default a new one under runs/."""
+    json: bool = False
+    """Print one line of JSON, and all else on standard error."""
+
+    def __post_init__(self) -> None:
+        if bool(self.pairs) == bool(self.episodes):
+            raise ConfigError("one source is learned from: --pairs FILE or --episodes RUN")
+        check_date(self.date)
+        for name in ("epochs", "batch_size", "pairs_per_task"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for path in self.episodes:
+            if not path.exists():
+                raise RunFolderError(f"there is no run folder {str(path)!r}")
+
+    def learning(self, num_pairs: int) -> PreferenceConfig:
+        """Returns the settings of learning from so many pairs."""
+        return PreferenceConfig(
+            loss=self.loss,
+            beta=self.beta,
+            label_smoothing=self.label_smoothing,
+            sft_weight=self.sft_weight,
+            optimizer=self.optimizer,
+            steps=-(-self.epochs * num_pairs // self.batch_size) if self.steps is None else self.steps,
+            pairs=self.batch_size,
+            threads=self.threads,
+            lora=replace(self.lora, seed=self.seed if self.lora.seed is None else self.lora.seed),
+        )
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym dpo ...`; an interrupted run saves what was learned and has the exit code 130."""
+    options = parse_options(DpoOptions, args, prog="agentgym dpo")
+    options.learning(1)  # refuses invalid settings before anything is read
+    source = model_folder(options.model)
+    date = options.date or present_date()
+    renderer, model = renderer_for(source, options.family, date=date), load_policy(source)
+    if line := backend_line(model, source):
+        say(line)
+    window = model.context_window
+    if options.pairs:
+        found = pairs_of_files(options.pairs, renderer, window)
+    else:
+        per_task = options.pairs_per_task
+        found = pairs_of_episodes(options.episodes, renderer, model.vocab_size, window, per_task=per_task)
+    for line in found.report:
+        say(line)
+    config = options.learning(len(found.pairs))
+    named = [*options.pairs, *options.episodes][0].resolve().stem
+    path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
+    written = date if renderer.tokenizer.writes_date else options.date
+    folder = SftFolder(path, _settings(options, config, renderer.reply_format.name, written))
+    seen: list[PreferenceStep] = []
+    interrupted = False
+    try:
+        with progress("steps", config.steps) as count, interrupted_between_steps() as check:
+
+            def on_step(step: PreferenceStep) -> None:
+                folder.write_metrics(step)
+                seen.append(step)
+                count(f"loss {step.loss:.4f}  accuracy {step.accuracy:.2f}  margin {step.margin:.2f}")
+                check()
+
+            learn_preferences(model, passes(found.pairs, options.seed), config, on_step=on_step)
+    except KeyboardInterrupt:
+        interrupted = True
+    except AgentGymError:
+        say(f"what was learned in {len(seen)} steps is in {folder.path}")
+        raise
+    finally:
+        folder.save_model(model, source)
+    _show(options, found, folder, seen, interrupted=interrupted)
+    return 130 if interrupted else 0
+
+
+def _settings(options: DpoOptions, config: PreferenceConfig, family: str, date: str | None) -> dict[str, JSON]:
+    given = asdict(options) | {"family": family, "steps": config.steps, "date": date}
+    del given["output"], given["json"]
+    settings = {"kind": "dpo", "agentgym": agentgym.__version__, **given}
+    plain: dict[str, JSON] = json.loads(json.dumps(settings, default=str))
+    return plain
+
+
+def _show(
+    options: DpoOptions, found: PairSet, folder: SftFolder, seen: Sequence[PreferenceStep], *, interrupted: bool
+) -> None:
+    numbers: dict[str, JSON] = {"output": str(folder.path), "steps": len(seen), "pairs": len(found.pairs)}
+    if seen:
+        first, last = seen[0], seen[-1]
+        say(f"loss {first.loss:.4f} -> {last.loss:.4f}, accuracy {last.accuracy:.2f}, margin {last.margin:.2f}")
+        say(f"{len(seen)} steps of {options.batch_size} of {len(found.pairs)} pairs, {last.elapsed_s:.0f} s")
+        numbers |= {"loss_first": first.loss, "loss": last.loss, "accuracy": last.accuracy, "margin": last.margin}
+    say(f"model: {folder.path}")
+    if interrupted:
+        fail(f"interrupted after step {len(seen)}; what was learned is in {folder.path}")
+    else:
+        play = "--env ID"
+        if found.task is not None:
+            keywords = "".join(f" {name}={json.dumps(value)}" for name, value in found.task.kwargs.items())
+            play = f"--env {found.task.env_id}" + (f" --env-kwargs{keywords}" if keywords else "")
+        say(f"try next: agentgym eval {play} --policy {folder.path}")
+    if options.json:
+        show_json({**numbers, "interrupted": interrupted})

@@ -1,0 +1,202 @@
+"""Learning from preferences: the loss of a pair of replies, and the steps over many pairs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.settings import check_above_zero, check_at_least
+from agentgym.trainers.learner.lora import Adapters, Unadapted
+from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.learner.token_logprobs import score_targets
+from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.sft.demonstrations import Demonstration
+
+__all__ = ["Pair", "PreferenceConfig", "PreferenceLoss", "PreferenceStep", "learn_preferences", "preference_loss"]
+
+# Shape suffixes: P pairs, R rows (the better replies of all pairs, then the worse ones).
+
+PreferenceLoss: TypeAlias = Literal["sigmoid", "ipo", "hinge"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A better and a worse continuation of the same prompt, as rows whose masks cover the replies."""
+
+    chosen: Demonstration
+    rejected: Demonstration
+
+    @property
+    def num_tokens(self) -> int:
+        """The ids of both rows."""
+        return len(self.chosen.ids) + len(self.rejected.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceConfig:
+    """The settings of learning from preferences."""
+
+    loss: PreferenceLoss = "sigmoid"
+    """`sigmoid` is DPO (Rafailov et al. 2023), `ipo` a squared distance to a fixed margin (Azar et al. 2023), `hinge`
+    SLiC's (Zhao et al. 2023)."""
+    beta: float = 0.1
+    """The weight of the divergence from the first weights that the loss stands for; less moves further from them."""
+    label_smoothing: float = 0.0
+    """The share of pairs whose order is taken for wrong (conservative DPO), in [0, 0.5); of `sigmoid`."""
+    sft_weight: float = 0.0
+    """The weight of the negative log likelihood of the better reply, per token, beside the loss."""
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=5e-5, warmup_steps=10))
+    steps: int = 100
+    """Optimizer steps."""
+    pairs: int = 8
+    """Pairs per step."""
+    threads: int = 2
+    """Threads that share a step's pairs; changes how they are split, so it belongs to the recipe."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+    def __post_init__(self) -> None:
+        check_at_least(1, self, "steps", "pairs", "threads")
+        check_above_zero(self, "beta")
+        check_at_least(0, self, "sft_weight")
+        if not 0.0 <= self.label_smoothing < 0.5:
+            raise ConfigError(f"label_smoothing is in [0, 0.5), got {self.label_smoothing}")
+        if self.label_smoothing and self.loss != "sigmoid":
+            raise ConfigError(f"label_smoothing is of the loss sigmoid, not of {self.loss}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceStep:
+    """The report of a step; means are over its pairs, before its update."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    accuracy: float
+    """The share of pairs whose better reply has gained more than the worse one since the first weights."""
+    margin: float
+    """The mean difference of what they gained, in nats times beta."""
+    chosen_reward: float
+    """What the better replies gained, in nats times beta."""
+    rejected_reward: float
+    tokens: int
+    elapsed_s: float
+
+
+def preference_loss(chosen_P: Tensor, rejected_P: Tensor, config: PreferenceConfig) -> Tensor:
+    """Returns the loss of each pair, from what the logprob of each reply gained since the first weights, in nats.
+
+    `sigmoid`: `-log sigma(beta h)` with `h = chosen - rejected`, and with smoothing `e` `-(1 - e) log sigma(beta h) - e
+    log sigma(-beta h)`. `ipo`: `(h - 1 / (2 beta))^2`, where gains are means over a reply's tokens. `hinge`: `max(0, 1
+    - beta h)`. As TRL's `DPOTrainer` has them.
+    """
+    h_P = chosen_P - rejected_P
+    if config.loss == "ipo":
+        return (h_P - 1 / (2 * config.beta)).square()
+    if config.loss == "hinge":
+        return F.relu(1 - config.beta * h_P)
+    smoothing = config.label_smoothing
+    return -(1 - smoothing) * F.logsigmoid(config.beta * h_P) - smoothing * F.logsigmoid(-config.beta * h_P)
+
+
+def learn_preferences(
+    model: LanguageModel,
+    pairs: Iterator[Pair],
+    config: PreferenceConfig,
+    *,
+    on_step: Callable[[PreferenceStep], None] = lambda step: None,
+) -> None:
+    """Trains `model` in place on `config.pairs` pairs a step; the first weights are kept as the reference.
+
+    An exception of `on_step` ends the training between two steps. Raises TrainingHalted for a gradient that is not
+    finite, with the weights of the step before. Adapters are merged into the weights at the end, whatever ends it.
+    """
+    adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
+    reference = adapters.reference if adapters is not None else copy.deepcopy(model).requires_grad_(False)
+    optimizer = PolicyOptimizer(model, config.lora.optimizer_settings(config.optimizer), config.steps)
+    workers = GradientWorkers(config.threads)
+    started = time.perf_counter()
+    try:
+        for step in range(1, config.steps + 1):
+            batch = list(itertools.islice(pairs, config.pairs))
+            sums = _add_gradients(model, reference, batch, workers, optimizer.parameters, config)
+            norm = workers.run(optimizer.step)
+            if not math.isfinite(norm):
+                raise TrainingHalted(f"the gradient of preference step {step} is not finite; lower the learning rate")
+            on_step(_report(step, batch, sums, norm, time.perf_counter() - started))
+    finally:
+        if adapters is not None:
+            workers.run(adapters.merge)
+        workers.close()
+
+
+def _add_gradients(
+    model: LanguageModel,
+    reference: LanguageModel | Unadapted,
+    batch: Sequence[Pair],
+    workers: GradientWorkers,
+    parameters: Sequence[Tensor],
+    config: PreferenceConfig,
+) -> Tensor:
+    """Adds the gradient of the mean loss over the pairs; returns sums of loss, accuracy and rewards over the pairs."""
+    parts = [batch[index :: workers.num_threads] for index in range(workers.num_threads)]
+
+    def loss_of(part: Sequence[Pair]) -> MicroResult[Tensor]:
+        rows = [*(pair.chosen for pair in part), *(pair.rejected for pair in part)]
+        with torch.no_grad():
+            known_R = row_logprobs(reference, rows)
+        logp_R = row_logprobs(model, rows)
+        length_R = torch.tensor([sum(row.mask[1:]) for row in rows], device=logp_R.device)
+        gain_R = (logp_R - known_R) / (length_R if config.loss == "ipo" else 1)
+        chosen_P, rejected_P = gain_R.chunk(2)
+        loss_P = preference_loss(chosen_P, rejected_P, config)
+        told = -(logp_R / length_R).chunk(2)[0]
+        loss = (loss_P + config.sft_weight * told).sum() / len(batch)
+        won_P = (chosen_P > rejected_P).to(loss_P.dtype)
+        rewards = [config.beta * gain_P.detach().sum() for gain_P in (chosen_P, rejected_P)]
+        return MicroResult(loss, torch.stack([loss.detach() * len(batch), won_P.sum(), *rewards]))
+
+    return torch.stack(workers.accumulate([part for part in parts if part], loss_of, parameters)).sum(0) / len(batch)
+
+
+def row_logprobs(model: LanguageModel | Unadapted, rows: Sequence[Demonstration]) -> Tensor:
+    """Returns the logprob of each row's masked ids, `[R]`, in nats; prompts that rows share are computed once."""
+    device = model.embed.device
+    ids_N = torch.tensor([i for row in rows for i in row.ids[:-1]], device=device)
+    target_N = torch.tensor([i for row in rows for i in row.ids[1:]], device=device)
+    mask_N = torch.tensor([flag for row in rows for flag in row.mask[1:]], device=device)
+    layout = PackedLayout([len(row.ids) - 1 for row in rows], device, ids_N=ids_N, wanted_N=mask_N)
+
+    def read(hidden_ME: Tensor, head_VE: Tensor) -> Tensor:
+        return score_targets(hidden_ME, head_VE, target_N[mask_N], softcap=model.softcap).logp_N
+
+    logp_M: Tensor = model(ids_N, layout, read)
+    return torch.stack([part.sum() for part in logp_M.split([sum(row.mask[1:]) for row in rows])])
+
+
+def _report(step: int, batch: Sequence[Pair], means: Tensor, norm: float, elapsed_s: float) -> PreferenceStep:
+    loss, accuracy, chosen, rejected = means.tolist()
+    return PreferenceStep(
+        step=step,
+        loss=loss,
+        grad_norm=norm,
+        accuracy=accuracy,
+        margin=chosen - rejected,
+        chosen_reward=chosen,
+        rejected_reward=rejected,
+        tokens=sum(pair.num_tokens for pair in batch),
+        elapsed_s=elapsed_s,
+    )

@@ -1,0 +1,126 @@
+"""Pairs of a better and a worse reply: from files of preferences, and from recorded episodes of the same task.
+
+A file's row has `chosen` and `rejected`, and a `prompt` unless these begin with the same messages. Each is a text or
+messages in OpenAI's form; `tools` are those that the model saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
+from agentgym.data.sources import open_sources
+from agentgym.errors import ConfigError, RenderError, nearest
+from agentgym.trainers.preferences.loop import Pair
+from agentgym.trainers.sft.conversations import conversation_of, conversation_rows
+from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.trainers.sft.recorded_episodes import episode_rows, read_played
+from agentgym.trainers.sft.sft_rows import without_nulls
+from agentgym.trajectory import Trajectory
+from agentgym.types import Task
+
+__all__ = ["PairSet", "pairs_of_episodes", "pairs_of_files"]
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """The pairs to learn, with a report of what was left out."""
+
+    pairs: tuple[Pair, ...]
+    report: tuple[str, ...]
+    task: Task | None = None
+    """A task of the episodes; None for pairs of files."""
+
+
+def pairs_of_files(paths: Sequence[Path], renderer: TemplateRenderer, window: int) -> PairSet:
+    """Reads files of preferences; raises ConfigError, naming the row, for one that is no pair."""
+    pairs: list[Pair] = []
+    for path in paths:
+        for where, row in _rows_of(path):
+            try:
+                pairs.append(pair_of_row(row, renderer))
+            except (ConfigError, RenderError) as error:
+                raise ConfigError(f"{where}: {error}") from error
+    return _keep_fitting(pairs, window, f"{len(pairs)} pairs")
+
+
+def pair_of_row(row: Mapping[str, object], renderer: TemplateRenderer) -> Pair:
+    """Returns the pair of a file's row; only what comes after the shared messages is learned."""
+    for name in ("chosen", "rejected"):
+        if name not in row:
+            near = nearest(name, row) or "."
+            raise ConfigError(f"there is no column {name!r}{near} It has {', '.join(row) or 'none'}")
+    prompt = _messages(row.get("prompt"), "user")
+    both = [[*prompt, *_messages(row[name], "assistant")] for name in ("chosen", "rejected")]
+    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(*both, strict=False)))
+    if shared == min(map(len, both)):
+        raise ConfigError("chosen and rejected are the same, or one begins with the whole of the other")
+    chosen, rejected = (_row(messages, row.get("tools"), shared, renderer) for messages in both)
+    return Pair(chosen, rejected)
+
+
+def pairs_of_episodes(
+    runs: Sequence[Path], renderer: TemplateRenderer, vocab_size: int, window: int, *, per_task: int = 1
+) -> PairSet:
+    """Makes pairs of recorded episodes of the same task: the best with the worst, the second best with the next, ...
+
+    At most `per_task` of a task are made; episodes of equal rewards, or with a rewritten history, make none.
+    """
+    tasks: dict[str, list[Trajectory]] = {}
+    played = read_played(runs)
+    for trajectory in played:
+        if trajectory.reward is not None and len(trajectory.rows) == 1 and trajectory.num_trained_tokens:
+            tasks.setdefault(trajectory.task.key, []).append(trajectory)
+    pairs: list[Pair] = []
+    for members in tasks.values():
+        ranked = sorted(members, key=lambda member: -(member.reward or 0.0))
+        for place in range(min(per_task, len(ranked) // 2)):
+            better, worse = ranked[place], ranked[-1 - place]
+            if better.reward != worse.reward:
+                (chosen,), (rejected,) = (episode_rows(renderer, vocab_size, each) for each in (better, worse))
+                pairs.append(Pair(chosen, rejected))
+    line = f"{len(pairs)} pairs of {len(played)} episodes of {len(tasks)} tasks"
+    task = next(iter(tasks.values()))[0].task if tasks else None
+    found = _keep_fitting(pairs, window, line)
+    return PairSet(found.pairs, found.report, task)
+
+
+def _rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    for table in open_sources((str(path),)):
+        for where, row in table.rows(table.columns):
+            if isinstance(row, Task):
+                raise ConfigError(f"{where} is a task, and a pair was wanted")
+            yield where, {name: without_nulls(value) for name, value in row.items()}
+
+
+def _messages(value: object, role: str) -> list[object]:
+    """Returns the messages of a cell: a text is one of `role`."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"a text or a list of messages was wanted, got {value!r:.60}")
+    return list(value)
+
+
+def _row(messages: list[object], tools: object, shared: int, renderer: TemplateRenderer) -> Demonstration:
+    """Returns a conversation as a row in which the replies after the shared messages are learned."""
+    conversation = conversation_of({"messages": messages, **({} if tools is None else {"tools": tools})})
+    rows = conversation_rows(renderer, conversation, first=shared)
+    if len(rows) != 1 or not any(rows[0].mask):
+        raise ConfigError("its replies are no single row: there are none, or the template rewrites what came before")
+    return rows[0]
+
+
+def _keep_fitting(pairs: Sequence[Pair], window: int, line: str) -> PairSet:
+    """Returns the pairs that fit into the model's window; raises ConfigError if none is left."""
+    kept = tuple(pair for pair in pairs if max(len(pair.chosen.ids), len(pair.rejected.ids)) <= window + 1)
+    num_long = len(pairs) - len(kept)
+    left_out = f"; left out: {num_long} longer than the window of {window}" if num_long else ""
+    if not kept:
+        raise ConfigError(f"nothing is left to learn: {line}{left_out}")
+    return PairSet(kept, (line + left_out,))

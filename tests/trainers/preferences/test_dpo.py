@@ -1,0 +1,245 @@
+"""Direct preference optimization: the loss, its gradient, the pairs, and the command."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agentgym.chat_templates import renderer_for
+from agentgym.cli.main import main
+from agentgym.embedded import embedded_folder
+from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import load_decoder
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.trainers.preferences.loop import (
+    Pair,
+    PreferenceConfig,
+    PreferenceStep,
+    learn_preferences,
+    preference_loss,
+    row_logprobs,
+)
+from agentgym.trainers.preferences.pairs import pair_of_row, pairs_of_episodes, pairs_of_files
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.sft.demonstrations import Demonstration
+
+Tiny = Callable[..., Decoder]
+
+
+def pairs_for(model: Decoder, count: int = 4) -> list[Pair]:
+    """Random pairs that share their prompts, with a hole in the mask of one."""
+    generator = torch.Generator().manual_seed(3)
+    made = []
+    for number in range(count):
+        prompt = torch.randint(model.vocab_size, (3 + number,), generator=generator).tolist()
+        rows = []
+        for length in (4, 2 + number):
+            reply = torch.randint(model.vocab_size, (length,), generator=generator).tolist()
+            mask = [False] * len(prompt) + [True] * length
+            mask[len(prompt) + 1] = length < 4
+            rows.append(Demonstration(tuple(prompt + reply), tuple(mask)))
+        made.append(Pair(*rows))
+    return made
+
+
+def plain_logprob(model: Decoder, row: Demonstration) -> Tensor:
+    ids = torch.tensor(row.ids)
+    logits = model.logits(model.hidden_states(ids[:-1], PackedLayout([len(ids) - 1])))
+    logp = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    return logp[torch.tensor(row.mask[1:])].sum()
+
+
+def test_the_losses_are_those_of_their_papers() -> None:
+    chosen, rejected = torch.tensor([1.0, -2.0, 0.3]), torch.tensor([0.5, 1.0, 0.3])
+    h = chosen - rejected
+    config = PreferenceConfig(beta=0.5)
+    torch.testing.assert_close(preference_loss(chosen, rejected, config), -(0.5 * h).sigmoid().log())
+    smooth = preference_loss(chosen, rejected, replace(config, label_smoothing=0.1))
+    torch.testing.assert_close(smooth, -0.9 * (0.5 * h).sigmoid().log() - 0.1 * (-0.5 * h).sigmoid().log())
+    torch.testing.assert_close(preference_loss(chosen, rejected, replace(config, loss="ipo")), (h - 1.0) ** 2)
+    torch.testing.assert_close(preference_loss(chosen, rejected, replace(config, loss="hinge")), F.relu(1 - 0.5 * h))
+    assert preference_loss(h, h, config)[0] == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, loss: Any, threads: int) -> None:
+    model = tiny()
+    pairs = pairs_for(model)
+    config = PreferenceConfig(
+        loss=loss, beta=0.3, sft_weight=0.2, steps=2, pairs=4, threads=threads,
+        optimizer=OptimizerConfig(name="sgd", learning_rate=0.5, warmup_steps=0, max_grad_norm=1e9),
+    )  # fmt: skip
+    first, wanted = copy.deepcopy(model), copy.deepcopy(model)
+    losses = []
+    for _ in range(2):
+        terms = []
+        for pair in pairs:
+            gains = []
+            for row in (pair.chosen, pair.rejected):
+                gain = plain_logprob(wanted, row) - plain_logprob(first, row).detach()
+                gains.append(gain / sum(row.mask[1:]) if loss == "ipo" else gain)
+            told = -plain_logprob(wanted, pair.chosen) / sum(pair.chosen.mask[1:])
+            terms.append(preference_loss(gains[0], gains[1], config) + 0.2 * told)
+        total = torch.stack(terms).mean()
+        losses.append(float(total.detach()))
+        slopes = torch.autograd.grad(total, list(wanted.parameters()))
+        with torch.no_grad():
+            for parameter, slope in zip(wanted.parameters(), slopes, strict=True):
+                parameter -= 0.5 * slope
+    steps: list[PreferenceStep] = []
+    learn_preferences(model, iter(pairs * 2), config, on_step=steps.append)
+    assert [step.loss for step in steps] == pytest.approx(losses, rel=1e-5)
+    for one, other in zip(model.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-6)
+
+
+def test_the_report_is_of_the_gains_before_the_update(tiny: Tiny) -> None:
+    model = tiny()
+    pairs = pairs_for(model)
+    optimizer = OptimizerConfig(learning_rate=3e-2, warmup_steps=1)
+    config = PreferenceConfig(beta=0.5, steps=12, pairs=4, optimizer=optimizer)
+    steps: list[PreferenceStep] = []
+    learn_preferences(model, iter(pairs * 12), config, on_step=steps.append)
+    assert (steps[0].accuracy, steps[0].margin) == (0.0, 0.0) and steps[0].loss == pytest.approx(math.log(2))
+    assert steps[-1].accuracy == 1.0 and steps[-1].margin > 1.0 and steps[-1].loss < 0.3
+    assert steps[-1].margin == pytest.approx(steps[-1].chosen_reward - steps[-1].rejected_reward)
+
+
+def test_adapters_learn_with_their_base_as_the_reference_and_are_merged(tiny: Tiny) -> None:
+    model, first = tiny(), tiny()
+    pairs = pairs_for(model)
+    config = PreferenceConfig(
+        steps=6, pairs=4, lora=LoraConfig(rank=4, seed=0), optimizer=OptimizerConfig(learning_rate=1e-1, warmup_steps=1)
+    )
+    steps: list[PreferenceStep] = []
+    learn_preferences(model, iter(pairs * 6), config, on_step=steps.append)
+    assert steps[0].margin == pytest.approx(0.0, abs=1e-6) and steps[-1].margin > 0.1
+    with torch.no_grad():
+        gained = row_logprobs(model, [pairs[0].chosen]) - row_logprobs(first, [pairs[0].chosen])
+    assert gained.abs() > 1e-3
+
+
+def test_a_gradient_that_is_not_finite_halts(tiny: Tiny) -> None:
+    model = tiny()
+    config = PreferenceConfig(optimizer=OptimizerConfig(learning_rate=1e38, warmup_steps=0))
+    with pytest.raises(TrainingHalted, match="lower the learning rate"):
+        learn_preferences(model, iter(pairs_for(model) * 9), config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beta": 0.0}, "beta must be above 0"),
+        ({"label_smoothing": 0.5}, r"label_smoothing is in \[0, 0.5\)"),
+        ({"label_smoothing": 0.1, "loss": "ipo"}, "label_smoothing is of the loss sigmoid"),
+        ({"pairs": 0}, "pairs must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PreferenceConfig(**settings)
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Any:
+    return renderer_for(embedded_folder())
+
+
+def said(renderer: Any, row: Demonstration) -> str:
+    return str(renderer.decode([token for token, learned in zip(row.ids, row.mask, strict=True) if learned]))
+
+
+def test_a_pair_is_read_from_texts_and_messages_and_only_what_differs_is_learned(renderer: Any) -> None:
+    user = {"role": "user", "content": "Hello"}
+    early = {"role": "assistant", "content": "hm"}
+    good, bad = {"role": "assistant", "content": "go north"}, {"role": "assistant", "content": "stay"}
+    forms: list[dict[str, Any]] = [
+        {"prompt": "Hello", "chosen": "go north", "rejected": "stay"},
+        {"prompt": [user], "chosen": [good], "rejected": [bad]},
+        {"chosen": [user, good], "rejected": [user, bad]},
+        {"prompt": "Hello", "chosen": [good], "rejected": "stay"},
+    ]
+    pairs = [pair_of_row(form, renderer) for form in forms]
+    assert all(pair == pairs[0] for pair in pairs)
+    assert said(renderer, pairs[0].chosen).startswith("go north") and said(renderer, pairs[0].rejected).startswith(
+        "stay"
+    )
+    later = pair_of_row({"chosen": [user, early, user, good], "rejected": [user, early, user, bad]}, renderer)
+    assert "hm" not in said(renderer, later.chosen) and said(renderer, later.chosen).startswith("go north")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a", "chosen": "b"}, "there is no column 'rejected'"),
+        ({"prompt": "a", "chosn": "b", "rejected": "c"}, "no column 'chosen': did you mean 'chosn'"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "are the same"),
+        ({"prompt": "a", "chosen": 3, "rejected": "b"}, "a text or a list of messages was wanted"),
+        ({"prompt": "a", "chosen": [{"role": "user", "content": "x"}], "rejected": "b"}, "holds no reply"),
+    ],
+)
+def test_what_is_no_pair_is_named(renderer: Any, tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"prompt": "Hi", "chosen": "x", "rejected": "y"}\n' + json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match=f"line 2: .*({message})"):
+        pairs_of_files([path], renderer, 1024)
+
+
+def test_pairs_that_are_too_long_are_left_out_and_counted(renderer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": "Hi", "chosen": "x", "rejected": "y"}, {"prompt": "x" * 3000, "chosen": "x", "rejected": "y"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = pairs_of_files([path], renderer, 1024)
+    assert len(found.pairs) == 1 and "left out: 1 longer than the window of 1024" in found.report[0]
+    with pytest.raises(ConfigError, match="nothing is left to learn"):
+        pairs_of_files([path], renderer, 4)
+
+
+def test_episodes_of_a_task_make_pairs_by_their_rewards(renderer: Any, finished_run: Path) -> None:
+    vocab_size = load_decoder(embedded_folder()).vocab_size
+    found = pairs_of_episodes([finished_run], renderer, vocab_size, 1024, per_task=2)
+    rewards: dict[tuple[int, ...], float] = {}
+    for record in read_episodes(finished_run):
+        if len(record.trajectory.rows) == 1:
+            rewards[tuple(record.trajectory.rows[0].ids.tolist())] = record.trajectory.reward or 0.0
+    assert found.pairs and found.task is not None
+    assert all(rewards[pair.chosen.ids] > rewards[pair.rejected.ids] for pair in found.pairs)
+    assert len(pairs_of_episodes([finished_run], renderer, vocab_size, 1024).pairs) <= len(found.pairs)
+
+
+def test_the_command_learns_writes_a_model_and_says_what_it_did(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "preferred"
+    words = ["dpo", "--episodes", str(finished_run), "--steps", "4", "--batch-size", "2", "--output", str(output)]
+    assert main([*words, "--optimizer.learning-rate", "1e-3", "--json"]) == 0
+    out, shown = capsys.readouterr()
+    numbers = json.loads(out)
+    assert numbers["steps"] == 4 and not numbers["interrupted"] and "agentgym eval --env TextGame-v0" in shown
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["loss"] == pytest.approx(math.log(2)) and len(lines) == 4
+    assert "kind: dpo" in (output / "config.yaml").read_text()
+    assert (
+        main(["eval", "--env", "TextGame-v0", "--policy", str(output), "-n", "1", "--output", str(tmp_path / "e")]) == 0
+    )
+    capsys.readouterr()
+    assert main([*words]) == 2
+    assert "is taken already" in capsys.readouterr().err
+    assert main(["dpo"]) == 2
+    assert "--pairs FILE or --episodes RUN" in capsys.readouterr().err
+    assert main(["dpo", "--pairs", str(tmp_path / "none.jsonl")]) == 2
+    assert "no file" in capsys.readouterr().err
