@@ -270,6 +270,13 @@ class TrainConfig:
         """The number of episodes of one step, without those that replace others."""
         return self.tasks * self.group_size
 
+    @property
+    def evaluates_while_learning(self) -> bool:
+        """True if the engine computes beside the learner, on weights of its own."""
+        if self.executor == "ray":
+            return self.ray.layout == "disaggregated"
+        return self.max_staleness > 0 or self.engine in ("sglang", "vllm")
+
 
 C = TypeVar("C")
 

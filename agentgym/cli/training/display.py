@@ -92,7 +92,7 @@ class TrainingDisplay:
     def on_phase(self, name: str, episodes: int) -> None:
         """Shows that a phase begins."""
         self._phase, self._played, self._total, self._won = PHASES.get(name, name), 0, episodes, 0
-        if name == "train" and self._rows:  # it goes on after an evaluation
+        if name == "train" and self._began:  # it goes on after an evaluation
             return
         if name == "train":
             self._began = time.monotonic()

@@ -33,35 +33,48 @@ T = TypeVar("T")
 
 
 async def learn_step(
-    session: TrainingSession, groups: StepGroups, greedy: Mapping[str, float], *, started: float, played: float
+    session: TrainingSession,
+    groups: StepGroups,
+    greedy: Mapping[str, float],
+    *,
+    started: float,
+    played: float,
+    evaluation: asyncio.Task[None] | None = None,
 ) -> None:
     """Learns from the groups of the next step, gives the engine the new weights, and records the step.
 
     `greedy` has the rewards of greedy episodes by group. `started` and `played` are the times at which playing began
-    and ended. Without playing ahead, the engine is paused until it has the new weights.
+    and ended. The engine is paused until it has the new weights, unless it plays meanwhile: steps ahead, or the
+    `evaluation`, which has the weights of before.
     """
     config, learner, done = session.config, session.learner, session.progress.step
     session.progress.is_between_steps = False
     step = stats = critic = None
     num_steps = learner.num_steps
+    is_beside = config.max_staleness > 0 or evaluation is not None
+    waited_s = 0.0
     with session.instruments.doing("learn"):
-        if not config.max_staleness:
+        if not is_beside:
             await session.engine.pause()
         try:
-            credits = await _call(session, credit_step, groups.kept, config, learner, greedy, version=done)
-            step = await _call(session, _with_batch, session, groups, credits)
+            credits = await _call(is_beside, credit_step, groups.kept, config, learner, greedy, version=done)
+            step = await _call(is_beside, _with_batch, session, groups, credits)
             if step.batch.num_rows:
                 if done >= config.learner.critic.warmup_steps:
                     update = partial(learner.update, step.batch, version=done, max_mismatch=session.gate.bound)
-                    stats = await asyncio.to_thread(update) if config.max_staleness else update()
+                    stats = await _call(is_beside, update)
                     session.instruments.record_update(step.batch)
-                    check_finite(await _call(session, learner.logprobs, step.batch.select([0])))
-                critic = await _call(session, learner.update_critic, step.batch)
+                    check_finite(await _call(is_beside, learner.logprobs, step.batch.select([0])))
+                critic = await _call(is_beside, learner.update_critic, step.batch)
         except TrainingHalted as halted:
             step = step or HaltedStep.without_credit(done + 1, groups.kept)
             await _leave_out(session, step, halted, is_whole=learner.num_steps == num_steps)
-        sync = await _publish(session, done + 1)
-    learned = time.perf_counter()
+        if evaluation is not None:
+            waiting = time.perf_counter()
+            await evaluation
+            waited_s = time.perf_counter() - waiting
+        sync = await _publish(session, done + 1, is_paused=not is_beside)
+    learned = time.perf_counter() - waited_s
     session.progress.add_step(learned - started)
     practice = await _finish_groups(session, groups, done)
     rollout = await session.record_episodes(groups.groups, credit_of_all(groups.groups, groups.kept, step.credits))
@@ -90,9 +103,9 @@ async def _finish_groups(session: TrainingSession, groups: StepGroups, version: 
     return {**metrics, **await session.player.metrics(groups.groups, version)}
 
 
-async def _call(session: TrainingSession, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def _call(is_beside: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Returns the result of `work`, called in another thread if sampling goes on meanwhile."""
-    if session.config.max_staleness:
+    if is_beside:
         return await asyncio.to_thread(work, *args, **kwargs)
     return work(*args, **kwargs)
 
@@ -110,13 +123,13 @@ def _with_batch(session: TrainingSession, groups: StepGroups, credits: Sequence[
     return HaltedStep(step=session.progress.step + 1, groups=groups.kept, credits=credits, batch=batch)
 
 
-async def _publish(session: TrainingSession, version: int) -> WeightSync:
-    """Publishes the weights while the engine is paused; without playing ahead, it is paused already.
+async def _publish(session: TrainingSession, version: int, *, is_paused: bool) -> WeightSync:
+    """Publishes the weights while the engine is paused, and resumes it.
 
     An engine that loads weights while it samples is not paused at all.
     """
     engine = session.engine
-    if session.config.max_staleness:
+    if not is_paused:
         if isinstance(engine, ReplicatedEngine) and engine.updates_running:
             return await session.publisher.publish(version)
         await engine.pause()

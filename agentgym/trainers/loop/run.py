@@ -104,10 +104,7 @@ class Run:
                         with self.instruments.doing("generate"):
                             groups = await self._play_groups(session)
                             greedy = await self._play_greedy(session, groups.kept)
-                        # An interrupt waits until weights and files agree.
-                        await finish_uninterrupted(
-                            learn_step(session, groups, greedy, started=started, played=time.perf_counter())
-                        )
+                        await self._learn(session, groups, greedy, started)
                     if self.progress.step % self.config.checkpoint.every == 0:
                         await self.folder.checkpoints.ready()
                         session.save()
@@ -190,6 +187,8 @@ class Run:
 
     def _end(self, limit_s: float) -> RunEnd | None:
         """Returns the reason why no step follows; None if one does."""
+        if self.progress.stalled:
+            return self.progress.stalled
         if self.progress.step >= self.config.steps:
             return "steps"
         if self.progress.train_s >= limit_s:
@@ -197,15 +196,43 @@ class Run:
         return "solved" if self.watch.is_finished else None
 
     async def _evaluate_between(self, session: TrainingSession) -> EvalScore | None:
-        """Plays the held-out tasks if they are due after the last step, or if it succeeded as often as the target."""
-        config, step = self.config, self.progress.step
-        is_due = step > 0 and config.eval.every > 0 and step % config.eval.every == 0
+        """Plays the held-out tasks if the last step succeeded as often as the target, or if they are due.
+
+        Those that are due are left to `_learn` if the engine computes beside the learner.
+        """
+        config = self.config
         is_near = config.target_success is not None and is_target_near(self.watch.successes, config.target_success)
-        if not (is_due or is_near):
-            return None
-        if is_near or self.folder.checkpoints.best_is_held_out:
+        is_due = self._is_evaluation_due()
+        if is_near or (is_due and self.folder.checkpoints.best_is_held_out):
             session.save()
+        if not is_near and (not is_due or config.evaluates_while_learning):
+            return None
         return await self._evaluate(session, "eval_during")
+
+    def _is_evaluation_due(self) -> bool:
+        step, every = self.progress.step, self.config.eval.every
+        return step > 0 and every > 0 and step % every == 0
+
+    async def _learn(
+        self, session: TrainingSession, groups: StepGroups, greedy: Mapping[str, float], started: float
+    ) -> None:
+        """Learns from the groups; an evaluation that is due and was not played yet is played meanwhile."""
+        evaluation = None
+        if self._is_evaluation_due() and self.progress.held_out is None and self.config.evaluates_while_learning:
+            evaluation = asyncio.create_task(self._evaluate_beside(session))
+        step = learn_step(session, groups, greedy, started=started, played=time.perf_counter(), evaluation=evaluation)
+        try:
+            await finish_uninterrupted(step)  # an interrupt waits until weights and files agree
+        finally:
+            if evaluation is not None:
+                evaluation.cancel()
+                await asyncio.wait([evaluation])
+
+    async def _evaluate_beside(self, session: TrainingSession) -> None:
+        """Plays the held-out tasks with the weights that the step before learned."""
+        scored = await self._evaluate(session, "eval_during")
+        self.observer.on_phase("train", self.config.episodes_per_step)
+        self.progress.stalled = self._end_after(scored) if scored else None
 
     def _end_after(self, held_out: EvalScore) -> RunEnd | None:
         """Returns the reason why this evaluation during training ends it; None if it does not."""
@@ -252,7 +279,7 @@ class Run:
         self.observer.on_phase(phase, len(episodes))
         trajectories = await player.evaluate(episodes, self.observer.on_episode)
         scored = score(step, trajectories, self.held_out.label)
-        if phase == "eval_during" and self._end_after(scored):
+        if phase == "eval_during" and self.progress.is_between_steps and self._end_after(scored):
             phase = "eval_after"
         await session.writer.append(trajectories, phase=phase, step=step)
         if self.folder.checkpoints.best_is_held_out:

@@ -19,6 +19,7 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.policy_learner import PolicyLearner
 from agentgym.trainers.loop.observer import Observer
 from agentgym.trainers.loop.player import Player
+from agentgym.trainers.loop.train_result import RunEnd
 from agentgym.trainers.monitoring.instruments import Instruments
 from agentgym.trainers.monitoring.metrics import EvalScore, RolloutSummary, StepMetrics
 from agentgym.trainers.monitoring.parity import ParityGate
@@ -42,6 +43,8 @@ class Progress:
     """The states of the random generators after the last complete step."""
     held_out: EvalScore | None = None
     """The evaluation since the last step, which the line of the next step has."""
+    stalled: RunEnd | None = None
+    """The reason why an evaluation that was played while a step learned ends training."""
     is_between_steps: bool = True
     """False while a step updates weights and files: a second Ctrl-C does not wait, and may leave them half updated."""
 

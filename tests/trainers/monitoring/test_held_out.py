@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from agentgym.rollout.record.episodes_file import EpisodeRecord, read_episodes
 from agentgym.trainers.checkpoints.run_folder import read_settings
 from agentgym.trainers.checkpoints.writer import best_step
 from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.loop.observer import Unobserved
 from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.monitoring.target import has_stalled
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
@@ -108,6 +110,64 @@ def test_patience_ends_a_run_and_says_so(
         *["eval_after"] * 2,
     ]
     assert main(["verify", str(run)]) == 0
+
+
+class Beside(Unobserved):
+    """Notes for each phase whether a step learns when it begins."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[bool]] = {}
+
+    def on_phase(self, name: str, episodes: int) -> None:
+        running = [getattr(task.get_coro(), "__name__", "") for task in asyncio.all_tasks()]
+        self.seen.setdefault(name, []).append("learn_step" in running)
+
+
+def test_an_engine_with_weights_of_its_own_evaluates_while_a_step_learns(watched: TrainConfig, tmp_path: Path) -> None:
+    run, watcher = tmp_path / "run", Beside()
+    checkpoint = CheckpointConfig(every=100, keep=1, keep_best="eval_reward_mean")
+    Trainer(replace(watched, max_staleness=1, checkpoint=checkpoint), run, watcher).fit()
+    assert watcher.seen["eval_during"] == [True, True]
+    phases = dict.fromkeys((record.phase, record.step) for record in read_episodes(run))
+    order = [("eval_during", 2), ("train", 3), ("train", 4), ("eval_during", 4), ("train", 5), ("eval_after", 5)]
+    assert list(phases) == [("eval_before", 0), ("train", 1), ("train", 2), *order]
+    for record in held_out(run):
+        versions = {version for row in record.trajectory.rows for version in row.policy_versions.tolist()}
+        assert versions == {-1, record.step}
+    assert [line["step"] for line in lines(run) if "eval_success" in line] == [1, 3, 5]
+    assert (run / "checkpoints" / "best").exists()
+    assert main(["verify", str(run), "--deep"]) == 0
+
+
+def test_patience_counts_evaluations_that_were_played_while_a_step_learned(
+    watched: TrainConfig, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    settings = HeldOutConfig(episodes=2, every=1, patience=1)
+    config = replace(watched, env="tests.trainers.monitoring.test_target:Harder", env_kwargs={"level": 1})
+    result = Trainer(replace(config, max_staleness=1, eval=settings), run).fit()
+    assert (result.end, result.steps) == ("patience", 2)  # of two evaluations the second found nothing better
+    assert [(r.phase, r.step) for r in held_out(run)][::2] == [
+        ("eval_before", 0),
+        ("eval_during", 1),
+        ("eval_after", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, False),
+        ({"max_staleness": 1}, True),
+        ({"engine": "vllm"}, True),
+        ({"executor": "ray"}, True),
+        ({"executor": "ray", "ray": {"layout": "colocated"}}, False),
+    ],
+)
+def test_who_shares_the_processor_with_the_learner_evaluates_between_steps(
+    given: dict[str, Any], expected: bool
+) -> None:
+    assert config_from_mapping(TrainConfig, {"env": "TextGame-v0", **given}).evaluates_while_learning is expected
 
 
 def test_the_best_checkpoint_is_that_of_the_best_evaluation(watched: TrainConfig, train: Train, tmp_path: Path) -> None:
