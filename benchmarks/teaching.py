@@ -56,7 +56,7 @@ def agentgym(*words: object) -> None:
 def split(pair: Pair) -> dict[str, list[int]]:
     """Returns the ids of a pair as TRL takes them: all after the shared prompt is the reply."""
     both = [list(row.ids) for row in (pair.chosen, pair.rejected)]
-    shared = next(place for place, (one, other) in enumerate(zip(*both, strict=False)) if one != other)
+    shared = next(place for place, (better, worse) in enumerate(zip(*both, strict=False)) if better != worse)
     return {"prompt_ids": both[0][:shared], "chosen_ids": both[0][shared:], "rejected_ids": both[1][shared:]}
 
 

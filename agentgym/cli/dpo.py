@@ -12,12 +12,14 @@ import tyro
 
 import agentgym
 from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import check_date, present_date
 from agentgym.cli.options import parse_options
 from agentgym.cli.signals import interrupted_between_steps
 from agentgym.cli.terminal import fail, progress, say, show_json
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.model.policy import backend_line, load_policy
 from agentgym.trainers.preferences.loop import (
@@ -29,7 +31,7 @@ from agentgym.trainers.preferences.loop import (
 from agentgym.trainers.preferences.pairs import PairSet, pairs_of_episodes, pairs_of_files
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
-from agentgym.trainers.sft.loop import passes
+from agentgym.trainers.sft.loop import Validation, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.types import JSON
 
@@ -48,6 +50,8 @@ class DpoOptions:
     or OpenAI's messages, and `tools` where there are any."""
     episodes: tuple[Path, ...] = ()
     """Run folders: the best episode of a task with the worst, by their exact ids."""
+    validation: tuple[Path, ...] = ()
+    """Files or run folders like those that are learned, whose loss and accuracy are measured after every pass."""
     pairs_per_task: int = 1
     """The most pairs of a task's episodes: best and worst, second best and second worst, ..."""
     model: str = EMBEDDED
@@ -90,7 +94,7 @@ class DpoOptions:
         for name in ("epochs", "batch_size", "pairs_per_task"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for path in self.episodes:
+        for path in (*self.episodes, *(self.validation if self.episodes else ())):
             if not path.exists():
                 raise RunFolderError(f"there is no run folder {str(path)!r}")
 
@@ -118,15 +122,12 @@ def main(args: Sequence[str]) -> int:
     renderer, model = renderer_for(source, options.family, date=date), load_policy(source)
     if line := backend_line(model, source):
         say(line)
-    window = model.context_window
-    if options.pairs:
-        found = pairs_of_files(options.pairs, renderer, window)
-    else:
-        per_task = options.pairs_per_task
-        found = pairs_of_episodes(options.episodes, renderer, model.vocab_size, window, per_task=per_task)
-    for line in found.report:
-        say(line)
+    found = _read(options, options.pairs or options.episodes, renderer, model)
     config = options.learning(len(found.pairs))
+    validation = None
+    if options.validation:
+        every = -(-len(found.pairs) // options.batch_size)
+        validation = Validation(_read(options, options.validation, renderer, model).pairs, every)
     named = [*options.pairs, *options.episodes][0].resolve().stem
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
     written = date if renderer.tokenizer.writes_date else options.date
@@ -142,7 +143,8 @@ def main(args: Sequence[str]) -> int:
                 count(f"loss {step.loss:.4f}  accuracy {step.accuracy:.2f}  margin {step.margin:.2f}")
                 check()
 
-            learn_preferences(model, passes(found.pairs, options.seed), config, on_step=on_step)
+            pairs = passes(found.pairs, options.seed)
+            learn_preferences(model, pairs, config, validation=validation, on_step=on_step)
     except KeyboardInterrupt:
         interrupted = True
     except AgentGymError:
@@ -152,6 +154,18 @@ def main(args: Sequence[str]) -> int:
         folder.save_model(model, source)
     _show(options, found, folder, seen, interrupted=interrupted)
     return 130 if interrupted else 0
+
+
+def _read(options: DpoOptions, paths: Sequence[Path], renderer: TemplateRenderer, model: LanguageModel) -> PairSet:
+    """Reads files of pairs or run folders; prints what was left out, and why."""
+    if options.pairs:
+        found = pairs_of_files(paths, renderer, model.context_window)
+    else:
+        sizes = (model.vocab_size, model.context_window)
+        found = pairs_of_episodes(paths, renderer, *sizes, per_task=options.pairs_per_task)
+    for line in found.report:
+        say(line)
+    return found
 
 
 def _settings(options: DpoOptions, config: PreferenceConfig, family: str, date: str | None) -> dict[str, JSON]:
@@ -171,6 +185,9 @@ def _show(
         say(f"loss {first.loss:.4f} -> {last.loss:.4f}, accuracy {last.accuracy:.2f}, margin {last.margin:.2f}")
         say(f"{len(seen)} steps of {options.batch_size} of {len(found.pairs)} pairs, {last.elapsed_s:.0f} s")
         numbers |= {"loss_first": first.loss, "loss": last.loss, "accuracy": last.accuracy, "margin": last.margin}
+        if last.validation_loss is not None:
+            say(f"validation loss {last.validation_loss:.4f}, accuracy {last.validation_accuracy:.2f}")
+            numbers |= {"validation_loss": last.validation_loss, "validation_accuracy": last.validation_accuracy}
     say(f"model: {folder.path}")
     if interrupted:
         fail(f"interrupted after step {len(seen)}; what was learned is in {folder.path}")

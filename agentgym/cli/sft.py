@@ -30,7 +30,7 @@ from agentgym.rollout.seeds import derive
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
-from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, learn, passes
+from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, learn, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.sft.sft_rows import ConversationSource, EpisodeSource, SftRows
 from agentgym.types import JSON, Task
@@ -51,6 +51,8 @@ class SftOptions:
     """Files (.jsonl, .parquet) whose rows have OpenAI's `messages`, and `tools` where there are any."""
     episodes: tuple[Path, ...] = ()
     """Run folders whose recorded episodes are learned, by their exact ids: those that succeeded, or by --min-reward."""
+    validation: tuple[Path, ...] = ()
+    """Files or run folders like those of --conversations or --episodes, whose loss is measured after every pass."""
     model: str = EMBEDDED
     """The model to begin with: `embedded`, a folder with a model and its tokenizer, or an id of the hub."""
     family: str | None = None
@@ -97,11 +99,13 @@ class SftOptions:
         for name, (source, default) in BELONGS.items():
             if source not in given and getattr(self, name) != default:
                 raise ConfigError(f"--{name.replace('_', '-')} goes with --{source}, and not with --{given[0]}")
+        if self.validation and self.env:
+            raise ConfigError("--validation goes with --conversations or --episodes: demonstrations are always new")
         check_date(self.date)
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for path in self.episodes:
+        for path in (*self.episodes, *(self.validation if self.episodes else ())):
             if not path.exists():
                 hint = f"; for so many demonstrations a step, --batch-size {path}" if path.name.isdigit() else ""
                 raise RunFolderError(f"there is no run folder {str(path)!r}{hint}")
@@ -147,6 +151,7 @@ class _Lesson:
     """A task to try the model on."""
     num_rows: int = 0
     """The number of rows that are repeated in every epoch; 0 for demonstrations, which are always new."""
+    validation: Validation[Demonstration] | None = None
 
 
 class _Display:
@@ -157,6 +162,7 @@ class _Display:
         self.elapsed_s = 0.0
         self._success: list[float] = []
         self.first_loss = self.loss = float("nan")
+        self.validation_loss: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -175,6 +181,8 @@ class _Display:
         self.steps, self.loss, self.elapsed_s = step.step, step.loss, step.elapsed_s
         self.tokens += step.tokens
         self.imitated_tokens += step.imitated_tokens
+        if step.validation_loss is not None:
+            self.validation_loss = step.validation_loss
         if step.success is not None:
             self._success.append(step.success)
         return f"loss {step.loss:.4f}  {self.tokens_per_s:,.0f} tokens/s"
@@ -205,7 +213,7 @@ def main(args: Sequence[str]) -> int:
                 count(display.note(step))
                 check()
 
-            learn(model, renderer, lesson.shown, lesson.config, on_step=on_step)
+            learn(model, renderer, lesson.shown, lesson.config, validation=lesson.validation, on_step=on_step)
     except KeyboardInterrupt:
         interrupted = True
     except AgentGymError:
@@ -226,19 +234,29 @@ def _of_demonstrations(options: SftOptions, renderer: TemplateRenderer, env: Tex
 
 
 def _of_rows(options: SftOptions, renderer: TemplateRenderer, model: LanguageModel) -> _Lesson:
+    learned = _read(options, options.conversations or options.episodes, renderer, model)
+    num_rows = len(learned.rows)
+    steps = -(-options.epochs * num_rows // options.batch_size) if options.steps is None else options.steps
+    validation = None
+    if options.validation:
+        rows = _read(options, options.validation, renderer, model).rows
+        validation = Validation(rows, -(-num_rows // options.batch_size))
+    shown = passes(learned.rows, options.seed)
+    return _Lesson(shown, options.imitation(steps), None, learned.task, num_rows, validation)
+
+
+def _read(options: SftOptions, paths: tuple[Path, ...], renderer: TemplateRenderer, model: LanguageModel) -> SftRows:
     """Reads the rows of conversations or episodes; prints what was left out, and why."""
     window, vocab_size = model.context_window, model.vocab_size
     if options.conversations:
-        files = ConversationSource(paths=options.conversations, skip_malformed=options.skip_malformed)
-        learned = SftRows.of_conversations(files, renderer, window)
+        files = ConversationSource(paths=paths, skip_malformed=options.skip_malformed)
+        found = SftRows.of_conversations(files, renderer, window)
     else:
-        runs = EpisodeSource(paths=options.episodes, min_reward=options.min_reward, best_per_task=options.best_per_task)
-        learned = SftRows.of_episodes(runs, renderer, vocab_size, window)
-    for line in learned.report:
+        runs = EpisodeSource(paths=paths, min_reward=options.min_reward, best_per_task=options.best_per_task)
+        found = SftRows.of_episodes(runs, renderer, vocab_size, window)
+    for line in found.report:
         say(line)
-    num_rows = len(learned.rows)
-    steps = -(-options.epochs * num_rows // options.batch_size) if options.steps is None else options.steps
-    return _Lesson(passes(learned.rows, options.seed), options.imitation(steps), task=learned.task, num_rows=num_rows)
+    return found
 
 
 def _free_output(options: SftOptions) -> Path:
@@ -262,6 +280,8 @@ def _settings(options: SftOptions, renderer: TemplateRenderer, lesson: _Lesson) 
 def _show(options: SftOptions, lesson: _Lesson, folder: SftFolder, display: _Display, *, interrupted: bool) -> None:
     path, steps = folder.path, lesson.config.steps
     say(f"loss {display.first_loss:.4f} -> {display.loss:.4f} in {display.steps} steps, {display.elapsed_s:.0f} s")
+    if display.validation_loss is not None:
+        say(f"validation loss {display.validation_loss:.4f}")
     shown = f"{display.steps * options.batch_size} "
     if lesson.num_rows:
         num_passes = display.steps * options.batch_size / lesson.num_rows
@@ -283,6 +303,7 @@ def _show(options: SftOptions, lesson: _Lesson, folder: SftFolder, display: _Dis
             "rows": lesson.num_rows or None,
             "loss_first": display.first_loss if display.steps else None,
             "loss": display.loss if display.steps else None,
+            "validation_loss": display.validation_loss,
             "tokens": display.tokens,
             "imitated_tokens": display.imitated_tokens,
             "demonstration_success": display.success,

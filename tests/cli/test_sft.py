@@ -191,8 +191,10 @@ def test_conversations_are_learned(agentgym: Command, model: Path, tmp_path: Pat
     talk = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Ho."}] * 2
     (tmp_path / "talks.jsonl").write_text(f"{json.dumps({'messages': talk})}\n" * 5, encoding="utf-8")
     learned = ("sft", "--conversations", "talks.jsonl", "--model", model, "--optimizer.learning-rate", 0.01)
-    done = agentgym(*learned, "--steps", 4, "--batch-size", 2, "--threads", 1, "--output", "out", "--json")
+    sizes = ("--steps", 4, "--batch-size", 2, "--threads", 1, "--validation", "talks.jsonl")
+    done = agentgym(*learned, *sizes, "--output", "out", "--json")
     assert done.code == 0, done.err
+    assert f"validation loss {done.json['validation_loss']:.4f}" in done.text
     assert done.json["rows"] == 5 and done.json["loss"] < done.json["loss_first"]
     assert done.json["demonstration_success"] is None
     assert "8 rows, 1.6 passes over 5" in done.text
@@ -206,6 +208,8 @@ def test_conversations_are_learned(agentgym: Command, model: Path, tmp_path: Pat
         (("--env", "GuessNumber-v0", "--episodes", "."), "got --env and --episodes"),
         (("--episodes", "2"), "--batch-size 2"),
         (("--episodes", "."), "episodes.jsonl' does not exist"),
+        (("--env", "GuessNumber-v0", "--validation", "a.jsonl"), "goes with --conversations or --episodes"),
+        (("--episodes", ".", "--validation", "nothing"), "there is no run folder 'nothing'"),
         (("--conversations", "a.jsonl"), "no file 'a.jsonl'"),
         (("--conversations", "a.jsonl", "--min-reward", "1"), "--min-reward goes with --episodes"),
         (("--conversations", "a.jsonl", "--family", "hermess"), "did you mean 'hermes'"),

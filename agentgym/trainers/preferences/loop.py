@@ -7,7 +7,8 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroRe
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.trainers.sft.loop import Validation
 
 __all__ = ["Pair", "PreferenceConfig", "PreferenceLoss", "PreferenceStep", "learn_preferences", "preference_loss"]
 
@@ -94,6 +96,10 @@ class PreferenceStep:
     rejected_reward: float
     tokens: int
     elapsed_s: float
+    validation_loss: float | None = None
+    """The loss of the pairs of validation after the step, where it was measured."""
+    validation_accuracy: float | None = None
+    """Their accuracy, likewise."""
 
 
 def preference_loss(chosen_P: Tensor, rejected_P: Tensor, config: PreferenceConfig) -> Tensor:
@@ -117,6 +123,7 @@ def learn_preferences(
     pairs: Iterator[Pair],
     config: PreferenceConfig,
     *,
+    validation: Validation[Pair] | None = None,
     on_step: Callable[[PreferenceStep], None] = lambda step: None,
 ) -> None:
     """Trains `model` in place on `config.pairs` pairs a step; the first weights are kept as the reference.
@@ -136,7 +143,12 @@ def learn_preferences(
             norm = workers.run(optimizer.step)
             if not math.isfinite(norm):
                 raise TrainingHalted(f"the gradient of preference step {step} is not finite; lower the learning rate")
-            on_step(_report(step, batch, sums, norm, time.perf_counter() - started))
+            report = _report(step, batch, sums, norm, time.perf_counter() - started)
+            if validation is not None and validation.is_due(step, config.steps):
+                measure = partial(mean_over_pairs, model, reference, validation.rows, config)
+                loss, accuracy, *_ = workers.run(measure).tolist()
+                report = replace(report, validation_loss=loss, validation_accuracy=accuracy)
+            on_step(report)
     finally:
         if adapters is not None:
             workers.run(adapters.merge)
@@ -155,21 +167,38 @@ def _add_gradients(
     parts = [batch[index :: workers.num_threads] for index in range(workers.num_threads)]
 
     def loss_of(part: Sequence[Pair]) -> MicroResult[Tensor]:
-        rows = [*(pair.chosen for pair in part), *(pair.rejected for pair in part)]
-        with torch.no_grad():
-            known_R = row_logprobs(reference, rows)
-        logp_R = row_logprobs(model, rows)
-        length_R = torch.tensor([sum(row.mask[1:]) for row in rows], device=logp_R.device)
-        gain_R = (logp_R - known_R) / (length_R if config.loss == "ipo" else 1)
-        chosen_P, rejected_P = gain_R.chunk(2)
-        loss_P = preference_loss(chosen_P, rejected_P, config)
-        told = -(logp_R / length_R).chunk(2)[0]
-        loss = (loss_P + config.sft_weight * told).sum() / len(batch)
-        won_P = (chosen_P > rejected_P).to(loss_P.dtype)
-        rewards = [config.beta * gain_P.detach().sum() for gain_P in (chosen_P, rejected_P)]
-        return MicroResult(loss, torch.stack([loss.detach() * len(batch), won_P.sum(), *rewards]))
+        loss, sums = pair_sums(model, reference, part, config)
+        return MicroResult(loss / len(batch), sums)
 
     return torch.stack(workers.accumulate([part for part in parts if part], loss_of, parameters)).sum(0) / len(batch)
+
+
+@torch.no_grad()
+def mean_over_pairs(
+    model: LanguageModel, reference: LanguageModel | Unadapted, pairs: Sequence[Pair], config: PreferenceConfig
+) -> Tensor:
+    """Returns the means of loss, accuracy and rewards over all pairs, `config.pairs` at a time."""
+    parts = [pairs[start : start + config.pairs] for start in range(0, len(pairs), config.pairs)]
+    return torch.stack([pair_sums(model, reference, part, config)[1] for part in parts]).sum(0) / len(pairs)
+
+
+def pair_sums(
+    model: LanguageModel, reference: LanguageModel | Unadapted, pairs: Sequence[Pair], config: PreferenceConfig
+) -> tuple[Tensor, Tensor]:
+    """Returns the summed loss with its gradient, and the sums of loss, accuracy and rewards without one."""
+    rows = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
+    with torch.no_grad():
+        known_R = row_logprobs(reference, rows)
+    logp_R = row_logprobs(model, rows)
+    length_R = torch.tensor([sum(row.mask[1:]) for row in rows], device=logp_R.device)
+    gain_R = (logp_R - known_R) / (length_R if config.loss == "ipo" else 1)
+    chosen_P, rejected_P = gain_R.chunk(2)
+    loss_P = preference_loss(chosen_P, rejected_P, config)
+    imitation_P = -(logp_R / length_R).chunk(2)[0]
+    loss = (loss_P + config.sft_weight * imitation_P).sum()
+    won_P = (chosen_P > rejected_P).to(loss_P.dtype)
+    rewards = [config.beta * gain_P.detach().sum() for gain_P in (chosen_P, rejected_P)]
+    return loss, torch.stack([loss.detach(), won_P.sum(), *rewards])
 
 
 def row_logprobs(model: LanguageModel | Unadapted, rows: Sequence[Demonstration]) -> Tensor:

@@ -6,8 +6,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
 
-__all__ = ["ImitationConfig", "ImitationStep", "imitate", "learn", "passes"]
+__all__ = ["ImitationConfig", "ImitationStep", "Validation", "imitate", "learn", "mean_loss", "passes"]
 
 T = TypeVar("T")
 
@@ -68,6 +69,20 @@ class ImitationStep:
     """The share of the step's demonstrations that succeeded; None for conversations, which do not record it."""
     elapsed_s: float
     """The seconds since training began."""
+    validation_loss: float | None = None
+    """The loss of the rows of validation after the step, where it was measured."""
+
+
+@dataclass(frozen=True)
+class Validation(Generic[T]):
+    """Rows or pairs that are not learned, whose loss is measured after every `every` steps and after the last."""
+
+    rows: Sequence[T]
+    every: int
+
+    def is_due(self, step: int, last: int) -> bool:
+        """Returns True if it is measured after this step."""
+        return step % self.every == 0 or step == last
 
 
 def imitate(
@@ -89,6 +104,7 @@ def learn(
     shown: Iterator[Demonstration],
     config: ImitationConfig,
     *,
+    validation: Validation[Demonstration] | None = None,
     on_step: Callable[[ImitationStep], None] = lambda step: None,
 ) -> None:
     """Trains `model` in place on the demonstrations `shown`, `config.episodes` per step.
@@ -116,11 +132,23 @@ def learn(
             norm = workers.run(optimizer.step)
             if not math.isfinite(norm):
                 raise TrainingHalted(f"the gradient of imitation step {step} is not finite; lower the learning rate")
-            on_step(_report(step, batch, loss, norm, time.perf_counter() - started))
+            report = _report(step, batch, loss, norm, time.perf_counter() - started)
+            if validation is not None and validation.is_due(step, config.steps):
+                measured = workers.run(partial(mean_loss, model, validation.rows, config.episodes))
+                report = replace(report, validation_loss=measured)
+            on_step(report)
     finally:
         if adapters is not None:
             workers.run(adapters.merge)
         workers.close()
+
+
+@torch.no_grad()
+def mean_loss(model: LanguageModel, rows: Sequence[Demonstration], size: int) -> float:
+    """Returns the mean loss over the imitated tokens of all rows, in nats, `size` rows at a time."""
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    total = sum(float(imitation_losses(model, part)[0]) for part in parts)
+    return total / max(1, sum(sum(row.mask[1:]) for row in rows))
 
 
 def _add_gradients(

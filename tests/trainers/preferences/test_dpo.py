@@ -35,6 +35,7 @@ from agentgym.trainers.preferences.pairs import pair_of_row, pairs_of_episodes, 
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.trainers.sft.loop import Validation
 
 Tiny = Callable[..., Decoder]
 
@@ -113,7 +114,9 @@ def test_the_report_is_of_the_gains_before_the_update(tiny: Tiny) -> None:
     optimizer = OptimizerConfig(learning_rate=3e-2, warmup_steps=1)
     config = PreferenceConfig(beta=0.5, steps=12, pairs=4, optimizer=optimizer)
     steps: list[PreferenceStep] = []
-    learn_preferences(model, iter(pairs * 12), config, on_step=steps.append)
+    learn_preferences(model, iter(pairs * 12), config, validation=Validation(pairs, 11), on_step=steps.append)
+    assert [step.step for step in steps if step.validation_loss is not None] == [11, 12]
+    assert (steps[10].validation_loss, steps[10].validation_accuracy) == (pytest.approx(steps[11].loss), 1.0)
     assert (steps[0].accuracy, steps[0].margin) == (0.0, 0.0) and steps[0].loss == pytest.approx(math.log(2))
     assert steps[-1].accuracy == 1.0 and steps[-1].margin > 1.0 and steps[-1].loss < 0.3
     assert steps[-1].margin == pytest.approx(steps[-1].chosen_reward - steps[-1].rejected_reward)
@@ -226,9 +229,10 @@ def test_the_command_learns_writes_a_model_and_says_what_it_did(
 ) -> None:
     output = tmp_path / "preferred"
     words = ["dpo", "--episodes", str(finished_run), "--steps", "4", "--batch-size", "2", "--output", str(output)]
-    assert main([*words, "--optimizer.learning-rate", "1e-3", "--json"]) == 0
+    assert main([*words, "--validation", str(finished_run), "--optimizer.learning-rate", "1e-3", "--json"]) == 0
     out, shown = capsys.readouterr()
     numbers = json.loads(out)
+    assert f"validation loss {numbers['validation_loss']:.4f}" in shown
     assert numbers["steps"] == 4 and not numbers["interrupted"] and "agentgym eval --env TextGame-v0" in shown
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert lines[0]["loss"] == pytest.approx(math.log(2)) and len(lines) == 4

@@ -23,7 +23,7 @@ from agentgym.trainers.model_check.small_models import save_small_model
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
-from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, imitate, imitation_losses, learn
+from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, imitate, imitation_losses, learn
 
 Tiny = Callable[..., Decoder]
 QUICK = OptimizerConfig(name="muon", learning_rate=1e-2, warmup_steps=1)
@@ -67,6 +67,21 @@ def test_the_loss_falls_and_every_step_is_told(tiny: Tiny, renderer: Renderer) -
     assert steps[-1].elapsed_s > steps[0].elapsed_s
     first = list(islice(stream([env], renderer, 0, DemonstrationConfig()), 4))
     assert steps[0].tokens == sum(len(one.ids) for one in first)
+
+
+def test_validation_is_the_loss_of_rows_that_are_not_learned_after_every_pass(tiny: Tiny, renderer: Renderer) -> None:
+    rows = list(islice(stream([make_env("GuessNumber-v0", {"level": 1})], renderer, 0, DemonstrationConfig()), 5))
+    plain, watched = (tiny(vocab_size=renderer.vocab_size, window=2048) for _ in range(2))
+    config = ImitationConfig(steps=5, episodes=2, optimizer=QUICK)
+    steps: list[ImitationStep] = []
+    learn(plain, renderer, cycle(rows[:4]), config)
+    learn(watched, renderer, cycle(rows[:4]), config, validation=Validation(rows[3:], 2), on_step=steps.append)
+    assert torch.equal(plain.embed, watched.embed)
+    assert [step.step for step in steps if step.validation_loss is not None] == [2, 4, 5]
+    with torch.no_grad():
+        wanted = float(imitation_losses(watched, rows[3:])[0]) / sum(sum(row.mask) for row in rows[3:])
+    assert steps[-1].validation_loss == pytest.approx(wanted, rel=1e-5)
+    assert steps[-1].validation_loss < (steps[1].validation_loss or 0.0)
 
 
 @pytest.mark.slow
