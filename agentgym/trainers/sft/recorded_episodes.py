@@ -95,11 +95,13 @@ def _refusal(episode: Trajectory, min_reward: float | None) -> str:
 
 
 def _check_ids(renderer: Renderer, vocab_size: int, row: Row) -> None:
-    if int(row.ids.max()) >= min(vocab_size, renderer.vocab_size):
-        raise ConfigError(
-            f"it holds the id {int(row.ids.max())}, and the model has {min(vocab_size, renderer.vocab_size)}:"
-            " recorded ids are learned by the model that has their tokenizer"
-        )
+    read = row.ids[~row.mask]  # a model may sample an id that pads its vocabulary, beyond those of the tokenizer
+    for ids, size in ((row.ids, vocab_size), (read, min(vocab_size, renderer.vocab_size))):
+        if ids.size and int(ids.max()) >= size:
+            raise ConfigError(
+                f"it holds the id {int(ids.max())}, and the model has {size}: recorded ids are learned by the model"
+                " that has their tokenizer"
+            )
     said = [
         message.content.strip()
         for message in row.messages or ()

@@ -113,3 +113,17 @@ def test_ids_of_another_tokenizer_are_refused(renderer: Renderer) -> None:
         episode_rows(renderer, 10**6, episode(1, 0, 1.0, rows=(Row((TokenSpan(shifted, Source.PROMPT), reply), said),)))
     own = tuple(renderer.render(said))
     assert episode_rows(renderer, 10**6, episode(1, 0, 1.0, rows=(Row((TokenSpan(own, Source.PROMPT), reply), said),)))
+    beyond = renderer.vocab_size + 3
+    with pytest.raises(ConfigError, match=f"the id {beyond}, and the model has {renderer.vocab_size}"):
+        prompt = TokenSpan((*own, beyond), Source.PROMPT)
+        episode_rows(renderer, 10**6, episode(1, 0, 1.0, rows=(Row((prompt, reply), said),)))
+
+
+def test_a_sampled_id_that_pads_the_vocabulary_of_the_model_is_learned(renderer: Renderer) -> None:
+    said = (Message("user", "Where are you?"),)
+    padding = TokenSpan((66, renderer.vocab_size + 3), Source.POLICY, (-0.1, -9.0), (0, 0))
+    row = Row((TokenSpan(tuple(renderer.render(said)), Source.PROMPT), padding), said)
+    (found,) = episode_rows(renderer, renderer.vocab_size + 8, episode(1, 0, 1.0, rows=(row,)))
+    assert found.ids[-1] == renderer.vocab_size + 3
+    with pytest.raises(ConfigError, match="the id"):
+        episode_rows(renderer, renderer.vocab_size, episode(1, 0, 1.0, rows=(row,)))
