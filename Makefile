@@ -17,6 +17,8 @@ test: $(STAMP)
 # The real engines on CPU, each in an environment of its own, for `.venv/bin/python -m pytest -m engine`.
 engines: $(STAMP)
 	PYTHON=$(BIN)/python tests/engines/environments/build.sh sglang sglang-0.5.17 vllm
+	@for name in sglang vllm; do echo "agentgym train --env TextGame-v0 --engine $$name --$$name.python \
+	$$(tests/engines/environments/build.sh --path $$name)"; done
 
 # The libraries of other ecosystems, for `.venv/bin/python -m pytest -m adapter`. One is compiled: it needs a C compiler.
 adapters: $(STAMP)

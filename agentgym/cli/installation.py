@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -148,11 +149,11 @@ def _find_misfit(asked_by: str, wanted: Requirement) -> Unfit | None:
 
 
 def server_libraries() -> list[ServerLibrary]:
-    """Returns the SGLang and vLLM that are installed: next to agentgym, or in folders of `engine_home()`."""
-    return [
-        *_libraries(None),
-        *(library for folder in sorted(engine_home().glob("*/bin")) for library in _libraries(folder)),
-    ]
+    """Returns the SGLang and vLLM that are installed: next to agentgym, in folders of `engine_home()`, or built by
+    `make engines`."""
+    built = Path(os.environ.get("AGENTGYM_ENGINES") or Path.home() / ".cache" / "agentgym-engines")
+    folders = [folder for home in (engine_home(), built) for folder in sorted(home.glob("*/bin"))]
+    return [*_libraries(None), *(library for folder in folders for library in _libraries(folder))]
 
 
 def _libraries(folder: Path | None) -> Iterator[ServerLibrary]:
@@ -164,7 +165,11 @@ def _libraries(folder: Path | None) -> Iterator[ServerLibrary]:
             canonicalize_name(distribution.metadata["Name"]): distribution.version
             for distribution in distributions(path=paths)
         }
-    python = sys.executable if folder is None else str(folder / "python")
+    if folder is None:
+        python = sys.executable
+    else:  # `make engines` builds for CPU, and its interpreter begins with the variables that this needs
+        own = folder / "agentgym-python"
+        python = str(own if own.exists() else folder / "python")
     for engine, names in SERVER_LIBRARIES.items():
         for name in names:
             if (number := found.get(name)) is not None:

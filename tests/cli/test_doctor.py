@@ -132,14 +132,22 @@ def test_a_library_of_ours_that_is_too_old_fails(
     assert fix["command"] == f"{sys.executable} -m pip install 'gymnasium<2,>=1.1'"
 
 
-def test_an_engine_in_its_own_environment_is_found(agentgym: Command, home: Path) -> None:
-    engine = home / ".agentgym" / "sglang"
+@pytest.mark.parametrize(
+    ("folder", "interpreter"),
+    [(".agentgym/sglang", "python"), (".cache/agentgym-engines/sglang-0ccb", "agentgym-python")],
+)
+def test_an_engine_in_its_own_environment_is_found(
+    agentgym: Command, home: Path, folder: str, interpreter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AGENTGYM_ENGINES", raising=False)
+    engine = home / folder
     (engine / "bin").mkdir(parents=True)
+    (engine / "bin" / interpreter).touch()
     library(engine / "lib" / "python3.11" / "site-packages", "sglang", "0.5.23", "transformers==5.19.0")
     done = agentgym("doctor", "--json")
     assert done.code == 0
     (server,) = done.json["servers"]
-    python = str(engine / "bin" / "python")
+    python = str(engine / "bin" / interpreter)
     assert server == {"engine": "sglang", "version": "0.5.23", "python": python, "is_here": False}
     assert not [one for one in done.json["fixes"] if "sglang" in one["what"]]
 

@@ -18,17 +18,16 @@ from safetensors.torch import load_file
 
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
 from agentgym.engines.servers.replicated import ReplicatedEngine, ServingSettings
-from agentgym.engines.sglang.embedded import SglangEmbedded, open_embedded_sglang
+from agentgym.engines.sglang.embedded import EmbeddedSglang
+from agentgym.engines.sglang.engine import SglangConfig, open_sglang
 from agentgym.engines.sglang.replica import SglangReplica
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.published_weights import LoraWeights
 
-WITH_ADAPTERS = {
-    "enable_lora": True,
-    "max_lora_rank": 8,
-    "lora_backend": "torch_native",
-    "lora_target_modules": ["q_proj", "v_proj", "down_proj"],
-}
+WITH_ADAPTERS = (
+    *("--enable-lora", "--max-lora-rank=8", "--lora-backend=torch_native"),
+    "--lora-target-modules=[q_proj, v_proj, down_proj]",
+)
 
 
 def program() -> list[object]:
@@ -103,7 +102,7 @@ async def refused(engine: ReplicatedEngine, model: Path) -> dict[str, str]:
     except HttpUnreachable as error:
         said["late"] = str(error)
     try:
-        await SglangEmbedded(model).start()
+        await EmbeddedSglang(model, on_cpu=True, arguments={}).start()
     except ConfigError as error:
         said["second"] = str(error)
     await engine.generate(PROMPT, PROBE, session="a")  # none of it has harmed
@@ -143,14 +142,15 @@ async def killed(engine: ReplicatedEngine) -> list[str]:
 
 async def main(model: Path, updated: Path, adapter: Path) -> None:
     before = program()
-    engine = await open_embedded_sglang(model, device="cpu")
+    engine = await open_sglang(SglangConfig(embedded=True, device="cpu"), model)
     try:
         story = await played(engine, model, updated)
         story["refused"] = await refused(engine, model)
     finally:
         await engine.close()
     story["left"] = processes()
-    engine = await open_embedded_sglang(model, ServingSettings(sync="disk"), device="cpu", arguments=WITH_ADAPTERS)
+    how = SglangConfig(embedded=True, device="cpu", server_args=WITH_ADAPTERS, serving=ServingSettings(sync="disk"))
+    engine = await open_sglang(how, model)
     try:
         story |= await adapted(engine, updated, adapter)
         story["killed"] = await killed(engine)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+import yaml
+
 from agentgym.engines.servers.http import check_addresses
 from agentgym.engines.servers.replicated import ServingSettings
 from agentgym.errors import ConfigError
@@ -24,6 +26,8 @@ class ServerConfig:
     """The name of such a server in messages: `an SGLang server`."""
     urls: tuple[str, ...] = ()
     """Running servers; none launches new ones."""
+    embedded: bool = False
+    """Runs the engine in this process, whose interpreter has its library, in place of a server."""
     replicas: int = 1
     """Servers to launch."""
     python: str = ""
@@ -34,7 +38,7 @@ class ServerConfig:
     """The dtype of a launched server's weights: `float32`, `bfloat16`, `float16`. `auto` is that of the learner, which
     gives the least mismatch, or float32 where nothing is trained."""
     server_args: tuple[str, ...] = ()
-    """Further arguments of the server's command."""
+    """Further arguments of the server's command, or of the embedded engine."""
     ready_s: float = 900.0
     """Seconds that a launched server may take to load the model."""
     log_folder: str = ""
@@ -46,7 +50,25 @@ class ServerConfig:
         """The dtype that a server is launched with."""
         return "float32" if self.dtype == "auto" else self.dtype
 
+    @property
+    def arguments(self) -> dict[str, object]:
+        """The further arguments by name, as an engine of this process takes them."""
+        found: dict[str, object] = {}
+        for word in self.server_args:
+            if word.startswith("--"):
+                name, equals, value = word.removeprefix("--").partition("=")
+                is_off = name.startswith("no-") and not equals
+                name = name.removeprefix("no-") if is_off else name
+                found[name.replace("-", "_")] = yaml.safe_load(value) if equals else not is_off
+            elif not found:
+                raise ConfigError(f"server_args are --NAME VALUE words, got {word!r}")
+            else:
+                found[next(reversed(found))] = yaml.safe_load(word)
+        return found
+
     def __post_init__(self) -> None:
+        if self.embedded and (self.urls or self.python or self.replicas != 1):
+            raise ConfigError("embedded is one engine in this process: leave urls, python and replicas out")
         if self.replicas < 1:
             raise ConfigError(f"replicas must be at least 1, got {self.replicas}")
         check_addresses(self.urls, self.server)

@@ -19,16 +19,26 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
-from agentgym.engines.servers.replicated import ReplicatedEngine, ServingSettings
-from agentgym.engines.servers.server_process import serving_device
-from agentgym.engines.sglang.engine import CPU_ARGUMENTS, CPU_ENVIRONMENT, model_limits, sglang_engine
 from agentgym.errors import ConfigError, EngineError
 
-__all__ = ["SglangEmbedded", "open_embedded_sglang"]
+__all__ = ["CPU_ARGUMENTS", "CPU_ENVIRONMENT", "EmbeddedSglang"]
 
 _log = logging.getLogger(__name__)
 _FREEING_S = 15.0
 """Seconds that schedulers may take to end."""
+CPU_ARGUMENTS: Mapping[str, object] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_overlap_schedule": True,
+    "cuda_graph_backend_decode": "disabled",
+    "cuda_graph_backend_prefill": "disabled",
+    "sleep_on_idle": True,
+    "mem_fraction_static": 0.3,
+    "max_total_tokens": 65536,
+}
+"""The arguments of SGLang on a machine without a GPU."""
+CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 _ORDERS = {
     "/begin_weight_update": ("BeginWeightUpdateReqInput", "begin_weight_update"),
     "/continue_generation": ("ContinueGenerationReqInput", "continue_generation"),
@@ -47,32 +57,7 @@ _ORDERS = {
 """The request type and the method of the tokenizer manager for each path of a server."""
 
 
-async def open_embedded_sglang(
-    model_folder: Path,
-    settings: ServingSettings | None = None,
-    *,
-    device: str = "auto",
-    dtype: str = "float32",
-    version: int = 0,
-    arguments: Mapping[str, object] | None = None,
-) -> ReplicatedEngine:
-    """Opens an engine on an `sglang.Engine` of this process; `arguments` are further ones of SGLang's `ServerArgs`.
-
-    Raises ConfigError if SGLang is not installed in this environment or runs already, EngineError if it does not start,
-    RunFolderError for a folder without a model; nothing is left running.
-    """
-    model_limits(model_folder)
-    on_cpu = serving_device(device) == "cpu"
-    if on_cpu:
-        for name, value in CPU_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-    given = {**(CPU_ARGUMENTS if on_cpu else {}), "dtype": dtype, **(arguments or {})}
-    transport = SglangEmbedded(model_folder, **given)
-    await transport.start()
-    return await sglang_engine([transport], settings or ServingSettings(), model_folder=model_folder, version=version)
-
-
-class SglangEmbedded:
+class EmbeddedSglang:
     """An `SglangTransport` on an `sglang.Engine`, which `start` makes and `close` ends.
 
     Requests are handled on the event loop that started it; scheduler and detokenizer are separate processes. They
@@ -83,11 +68,14 @@ class SglangEmbedded:
     its signal handlers, ending this process if a part of SGLang fails, ending all child processes at the end.
     """
 
-    _running: ClassVar[SglangEmbedded | None] = None
+    _running: ClassVar[EmbeddedSglang | None] = None
 
-    def __init__(self, model_folder: Path, **server_args: object) -> None:
+    def __init__(self, model_folder: Path, *, on_cpu: bool, arguments: Mapping[str, object]) -> None:
+        """Prepares the engine of a model folder; `arguments` are SGLang's `ServerArgs`."""
         self.model_folder = model_folder
-        self.server_args = server_args
+        for name, value in CPU_ENVIRONMENT.items() if on_cpu else ():
+            os.environ.setdefault(name, value)
+        self.server_args = {**(CPU_ARGUMENTS if on_cpu else {}), **arguments}
         self._engine: Any = None
         self._types: Any = None
         self._processes: list[BaseProcess] = []
@@ -107,11 +95,12 @@ class SglangEmbedded:
     async def start(self) -> None:
         """Loads the model, which takes a minute, and listens.
 
-        Raises ConfigError and EngineError as `open_embedded_sglang` does.
+        Raises ConfigError if SGLang is not installed in this environment or runs already, EngineError if it does not
+        start; nothing is left running.
         """
-        if SglangEmbedded._running is not None:
+        if EmbeddedSglang._running is not None:
             raise ConfigError("one embedded SGLang runs in this process already: close it first, or launch servers")
-        SglangEmbedded._running = self
+        EmbeddedSglang._running = self
         loop = asyncio.get_running_loop()
         self._restore_signal = self._catch_quit(loop)
         try:
@@ -156,12 +145,12 @@ class SglangEmbedded:
         left = [*self._work, *([reader] if reader is not None else [])]
         if left:
             await asyncio.wait(left)
-        if SglangEmbedded._running is self:
+        if EmbeddedSglang._running is self:
             await asyncio.get_running_loop().run_in_executor(self._keeper, self._end)
             self._close_sockets()
             self._restore_signal()
             self._keeper.shutdown()
-            SglangEmbedded._running = None
+            EmbeddedSglang._running = None
 
     # ---- the endpoints
 

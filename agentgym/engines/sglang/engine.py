@@ -26,6 +26,7 @@ from agentgym.engines.servers.server_process import (
     start_together,
 )
 from agentgym.engines.sglang.api import SglangTransport
+from agentgym.engines.sglang.embedded import CPU_ARGUMENTS, CPU_ENVIRONMENT, EmbeddedSglang
 from agentgym.engines.sglang.replica import SglangReplica
 from agentgym.errors import ConfigError, EngineError, RunFolderError
 
@@ -33,21 +34,8 @@ __all__ = ["SglangConfig", "SglangServer", "launch_sglang", "open_sglang", "sgla
 
 _log = logging.getLogger(__name__)
 _LAUNCHER = "agentgym_sglang_launch"
-CPU_ARGUMENTS: Mapping[str, object] = {
-    "device": "cpu",
-    "attention_backend": "torch_native",
-    "sampling_backend": "pytorch",
-    "disable_overlap_schedule": True,
-    "cuda_graph_backend_decode": "disabled",
-    "cuda_graph_backend_prefill": "disabled",
-    "sleep_on_idle": True,
-    "mem_fraction_static": 0.3,
-    "max_total_tokens": 65536,
-}
-"""The arguments of SGLang on a machine without a GPU."""
 SHAPE = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
 """The keys of config.json that determine the shapes of weights."""
-CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +49,7 @@ class SglangConfig(ServerConfig):
     python: str = ""
     """The interpreter that has SGLang; empty is the one that runs agentgym."""
     server_args: tuple[str, ...] = ()
-    """Further arguments of `sglang.launch_server`."""
+    """Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded."""
 
 
 class SglangServer:
@@ -104,6 +92,11 @@ async def open_sglang(config: SglangConfig, model_folder: Path, *, version: int 
     (with the end of its log), ConfigError or RunFolderError for what cannot be served; nothing is left running.
     """
     model_limits(model_folder)  # before anything is started for it
+    if config.embedded:
+        arguments = {"dtype": config.weights_dtype, **config.arguments}
+        embedded = EmbeddedSglang(model_folder, on_cpu=serving_device(config.device) == "cpu", arguments=arguments)
+        await embedded.start()
+        return await sglang_engine([embedded], config.serving, model_folder=model_folder, version=version)
     secret = os.environ.get(SERVER_SECRET, "")
     servers = [SglangServer(url, secret=secret) for url in config.urls]
     if not servers:

@@ -10,61 +10,40 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
-from agentgym.engines.servers.replicated import ReplicatedEngine, ServingSettings
 from agentgym.engines.vllm.api import Holding, VllmReply
-from agentgym.engines.vllm.engine import CPU_ENVIRONMENT, vllm_engine
 from agentgym.errors import ConfigError
 
-__all__ = ["EmbeddedVllm", "open_embedded_vllm"]
+__all__ = ["CPU_ENVIRONMENT", "EmbeddedVllm"]
 
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""The variables of vLLM on a machine without a GPU."""
 _EXTENSION = "agentgym.engines.vllm.worker_extension.WeightWorker"
-
-
-async def open_embedded_vllm(
-    model_folder: Path,
-    settings: ServingSettings | None = None,
-    *,
-    device: str = "cuda",
-    dtype: str = "float32",
-    version: int = 0,
-    arguments: Mapping[str, object] | None = None,
-) -> ReplicatedEngine:
-    """Opens an engine on an `AsyncLLM` of this process; `arguments` are further ones of vLLM's `AsyncEngineArgs`.
-
-    Raises ConfigError if vLLM is not installed in this environment.
-    """
-    llm = _start_llm(model_folder, device, {"dtype": dtype, **(arguments or {})})
-    return await vllm_engine([EmbeddedVllm(llm)], settings or ServingSettings(), version=version)
-
-
-def _start_llm(model_folder: Path, device: str, arguments: Mapping[str, object]) -> Any:
-    if device == "cpu":
-        for name, value in CPU_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        cpu = {"enforce_eager": True, "enable_chunked_prefill": False, "gpu_memory_utilization": 0.2}
-        arguments = {**cpu, **arguments}
-    try:
-        vllm = importlib.import_module("vllm")
-        async_llm = importlib.import_module("vllm.v1.engine.async_llm")
-    except ImportError as error:
-        raise ConfigError(f"vLLM cannot be imported here ({error}): install it, or use its server") from error
-    settings = vllm.AsyncEngineArgs(
-        model=str(model_folder),
-        logprobs_mode="processed_logprobs",
-        generation_config="vllm",
-        worker_extension_cls=_EXTENSION,
-        disable_log_stats=True,
-        **arguments,
-    )
-    return async_llm.AsyncLLM.from_engine_args(settings)
 
 
 class EmbeddedVllm:
     """A `VllmTransport` on an `AsyncLLM`, which ends with it."""
 
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-        self._types = importlib.import_module("vllm")
+    def __init__(self, model_folder: Path, *, on_cpu: bool, arguments: Mapping[str, object]) -> None:
+        """Loads the model; `arguments` are vLLM's `AsyncEngineArgs`. Raises ConfigError if vLLM is not installed."""
+        if on_cpu:
+            for name, value in CPU_ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
+            cpu = {"enforce_eager": True, "enable_chunked_prefill": False, "gpu_memory_utilization": 0.2}
+            arguments = {**cpu, **arguments}
+        try:
+            self._types = importlib.import_module("vllm")
+            async_llm = importlib.import_module("vllm.v1.engine.async_llm")
+        except ImportError as error:
+            raise ConfigError(f"vLLM cannot be imported here ({error}): install it, or use its server") from error
+        settings = self._types.AsyncEngineArgs(
+            model=str(model_folder),
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            worker_extension_cls=_EXTENSION,
+            disable_log_stats=True,
+            **arguments,
+        )
+        self._llm: Any = async_llm.AsyncLLM.from_engine_args(settings)
         self._in_flight: set[str] = set()
 
     @property

@@ -24,9 +24,10 @@ from agentgym.engines.servers.server_process import (
     start_together,
 )
 from agentgym.engines.vllm.api import VllmTransport
+from agentgym.engines.vllm.embedded import CPU_ENVIRONMENT, EmbeddedVllm
 from agentgym.engines.vllm.replica import VllmReplica
 from agentgym.engines.vllm.server import VllmServer
-from agentgym.errors import RunFolderError
+from agentgym.errors import ConfigError, RunFolderError
 
 __all__ = ["VllmConfig", "launch_vllm", "open_vllm", "vllm_engine"]
 
@@ -37,7 +38,6 @@ _WORDS = (
 # On CPU a seeded request ends the server if its prompt is read in chunks, and half of the memory is taken by default.
 _CPU_WORDS = "--enforce-eager --no-enable-chunked-prefill --gpu-memory-utilization 0.2".split()
 _ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class VllmConfig(ServerConfig):
     python: str = ""
     """The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym."""
     server_args: tuple[str, ...] = ()
-    """Further arguments of `vllm.entrypoints.openai.api_server`."""
+    """Further arguments of `vllm.entrypoints.openai.api_server`, or of `AsyncEngineArgs` if embedded."""
 
 
 async def open_vllm(config: VllmConfig, model_folder: Path | None, *, version: int = 0) -> ReplicatedEngine:
@@ -60,8 +60,15 @@ async def open_vllm(config: VllmConfig, model_folder: Path | None, *, version: i
 
     `model_folder` is loaded by launched servers (None if `urls` are given). `version` is the policy version of the
     weights that the servers begin with. Raises EngineError if a server does not start or answer (with the end of its
-    log), RunFolderError for a folder without a model; nothing is left running.
+    log), RunFolderError for a folder without a model, ConfigError for an embedded engine whose library is not
+    installed here; nothing is left running.
     """
+    if config.embedded:
+        if model_folder is None:
+            raise ConfigError("an embedded engine needs a model folder")
+        arguments = {"dtype": config.weights_dtype, **config.arguments}
+        llm = EmbeddedVllm(model_folder, on_cpu=serving_device(config.device) == "cpu", arguments=arguments)
+        return await vllm_engine([llm], config.serving, version=version)
     servers: list[VllmServer] = []
     if config.urls:
         servers = [_server(config, url, secret=os.environ.get(SERVER_SECRET, "")) for url in config.urls]

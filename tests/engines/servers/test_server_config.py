@@ -17,6 +17,22 @@ from agentgym.errors import ConfigError, EngineError
 KINDS = [(SglangConfig, "an SGLang server"), (VllmConfig, "a vLLM server")]
 
 
+def test_words_for_a_server_are_arguments_of_an_embedded_engine() -> None:
+    words = ("--max-model-len", "4096", "--enforce-eager", "--no-enable-chunked-prefill", "--dtype=float32")
+    config = VllmConfig(embedded=True, server_args=words)
+    assert config.arguments == {
+        "max_model_len": 4096,
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+        "dtype": "float32",
+    }
+    with pytest.raises(ConfigError, match="--NAME VALUE words, got '4096'"):
+        VllmConfig(server_args=("4096",)).arguments  # noqa: B018
+    for others in ({"urls": ("http://a:1",)}, {"python": "python3"}, {"replicas": 2}):
+        with pytest.raises(ConfigError, match="leave urls, python and replicas out"):
+            VllmConfig(embedded=True, **others)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("kind", "name"), KINDS)
 def test_what_no_server_can_be_is_refused(kind: type[ServerConfig], name: str) -> None:
     with pytest.raises(ConfigError, match="replicas must be at least 1, got 0"):
@@ -39,8 +55,8 @@ def test_the_command_line_says_what_a_setting_is_to_its_kind(
         "They need VLLM_SERVER_DEV_MODE=1, --enable-scale-out",
         "The interpreter that has SGLang; empty is the one that runs agentgym.",
         "The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym.",
-        "Further arguments of `sglang.launch_server`.",
-        "Further arguments of `vllm.entrypoints.openai.api_server`.",
+        "Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded.",
+        "Further arguments of `vllm.entrypoints.openai.api_server`, or of `AsyncEngineArgs` if embedded.",
     ):
         assert shown.count(help_text) == 1, help_text
 
