@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from agentgym.engines.protocol import WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
@@ -52,7 +52,6 @@ async def learn_step(
     step = stats = critic = None
     num_steps = learner.num_steps
     is_beside = config.max_staleness > 0 or evaluation is not None
-    waited_s = 0.0
     with session.instruments.doing("learn"):
         if not is_beside:
             await session.engine.pause()
@@ -62,33 +61,43 @@ async def learn_step(
             if step.batch.num_rows:
                 if done >= config.learner.critic.warmup_steps:
                     update = partial(learner.update, step.batch, version=done, max_mismatch=session.gate.bound)
-                    stats = await _call(is_beside, update)
+                    stats = await asyncio.to_thread(update) if is_beside else update()
                     session.instruments.record_update(step.batch)
                     check_finite(await _call(is_beside, learner.logprobs, step.batch.select([0])))
                 critic = await _call(is_beside, learner.update_critic, step.batch)
         except TrainingHalted as halted:
             step = step or HaltedStep.without_credit(done + 1, groups.kept)
             await _leave_out(session, step, halted, is_whole=learner.num_steps == num_steps)
-        if evaluation is not None:
-            waiting = time.perf_counter()
-            await evaluation
-            waited_s = time.perf_counter() - waiting
+        waited_s = await _wait_for(evaluation)
         sync = await _publish(session, done + 1, is_paused=not is_beside)
     learned = time.perf_counter() - waited_s
     session.progress.add_step(learned - started)
-    practice = await _finish_groups(session, groups, done)
-    rollout = await session.record_episodes(groups.groups, credit_of_all(groups.groups, groups.kept, step.credits))
+    times = {"generate_s": played - started, "update_s": learned - played}
+    await _record(session, groups, step.credits, {"update": stats, "critic": critic, "sync": sync, **times})
+
+
+async def _wait_for(evaluation: asyncio.Task[None] | None) -> float:
+    """Waits until the evaluation is played, and returns the seconds that this took."""
+    if evaluation is None:
+        return 0.0
+    started = time.perf_counter()
+    await evaluation
+    return time.perf_counter() - started
+
+
+async def _record(
+    session: TrainingSession, groups: StepGroups, credits: Sequence[GroupCredit], known: Mapping[str, Any]
+) -> None:
+    """Records the step that was just learned, with its metrics, of which `known` are those of learning."""
+    practice = await _finish_groups(session, groups, session.progress.step - 1)
+    rollout = await session.record_episodes(groups.groups, credit_of_all(groups.groups, groups.kept, credits))
     metrics = StepMetrics(
         step=session.progress.step,
         rollout=rollout,
-        update=stats,
-        critic=critic,
-        sync=sync,
-        generate_s=played - started,
-        update_s=learned - played,
         elapsed_s=session.progress.train_s,
         speed=session.instruments.lap(rollout),
         practice=practice,
+        **known,
     )
     session.record_metrics(metrics, groups.groups)
     await session.gate.check(session.progress.step, session.progress.step)
