@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -104,7 +104,10 @@ class Run:
                         with self.instruments.doing("generate"):
                             groups = await self._play_groups(session)
                             greedy = await self._play_greedy(session, groups.kept)
-                        await self._learn(session, groups, greedy, started)
+                        async with self._evaluation_beside(session) as evaluation:
+                            times = {"started": started, "played": time.perf_counter()}
+                            step = learn_step(session, groups, greedy, **times, evaluation=evaluation)
+                            await finish_uninterrupted(step)  # an interrupt waits until weights and files agree
                     if self.progress.step % self.config.checkpoint.every == 0:
                         await self.folder.checkpoints.ready()
                         session.save()
@@ -198,7 +201,7 @@ class Run:
     async def _evaluate_between(self, session: TrainingSession) -> EvalScore | None:
         """Plays the held-out tasks if the last step succeeded as often as the target, or if they are due.
 
-        Those that are due are left to `_learn` if the engine computes beside the learner.
+        Those that are due are left to `_evaluation_beside` if the engine computes beside the learner.
         """
         config = self.config
         is_near = config.target_success is not None and is_target_near(self.watch.successes, config.target_success)
@@ -213,20 +216,19 @@ class Run:
         step, every = self.progress.step, self.config.eval.every
         return step > 0 and every > 0 and step % every == 0
 
-    async def _learn(
-        self, session: TrainingSession, groups: StepGroups, greedy: Mapping[str, float], started: float
-    ) -> None:
-        """Learns from the groups; an evaluation that is due and was not played yet is played meanwhile."""
-        evaluation = None
-        if self._is_evaluation_due() and self.progress.held_out is None and self.config.evaluates_while_learning:
-            evaluation = asyncio.create_task(self._evaluate_beside(session))
-        step = learn_step(session, groups, greedy, started=started, played=time.perf_counter(), evaluation=evaluation)
+    @asynccontextmanager
+    async def _evaluation_beside(self, session: TrainingSession) -> AsyncIterator[asyncio.Task[None] | None]:
+        """Starts the evaluation that is due and was not played yet, if the engine computes beside the learner."""
+        is_due = self._is_evaluation_due() and self.progress.held_out is None
+        if not is_due or not self.config.evaluates_while_learning:
+            yield None
+            return
+        evaluation = asyncio.create_task(self._evaluate_beside(session))
         try:
-            await finish_uninterrupted(step)  # an interrupt waits until weights and files agree
+            yield evaluation
         finally:
-            if evaluation is not None:
-                evaluation.cancel()
-                await asyncio.wait([evaluation])
+            evaluation.cancel()
+            await asyncio.wait([evaluation])
 
     async def _evaluate_beside(self, session: TrainingSession) -> None:
         """Plays the held-out tasks with the weights that the step before learned."""
