@@ -14,6 +14,7 @@ from agentgym.engines.protocol import Sampling
 from agentgym.errors import ConfigError, nearest
 from agentgym.rewards.reply import conversation, ground_truth, last_reply, opening
 from agentgym.rewards.reward import Reward, RewardFailure
+from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.trajectory import Trajectory
 from agentgym.types import MalformedCall, Message
 
@@ -96,6 +97,7 @@ class Judge:
     """Asks for a verdict on each episode; one that cannot be parsed fails without a second request."""
 
     together = False
+    takes_environment = False
 
     def __init__(self, config: JudgeConfig, num_at_once: int) -> None:
         self.config = config
@@ -104,7 +106,7 @@ class Judge:
         self._score = re.compile(config.score)
         self._endpoint = ChatEndpoint(config.url, config.endpoint)
 
-    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
+    async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
         trajectory = trajectories[0]
         sampling = Sampling(max_tokens=self.config.max_tokens, temperature=self.config.temperature)
         question = [Message("user", self._fill_template(trajectory))]
