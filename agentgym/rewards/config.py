@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from agentgym.cores import num_cores
 from agentgym.errors import ConfigError
-from agentgym.rewards.judge import JudgeConfig
+from agentgym.rewards.judge.config import JudgeConfig
 from agentgym.rewards.learned import RewardModelConfig
 from agentgym.rewards.overlong import OverlongConfig
 from agentgym.rewards.remote import RemoteConfig

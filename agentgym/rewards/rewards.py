@@ -10,7 +10,7 @@ from dataclasses import replace
 from agentgym.errors import ConfigError
 from agentgym.rewards.config import RewardConfig
 from agentgym.rewards.function import RewardCall, RewardFunction, find_reward
-from agentgym.rewards.judge import Judge
+from agentgym.rewards.judge.judge import Judge
 from agentgym.rewards.learned import LearnedReward
 from agentgym.rewards.local import LocalFunction
 from agentgym.rewards.loop import RewardedLoop

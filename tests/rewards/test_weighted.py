@@ -11,7 +11,7 @@ import pytest
 
 from agentgym.errors import ConfigError
 from agentgym.rewards import RewardConfig, open_rewards
-from agentgym.rewards.judge import JudgeConfig
+from agentgym.rewards.judge.config import JudgeConfig
 from agentgym.trainers.batch.credits import credit_groups
 from agentgym.trajectory import Group, Status, Trajectory
 
