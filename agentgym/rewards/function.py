@@ -57,7 +57,7 @@ class RewardCall:
     function: RewardFunction
     form: Form
     parts: Mapping[str, str] = field(default_factory=dict)
-    """For each parameter of a function of one episode, its part of the episode."""
+    """The parts of the episode that a function of one episode takes, by the names of its parameters."""
     place: tuple[str, Mapping[str, object]] | None = None
     """The name and the settings by which another process can load it; None for an object of this process."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,3 +156,14 @@ def test_sft_and_dpo_read_the_new_rewards(agentgym: Command, run: Path) -> None:
     for command, more in (("dpo", ()), ("sft", ("--min-reward", -100))):
         done = agentgym(command, "--episodes", "new", *more, "--steps", 1, "--output", command)
         assert done.code == 0, done.err
+
+
+def test_it_needs_no_torch(run: Path) -> None:
+    code = (
+        "import sys\nfrom agentgym.cli.main import main\n"
+        "code = main(['rescore', 'run', '--reward.function', 'mine.py:short', 'exact_match=2'])\n"
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=run.parent, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rewards(run.with_name("run-rescored")) == [9.0, 4.0, 9.0, None]
