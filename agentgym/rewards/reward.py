@@ -25,6 +25,7 @@ __all__ = [
     "apply_failure",
     "apply_reward",
     "read_reward",
+    "with_environment_reward",
 ]
 
 COMPONENT = "reward/"

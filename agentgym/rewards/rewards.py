@@ -26,7 +26,6 @@ from agentgym.rewards.reward import (
     apply_failure,
     apply_reward,
     read_reward,
-    with_environment_reward,
 )
 from agentgym.rewards.weighted import WeightedPart, WeightedRewards
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
@@ -93,7 +92,6 @@ class Rewards:
 
     async def _ask(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
         """Returns a value or a RewardFailure for each trajectory."""
-        trajectories = [with_environment_reward(trajectory) for trajectory in trajectories]
         if self._source is None:
             return [_environment_reward(trajectory) for trajectory in trajectories]
         async with self._free:

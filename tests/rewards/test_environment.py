@@ -149,6 +149,18 @@ def test_an_object_of_this_process_is_refused_where_the_environment_is_in_anothe
         play(renderer, f"{file}:Threaded", lambda environment: 1.0, num_processes=1)
 
 
+def test_it_is_refused_where_episodes_are_played_on_other_machines(renderer: Renderer, file: Path) -> None:
+    loop = RolloutLoop(ScriptedEngine(lambda *_: (65,)), renderer)
+    loop.has_environment = False
+
+    async def main() -> None:
+        async with open_rewards(RewardConfig(function=f"{file}:code_of")) as rewards:
+            with pytest.raises(ConfigError, match="which is on another machine"):
+                rewards.loop(loop)
+
+    asyncio.run(main())
+
+
 def test_without_an_open_environment_such_a_reward_is_refused(file: Path) -> None:
     async def refusal(config: RewardConfig, *played: Trajectory) -> str:
         with pytest.raises(ConfigError) as refused:

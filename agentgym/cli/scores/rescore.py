@@ -22,6 +22,7 @@ from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.config import plain_settings
 from agentgym.evaluation.play.eval_folder import free_folder, name_write_errors
 from agentgym.rewards import RewardConfig, Rewards, open_rewards
+from agentgym.rewards.reward import with_environment_reward
 from agentgym.rollout.record.episodes_file import FILE_NAME, EpisodeRecord, EpisodeWriter, read_episodes
 from agentgym.rollout.record.folder_digests import write_digests
 from agentgym.rollout.record.manifest import replace_file
@@ -135,7 +136,7 @@ def _steps(run: Path) -> Iterator[list[EpisodeRecord]]:
 async def _score(
     rewards: Rewards, records: Sequence[EpisodeRecord]
 ) -> tuple[Sequence[EpisodeRecord], list[Trajectory]]:
-    return records, await rewards.score([record.trajectory for record in records])
+    return records, await rewards.score([with_environment_reward(record.trajectory) for record in records])
 
 
 async def _record(
