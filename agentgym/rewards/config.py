@@ -109,6 +109,14 @@ class RewardConfig:
         others = [name for name, is_set in self._other_sources.items() if is_set and name not in named]
         return ("function", *others) if self.parts else tuple(others)
 
+    def check_repeats(self, num_repeats: int, option: str) -> None:
+        """Raises ConfigError if groups are ranked, and an evaluation plays each task less than twice."""
+        if self.judge.url and self.judge.unit == "group" and num_repeats < 2:
+            raise ConfigError(
+                f"a judge that ranks the members of a group (judge.unit=group) needs two of each task, got {option}="
+                f"{num_repeats}: set it to 2 or more"
+            )
+
     def num_calls(self, *, in_processes: bool = False) -> int:
         """Returns the number of calls that may run at the same time."""
         if self.concurrency is not None:

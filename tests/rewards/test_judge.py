@@ -13,8 +13,11 @@ import pytest
 
 from agentgym.engines.openai.endpoint import ChatEndpointConfig
 from agentgym.errors import ConfigError
+from agentgym.evaluation.play.config import EvalConfig
 from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rewards.judge.config import JudgeConfig
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trajectory import Status, Trajectory
 from agentgym.types import Message, ToolCall, ToolResult
 
@@ -225,3 +228,13 @@ def test_a_ranking_that_leaves_one_out_fails_all(chat_endpoint: Any, episode: Ma
 def test_a_rubric_or_unit_that_cannot_be_judged_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         judge("http://127.0.0.1:1", [], **settings)
+
+
+def test_a_ranking_of_tasks_that_are_played_once_is_refused_before_the_run() -> None:
+    ranks = RewardConfig(judge=JudgeConfig(url="http://127.0.0.1:1", unit="group"))
+    with pytest.raises(ConfigError, match="needs two of each task, got num_repeats=1: set it to 2 or more"):
+        EvalConfig(env="TextGame-v0", reward=ranks)
+    with pytest.raises(ConfigError, match=r"needs two of each task, got eval\.repeats=1"):
+        TrainConfig(env="TextGame-v0", reward=ranks)
+    assert EvalConfig(env="TextGame-v0", reward=ranks, num_repeats=2).reward == ranks
+    assert TrainConfig(env="TextGame-v0", reward=ranks, eval=HeldOutConfig(repeats=2)).reward == ranks
