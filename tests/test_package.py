@@ -29,6 +29,7 @@ TORCH_USERS = (
     "agentgym.engines.local.",
     "agentgym.engines.weights.",
     "agentgym.rewards.reward_model",
+    "agentgym.rewards.verl_data",
     "agentgym.cli.",
 )
 

@@ -1,8 +1,8 @@
 """The command `agentgym`: finds the command that is asked for, loads it alone, and turns errors into exit codes.
 
-Each command is a module of this package with `main(args) -> int`, loaded when it is called: no command pays for
-another one's libraries, and `agentgym --help` loads none. Exit codes: 0 done, 1 failed or found something wrong,
-2 asked for what cannot be done, 130 interrupted, 143 ended in order by SIGTERM.
+Each command is a module of this package, or of a folder in it, with `main(args) -> int`, loaded when it is called: no
+command pays for another one's libraries, and `agentgym --help` loads none. Exit codes: 0 done, 1 failed or found
+something wrong, 2 asked for what cannot be done, 130 interrupted, 143 ended in order by SIGTERM.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ COMMANDS = {
     "dpo": "train a model on pairs of a better and a worse reply",
     "eval": "play held-out episodes with a model or a policy, and count successes",
     "compare": "compare evaluations task by task",
+    "rescore": "give recorded episodes another reward, and compare it with the old one",
     "generate": "sample replies to the prompts of a file",
     "serve": "let agents outside play episodes, over OpenAI's chat completions",
     "play": "play an environment yourself, in the terminal",
@@ -57,6 +58,8 @@ COMMANDS = {
 }
 """Each command's one line of help; the module of the same name (`_` for `-`) in this package is the command."""
 
+FOLDERS = {"rescore": "scores"}
+"""The commands in a folder of this package, by its name."""
 MISTAKES = (ConfigError, UnknownName, RunFolderError)
 """Errors that the caller can correct by asking for something else: exit code 2."""
 
@@ -156,7 +159,8 @@ def _available() -> dict[str, str]:
 
 
 def _module(name: str) -> str:
-    return f"agentgym.cli.{name.replace('-', '_')}"
+    folder = f"{FOLDERS[name]}." if name in FOLDERS else ""
+    return f"agentgym.cli.{folder}{name.replace('-', '_')}"
 
 
 def _help() -> str:

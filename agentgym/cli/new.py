@@ -38,6 +38,15 @@ class NewAlgorithmOptions(NewOptions):
     """`advantage` rates how good each sampled token was (`--algo`), `loss` is what is minimized (`--learner.loss`)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewRewardOptions(NewOptions):
+    """Writes NAME.py and test_NAME.py, a reward function to start from, and shows what to try next."""
+
+    task: Literal["math", "code", "qa"] | None = None
+    """What it scores: numbers (`math`), programs (`code`) or short answers (`qa`) of rows of data, with two to try.
+    Without it, any episode."""
+
+
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym new ...`."""
     return run_group("new", args, COMMANDS)
@@ -49,6 +58,9 @@ def run_new(kind: str, args: Sequence[str], prog: str = "") -> int:
     if kind == "algorithm":
         algorithm = parse_options(NewAlgorithmOptions, args, prog=prog)
         return _write(algorithm.kind, algorithm)
+    if kind == "reward":
+        reward = parse_options(NewRewardOptions, args, prog=prog)
+        return _write(kind if reward.task is None else f"reward_{reward.task}", reward)
     return _write(kind, parse_options(NewOptions, args, prog=prog))
 
 
@@ -59,7 +71,7 @@ def _write(kind: str, options: NewOptions) -> int:
         say(f"{'' if number else 'next:':<7}{command}")
     if options.json:
         files = [str(made.path), str(made.test)]
-        show_json({kind: made.place, "files": [*files], "commands": [*made.commands]})
+        show_json({kind.partition("_")[0]: made.place, "files": [*files], "commands": [*made.commands]})
     return 0
 
 

@@ -150,6 +150,14 @@ def _keywords(
 
     is_union = get_origin(info.type) in (Union, UnionType)
     kinds = [kind for kind in get_args(info.type) if kind is not NoneType] if is_union else [info.type]
+    if kinds[0] is str and [get_origin(kind) for kind in kinds[1:]] == [Mapping]:  # a mapping, or the file that has it
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="FILE",
+            instance_from_str=lambda words: cast(Any, words[0]),
+            is_instance=lambda value: isinstance(value, (str, Mapping)),
+            str_from_instance=lambda value: [value if isinstance(value, str) else json.dumps(value)],
+        )
     if [get_origin(kind) for kind in kinds] != [Mapping]:
         return None
     values = get_args(get_args(kinds[0])[1])

@@ -28,8 +28,11 @@ class _Kind:
     noun: str
     commands: tuple[str, ...]
     is_class: bool = False
+    folder: str = "."
+    """The folder of its templates."""
 
 
+_OF_ROWS = ("agentgym train --data.train {file}:rows --reward.function {place} --steps 2 --tasks 2 --eval.episodes 0",)
 KINDS = {
     "env": _Kind(
         "an environment",
@@ -41,6 +44,9 @@ KINDS = {
         ("agentgym tools list {place}", "agentgym tools call {place} text='A rose is a rose' word=rose"),
     ),
     "reward": _Kind("a reward", (f"agentgym train --env TextGame-v0 --reward.function {{place}} {SHORT}",)),
+    "reward_math": _Kind("a reward", _OF_ROWS, folder="rewards"),
+    "reward_code": _Kind("a reward", _OF_ROWS, folder="rewards"),
+    "reward_qa": _Kind("a reward", _OF_ROWS, folder="rewards"),
     "advantage": _Kind(
         "an algorithm",
         (f"agentgym train --env TextGame-v0 --algo {{place}} --advantage.settings scale=2.0 {SHORT}",),
@@ -91,7 +97,11 @@ def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
     thing = "".join(word.capitalize() for word in words) if KINDS[kind].is_class else module
     path, test = path_of / f"{module}.py", path_of / f"test_{module}.py"
     values = {"thing": thing, "file": path.name, "title": " ".join(words).lower().capitalize()}
-    texts = {path: _template(kind).substitute(values), test: _template(f"test_{kind}").substitute(values)}
+    folder_of = KINDS[kind].folder
+    texts = {
+        path: _template(folder_of, kind).substitute(values),
+        test: _template(folder_of, f"test_{kind}").substitute(values),
+    }
     if any(thing in _imported_names(text) for text in texts.values()):
         raise ConfigError(f"{name!r} is a name that the file itself needs; take another, such as 'my_{module}'")
     for each in texts:
@@ -139,5 +149,5 @@ def _imported_names(text: str) -> set[str]:
     return {alias.asname or alias.name for node in imports for alias in node.names}
 
 
-def _template(name: str) -> Template:
-    return Template(files("agentgym.cli").joinpath("scaffolds", f"{name}.py.txt").read_text(encoding="utf-8"))
+def _template(folder: str, name: str) -> Template:
+    return Template(files("agentgym.cli").joinpath("scaffolds", folder, f"{name}.py.txt").read_text(encoding="utf-8"))

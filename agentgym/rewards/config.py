@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 from agentgym.cores import num_cores
 from agentgym.errors import ConfigError
-from agentgym.rewards.judge import JudgeConfig
+from agentgym.rewards.judge.config import JudgeConfig
 from agentgym.rewards.learned import RewardModelConfig
 from agentgym.rewards.overlong import OverlongConfig
 from agentgym.rewards.remote import RemoteConfig
+from agentgym.rewards.weighted import WeightedPart, read_parts
 
 __all__ = ["Manner", "RewardConfig"]
 
 Manner = Literal["auto", "plain", "batch", "pool", "remote", "judge", "model"]
+OTHERS = ("remote", "judge", "model")
 FUNCTIONS = ("plain", "batch", "pool")
 NUM_AT_ONCE = 64
 
@@ -27,10 +29,13 @@ class RewardConfig:
     A function, a server, a judge or a model, if set, replaces the environment's reward.
     """
 
-    function: str | None = None
-    """A scorer's name (gsm8k, math, exact_match, f1, code, format), `path/to/file.py:name` or `package.module:name`."""
+    function: str | tuple[str, ...] | None = None
+    """A scorer's name (gsm8k, math, exact_match, f1, code, format, environment), `path/to/file.py:name` or
+    `package.module:name`. Several, each NAME or NAME=WEIGHT, are summed with their weights; `remote`, `judge` and
+    `model` may be among them."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """The function's keyword-only parameters; a reward server gets them with each episode."""
+    """The function's keyword-only parameters, of several functions under the name of each; a reward server gets them
+    with each episode."""
     manner: Manner = "auto"
     """The way of scoring: `plain` in this process, `batch` with all episodes of a step in one call, `pool` in separate
     processes, `remote`, `judge`, `model`. `auto` follows the source; math and code run in a pool, others plain."""
@@ -56,6 +61,12 @@ class RewardConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.function is not None and not isinstance(self.function, str):
+            object.__setattr__(self, "function", tuple(self.function))
+        known = tuple(name for name, is_set in self._other_sources.items() if is_set)
+        for part in self.parts:
+            if part.name in OTHERS and part.name not in known:
+                raise ConfigError(f"reward.function names the {part.name}, and reward.{part.name} has none")
         if len(self.source_names) > 1:
             raise ConfigError(f"an episode has one reward, got {' and '.join(self.source_names)}: leave one")
         wanted = "function" if self.manner in FUNCTIONS else self.manner
@@ -63,15 +74,48 @@ class RewardConfig:
             raise ConfigError(f"manner={self.manner} needs a {wanted}, got a {self.source_names[0]}")
 
     @property
+    def parts(self) -> tuple[WeightedPart, ...]:
+        """The functions with their weights."""
+        if self.function is None:
+            return ()
+        return read_parts((self.function,) if isinstance(self.function, str) else self.function)
+
+    @property
+    def is_weighted(self) -> bool:
+        """True for several functions, or one with a weight."""
+        return len(self.parts) > 1 or any(part.weight != 1 or part.function in OTHERS for part in self.parts)
+
+    def of_part(self, part: WeightedPart) -> RewardConfig:
+        """Returns the settings of one of several rewards alone."""
+        own = {"judge": JudgeConfig, "remote": RemoteConfig, "model": RewardModelConfig}
+        others: dict[str, Any] = {name: kind() for name, kind in own.items() if name != part.function}
+        is_function = part.function not in OTHERS
+        return replace(
+            self,
+            function=part.function if is_function else None,
+            settings=cast("Mapping[str, object]", self.settings.get(part.name, {})),
+            manner=self.manner if is_function else "auto",
+            **others,
+        )
+
+    @property
+    def _other_sources(self) -> dict[str, bool]:
+        return {"remote": bool(self.remote.url), "judge": bool(self.judge.url), "model": bool(self.model.folder)}
+
+    @property
     def source_names(self) -> tuple[str, ...]:
-        """The names of those of `function`, `remote`, `judge` and `model` that are set."""
-        parts = {
-            "function": self.function,
-            "remote": self.remote.url,
-            "judge": self.judge.url,
-            "model": self.model.folder,
-        }
-        return tuple(name for name, part in parts.items() if part)
+        """The names of those of `function`, `remote`, `judge` and `model` that are set, and are no part of several."""
+        named = {part.function for part in self.parts}
+        others = [name for name, is_set in self._other_sources.items() if is_set and name not in named]
+        return ("function", *others) if self.parts else tuple(others)
+
+    def check_repeats(self, num_repeats: int, option: str) -> None:
+        """Raises ConfigError if groups are ranked, and an evaluation plays each task less than twice."""
+        if self.judge.url and self.judge.unit == "group" and num_repeats < 2:
+            raise ConfigError(
+                f"a judge that ranks the members of a group (judge.unit=group) needs two of each task, got {option}="
+                f"{num_repeats}: set it to 2 or more"
+            )
 
     def num_calls(self, *, in_processes: bool = False) -> int:
         """Returns the number of calls that may run at the same time."""

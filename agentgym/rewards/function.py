@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import TypeAlias
@@ -22,8 +22,8 @@ from agentgym.types import JSON
 __all__ = ["RewardCall", "RewardFunction", "find_reward"]
 
 RewardFunction: TypeAlias = Callable[..., object]
-"""`(trajectory, task)`, `(trajectories, tasks)`, verl's `(data_source, solution_str, ground_truth, extra_info)`, or
-TRL's `(prompts, completions, **columns)`.
+"""Any of `(trajectory, task, environment)`, `(trajectories, tasks)`, verl's `(data_source, solution_str, ground_truth,
+extra_info)` or `(data)`, or TRL's `(prompts, completions, **columns)`.
 
 Sync or async; keyword-only parameters are settings. It returns a value for `read_reward`, or a sequence of those."""
 
@@ -32,18 +32,20 @@ WANTED = Wanted(
     hint="A reward function takes (trajectory, task): docs/rewards.md has one.",
     new="`agentgym new reward NAME` writes a reward function to start from",
 )
+PARTS = ("trajectory", "task", "environment")
+"""The parameters of a function of one episode: any of them, by name and in any order."""
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
-_NOT_GIVEN = ("env", "environment", "environments", "envs")
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Form(StrEnum):
     """The parameters of a reward function."""
 
-    EPISODE = "(trajectory, task)"
+    EPISODE = "any of trajectory, task and environment"
     BATCH = "(trajectories, tasks)"
     VERL = "verl's (data_source, solution_str, ground_truth, extra_info)"
     VERL_BATCH = "verl's (data_sources, solution_strs, ground_truths, extra_infos)"
+    VERL_DATA = "verl's (data)"
     TRL = "TRL's (prompts, completions, **columns)"
 
 
@@ -54,37 +56,65 @@ class RewardCall:
     name: str
     function: RewardFunction
     form: Form
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """The parts of the episode that a function of one episode takes, by the names of its parameters."""
+    place: tuple[str, Mapping[str, object]] | None = None
+    """The name and the settings by which another process can load it; None for an object of this process."""
 
     @classmethod
     def of(
         cls, function: RewardFunction, settings: Mapping[str, object], *, name: str = "", batch: bool = False
     ) -> RewardCall:
         """Reads the function's signature; raises ConfigError for one that is no reward, and for wrong settings."""
+        place = (name, dict(settings)) if name else None
         name = name or getattr(function, "__qualname__", type(function).__name__)
         if inspect.isclass(function):
-            raise ConfigError(f"reward {name!r} is a function (trajectory, task), got {function!r:.80}")
+            raise ConfigError(
+                f"reward {name!r} is a function (trajectory, task), or an object of such a class, got "
+                f"the class {function!r:.80}"
+            )
         form = _form(name, function, batch)
-        missing = [setting for setting, default in settings_of(function).items() if default is inspect.Parameter.empty]
+        parts = _parts(name, function) if form is Form.EPISODE else {}
+        own = {setting: default for setting, default in settings_of(function).items() if setting not in parts}
+        missing = [setting for setting, default in own.items() if default is inspect.Parameter.empty]
         if missing := [setting for setting in missing if setting not in settings]:
             raise ConfigError(
                 f"reward {name!r} needs the settings {', '.join(missing)}: reward.settings {missing[0]}=…"
             )
-        return cls(name, _with_settings(name, function, settings, form), form)
+        return cls(name, _with_settings(name, function, settings, form), form, parts, place)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self.place is None:
+            raise ConfigError(
+                f"reward {self.name!r} takes the environment, which env_processes has in another process that cannot"
+                " load it: give the function by name, 'path/to/file.py:name'"
+            )
+        return (load_reward, self.place)
 
     @property
     def together(self) -> bool:
         """True if it scores the episodes of a step in one call."""
-        return self.form in (Form.BATCH, Form.VERL_BATCH, Form.TRL)
+        return self.form not in (Form.EPISODE, Form.VERL)
 
-    def __call__(self, trajectories: Sequence[Trajectory]) -> object:
+    @property
+    def takes_environment(self) -> bool:
+        """True if it looks into the environment, and is called before that is closed."""
+        return "environment" in self.parts.values()
+
+    def __call__(self, trajectories: Sequence[Trajectory], environment: object = None) -> object:
         """Returns the function's result, or a coroutine; without `together`, `trajectories` contains one."""
         tasks = [trajectory.task for trajectory in trajectories]
         if self.form is Form.TRL:
             return call_trl_reward(self.name, self.function, trajectories)
         if self.form is Form.BATCH:
             return self.function(list(trajectories), tasks)
+        if self.form is Form.VERL_DATA:
+            from agentgym.rewards.verl_data import call_verl_data  # imported here, since only verl's form needs torch
+
+            return call_verl_data(self.name, self.function, trajectories)
         if self.form is Form.EPISODE:
-            return self.function(trajectories[0], tasks[0])
+            given = dict(zip(PARTS, (trajectories[0], tasks[0], environment), strict=True))
+            return self._call_by_name({parameter: given[part] for parameter, part in self.parts.items()})
         rows = [
             (
                 task.options.get("data_source", task.env_id),
@@ -99,6 +129,14 @@ class RewardCall:
         return self.function(
             **{f"{name}s": list(column) for name, column in zip(VERL, zip(*rows, strict=True), strict=True)}
         )
+
+    def _call_by_name(self, given: Mapping[str, object]) -> object:
+        known = inspect.signature(self.function).parameters
+        positional = [value for name, value in given.items() if known[name].kind is inspect.Parameter.POSITIONAL_ONLY]
+        named = {
+            name: value for name, value in given.items() if known[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+        }
+        return self.function(*positional, **named)
 
     def values(self, result: object, num_episodes: int) -> list[object]:
         """Returns one value per episode from the result of a call; raises InvalidReward for another number of them."""
@@ -126,6 +164,11 @@ def find_reward(name: str) -> RewardFunction:
     return function
 
 
+def load_reward(name: str, settings: Mapping[str, object]) -> RewardCall:
+    """Returns the reward of a name, for a call in another process."""
+    return RewardCall.of(find_reward(name), settings, name=name)
+
+
 def _extra(options: Mapping[str, JSON]) -> JSON:
     return options.get("extra_info", {})
 
@@ -142,22 +185,50 @@ def _form(name: str, function: RewardFunction, batch: bool) -> Form:
         return Form.VERL_BATCH
     if is_trl_reward(function):
         return Form.TRL
-    try:
-        inspect.signature(function).bind(*range(2), **dict.fromkeys(settings_of(function)))
-    except TypeError:
-        raise ConfigError(
-            f"reward {name!r} takes {Form.EPISODE}, {Form.BATCH}, {Form.VERL} or {Form.TRL}, and settings after a `*`;"
-            f" this is {_signature(function)}"
-        ) from None
-    positional = [parameter.name for parameter in parameters.values() if parameter.kind in POSITIONAL]
-    if stray := [parameter for parameter in positional if parameter in _NOT_GIVEN]:
-        raise ConfigError(
-            f"reward {name!r} takes {stray[0]!r}, which no reward is given: it may be scored when its environment is"
-            f" closed, in another process. It takes {Form.EPISODE}; what only an environment knows is its own reward"
-        )
-    if batch and positional[:1] == ["trajectory"]:
+    positional = [parameter for parameter in parameters.values() if parameter.kind in POSITIONAL]
+    required = [parameter.name for parameter in positional if parameter.default is parameter.empty]
+    if required == ["data"]:
+        return Form.VERL_DATA
+    if batch and "trajectory" in required:
         raise ConfigError(f"reward {name!r} takes one trajectory: without manner=batch it is called once an episode")
-    return Form.BATCH if batch or positional[:1] == ["trajectories"] else Form.EPISODE
+    if required[:1] == ["trajectories"] or batch:
+        if len(required) != 2 or (required[:1] == ["trajectories"] and required[1].strip("_") not in ("tasks", "")):
+            raise _unfit(name, function, required)
+        return Form.BATCH
+    return Form.EPISODE
+
+
+def _parts(name: str, function: RewardFunction) -> dict[str, str]:
+    """Returns the part of an episode that each parameter takes; raises ConfigError for a parameter of another name.
+
+    A name may begin with `_`. One letter or `_` alone, as in `lambda t, k: 1.0`, names nothing: such a parameter is
+    the trajectory in the first place, and the task in the second.
+    """
+    found: dict[str, str] = {}
+    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
+        plain, is_required = parameter.name.strip("_"), parameter.default is parameter.empty
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or not is_required:
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and plain not in PARTS:
+            continue  # a setting
+        part = plain if plain in PARTS else "".join(PARTS[:2][index : index + 1]) if len(plain) < 2 else ""
+        if not part or part in found.values():
+            raise _unfit(name, function, [parameter.name])
+        found[parameter.name] = part
+    if not found:
+        raise _unfit(name, function, [])
+    return found
+
+
+def _unfit(name: str, function: RewardFunction, stray: Sequence[str]) -> ConfigError:
+    """Returns the error of a signature that fits no form."""
+    which = f"takes {stray[0]!r}, which no reward is given" if stray else "takes nothing of an episode"
+    near = nearest(stray[0], PARTS).removesuffix("?") if stray else ""
+    near = ": write environment" if stray and stray[0] in ("env", "envs", "environments") else near
+    return ConfigError(
+        f"reward {name!r} {which}{near}. It takes {', '.join(list(Form)[:-1])} or {Form.TRL}, and settings after a"
+        f" `*`; this is {_signature(function)}"
+    )
 
 
 def _with_settings(name: str, function: RewardFunction, settings: Mapping[str, object], form: Form) -> RewardFunction:
@@ -171,7 +242,7 @@ def _with_settings(name: str, function: RewardFunction, settings: Mapping[str, o
             raise ConfigError(
                 f"{setting!r} of reward {name!r} is a setting if it comes after a `*` in {_signature(function)}"
             )
-    return with_settings(f"reward {name!r}", function, settings)
+    return with_settings(f"reward {name!r}", function, settings, PARTS if form is Form.EPISODE else ())
 
 
 def _signature(function: RewardFunction) -> str:

@@ -11,6 +11,7 @@ from agentgym.errors import ConfigError
 from agentgym.rewards.reply import conversation
 from agentgym.rewards.reward import RewardFailure
 from agentgym.rollout.hosting.env_code import attempt
+from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.tools.calling.worker import Worker
 from agentgym.trajectory import Trajectory
 
@@ -44,6 +45,7 @@ class LearnedReward:
     """Scores conversations one at a time: in a batch, the other conversations would change a score's bits."""
 
     together = False
+    takes_environment = False
     num_at_once = 1
 
     def __init__(self, config: RewardModelConfig, timeout_s: float) -> None:
@@ -64,7 +66,7 @@ class LearnedReward:
             config.folder, device=config.device, dtype=config.dtype, max_tokens=config.max_tokens, label=config.label
         )
 
-    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
+    async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
         model, messages = self._model, conversation(trajectories[0])
         assert model is not None
         while messages and messages[-1].role != "assistant":

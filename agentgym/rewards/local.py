@@ -6,9 +6,12 @@ import asyncio
 import inspect
 from collections.abc import Sequence
 
+from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.rewards.function import RewardCall
-from agentgym.rewards.reward import RewardFailure, UnusableReward
+from agentgym.rewards.in_environment import RewardInEnvironment
+from agentgym.rewards.reward import Reward, RewardFailure, UnusableReward
 from agentgym.rollout.hosting.env_code import attempt
+from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.tools.calling.worker import Worker
 from agentgym.trajectory import Trajectory
 
@@ -35,7 +38,13 @@ class LocalFunction:
     def num_at_once(self) -> int:
         return self._num_at_once
 
-    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
+    @property
+    def takes_environment(self) -> bool:
+        return self.call.takes_environment
+
+    async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
+        if self.takes_environment:
+            return [await self._score_in(env, trajectories[0])]
         worker = self._idle.pop() if self._idle else Worker("agentgym-reward")
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
@@ -55,6 +64,23 @@ class LocalFunction:
             raise RewardFailure.of(error) from error
         finally:
             self._idle.append(worker)  # an abandoned worker starts another thread
+
+    async def _score_in(self, env: HostedEnv | None, trajectory: Trajectory) -> Reward:
+        """Calls the function in the place of the episode's environment."""
+        if env is None:
+            raise ConfigError(
+                f"reward {self.call.name!r} takes the environment, and recorded episodes have none any more: it scores"
+                " episodes while they are played"
+            )
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                result = await env.apply(RewardInEnvironment(self.call, trajectory))
+        except (TimeoutError, EnvironmentFault) as error:  # EnvCallTimeout too
+            words = str(error) or f"it gave no reward within {self.timeout_s:g} s (reward.timeout_s)"
+            raise RewardFailure(f"{self.call.name}: {words}") from None
+        if isinstance(result, Reward):
+            return result
+        raise result
 
     async def close(self) -> None:
         for worker in self._idle:

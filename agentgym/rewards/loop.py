@@ -20,7 +20,7 @@ class RewardedLoop(EpisodeLoop):
     The time of scoring does not count for the episode: `limits.deadline_s` covers only its play.
     """
 
-    def __init__(self, inner: EpisodeLoop, score: Callable[[Trajectory], Awaitable[Trajectory]]) -> None:
+    def __init__(self, inner: EpisodeLoop, score: Callable[[Trajectory, HostedEnv], Awaitable[Trajectory]]) -> None:
         super().__init__(inner.limits)
         self.inner = inner
         self.home = inner.home
@@ -32,7 +32,7 @@ class RewardedLoop(EpisodeLoop):
         """Plays and scores one episode; see `EpisodeLoop.play`."""
         trajectory = await self.inner.play(env, episode)
         try:
-            return await self._score(trajectory)
+            return await self._score(trajectory, env)
         except asyncio.CancelledError as error:
             if SURPLUS not in error.args:
                 raise

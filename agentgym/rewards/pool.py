@@ -16,6 +16,7 @@ from typing import Any
 
 from agentgym.errors import ConfigError, UnknownName
 from agentgym.rewards.reward import RewardFailure, UnusableReward
+from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.trajectory import Trajectory
 
 __all__ = ["PoolJob", "RewardPool"]
@@ -44,6 +45,8 @@ class RewardPool:
     user's rights and files, so this contains accidents, and is no sandbox.
     """
 
+    takes_environment = False
+
     def __init__(self, job: PoolJob, num_processes: int) -> None:
         self.job = job
         self._num_processes = num_processes
@@ -71,7 +74,7 @@ class RewardPool:
             raise
         self._idle.append(process)
 
-    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
+    async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
         process = self._idle.pop() if self._idle else _Process(self.job)
         self._busy.add(process)
         healthy = False

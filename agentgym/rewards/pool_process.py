@@ -18,7 +18,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agentgym.errors import UserCodeFault
+from agentgym.errors import ConfigError, UserCodeFault
 from agentgym.rewards.function import RewardCall, find_reward
 from agentgym.rewards.pool import LENGTH, PoolJob
 from agentgym.rewards.reward import RewardFailure, read_reward
@@ -38,6 +38,12 @@ def main() -> int:
     if call is None:
         assert failure is not None
         _write(answers, _error_to_json((failure.__cause__ if isinstance(failure, UserCodeFault) else None) or failure))
+        return 1
+    if call.takes_environment:
+        words = (
+            f"reward {job.function!r} takes the environment, which no process of a pool has: leave reward.manner out"
+        )
+        _write(answers, _error_to_json(ConfigError(words)))
         return 1
     _write(answers, {"together": call.together})
     while (trajectories := _read(questions)) is not None:

@@ -14,6 +14,7 @@ from agentgym.engines.servers.http import HttpClient, HttpRefusal, HttpUnreachab
 from agentgym.errors import ConfigError
 from agentgym.rewards.reward import RewardFailure
 from agentgym.rollout.episode.long_text import run_if_short
+from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.record.episodes_file import episode_text
 from agentgym.rollout.record.json_pieces import encode_json
 from agentgym.trajectory import Trajectory
@@ -61,6 +62,7 @@ class RemoteReward:
     """
 
     together = False
+    takes_environment = False
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class RemoteReward:
         self._sleep = sleep
         self._limit = RateLimit(config.requests_per_minute, config.tokens_per_minute, sleep=sleep, clock=clock)
 
-    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
+    async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
         """Requests the reward of one episode until it is answered or the retries are used up."""
         trajectory = trajectories[0]
         told = await run_if_short(trajectory.num_tokens, episode_text, trajectory)

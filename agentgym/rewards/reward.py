@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout.hosting.tracebacks import user_traceback
 from agentgym.trajectory import MAX_REWARD, Status, StopReason, Trajectory, is_reward
 from agentgym.types import JSON
 
-__all__ = ["InvalidReward", "Reward", "RewardFailure", "UnusableReward", "apply_failure", "apply_reward", "read_reward"]
+if TYPE_CHECKING:
+    from agentgym.rollout.hosting.hosted_env import HostedEnv
+
+__all__ = [
+    "InvalidReward",
+    "Reward",
+    "RewardFailure",
+    "RewardSource",
+    "UnusableReward",
+    "apply_failure",
+    "apply_reward",
+    "read_reward",
+    "with_environment_reward",
+]
 
 COMPONENT = "reward/"
 """The prefix of the components' metrics."""
@@ -80,6 +93,31 @@ class Reward:
                 raise InvalidReward(f"the rewards of the turns sum to the value: {total:g} is not {self.value:g}")
         if self.success is not None:
             object.__setattr__(self, "success", bool(self.success))
+
+
+class RewardSource(Protocol):
+    """Computes a value for each episode: a function, a pool of processes, a server, a judge, a model."""
+
+    @property
+    def together(self) -> bool:
+        """True if the episodes of a step are scored in one call; otherwise each call has one."""
+
+    @property
+    def num_at_once(self) -> int:
+        """The number of calls that may run at the same time."""
+
+    @property
+    def takes_environment(self) -> bool:
+        """True if it looks into the environment, which it is then given open."""
+
+    async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
+        """Returns a value for `read_reward`, or a RewardFailure, per episode; raises RewardFailure if all of them fail.
+
+        Raises ConfigError for a fault that every other episode would have too; it ends the run.
+        """
+
+    async def close(self) -> None:
+        """Releases its resources; a second call does nothing."""
 
 
 def read_reward(value: object) -> Reward:
@@ -156,3 +194,16 @@ def apply_failure(trajectory: Trajectory, failure: RewardFailure) -> Trajectory:
         error=f"the reward failed: {failure}",
         info={**trajectory.info, **told},
     )
+
+
+def with_environment_reward(trajectory: Trajectory) -> Trajectory:
+    """Returns a trajectory whose reward was replaced before with the environment's again, all of it on its last turn.
+
+    So a function that builds on the environment's reward finds it in recorded episodes, too.
+    """
+    earned = trajectory.info.get(ENVIRONMENT)
+    if not is_reward(earned) or not trajectory.turns:
+        return trajectory
+    *first, last = trajectory.turns
+    turns = (*(replace(turn, reward=0.0) for turn in first), replace(last, reward=float(cast(float, earned))))
+    return replace(trajectory, turns=turns)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
 
 from agentgym.errors import ConfigError
 from agentgym.rewards.config import RewardConfig
 from agentgym.rewards.function import RewardCall, RewardFunction, find_reward
-from agentgym.rewards.judge import Judge
+from agentgym.rewards.judge.judge import Judge
 from agentgym.rewards.learned import LearnedReward
 from agentgym.rewards.local import LocalFunction
 from agentgym.rewards.loop import RewardedLoop
@@ -19,32 +18,21 @@ from agentgym.rewards.overlong import OverlongConfig, with_overlong
 from agentgym.rewards.pool import PoolJob, RewardPool
 from agentgym.rewards.registry import wants_processes
 from agentgym.rewards.remote import RemoteReward
-from agentgym.rewards.reward import InvalidReward, Reward, RewardFailure, apply_failure, apply_reward, read_reward
+from agentgym.rewards.reward import (
+    InvalidReward,
+    Reward,
+    RewardFailure,
+    RewardSource,
+    apply_failure,
+    apply_reward,
+    read_reward,
+)
+from agentgym.rewards.weighted import WeightedPart, WeightedRewards
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
+from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.trajectory import Group, Trajectory
 
-__all__ = ["RewardSource", "Rewards", "open_rewards"]
-
-
-class RewardSource(Protocol):
-    """Computes a value for each episode: a function, a pool of processes, a server, a judge, a model."""
-
-    @property
-    def together(self) -> bool:
-        """True if the episodes of a step are scored in one call; otherwise each call has one."""
-
-    @property
-    def num_at_once(self) -> int:
-        """The number of calls that may run at the same time."""
-
-    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
-        """Returns a value for `read_reward`, or a RewardFailure, per episode; raises RewardFailure if all of them fail.
-
-        Raises ConfigError for a fault that every other episode would have too; it ends the run.
-        """
-
-    async def close(self) -> None:
-        """Releases its resources; a second call does nothing."""
+__all__ = ["Rewards", "open_rewards"]
 
 
 class Rewards:
@@ -66,6 +54,10 @@ class Rewards:
 
     def loop(self, inner: EpisodeLoop) -> EpisodeLoop:
         """Returns a loop that plays as `inner` and scores each episode at its end, or `inner` if there is no reward."""
+        if self._source is not None and self._source.takes_environment and not inner.has_environment:
+            raise ConfigError(
+                "the reward takes the environment, which is on another machine: leave environment out of its parameters"
+            )
         changes_nothing = self._source is None and not self._overlong.buffer_tokens
         return inner if self.together or changes_nothing else RewardedLoop(inner, self._score_one)
 
@@ -93,18 +85,18 @@ class Rewards:
         if self._source is not None:
             await self._source.close()
 
-    async def _score_one(self, trajectory: Trajectory) -> Trajectory:
+    async def _score_one(self, trajectory: Trajectory, env: HostedEnv | None = None) -> Trajectory:
         if not trajectory.status.trainable:
             return trajectory
-        return self._apply(trajectory, (await self._ask([trajectory]))[0])
+        return self._apply(trajectory, (await self._ask([trajectory], env))[0])
 
-    async def _ask(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
+    async def _ask(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
         """Returns a value or a RewardFailure for each trajectory."""
         if self._source is None:
             return [_environment_reward(trajectory) for trajectory in trajectories]
         async with self._free:
             try:
-                return await self._source.score(trajectories)
+                return await self._source.score(trajectories, env)
             except RewardFailure as failure:
                 return [failure] * len(trajectories)
 
@@ -132,6 +124,10 @@ async def open_rewards(config: RewardConfig, function: RewardFunction | None = N
 
 
 async def _open_source(config: RewardConfig, function: RewardFunction | None) -> RewardSource | None:
+    if config.is_weighted:
+        if function is not None:
+            raise ConfigError("an episode has one reward, got a function in Python and those of the settings")
+        return await _open_weighted(config)
     if function is not None or config.function is not None:
         return await _open_function(config, function)
     if not config.source_names:
@@ -153,8 +149,30 @@ async def _open_source(config: RewardConfig, function: RewardFunction | None) ->
     return RemoteReward(config.remote, config.settings, config.num_calls())
 
 
+async def _open_weighted(config: RewardConfig) -> RewardSource:
+    """Opens each of several rewards with its own settings, those under its name."""
+    names = [part.name for part in config.parts]
+    for name, own in config.settings.items():
+        if name not in names or not isinstance(own, Mapping):
+            raise ConfigError(
+                f"the settings of several rewards are a mapping under the name of each ({', '.join(names)}), such as"
+                f' {names[0]}={{"setting": 1}}; got {name}={own!r:.80}'
+            )
+    sources: dict[WeightedPart, RewardSource] = {}
+    try:
+        for part in config.parts:
+            source = await _open_source(config.of_part(part), None)
+            assert source is not None
+            sources[part] = source
+        return WeightedRewards(sources)
+    except BaseException:
+        for source in sources.values():
+            await source.close()
+        raise
+
+
 async def _open_function(config: RewardConfig, function: RewardFunction | None) -> RewardSource:
-    name = config.function
+    name = config.parts[0].function if config.parts else None
     if function is not None and config.source_names:
         raise ConfigError(
             f"an episode has one reward, got a function in Python and the {config.source_names[0]} of the settings"

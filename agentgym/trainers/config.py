@@ -167,6 +167,9 @@ class TrainConfig:
             raise ConfigError(f"epochs must be above 0, got {self.epochs}")
         if self.epochs is not None and not self.data.has_files:
             raise ConfigError("epochs are passes over rows of files, and an environment has no end: set steps")
+        if self.eval.episodes:
+            self.reward.check_repeats(self.eval.repeats, "eval.repeats")
+        self.reward.check_repeats(self.group_size, "group_size")
         check_date(self.date)
         if self.engine not in ENGINES and not is_place(self.engine):
             near = nearest(self.engine, ENGINES) or "."

@@ -72,7 +72,8 @@ def test_a_function_with_other_names_is_a_batch_where_that_is_said(episode: Make
     def scores(played: list[Trajectory], exercises: list[Task]) -> list[int]:
         return [len(played)] * len(exercises)
 
-    assert not RewardCall.of(scores, {}).together
+    with pytest.raises(ConfigError, match="takes 'played', which no reward is given"):
+        RewardCall.of(scores, {})
     assert RewardCall.of(scores, {}, batch=True)([episode("a"), episode("b")]) == [2, 2]
     with pytest.raises(ConfigError, match="takes one trajectory"):
         RewardCall.of(by_length, {"offset": 1}, batch=True)
@@ -135,18 +136,55 @@ def test_a_turn_of_tools_is_part_of_trls_completion(episode: Make) -> None:
     assert RewardCall.of(roles, {})([episode("b", replies=["a"])]) == ["assistant user assistant"]
 
 
-@pytest.mark.parametrize("parameter", ["env", "environment"])
-def test_a_function_that_wants_the_environment_is_refused(parameter: str) -> None:
+@pytest.mark.parametrize(
+    ("taken", "given"),
+    [
+        ("trajectory", "T"),
+        ("task", "K"),
+        ("environment, trajectory", "ET"),
+        ("task, environment, trajectory", "KET"),
+        ("trajectory, /, environment, *, task", "TEK"),
+        ("_, task", "TK"),
+        ("trajectory, _task", "TK"),
+        ("t, k", "TK"),
+        ("t, environment", "TE"),
+    ],
+)
+def test_a_function_of_an_episode_is_given_its_parts_by_name(taken: str, given: str, episode: Make) -> None:
     scope: dict[str, Any] = {}
-    exec(f"def wants(trajectory, {parameter}): return 1.0", scope)
-    with pytest.raises(ConfigError, match=f"takes '{parameter}', which no reward is given"):
-        RewardCall.of(scope["wants"], {})
+    names = [name for name in taken.replace(",", " ").split() if name not in "/*"]
+    exec(f"def parts({taken}): return ({', '.join(names)},)", scope)
+    call, played = RewardCall.of(scope["parts"], {}), episode("a")
+    letters = {id(played): "T", id(played.task): "K", id(scope): "E"}
+    result = call([played], scope)
+    assert isinstance(result, tuple)
+    assert "".join(letters[id(part)] for part in result) == given
+    assert call.takes_environment == ("E" in given)
 
 
-@pytest.mark.parametrize("wrong", [lambda trajectory: 1.0, lambda: 1.0, lambda a, b, c: 1.0])
-def test_other_signatures_are_refused(wrong: Callable[..., float]) -> None:
-    with pytest.raises(ConfigError, match=r"takes \(trajectory, task\)"):
-        RewardCall.of(wrong, {})
+@pytest.mark.parametrize(
+    ("taken", "told"),
+    [
+        ("", "takes nothing of an episode"),
+        ("trajectory, env", "takes 'env', which no reward is given: write environment"),
+        ("trajectory, environmen", "takes 'environmen', .*: did you mean 'environment'"),
+        ("a, b, c", "takes 'c'"),
+        ("task, k", "takes 'k'"),
+        ("prompt, completion", "takes 'prompt'"),
+        ("solution_str, ground_truth", "takes 'solution_str'"),
+        ("trajectories, environments", "takes 'trajectories'|takes 'environments'"),
+        ("trajectory, task, tools", "takes 'tools'"),
+    ],
+)
+def test_other_signatures_are_refused_with_the_right_ones(taken: str, told: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def wrong({taken}): return 1.0", scope)
+    with pytest.raises(ConfigError, match=told) as refused:
+        RewardCall.of(scope["wrong"], {})
+    assert "any of trajectory, task and environment, (trajectories, tasks), verl's" in str(refused.value)
+
+
+def test_a_class_is_no_reward() -> None:
     with pytest.raises(ConfigError, match="is a function"):
         RewardCall.of(Task, {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 
 from agentgym.engines.openai.endpoint import ChatEndpointConfig
 from agentgym.errors import ConfigError
+from agentgym.evaluation.play.config import EvalConfig
 from agentgym.rewards import RewardConfig, open_rewards
-from agentgym.rewards.judge import JudgeConfig
+from agentgym.rewards.judge.config import JudgeConfig
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trajectory import Status, Trajectory
 from agentgym.types import Message, ToolCall, ToolResult
 
@@ -101,3 +105,136 @@ def test_a_template_of_ones_own_shows_what_it_names(chat_endpoint: Any, episode:
 def test_a_judge_that_cannot_judge_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         judge("http://127.0.0.1:1", [], **settings)
+
+
+@pytest.mark.parametrize("verdict", ["Score: 7/10", "**Score: 7 / 10**", "Fine.\n\nscore: 7.0/10."])
+def test_a_score_out_of_the_highest_is_one(chat_endpoint: Any, episode: Make, verdict: str) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
+    (scored,) = judge(endpoint.url, [episode("a")])
+    assert scored.reward == 0.7
+    (other,) = judge(endpoint.url, [episode("a")], highest=5)
+    assert other.error is not None and "no score from 0 to 5" in other.error
+
+
+RUBRIC = {"right": {"text": "Is it right?", "weight": 3}, "clear and brief": "Is it short?"}
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        "Well.\nright: 8\nClear and brief: 4",
+        "- **clear and brief:** 4/10\n- **right**: 8.0",
+        '{"no": 1}\nThat was a start.\n```json\n{"right": 8, "clear and brief": {"why": "long", "score": 4}}\n```',
+        'So\n{\n  "clear and brief": 4,\n  "right": 8\n}',
+    ],
+)
+def test_a_rubric_has_a_score_for_each_criterion(
+    chat_endpoint: Any, episode: Make, verdict: str, tmp_path: Path
+) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
+    (scored,) = judge(endpoint.url, [episode("a")], rubric=RUBRIC)
+    assert scored.reward == pytest.approx((3 * 0.8 + 0.4) / 4)
+    metrics = {name: value for name, value in scored.metrics.items() if name.startswith("reward/")}
+    assert metrics == {"reward/right": 8.0, "reward/clear and brief": 4.0}
+    (asked,) = endpoint.bodies[0]["messages"]
+    assert "- right: Is it right?\n- clear and brief: Is it short?\n" in asked["content"]
+    assert "a number from 0 (not met at all) to 10" in asked["content"]
+    (tmp_path / "rubric.yaml").write_text("right: {text: 'Is it right?', weight: 3}\nclear and brief: Is it short?\n")
+    (again,) = judge(endpoint.url, [episode("a")], rubric=str(tmp_path / "rubric.yaml"))
+    assert again == scored
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        "",
+        "right: 8",
+        "right: 8\nclear and brief: 11",
+        "right: 8\nclear and brief: 4\nOr so.",
+        "right: 8\nright: 8",
+        "right: 8\nbrief: 4",
+        '{"right": 8}',
+        '{"right": 8, "clear and brief": "4"}',
+        '{"right": 8, "clear and brief": true}',
+        '{"right": 8, "clear and brief": 4, "kind": 1}',
+        '{"right": 8, "right": 4}',
+        '{"right": 8, "clear and brief": NaN}',
+    ],
+)
+def test_a_verdict_without_each_criterion_is_a_failure(chat_endpoint: Any, episode: Make, verdict: str) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
+    (scored,) = judge(endpoint.url, [episode("a")], rubric=RUBRIC)
+    assert scored.status is Status.ENV_ERROR and "the judge's" in str(scored.error)
+
+
+def test_each_turn_has_a_score_that_reaches_its_tokens(chat_endpoint: Any, episode: Make) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said("Turn 1: 10\nTurn 2: 0\nTurn 3: 5/10"))
+    (scored,) = judge(endpoint.url, [episode("c", replies=["a", "b"])], unit="turn")
+    assert [turn.reward for turn in scored.turns] == pytest.approx([1 / 3, 0, 0.5 / 3])
+    assert (scored.reward, scored.metrics["reward/judge"]) == (pytest.approx(0.5), 5.0)
+    (asked,) = endpoint.bodies[0]["messages"]
+    assert "Turn 1\n\n[assistant]\na\n\n[user]\ngo on\n\nTurn 2\n\n[assistant]\nb" in asked["content"]
+
+
+def test_the_members_of_a_group_are_ranked_in_an_order_that_the_seed_gives(chat_endpoint: Any, episode: Make) -> None:
+    quality = {"good": 2, "fair": 1, "also fair": 1, "bad": 0}
+
+    def rank(body: Any, number: int) -> Any:
+        text = body["messages"][0]["content"]
+        shown = re.findall(r"<answer (\d)>\n(.*?)\n</answer \1>", text)
+        orders.append([answer for _, answer in shown])
+        by_quality = {
+            level: [place for place, answer in shown if quality[answer] == level] for level in quality.values()
+        }
+        return chat_endpoint.said("Ranking: " + " > ".join(" = ".join(places) for places in by_quality.values()))
+
+    orders: list[list[str]] = []
+    endpoint = chat_endpoint(rank)
+    played = [episode(answer, member=index) for index, answer in enumerate(quality)]
+    others = [replace(each, group=f"0/{number}") for number in range(1, 6) for each in played]
+    scored = judge(endpoint.url, [*played, *others], unit="group")
+    assert [each.reward for each in scored] == [1.0, 0.5, 0.5, 0.0] * 6
+    assert len(endpoint.bodies) == 6 and len({tuple(order) for order in orders}) > 2
+    assert scored[0].metrics["reward/judge"] == 1.0
+    judge(endpoint.url, played, unit="group")
+    assert orders[-1] in orders[:-1]
+    alone = judge(endpoint.url, played[:1], unit="group")
+    assert "needs two members" in str(alone[0].error)
+
+
+@pytest.mark.parametrize(
+    "verdict", ["", "Ranking: 1", "Ranking: 1 > 1", "Ranking: 1 > 2 > 3", "1 > 2", "Ranking: 1, 2"]
+)
+def test_a_ranking_that_leaves_one_out_fails_all(chat_endpoint: Any, episode: Make, verdict: str) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
+    scored = judge(endpoint.url, [episode("a"), episode("b", member=1)], unit="group")
+    assert all("no ranking of the answers 1 to 2, each once" in str(each.error) for each in scored)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rubric": {"a": "b"}, "unit": "turn"}, "leave judge.rubric or judge.unit=turn out"),
+        ({"rubric": {"a": 3}}, "a criterion is a text, or"),
+        ({"rubric": {"a": {"text": "b", "weight": 0}}}, "weight of criterion 'a' is a number above 0"),
+        ({"rubric": {"a": {"text": "b", "wieght": 1}}}, "a criterion is a text, or"),
+        ({"rubric": {"a:b": "c"}}, "has no colon"),
+        ({"rubric": "none.yaml"}, "no file 'none.yaml' for the judge's rubric"),
+        ({"rubric": {"a": "b"}, "template": "Rate {reply}"}, r"does not show the \{rubric\}"),
+        ({"unit": "turn", "template": "Rate {reply}"}, r"shows no \{turns\}"),
+        ({"unit": "group", "score": r"(\d)"}, "format of a single score"),
+    ],
+)
+def test_a_rubric_or_unit_that_cannot_be_judged_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        judge("http://127.0.0.1:1", [], **settings)
+
+
+def test_a_ranking_of_tasks_that_are_played_once_is_refused_before_the_run() -> None:
+    ranks = RewardConfig(judge=JudgeConfig(url="http://127.0.0.1:1", unit="group"))
+    with pytest.raises(ConfigError, match="needs two of each task, got num_repeats=1: set it to 2 or more"):
+        EvalConfig(env="TextGame-v0", reward=ranks)
+    with pytest.raises(ConfigError, match=r"needs two of each task, got eval\.repeats=1"):
+        TrainConfig(env="TextGame-v0", reward=ranks)
+    assert EvalConfig(env="TextGame-v0", reward=ranks, num_repeats=2).reward == ranks
+    assert TrainConfig(env="TextGame-v0", reward=ranks, eval=HeldOutConfig(repeats=2)).reward == ranks

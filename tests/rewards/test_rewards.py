@@ -13,7 +13,7 @@ import pytest
 from agentgym.cli.options import parse_options
 from agentgym.errors import ConfigError, UnknownName
 from agentgym.rewards import Reward, RewardConfig, UnusableReward, open_rewards
-from agentgym.rewards.judge import JudgeConfig
+from agentgym.rewards.judge.config import JudgeConfig
 from agentgym.rewards.overlong import OverlongConfig
 from agentgym.rewards.remote import RemoteConfig
 from agentgym.trainers.config import config_from_mapping

@@ -35,11 +35,11 @@ def score(episode: Make) -> Callable[..., Reward]:
 
 
 def test_every_scorer_of_the_documentation_has_its_name() -> None:
-    assert sorted(REWARDS) == ["code", "exact_match", "f1", "format", "gsm8k", "math"]
+    assert sorted(REWARDS) == ["code", "environment", "exact_match", "f1", "format", "gsm8k", "math"]
 
 
 def test_a_task_without_a_truth_is_a_failure(score: Callable[..., Reward]) -> None:
-    for name in sorted(set(REWARDS) - {"format"}):
+    for name in sorted(set(REWARDS) - {"format", "environment"}):
         with pytest.raises(InvalidReward, match=r'no options\["ground_truth"\]'):
             score(name, "42")
 

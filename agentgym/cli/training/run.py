@@ -144,7 +144,9 @@ def _environments(config: TrainConfig) -> list[EnvChoice]:
 
 def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
     """Returns commands that evaluate the checkpoint as the run was evaluated, as far as options can express it."""
-    reward = f"--reward.function {shlex.quote(config.reward.function)} " if config.reward.function else ""
+    functions = config.reward.function or ()
+    functions = (functions,) if isinstance(functions, str) else functions
+    reward = f"--reward.function {shlex.join(functions)} " if functions else ""
     if config.data.has_files:
         held_out, train = shlex.join(config.data.eval_files), shlex.join(config.data.train_files)
         data = f"--data.eval {held_out}" if held_out else f"--data.train {train}"

@@ -105,6 +105,7 @@ class EvalConfig:
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is at least 1, got {value}")
         _ = self.sampling  # checks it
+        self.reward.check_repeats(self.num_repeats, "num_repeats")
         if self.engine != "local" and (self.policy in POLICIES or is_url(self.policy)):
             raise ConfigError(f"engine {self.engine} samples from a model, and {self.policy} plays: leave engine out")
         SamplerConfig(env_processes=self.env_processes)

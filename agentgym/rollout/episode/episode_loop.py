@@ -45,6 +45,9 @@ class GameAbandoned(AgentGymError):
 class EpisodeLoop(ABC):
     """Plays episodes with replies of any source; a subclass plays the conversation and releases its session."""
 
+    has_environment = True
+    """False if the environments are on another machine, so that no reward can look into them."""
+
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.home = Home(limits)

@@ -90,6 +90,26 @@ class LocalEnv(HostedEnv):
             values = await self._run(lambda: env.step(action), label)
         return read_step(values)
 
+    async def apply(self, function: Callable[[Env], Coroutine[object, object, T]]) -> T:
+        """Runs a function that looks into the environment where its own code runs, an inline one on a thread."""
+        env, home, label = self.env, self._home, partial(label_of, self._name, self._seed, "reward")
+        if self.kind == "async":
+            return await home.run_async(lambda: function(env), label)
+        call = named_call(label, lambda: asyncio.run(function(env)))
+        if self._thread is not None:
+            return await home.run_on(self._thread, call)
+        thread = home.threads.acquire()
+        try:
+            result = await home.run_on(thread, call)
+        except (EnvCallTimeout, asyncio.CancelledError):
+            home.threads.abandon(thread)
+            raise
+        except BaseException:
+            home.threads.release(thread)
+            raise
+        home.threads.release(thread)
+        return result
+
     async def close(self) -> str | None:
         """Closes the environment; one that is still in a call keeps its thread, which closes it after that call."""
         try:

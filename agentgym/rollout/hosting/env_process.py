@@ -13,22 +13,23 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import cast
+from typing import TypeVar, cast
 
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.env_code import EnvCallTimeout
 from agentgym.rollout.hosting.env_link import EnvLink, Failure
-from agentgym.rollout.hosting.hosted_env import DistantTraceback, EnvFacts, HostedEnv, called_tools, label_of
+from agentgym.rollout.hosting.hosted_env import DistantTraceback, Env, EnvFacts, HostedEnv, called_tools, label_of
 from agentgym.rollout.limits import Limits
 from agentgym.types import Task
 
 __all__ = ["EnvProcessLost", "EnvProcesses"]
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PROGRAM = """
@@ -247,6 +248,10 @@ class _ProcessEnv(HostedEnv):
     async def step(self, action: str) -> EnvStep:
         """Calls the environment's `step`."""
         return cast(EnvStep, await self._call("step", "step", action, action=action))
+
+    async def apply(self, function: Callable[[Env], Coroutine[object, object, T]]) -> T:
+        """Runs a function there that looks into the environment."""
+        return cast(T, await self._call("reward", "apply", function))
 
     async def close(self) -> str | None:
         """Closes the environment there, as far as something is left of it."""

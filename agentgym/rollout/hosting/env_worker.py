@@ -60,7 +60,7 @@ class EnvWorker:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, number: int, env: int, method: str, payload: bytes) -> None:
-        """Begins call `number`, of an environment's `open`, `reset`, `step` or `close`; its answer is sent."""
+        """Begins call `number`, of an environment's `open`, `reset`, `step`, `apply` or `close`; its answer is sent."""
         before = self._running.get(env)
         if method == "close" and before is not None:
             before.cancel()  # the run has given that call up
@@ -95,6 +95,8 @@ class EnvWorker:
                 return _sendable("reset", answer), self._envs[env].facts
             case "step", (str() as action,):
                 return _sendable("step", await self._envs[env].step(action))
+            case "apply", (function,):
+                return await self._envs[env].apply(function)  # type: ignore[arg-type]
             case _:
                 hosted = self._envs.pop(env, None)
                 return None if hosted is None else await hosted.close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import gymnasium
 
@@ -17,6 +17,7 @@ from agentgym.types import JSON, MalformedCall, ToolSpec
 
 __all__ = ["DistantTraceback", "Env", "EnvFacts", "HostedEnv", "called_tools", "facts_of", "label_of"]
 
+T = TypeVar("T")
 Env: TypeAlias = "gymnasium.Env[str, str]"
 
 
@@ -67,6 +68,13 @@ class HostedEnv(ABC):
     @abstractmethod
     async def step(self, action: str) -> EnvStep:
         """Calls the environment's `step`."""
+
+    @abstractmethod
+    async def apply(self, function: Callable[[Env], Coroutine[object, object, T]]) -> T:
+        """Returns the result of a function that looks into the environment, run in its place before it is closed.
+
+        For another process, function and result are pickled. What the function raises is raised as by `step`.
+        """
 
     @abstractmethod
     async def close(self) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from agentgym.envs.base.multi_agent import SELF, MultiAgentEnv
 from agentgym.errors import ConfigError, EngineError, EnvironmentFault
@@ -22,6 +22,7 @@ from agentgym.types import Task
 
 __all__ = ["SelfPlaySampler", "group_of", "seats_of"]
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 TableName: TypeAlias = tuple[str, int, int, str]
@@ -138,6 +139,10 @@ class SeatEnv(HostedEnv):
     async def step(self, action: str) -> EnvStep:
         """Plays the agent's move; returns what it sees at its next turn."""
         return read_step(await self._table.move(self._agent, action))
+
+    async def apply(self, function: Callable[[Env], Coroutine[object, object, T]]) -> T:
+        """Runs a function that looks into the game, which others may still play."""
+        return await self._table.hosted.apply(function)
 
     async def close(self) -> None:
         """Does nothing: the table closes the environment."""

@@ -148,6 +148,8 @@ class ClusterStage:
 class _DistantLoop(EpisodeLoop):
     """An episode loop that delegates to the workers' loops."""
 
+    has_environment = False
+
     def __init__(self, stage: ClusterStage, part: Part, config: TrainConfig) -> None:
         super().__init__(limits_for(part, config))
         self._stage = stage

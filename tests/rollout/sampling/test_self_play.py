@@ -14,6 +14,7 @@ from agentgym.engines.protocol import Sampling
 from agentgym.engines.scripted import ScriptedEngine, ScriptedReply
 from agentgym.envs.games.tic_tac_toe import TicTacToe
 from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.replies import reply_ids
 from agentgym.rollout.episode.token_loop import RolloutLoop
@@ -76,6 +77,21 @@ def test_a_game_gives_a_trajectory_to_each_seat(renderer: Renderer) -> None:
     ]
     assert (cross.info["agent"], nought.info["agent"]) == ("X", "O")
     assert cross.num_trained_tokens == 6 and nought.num_trained_tokens == 4
+
+
+def test_a_reward_of_each_seat_looks_into_the_finished_game(renderer: Renderer) -> None:
+    def reward(task: Task, environment: TicTacToe) -> float:
+        return environment.over + 0.5 * task.seed
+
+    async def run() -> list[Trajectory]:
+        async with open_rewards(RewardConfig(), reward) as rewards:
+            sampler = SelfPlaySampler(rewards.loop(scripted(renderer, lambda seat, _, turn: X_WINS[seat][turn])))
+            try:
+                return await asyncio.wait_for(sampler.run(games(2)), 20)
+            finally:
+                sampler.close()
+
+    assert [played.reward for played in asyncio.run(run())] == [1.5] * 4
 
 
 def test_each_turn_is_a_row_that_shows_the_board_alone(renderer: Renderer) -> None:

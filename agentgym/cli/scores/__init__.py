@@ -1,0 +1,1 @@
+"""Commands on the scores of recorded episodes."""
