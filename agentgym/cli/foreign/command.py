@@ -80,9 +80,9 @@ def main(args: Sequence[str]) -> int:
 
 def _check(settings: dict[str, Any]) -> None:
     """Raises ConfigError for settings that no run could have; tasks may be named later."""
-    named = {"env", "data"} & settings.keys()
-    epochs = {} if named else {"epochs": None}
-    config_from_mapping(TrainConfig, {**settings, **({} if named else {"env": "?"}), **epochs})
+    data = settings.get("data", {})
+    named = "env" in settings or "train" in data or "eval" in data
+    config_from_mapping(TrainConfig, settings if named else {**settings, "env": "?"})
 
 
 def _show_lines(title: str, lines: Sequence[Line]) -> None:
@@ -113,11 +113,9 @@ def _show_summary(options: ImportOptions, translation: Translation) -> None:
         f"{len(translation.of(outcome))} {outcome}" for outcome in ("translated", "same", "lost", "unknown")
     )
     say(f"{options.output}: {counted}; docs/{options.library}.md has the whole table")
-    missing = ""
     if not {"env", "data.train"} & translation.settings.keys():
-        say("  no tasks are named in it: add --env ID, or --data.train FILE")
-        missing = " --env ID"
-    say(f"try next: agentgym train --config {options.output}{missing} --dry-run")
+        say("  no tasks are named in it: add env, or train below data")
+    say(f"try next: agentgym train --config {options.output} --dry-run")
 
 
 def _as_json(options: ImportOptions, translation: Translation) -> dict[str, Any]:

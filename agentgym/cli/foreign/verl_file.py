@@ -165,11 +165,14 @@ def _statements(text: str) -> list[str]:
 def _words(text: str, variables: Mapping[str, Any]) -> list[str]:
     """Splits text as a shell would, after filling variables in; an unknown variable stays as it is written."""
     text = LIST.sub(lambda match: shlex.join(variables.get(match[1], [])), text)
+    text = re.sub(r"\$\(pwd\)|`pwd`", str(Path.cwd()), text)
     for _ in range(5):  # a variable may hold another one
         text = EXPANSION.sub(lambda match: _expand(match, variables), text)
     try:
         return shlex.split(text, comments=True)
     except ValueError as error:
+        if "main_" not in text:
+            return []  # a part of a text over several lines, which sets nothing that is read
         raise ConfigError(f"a line of the script cannot be read ({error}): {text[:80]!r}") from error
 
 

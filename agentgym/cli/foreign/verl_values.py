@@ -301,14 +301,15 @@ def critic_of(convert: Converter | None = None) -> Converter:
 
 def lora_rank(value: Any, theirs: Theirs) -> Several:
     """Returns the rank of adapters, which learn at the same rate as weights do in verl."""
-    rate = {"learner.lora.learning_rate": theirs.get(ACTOR + "optim.lr")} if value else {}
-    return Several({"learner.lora.rank": value, **rate})
+    if not value:
+        raise SameMeaning("learner.lora.rank: 0")
+    return Several({"learner.lora.rank": value, "learner.lora.learning_rate": theirs.get(ACTOR + "optim.lr")})
 
 
 def lora_alpha(value: Any, theirs: Theirs) -> float:
     """Returns the scale of adapters."""
-    if not theirs.get("actor_rollout_ref.model.lora_rank"):
-        raise SameMeaning("no adapters without lora_rank")
+    if not any(theirs.get(f"actor_rollout_ref.model.{name}") for name in ("lora_rank", "lora.rank")):
+        raise SameMeaning("no adapters without a rank")
     return float(value)
 
 
@@ -334,8 +335,10 @@ def engine_arg(key: str) -> Converter:
         option = ENGINE_ARGS[key][engine]
         if value is False:
             raise SameMeaning(f"the server's default, without {option}")
-        if key == "tensor_model_parallel_size" and value == 1:
-            raise SameMeaning("one GPU for each server")
+        if key == "tensor_model_parallel_size":
+            value = split_gpus(theirs)[2]
+            if value == 1:
+                raise SameMeaning("one GPU for each server")
         return Several({f"{engine}.server_args": [option] if value is True else [option, str(value)]})
 
     return convert
@@ -403,6 +406,8 @@ def _data_source(files: list[str]) -> str | None:
 
 def epochs(value: Any, theirs: Theirs) -> Any:
     """Returns the passes over the data, unless the steps are given."""
+    if theirs.get("data.train_files") != theirs.given.get("data.train_files", theirs.get("data.train_files")):
+        raise NoCounterpart("passes over the rows of files: add epochs, with data.train")
     if theirs.get("trainer.total_training_steps"):
         raise SameMeaning("total_training_steps wins")
     return value
@@ -466,30 +471,27 @@ def _num_gpus(theirs: Theirs) -> int:
     return int(given[0]) * int(given[1])
 
 
+def split_gpus(theirs: Theirs) -> tuple[int, int, int]:
+    """Returns learner ranks, engines, and the GPUs of an engine: servers get half, since they share none with ranks."""
+    total = _num_gpus(theirs)
+    per_engine = min(int(theirs.get(ROLLOUT + "tensor_model_parallel_size", 1)), max(1, total // 2))
+    engines = max(1, total // 2 // per_engine)
+    return total - engines * per_engine, engines, per_engine
+
+
 def machines(value: Any, theirs: Theirs) -> Several:
-    """Returns the processes of a run on several GPUs: half for learner ranks, half for engines of their own."""
-    total, engine = _num_gpus(theirs), theirs.get(ROLLOUT + "name")
+    """Returns the processes of a run on several GPUs."""
+    total = _num_gpus(theirs)
     if total < 2:
         raise SameMeaning("executor: local, one process")
     if theirs.get("trainer.device") == "cpu":
         raise NoCounterpart("the processes of a cluster are GPUs in verl: set executor ray, ray.learners, ray.engines")
-    if engine not in SERVERS:
-        layout = {"ray.layout": "colocated", "ray.learners": total, "ray.engines": total}
-        return Several({"executor": "ray", **layout, "ray.gpus_per_learner": 1.0, "ray.gpus_per_engine": 1.0})
-    per_engine = int(theirs.get(ROLLOUT + "tensor_model_parallel_size", 1))
-    engines = max(1, total // 2 // per_engine)
-    learners = total - engines * per_engine
-    if learners < 1:
-        raise NoCounterpart(f"{total} GPUs are too few for a learner beside an engine of {per_engine}")
-    return Several(
-        {
-            "executor": "ray",
-            "ray.learners": learners,
-            "ray.gpus_per_learner": 1.0,
-            "ray.engines": engines,
-            "ray.gpus_per_engine": float(per_engine),
-        }
-    )
+    if theirs.get(ROLLOUT + "name") not in SERVERS:
+        found = {"ray.layout": "colocated", "ray.learners": total, "ray.engines": total, "ray.gpus_per_engine": 1.0}
+    else:
+        learners, engines, per_engine = split_gpus(theirs)
+        found = {"ray.learners": learners, "ray.engines": engines, "ray.gpus_per_engine": float(per_engine)}
+    return Several({"executor": "ray", "ray.gpus_per_learner": 1.0, **found})
 
 
 def ranks_only(value: Any, theirs: Theirs) -> Any:
@@ -501,4 +503,23 @@ def ranks_only(value: Any, theirs: Theirs) -> Any:
 
 def parallel(value: Any, theirs: Theirs) -> Any:
     """Returns a number of ranks that share a forward pass."""
+    learners = split_gpus(theirs)[0] if theirs.get(ROLLOUT + "name") in SERVERS else _num_gpus(theirs)
+    if value > 1 and learners % value:
+        raise NoCounterpart(f"the {learners} learner ranks are no multiple of {value}: set learner.mesh")
     return ranks_only(value if value > 1 else 0, theirs)
+
+
+def tensor_parallel(value: Any, theirs: Theirs) -> Any:
+    """Returns the ranks that split the weights of a layer, which adapters do not."""
+    if any(theirs.get(f"actor_rollout_ref.model.{name}") for name in ("lora_rank", "lora.rank")):
+        raise NoCounterpart("adapters are not split by learner.mesh.tensor")
+    return parallel(value, theirs)
+
+
+def engine(value: Any, _: Theirs) -> str:
+    """Returns the engine that samples."""
+    if value in ("hf", "naive"):
+        return "local"
+    if value not in SERVERS:
+        raise NoCounterpart("engine is local, sglang or vllm, or your own as file.py:name")
+    return str(value)
