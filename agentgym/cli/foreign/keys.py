@@ -160,6 +160,8 @@ def translate(
             translation.lines.append(Line("unknown", name, value, "no key that is known" + (hint.rstrip("?.") or "")))
         elif _is_open(value):
             translation.lines.append(Line("lost", name, value, f"no constant: give it after the file, {name}=VALUE"))
+        elif _is_number(key.default) and isinstance(value, str):
+            raise ConfigError(f"{name} is a number, got {value!r}")
         elif value is not None:
             _translate_key(key, (name, value), theirs, (translation, defaults))
         elif key.default is ABSENT:
@@ -198,7 +200,7 @@ def _translate_key(
             translation.lines.append(Line("same", name, value, str(reason), pattern))
         return
     except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise ConfigError(f"{name}={value!r} cannot be translated ({error}): is it what the library takes?") from error
+        raise ConfigError(f"{name}={value!r} cannot be translated ({error}): is it of the right type?") from error
     ours = converted if isinstance(converted, Several) else Several({_setting_name(key, name): converted})
     if not is_given:
         ours = Several({setting: own for setting, own in ours.items() if setting not in translation.decided})
@@ -226,7 +228,9 @@ def _setting_name(key: Key, name: str) -> str:
 
 
 def _equal(ours: Any, given: Any) -> bool:
-    return (type(ours) is type(given) and ours == given) or (_is_number(ours) and _is_number(given) and ours == given)
+    if isinstance(ours, tuple) and isinstance(given, list):
+        return list(ours) == given
+    return bool(ours == given) and (type(ours) is type(given) or (_is_number(ours) and _is_number(given)))
 
 
 def _is_number(value: Any) -> bool:

@@ -7,7 +7,7 @@ from agentgym.cli.foreign.keys import Key, same, skip
 
 __all__ = ["TRL_ALWAYS", "TRL_KEYS"]
 
-TRUNCATED = "the trainer's logprobs are those of the whole distribution"
+WHOLE = "refused: the trainer's logprobs are those of the whole distribution"
 BATCH = "in tasks and learner.minibatches"
 IN_LOSS = "in learner.loss_settings"
 RANKS = "several processes are executor ray (docs/cluster.md) or ranks (docs/ranks.md)"
@@ -25,7 +25,7 @@ TRAINER = (
     Key("dataset_name", "data.train", convert=values.dataset_name),
     Key("eval_dataset", "data.eval", convert=values.train_data),
     Key("tools", "data.tools", convert=values.tools),
-    Key("environment_factory", "env", "its class becomes a ToolEnv: docs/trl.md"),
+    Key("environment_factory", "data.tools", "its methods are tools", convert=values.tools),
     same("dataset_config", "in data.train"),
     same("dataset_train_split", "in data.train"),
     same("processing_class", "the model's own tokenizer"),
@@ -73,13 +73,13 @@ BATCHES = (
     skip("per_device_eval_batch_size", "the held-out tasks are played together"),
 )
 GENERATION_KEYS = (
-    Key("max_completion_length", "limits.turn_tokens", "of each reply", default=512),
+    Key("max_completion_length", "limits.turn_tokens", "of each reply; TRL counts all turns together", default=512),
     Key("temperature", "sampling.temperature"),
-    Key("top_p", convert=values.uncut(1.0)),
-    Key("top_k", convert=values.uncut(0)),
-    Key("min_p", convert=values.uncut(0.0)),
-    Key("repetition_penalty", convert=values.uncut(1.0)),
-    Key("max_tool_calling_iterations", "env_kwargs.max_turns", convert=lambda value, _: value + 1),
+    Key("top_p", remark=WHOLE, convert=values.uncut(1.0)),
+    Key("top_k", remark=WHOLE, convert=values.uncut(0)),
+    Key("min_p", remark=WHOLE, convert=values.uncut(0.0)),
+    Key("repetition_penalty", remark=WHOLE, convert=values.uncut(1.0)),
+    Key("max_tool_calling_iterations", "env_kwargs.max_turns", convert=values.max_turns),
     Key("mask_truncated_completions", "truncated_episodes", convert=lambda value, _: "leave_out" if value else "learn"),
     Key("use_vllm", "engine", convert=values.engine),
     Key(
@@ -95,12 +95,7 @@ GENERATION_KEYS = (
         default=True,
         convert=values.correction,
     ),
-    Key(
-        "vllm_importance_sampling_mode",
-        kind="same",
-        default="sequence_mask",
-        convert=same("", "in learner.correction").convert,
-    ),
+    same("vllm_importance_sampling_mode", "in learner.correction", default="sequence_mask"),
     same("vllm_importance_sampling_clip_max", "in learner.correction_settings", default=3.0),
     same("vllm_importance_sampling_c*", "in learner.correction_settings"),
     same("vllm_mode", "train starts the server, or vllm.urls names running ones"),

@@ -65,7 +65,7 @@ def epochs(value: Any, theirs: Theirs) -> Any:
     """Returns the passes over the data."""
     if theirs.get("max_steps", -1) > 0:
         raise SameMeaning("max_steps counts")
-    if theirs.get("environment_factory") or not isinstance(theirs.get("train_dataset"), str | list):
+    if not any(isinstance(theirs.get(name), str | list) for name in ("train_dataset", "dataset_name")):
         raise NoCounterpart("passes over the rows of files: add epochs, with data.train")
     return value
 
@@ -75,10 +75,8 @@ def model(value: Any, _: Theirs) -> str:
     return str(value)
 
 
-def train_data(value: Any, theirs: Theirs) -> list[str]:
-    """Returns the files to train on, unless an environment has tasks of its own."""
-    if theirs.get("environment_factory"):
-        raise NoCounterpart("with an environment, its tasks come from seeds, or its rows by --data.train")
+def train_data(value: Any, _: Theirs) -> list[str]:
+    """Returns the files to train on."""
     return [str(item) for item in (value if isinstance(value, list) else [value])]
 
 
@@ -88,9 +86,11 @@ def dataset_name(value: Any, theirs: Theirs) -> list[str]:
     return [":".join(str(part) for part in parts if part)]
 
 
-def rewards(value: Any, _: Theirs) -> str:
+def rewards(value: Any, theirs: Theirs) -> Any:
     """Returns the place of the reward function."""
     functions = value if isinstance(value, list) else [value]
+    if theirs.get("environment_factory"):
+        raise NoCounterpart("TRL adds it to the environment's get_reward, which reward.function would replace here")
     if len(functions) > 1:
         raise NoCounterpart("a run has one reward.function: write one that adds them up, with the weights")
     if ":" not in str(functions[0]):
@@ -99,8 +99,17 @@ def rewards(value: Any, _: Theirs) -> str:
 
 
 def tools(value: Any, _: Theirs) -> list[str]:
-    """Returns the tools' functions."""
+    """Returns the places of functions, or of an environment."""
+    if isinstance(value, dict):
+        raise NoCounterpart("several environments: practice.mix, or data.agents by the rows' agent_name")
     return [str(item) for item in (value if isinstance(value, list) else [value])]
+
+
+def max_turns(value: Any, theirs: Theirs) -> int:
+    """Returns the most replies of an episode, the last of which has no call."""
+    if not (theirs.given.get("tools") or theirs.given.get("environment_factory")):
+        raise SameMeaning("of no effect without tools")
+    return int(value) + 1
 
 
 def advantage(value: Any, theirs: Theirs) -> Several:

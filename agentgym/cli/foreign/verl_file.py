@@ -73,7 +73,7 @@ def read_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Reads `data.train_batch_size=256 +a.b=[1,2]`, written as for Hydra; `~a.b` removes nothing and is null."""
     given: dict[str, Any] = {}
     for word in words:
-        if not OVERRIDE.match(word):
+        if not OVERRIDE.match(word) and not word.startswith("~"):
             raise ConfigError(f"an override is written key=value, such as data.train_batch_size=256, got {word!r}")
         name, _, value = word.lstrip("+~").partition("=")
         given[name] = None if word.startswith("~") else read_scalar(value)
@@ -158,7 +158,7 @@ def _statements(text: str) -> list[str]:
         if statements and re.match(r"[\w ]+\+?=\(", statements[-1]) and ")" not in statements[-1]:
             statements[-1] += f"\n{line}"
         elif line and not line.startswith("#"):
-            statements.append(line)
+            statements += re.split(r";\s*(?=(?:export\s+)?[A-Za-z_]\w*=)", line)
     return statements
 
 

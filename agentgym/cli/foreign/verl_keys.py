@@ -15,7 +15,7 @@ PROFILE = "--profile.steps traces steps"
 
 DATA = (
     Key("data.train_files", "data.train", default="~/data/rlhf/gsm8k/train.parquet", convert=values.all_of),
-    Key("data.val_files", "data.eval", "none: eval.episodes 0", default="", convert=values.validation),
+    Key("data.val_files", "data.eval", default="", convert=values.validation),
     Key("data.prompt_key", "data.columns.prompt"),
     Key("data.train_batch_size", "tasks", "prompts of a step", default=1024),
     Key(
@@ -191,11 +191,12 @@ ROLLOUT_KEYS = (
     Key(ROLLOUT + "val_kwargs.n", "eval.repeats"),
     Key(
         ROLLOUT + "top_p",
-        remark="",
+        remark="refused: the trainer's logprobs are those of the whole distribution",
         convert=values.neutral(1, "the trainer's logprobs are those of the whole distribution: sampling.top_p stays 1"),
     ),
     Key(
         ROLLOUT + "top_k",
+        remark="refused: the trainer's logprobs are those of the whole distribution",
         convert=values.neutral(
             -1, "the trainer's logprobs are those of the whole distribution: sampling.top_k stays 0"
         ),
@@ -300,7 +301,7 @@ REWARD = (
     Key(
         "custom_reward_function.path",
         "reward.function",
-        "a compute_score is called as it is; none: a scorer, by the rows' data_source",
+        "called as it is",
         default="",
         convert=values.reward_function,
     ),
