@@ -1,4 +1,4 @@
-"""Writes the pages `algorithms`, `architectures` and `environments`, and tables in `verl` and `trl`: python docs/pages.py."""
+"""Writes `algorithms`, `architectures`, `environments`, and tables in `verl` and `trl`: python docs/pages.py."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ def is_trl_environment(found: object) -> bool:
     if not inspect.isclass(found) or not callable(getattr(found, "reset", None)):
         return False
     if hasattr(found, "step"):
-        raise ConfigError(
-            f"{found.__name__} is an environment with steps of its own, and no set of tools: --env names it"
-        )
+        raise ConfigError(f"{found.__name__} is an environment with steps, and no set of tools: name it with --env")
     return True
 
 

@@ -65,7 +65,7 @@ def main(args: Sequence[str]) -> int:
         translation = translate(read_verl(options.file, options.overrides), VERL_KEYS, VERL_ALWAYS)
     else:
         translation = translate(read_trl(options.file, options.overrides), TRL_KEYS, TRL_ALWAYS)
-    settings = translation.nested()
+    settings = translation.as_nested()
     _check(settings)
     source = f"# Written by `agentgym import {options.library} {shlex.quote(str(options.file))}`.\n"
     options.output.parent.mkdir(parents=True, exist_ok=True)

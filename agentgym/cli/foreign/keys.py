@@ -121,7 +121,7 @@ class Translation:
     decided: set[str] = field(default_factory=set)
     """Our settings that given ones of theirs decide, also where that is our default."""
 
-    def nested(self) -> dict[str, Any]:
+    def as_nested(self) -> dict[str, Any]:
         """Returns our settings as nested mappings, such as those of a YAML file."""
         nested: dict[str, Any] = {}
         for name, value in self.settings.items():

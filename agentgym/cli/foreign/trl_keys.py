@@ -16,16 +16,19 @@ ADAPTIVE = "the entropy bonus has a fixed weight, learner.entropy_coefficient"
 
 
 TRAINER = (
-    Key("model", "model", convert=values.model),
-    Key("model_name_or_path", "model", convert=values.model),
+    Key("model", "model", convert=values.trl_model),
+    Key("model_name_or_path", "model", convert=values.trl_model),
     Key(
-        "reward_funcs", "reward.function", "called as it is: (prompts, completions, **columns)", convert=values.rewards
+        "reward_funcs",
+        "reward.function",
+        "called as it is: (prompts, completions, **columns)",
+        convert=values.trl_rewards,
     ),
-    Key("train_dataset", "data.train", convert=values.train_data),
-    Key("dataset_name", "data.train", convert=values.dataset_name),
-    Key("eval_dataset", "data.eval", convert=values.train_data),
-    Key("tools", "data.tools", convert=values.tools),
-    Key("environment_factory", "data.tools", "its methods are tools", convert=values.tools),
+    Key("train_dataset", "data.train", convert=values.trl_train_data),
+    Key("dataset_name", "data.train", convert=values.trl_dataset_name),
+    Key("eval_dataset", "data.eval", convert=values.trl_train_data),
+    Key("tools", "data.tools", convert=values.trl_tools),
+    Key("environment_factory", "data.tools", "its methods are tools", convert=values.trl_tools),
     same("dataset_config", "in data.train"),
     same("dataset_train_split", "in data.train"),
     same("processing_class", "the model's own tokenizer"),
@@ -42,7 +45,7 @@ TRAINER = (
             name,
             "learner.lora.rank, learner.lora.learning_rate",
             "with the rate of learning_rate",
-            convert=values.lora_rank,
+            convert=values.trl_lora_rank,
         )
         for name in ("peft_config.r", "lora_r")
     ),
@@ -51,7 +54,7 @@ TRAINER = (
         for name in ("peft_config.lora_alpha", "lora_alpha")
     ),
     *(
-        Key(name, "learner.lora.target_modules", convert=values.lora_layers)
+        Key(name, "learner.lora.target_modules", convert=values.trl_lora_layers)
         for name in ("peft_config.target_modules", "lora_target_modules")
     ),
     same("peft_config.task_type", "a causal language model", "CAUSAL_LM"),
@@ -60,12 +63,12 @@ TRAINER = (
 )
 BATCHES = (
     Key("num_generations", "group_size", default=8),
-    Key("per_device_train_batch_size", "tasks, learner.minibatches", default=8, convert=values.batch),
+    Key("per_device_train_batch_size", "tasks, learner.minibatches", default=8, convert=values.trl_batch),
     same("gradient_accumulation_steps", BATCH, default=1),
     *(same(name, BATCH) for name in ("generation_batch_size", "steps_per_generation", "num_processes")),
     Key("num_iterations", "learner.epochs", default=1),
-    Key("max_steps", "steps", "TRL counts optimizer steps; wins over epochs", convert=values.steps),
-    Key("num_train_epochs", "epochs", default=3.0, convert=values.epochs),
+    Key("max_steps", "steps", "TRL counts optimizer steps; wins over epochs", convert=values.trl_steps),
+    Key("num_train_epochs", "epochs", default=3.0, convert=values.trl_epochs),
     Key("seed", "seed", default=42),
     Key("shuffle_dataset", "data.shuffle"),
     same("data_seed", "the run's seed"),
@@ -75,25 +78,25 @@ BATCHES = (
 GENERATION_KEYS = (
     Key("max_completion_length", "limits.turn_tokens", "of each reply; TRL counts all turns together", default=512),
     Key("temperature", "sampling.temperature"),
-    Key("top_p", remark=WHOLE, convert=values.uncut(1.0)),
-    Key("top_k", remark=WHOLE, convert=values.uncut(0)),
-    Key("min_p", remark=WHOLE, convert=values.uncut(0.0)),
-    Key("repetition_penalty", remark=WHOLE, convert=values.uncut(1.0)),
-    Key("max_tool_calling_iterations", "env_kwargs.max_turns", convert=values.max_turns),
+    Key("top_p", remark=WHOLE, convert=values.trl_uncut(1.0)),
+    Key("top_k", remark=WHOLE, convert=values.trl_uncut(0)),
+    Key("min_p", remark=WHOLE, convert=values.trl_uncut(0.0)),
+    Key("repetition_penalty", remark=WHOLE, convert=values.trl_uncut(1.0)),
+    Key("max_tool_calling_iterations", "env_kwargs.max_turns", convert=values.trl_max_turns),
     Key("mask_truncated_completions", "truncated_episodes", convert=lambda value, _: "leave_out" if value else "learn"),
-    Key("use_vllm", "engine", convert=values.engine),
+    Key("use_vllm", "engine", convert=values.trl_engine),
     Key(
         "vllm_gpu_memory_utilization",
         "vllm.server_args",
-        convert=values.with_vllm("--gpu-memory-utilization"),
+        convert=values.trl_with_vllm("--gpu-memory-utilization"),
     ),
-    Key("vllm_tensor_parallel_size", "vllm.server_args", convert=values.with_vllm("--tensor-parallel-size")),
+    Key("vllm_tensor_parallel_size", "vllm.server_args", convert=values.trl_with_vllm("--tensor-parallel-size")),
     Key("vllm_max_model_length", "limits.context_window"),
     Key(
         "vllm_importance_sampling_correction",
         "learner.correction, learner.correction_settings",
         default=True,
-        convert=values.correction,
+        convert=values.trl_correction,
     ),
     same("vllm_importance_sampling_mode", "in learner.correction", default="sequence_mask"),
     same("vllm_importance_sampling_clip_max", "in learner.correction_settings", default=3.0),
@@ -109,12 +112,12 @@ GENERATION_KEYS = (
     skip("use_transformers_paged", GENERATION),
 )
 LOSS = (
-    Key("loss_type", "learner.loss, learner.loss_settings, aggregation", default="dapo", convert=values.loss),
-    Key("scale_rewards", "algo, advantage.settings.epsilon", default="group", convert=values.advantage),
+    Key("loss_type", "learner.loss, learner.loss_settings, aggregation", default="dapo", convert=values.trl_loss),
+    Key("scale_rewards", "algo, advantage.settings.epsilon", default="group", convert=values.trl_advantage),
     same("epsilon", IN_LOSS, default=0.2),
     *(same(name, IN_LOSS) for name in ("epsilon_high", "delta", "sapo_temperature_*")),
     same("importance_sampling_level", "learner.loss: ppo_clip by tokens, gspo by sequences"),
-    Key("beta", "learner.kl.coefficient", "k3, without TRL's factor of the ratio", default=0.0, convert=values.kl),
+    Key("beta", "learner.kl.coefficient", "k3, without TRL's factor of the ratio", default=0.0, convert=values.trl_kl),
     same("use_bias_correction_kl", "learner.kl.penalty k3 has no factor of the ratio, which is 1 in the first update"),
     Key("entropy_coef", "learner.entropy_coefficient", default=0.0),
     Key("router_aux_loss_coef", "learner.router.balance"),
@@ -134,12 +137,14 @@ OPTIMIZER = (
         "lr_scheduler_type",
         "optimizer.decay, optimizer.decay_settings",
         default="linear",
-        convert=values.schedule,
+        convert=values.trl_schedule,
     ),
     same("lr_scheduler_kwargs", "in optimizer.decay_settings"),
-    Key("warmup_steps", "optimizer.warmup_steps", "the first rate is above 0 here", default=0, convert=values.warmup),
-    Key("warmup_ratio", "optimizer.warmup_steps", "the first rate is above 0 here", convert=values.warmup),
-    Key("optim", "optimizer.name", convert=values.optimizer),
+    Key(
+        "warmup_steps", "optimizer.warmup_steps", "the first rate is above 0 here", default=0, convert=values.trl_warmup
+    ),
+    Key("warmup_ratio", "optimizer.warmup_steps", "the first rate is above 0 here", convert=values.trl_warmup),
+    Key("optim", "optimizer.name", convert=values.trl_optimizer),
     Key("weight_decay", "optimizer.weight_decay", default=0.0),
     Key("adam_beta1", "optimizer.beta1", default=0.9),
     Key("adam_beta2", "optimizer.beta2", default=0.999),
@@ -148,9 +153,9 @@ OPTIMIZER = (
     skip("optim_*", "optimizer.settings"),
     Key("gradient_checkpointing", "learner.activation_checkpointing"),
     same("gradient_checkpointing_kwargs", "learner.activation_checkpointing"),
-    Key("bf16", "learner.dtype", convert=values.dtype),
+    Key("bf16", "learner.dtype", convert=values.trl_dtype),
     same("fp16", "learner.dtype is float32 or bfloat16", False),
-    Key("use_cpu", "learner.device", convert=lambda value, _: "cpu" if value else values.leave_device()),
+    Key("use_cpu", "learner.device", convert=lambda value, _: "cpu" if value else values.trl_leave_device()),
     same("disable_dropout", "there is no dropout", True),
     skip("use_liger_kernel", "learner.head_kernel: liger"),
     skip("liger_kernel_config", "learner.head_kernel: liger"),
@@ -159,10 +164,10 @@ OPTIMIZER = (
     skip("trust_remote_code", "no code of a model's folder is run"),
 )
 RUN = (
-    Key("save_steps", "checkpoint.every", convert=values.interval("save_strategy", "checkpoint.every")),
+    Key("save_steps", "checkpoint.every", convert=values.trl_interval("save_strategy", "checkpoint.every")),
     Key("save_total_limit", "checkpoint.keep"),
-    Key("eval_steps", "eval.every", convert=values.interval("eval_strategy", "eval.every")),
-    Key("report_to", "trackers", convert=values.trackers),
+    Key("eval_steps", "eval.every", convert=values.trl_interval("eval_strategy", "eval.every")),
+    Key("report_to", "trackers", convert=values.trl_trackers),
     Key("project", "tracking.project"),
     same("save_strategy", "checkpoint.every"),
     same("eval_strategy", "eval.every; held-out tasks are played at start and end too"),

@@ -7,7 +7,14 @@ from typing import Any
 
 from agentgym.cli.foreign.keys import Converter, NoCounterpart, SameMeaning, Several, Theirs
 
-__all__ = ["LOSS_TYPES"]
+__all__ = [
+    *("trl_advantage", "trl_batch", "trl_correction", "trl_dataset_name", "trl_dtype"),
+    *("trl_engine", "trl_epochs", "trl_generation_batch", "trl_interval", "trl_kl"),
+    *("trl_leave_device", "trl_lora_layers", "trl_lora_rank", "trl_loss", "trl_max_turns"),
+    *("trl_model", "trl_optimizer", "trl_rewards", "trl_schedule", "trl_steps"),
+    *("trl_tools", "trl_trackers", "trl_train_data", "trl_uncut", "trl_updates"),
+    *("trl_warmup", "trl_with_vllm"),
+]
 
 LOSS_TYPES: Mapping[str, tuple[str, str]] = {
     "grpo": ("ppo_clip", "seq-mean-token-mean"),
@@ -29,7 +36,7 @@ PROCESSES = "num_processes"
 """The processes of `accelerate launch`, which no file has: an override."""
 
 
-def generation_batch(theirs: Theirs) -> int:
+def trl_generation_batch(theirs: Theirs) -> int:
     """Returns the episodes of a generation."""
     if size := theirs.get("generation_batch_size"):
         return int(size)
@@ -37,31 +44,31 @@ def generation_batch(theirs: Theirs) -> int:
     return rows * int(theirs.get("steps_per_generation") or theirs.get("gradient_accumulation_steps"))
 
 
-def updates(theirs: Theirs) -> int:
+def trl_updates(theirs: Theirs) -> int:
     """Returns the optimizer steps on one pass over the episodes of a generation."""
     rows = int(theirs.get("per_device_train_batch_size")) * int(theirs.get(PROCESSES, 1))
-    return max(1, generation_batch(theirs) // (rows * int(theirs.get("gradient_accumulation_steps"))))
+    return max(1, trl_generation_batch(theirs) // (rows * int(theirs.get("gradient_accumulation_steps"))))
 
 
-def batch(_: Any, theirs: Theirs) -> Several:
+def trl_batch(_: Any, theirs: Theirs) -> Several:
     """Returns the tasks of a step, and the minibatches that its episodes are learned in."""
-    group, episodes = int(theirs.get("num_generations")), generation_batch(theirs)
+    group, episodes = int(theirs.get("num_generations")), trl_generation_batch(theirs)
     if episodes % group:
         raise NoCounterpart(
             f"{episodes} episodes of a generation are no multiple of num_generations {group}: set tasks"
         )
-    return Several({"tasks": episodes // group, "learner.minibatches": updates(theirs)})
+    return Several({"tasks": episodes // group, "learner.minibatches": trl_updates(theirs)})
 
 
-def steps(value: Any, theirs: Theirs) -> Several:
+def trl_steps(value: Any, theirs: Theirs) -> Several:
     """Returns the steps: TRL counts optimizer steps, and they win over epochs."""
     if value < 1:
         raise SameMeaning("num_train_epochs counts")
-    per_step = updates(theirs) * int(theirs.get("num_iterations"))
+    per_step = trl_updates(theirs) * int(theirs.get("num_iterations"))
     return Several({"steps": max(1, -(-value // per_step)), "epochs": None})
 
 
-def epochs(value: Any, theirs: Theirs) -> Any:
+def trl_epochs(value: Any, theirs: Theirs) -> Any:
     """Returns the passes over the data."""
     if theirs.get("max_steps", -1) > 0:
         raise SameMeaning("max_steps counts")
@@ -70,23 +77,23 @@ def epochs(value: Any, theirs: Theirs) -> Any:
     return value
 
 
-def model(value: Any, _: Theirs) -> str:
+def trl_model(value: Any, _: Theirs) -> str:
     """Returns a model's folder or id."""
     return str(value)
 
 
-def train_data(value: Any, _: Theirs) -> list[str]:
+def trl_train_data(value: Any, _: Theirs) -> list[str]:
     """Returns the files to train on."""
     return [str(item) for item in (value if isinstance(value, list) else [value])]
 
 
-def dataset_name(value: Any, theirs: Theirs) -> list[str]:
+def trl_dataset_name(value: Any, theirs: Theirs) -> list[str]:
     """Returns a data set of the hub."""
     parts = [value, theirs.get("dataset_config"), theirs.get("dataset_train_split", "train")]
     return [":".join(str(part) for part in parts if part)]
 
 
-def rewards(value: Any, theirs: Theirs) -> Any:
+def trl_rewards(value: Any, theirs: Theirs) -> Any:
     """Returns the place of the reward function."""
     functions = value if isinstance(value, list) else [value]
     if theirs.get("environment_factory"):
@@ -98,21 +105,21 @@ def rewards(value: Any, theirs: Theirs) -> Any:
     return str(functions[0])
 
 
-def tools(value: Any, _: Theirs) -> list[str]:
+def trl_tools(value: Any, _: Theirs) -> list[str]:
     """Returns the places of functions, or of an environment."""
     if isinstance(value, dict):
         raise NoCounterpart("several environments: practice.mix, or data.agents by the rows' agent_name")
     return [str(item) for item in (value if isinstance(value, list) else [value])]
 
 
-def max_turns(value: Any, theirs: Theirs) -> int:
+def trl_max_turns(value: Any, theirs: Theirs) -> int:
     """Returns the most replies of an episode, the last of which has no call."""
     if not (theirs.given.get("tools") or theirs.given.get("environment_factory")):
         raise SameMeaning("of no effect without tools")
     return int(value) + 1
 
 
-def advantage(value: Any, theirs: Theirs) -> Several:
+def trl_advantage(value: Any, theirs: Theirs) -> Several:
     """Returns the estimator, with the 1e-4 that TRL adds to the deviation."""
     if theirs.get("multi_objective_aggregation") == "normalize_then_sum":
         raise NoCounterpart("algo gdpo compares each component of the reward with its group, and whitens by tokens")
@@ -123,7 +130,7 @@ def advantage(value: Any, theirs: Theirs) -> Several:
     raise NoCounterpart("algo reinforce_plus_plus_baseline whitens over the tokens of the batch")
 
 
-def loss(value: Any, theirs: Theirs) -> Several:
+def trl_loss(value: Any, theirs: Theirs) -> Several:
     """Returns the loss with its bounds, and the aggregation."""
     if value not in LOSS_TYPES:
         raise NoCounterpart("no loss of this name: `agentgym algorithms list`, or your own as file.py:name")
@@ -149,7 +156,7 @@ def loss(value: Any, theirs: Theirs) -> Several:
     return found
 
 
-def schedule(value: Any, theirs: Theirs) -> Several:
+def trl_schedule(value: Any, theirs: Theirs) -> Several:
     """Returns the decay of the learning rate; TRL's linear one begins at once."""
     if value == "linear":
         return Several({"optimizer.decay": "linear", "optimizer.decay_settings.flat": 0.0})
@@ -163,7 +170,7 @@ def schedule(value: Any, theirs: Theirs) -> Several:
     raise NoCounterpart("optimizer.decay is constant, linear or cosine, or your own as file.py:name")
 
 
-def warmup(value: Any, theirs: Theirs) -> int:
+def trl_warmup(value: Any, theirs: Theirs) -> int:
     """Returns the steps of the warm-up; a share below 1 is one of max_steps."""
     if 0 < value < 1:
         total = theirs.get("max_steps", -1)
@@ -173,14 +180,14 @@ def warmup(value: Any, theirs: Theirs) -> int:
     return int(value)
 
 
-def optimizer(value: Any, _: Theirs) -> str:
+def trl_optimizer(value: Any, _: Theirs) -> str:
     """Returns the optimizer."""
     if value not in OPTIMIZERS:
         raise NoCounterpart("optimizer.name has adamw, muon, sgd, adafactor, or file.py:name")
     return OPTIMIZERS[value]
 
 
-def uncut(off: float) -> Converter:
+def trl_uncut(off: float) -> Converter:
     """Returns a conversion that refuses to cut the distribution that is sampled from."""
     reason = "the trainer's logprobs are those of the whole distribution"
 
@@ -190,22 +197,22 @@ def uncut(off: float) -> Converter:
     return convert
 
 
-def leave_device() -> str:
+def trl_leave_device() -> str:
     """Says that the device is to be set."""
     raise SameMeaning("learner.device: cpu; set it to cuda on a machine with a GPU")
 
 
-def kl(value: Any, theirs: Theirs) -> float:
+def trl_kl(value: Any, theirs: Theirs) -> float:
     """Returns the weight of the KL term."""
     return float(value)
 
 
-def engine(value: Any, _: Theirs) -> Several:
+def trl_engine(value: Any, _: Theirs) -> Several:
     """Returns the engine that samples."""
     return Several({"engine": "vllm" if value else "local"})
 
 
-def with_vllm(option: str) -> Converter:
+def trl_with_vllm(option: str) -> Converter:
     """Returns a conversion to an option of vLLM's own command line."""
 
     def convert(value: Any, theirs: Theirs) -> Several:
@@ -218,7 +225,7 @@ def with_vllm(option: str) -> Converter:
     return convert
 
 
-def correction(value: Any, theirs: Theirs) -> Several:
+def trl_correction(value: Any, theirs: Theirs) -> Several:
     """Returns the weights for the difference between vLLM and the trainer."""
     if not theirs.get("use_vllm"):
         raise SameMeaning("of no effect without use_vllm")
@@ -238,7 +245,7 @@ def correction(value: Any, theirs: Theirs) -> Several:
     return Several({"learner.correction": names[mode], "learner.correction_settings.cap": cap})
 
 
-def interval(on: str, name: str) -> Converter:
+def trl_interval(on: str, name: str) -> Converter:
     """Returns a conversion of an interval that a strategy switches on."""
 
     def convert(value: Any, theirs: Theirs) -> Any:
@@ -251,7 +258,7 @@ def interval(on: str, name: str) -> Converter:
     return convert
 
 
-def trackers(value: Any, _: Theirs) -> list[str]:
+def trl_trackers(value: Any, _: Theirs) -> list[str]:
     """Returns the trackers."""
     names = value if isinstance(value, list) else [value]
     known = [name for name in names if name in TRACKERS]
@@ -260,18 +267,18 @@ def trackers(value: Any, _: Theirs) -> list[str]:
     return known
 
 
-def dtype(value: Any, _: Theirs) -> str:
+def trl_dtype(value: Any, _: Theirs) -> str:
     """Returns the type of the weights and the passes."""
     return "bfloat16" if value else "float32"
 
 
-def lora_layers(value: Any, _: Theirs) -> list[str]:
+def trl_lora_layers(value: Any, _: Theirs) -> list[str]:
     """Returns the adapted layers."""
     if value == "all-linear":
         raise SameMeaning("learner.lora.target_modules: all linear layers but the head")
     return value if isinstance(value, list) else [str(value)]
 
 
-def lora_rank(value: Any, theirs: Theirs) -> Several:
+def trl_lora_rank(value: Any, theirs: Theirs) -> Several:
     """Returns the rank of adapters, which learn at learning_rate in TRL."""
     return Several({"learner.lora.rank": value, "learner.lora.learning_rate": theirs.get("learning_rate")})

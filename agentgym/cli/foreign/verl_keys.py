@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from agentgym.cli.foreign import verl_algorithm as algorithm
+from agentgym.cli.foreign import verl_machines as machines
 from agentgym.cli.foreign import verl_values as values
 from agentgym.cli.foreign.keys import Key, Several, same, skip
 from agentgym.cli.foreign.verl_values import ACTOR, ROLLOUT
@@ -14,8 +16,8 @@ LOADING = "data is read before training, in this process"
 PROFILE = "--profile.steps traces steps"
 
 DATA = (
-    Key("data.train_files", "data.train", default="~/data/rlhf/gsm8k/train.parquet", convert=values.all_of),
-    Key("data.val_files", "data.eval", default="", convert=values.validation),
+    Key("data.train_files", "data.train", default="~/data/rlhf/gsm8k/train.parquet", convert=values.verl_all_of),
+    Key("data.val_files", "data.eval", default="", convert=values.verl_validation),
     Key("data.prompt_key", "data.columns.prompt"),
     Key("data.train_batch_size", "tasks", "prompts of a step", default=1024),
     Key(
@@ -23,18 +25,18 @@ DATA = (
         "data.max_prompt_tokens",
         "longer rows are left out, and counted",
         default=512,
-        convert=values.prompt_limit,
+        convert=values.verl_prompt_limit,
     ),
     Key(
         "data.max_response_length",
         "limits.turn_tokens, limits.trajectory_tokens",
         default=512,
-        convert=values.reply_limit,
+        convert=values.verl_reply_limit,
     ),
     Key("data.shuffle", "data.shuffle"),
     Key("data.seed", "seed", "of all random numbers of the run"),
-    Key("data.train_max_samples", "data.max_rows", "of each file, val_files too", convert=values.positive),
-    Key("data.tool_config_path", "data.tools", convert=values.all_of),
+    Key("data.train_max_samples", "data.max_rows", "of each file, val_files too", convert=values.verl_positive),
+    Key("data.tool_config_path", "data.tools", convert=values.verl_all_of),
     same("data.reward_fn_key", "data.columns.data_source: data_source", "data_source"),
     same("data.filter_overlong_prompts", "data.max_prompt_tokens leaves longer rows out"),
     same("data.truncation", "nothing is cut; data.max_prompt_tokens leaves longer rows out"),
@@ -59,24 +61,24 @@ DATA = (
     skip("data.return_multi_modal_inputs", "text alone"),
 )
 MODEL_KEYS = (
-    Key(MODEL + "path", "model", default="~/models/deepseek-llm-7b-chat", convert=values.home_path),
+    Key(MODEL + "path", "model", default="~/models/deepseek-llm-7b-chat", convert=values.verl_home_path),
     Key(
         MODEL + "lora_rank",
         "learner.lora.rank, learner.lora.learning_rate",
         "with the rate of optimizer.learning_rate",
-        convert=values.lora_rank,
+        convert=algorithm.verl_lora_rank,
     ),
     Key(
         MODEL + "lora.rank",
         "learner.lora.rank, learner.lora.learning_rate",
         "with the rate of optimizer.learning_rate",
-        convert=values.lora_rank,
+        convert=algorithm.verl_lora_rank,
     ),
-    Key(MODEL + "lora.alpha", "learner.lora.alpha", convert=values.lora_alpha),
+    Key(MODEL + "lora.alpha", "learner.lora.alpha", convert=algorithm.verl_lora_alpha),
     skip(MODEL + "lora.*", "learner.lora has rank, alpha, target_modules, learning_rate, seed"),
     skip(MODEL + "torch_dtype", "learner.dtype"),
-    Key(MODEL + "lora_alpha", "learner.lora.alpha", default=16, convert=values.lora_alpha),
-    Key(MODEL + "target_modules", "learner.lora.target_modules", convert=values.lora_layers),
+    Key(MODEL + "lora_alpha", "learner.lora.alpha", default=16, convert=algorithm.verl_lora_alpha),
+    Key(MODEL + "target_modules", "learner.lora.target_modules", convert=algorithm.verl_lora_layers),
     Key(MODEL + "enable_gradient_checkpointing", "learner.activation_checkpointing"),
     same(MODEL + "use_remove_padding", "rows are packed, without padding"),
     same(MODEL + "use_shm", "read once"),
@@ -107,11 +109,11 @@ OPTIMIZER = (
         ACTOR + "optim.lr_warmup_steps",
         "optimizer.warmup_steps",
         default=-1,
-        convert=values.warmup_steps,
+        convert=algorithm.verl_warmup_steps,
     ),
-    Key(ACTOR + "optim.lr_warmup_steps_ratio", "optimizer.warmup_steps", convert=values.warmup),
-    Key(ACTOR + "optim.lr_scheduler_type", "optimizer.decay", convert=values.schedule),
-    Key(ACTOR + "optim.warmup_style", "optimizer.decay", convert=values.schedule),
+    Key(ACTOR + "optim.lr_warmup_steps_ratio", "optimizer.warmup_steps", convert=algorithm.verl_warmup),
+    Key(ACTOR + "optim.lr_scheduler_type", "optimizer.decay", convert=algorithm.verl_schedule),
+    Key(ACTOR + "optim.warmup_style", "optimizer.decay", convert=algorithm.verl_schedule),
     Key(ACTOR + "grad_clip", "optimizer.max_grad_norm", default=1.0),
     same(ACTOR + "optim.optimizer", "optimizer.name has adamw, muon, sgd, adafactor, or file.py:name", "AdamW", "adam"),
     same(ACTOR + "optim.optimizer_impl", "torch.optim", "torch.optim"),
@@ -127,30 +129,30 @@ ACTOR_KEYS = (
         "learner.minibatches",
         "tasks over the prompts of a minibatch",
         default=256,
-        convert=values.minibatches,
+        convert=values.verl_minibatches,
     ),
     Key(ACTOR + "ppo_epochs", "learner.epochs", default=1),
-    Key(ACTOR + "policy_loss.loss_mode", "learner.loss", default="vanilla", convert=values.loss),
-    Key(ACTOR + "loss_agg_mode", "aggregation", default="token-mean", convert=values.aggregation),
+    Key(ACTOR + "policy_loss.loss_mode", "learner.loss", default="vanilla", convert=algorithm.verl_loss),
+    Key(ACTOR + "loss_agg_mode", "aggregation", default="token-mean", convert=algorithm.verl_aggregation),
     Key(ACTOR + "entropy_coeff", "learner.entropy_coefficient", default=0),
     Key(
         ACTOR + "use_kl_loss",
         "learner.kl.coefficient, learner.kl.penalty",
         default=False,
-        convert=values.kl_in_loss,
+        convert=algorithm.verl_kl_in_loss,
     ),
-    Key(ACTOR + "ppo_micro_batch_size_per_gpu", "learner.micro_batch_tokens", convert=values.micro_tokens),
+    Key(ACTOR + "ppo_micro_batch_size_per_gpu", "learner.micro_batch_tokens", convert=values.verl_micro_tokens),
     Key(ACTOR + "ppo_max_token_len_per_gpu", "learner.micro_batch_tokens"),
-    Key(ACTOR + "ulysses_sequence_parallel_size", "learner.mesh.sequence", convert=values.parallel),
+    Key(ACTOR + "ulysses_sequence_parallel_size", "learner.mesh.sequence", convert=machines.verl_parallel),
     Key(
         ACTOR + "megatron.tensor_model_parallel_size",
         "learner.mesh.tensor",
-        convert=values.tensor_parallel,
+        convert=machines.verl_tensor_parallel,
     ),
     Key(
         ACTOR + "fsdp_config.param_offload",
         "learner.fsdp.cpu_offload",
-        convert=values.ranks_only,
+        convert=machines.verl_ranks_only,
     ),
     Key(ACTOR + "fsdp_config.reshard_after_forward", "learner.fsdp.reshard_after_forward"),
     *(same(ACTOR + name, "in learner.loss_settings") for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")),
@@ -185,31 +187,33 @@ ACTOR_KEYS = (
 )
 ROLLOUT_KEYS = (
     Key(ROLLOUT + "n", "group_size", default=1),
-    Key(ROLLOUT + "name", "engine", convert=values.engine),
+    Key(ROLLOUT + "name", "engine", convert=machines.verl_engine),
     Key(ROLLOUT + "temperature", "sampling.temperature"),
-    Key(ROLLOUT + "val_kwargs.temperature", "eval.temperature", default=0, convert=values.eval_temperature),
+    Key(ROLLOUT + "val_kwargs.temperature", "eval.temperature", default=0, convert=values.verl_eval_temperature),
     Key(ROLLOUT + "val_kwargs.n", "eval.repeats"),
     Key(
         ROLLOUT + "top_p",
         remark="refused: the trainer's logprobs are those of the whole distribution",
-        convert=values.neutral(1, "the trainer's logprobs are those of the whole distribution: sampling.top_p stays 1"),
+        convert=values.verl_neutral(
+            1, "the trainer's logprobs are those of the whole distribution: sampling.top_p stays 1"
+        ),
     ),
     Key(
         ROLLOUT + "top_k",
         remark="refused: the trainer's logprobs are those of the whole distribution",
-        convert=values.neutral(
+        convert=values.verl_neutral(
             -1, "the trainer's logprobs are those of the whole distribution: sampling.top_k stays 0"
         ),
     ),
     Key(ROLLOUT + "max_model_len", "limits.context_window"),
     *(
-        Key(ROLLOUT + name, "vllm.server_args, sglang.server_args", convert=values.engine_arg(name))
+        Key(ROLLOUT + name, "vllm.server_args, sglang.server_args", convert=machines.verl_engine_arg(name))
         for name in (
             *("gpu_memory_utilization", "tensor_model_parallel_size", "max_num_seqs", "max_num_batched_tokens"),
             "enforce_eager",
         )
     ),
-    Key(TURNS + "tool_config_path", "data.tools", convert=values.all_of),
+    Key(TURNS + "tool_config_path", "data.tools", convert=values.verl_all_of),
     Key(
         TURNS + "max_assistant_turns",
         "env_kwargs.max_turns",
@@ -259,25 +263,25 @@ ALGORITHM_KEYS = (
         "algo, advantage.settings",
         "gae: learner.critic.bootstrap is off, as in verl",
         default="gae",
-        convert=values.advantage,
+        convert=algorithm.verl_advantage,
     ),
     Key(
         ALGORITHM + "use_kl_in_reward",
         "learner.kl.place, learner.kl.coefficient, learner.kl.penalty",
-        convert=values.kl_in_reward,
+        convert=algorithm.verl_kl_in_reward,
     ),
     Key(
         ALGORITHM + "rollout_correction.rollout_is",
         "learner.correction, learner.correction_settings",
-        convert=values.correction,
+        convert=algorithm.verl_correction,
     ),
     Key(
         ALGORITHM + "filter_groups.enable",
         "practice.filter",
         "groups whose rewards are equal are replaced",
-        convert=values.off_if(False, "reward", "practice.filter: off"),
+        convert=values.verl_off_if(False, "reward", "practice.filter: off"),
     ),
-    Key(ALGORITHM + "filter_groups.max_num_gen_batches", "practice.max_refills", convert=values.positive),
+    Key(ALGORITHM + "filter_groups.max_num_gen_batches", "practice.max_refills", convert=values.verl_positive),
     *(same(ALGORITHM + name, "in advantage.settings") for name in ("gamma", "lam")),
     same(ALGORITHM + "norm_adv_by_std_in_grpo", "algo: grpo, or dr_grpo without"),
     *(same(ALGORITHM + name, "in learner.kl, if use_kl_in_reward") for name in ("kl_penalty", "kl_ctrl.*")),
@@ -290,9 +294,9 @@ ALGORITHM_KEYS = (
     skip(ALGORITHM + "*pf_ppo*", "practice.replay plays hard tasks again"),
 )
 CRITIC = (
-    Key("critic.optim.lr", "learner.critic.learning_rate", default=1e-5, convert=values.critic_of()),
-    Key("critic.cliprange_value", "learner.critic.clip", convert=values.critic_of()),
-    Key("trainer.critic_warmup", "learner.critic.warmup_steps", convert=values.critic_of()),
+    Key("critic.optim.lr", "learner.critic.learning_rate", default=1e-5, convert=algorithm.verl_critic_of()),
+    Key("critic.cliprange_value", "learner.critic.clip", convert=algorithm.verl_critic_of()),
+    Key("trainer.critic_warmup", "learner.critic.warmup_steps", convert=algorithm.verl_critic_of()),
     skip("critic.model.path", "the critic begins as a copy of the policy: learner.critic.trunk own"),
     same("critic.enable", "learner.critic.trunk: own where the estimator takes values"),
     same("critic.*", "the policy's optimizer settings, minibatches and epochs hold for the critic too"),
@@ -303,16 +307,16 @@ REWARD = (
         "reward.function",
         "called as it is",
         default="",
-        convert=values.reward_function,
+        convert=values.verl_reward_function,
     ),
     same("custom_reward_function.name", "in reward.function"),
     Key("custom_reward_function.reward_kwargs.*", "reward.settings.*"),
-    Key("reward_model.reward_manager", "reward.manner", convert=values.reward_manager),
-    Key("reward_manager.name", "reward.manner", convert=values.reward_manager),
+    Key("reward_model.reward_manager", "reward.manner", convert=values.verl_reward_manager),
+    Key("reward_manager.name", "reward.manner", convert=values.verl_reward_manager),
     Key(
         "reward_model.model.path",
         "reward.model.folder",
-        convert=lambda value, theirs: values.off_if(False, value, "reward_model.enable is off")(
+        convert=lambda value, theirs: values.verl_off_if(False, value, "reward_model.enable is off")(
             value if theirs.get("reward_model.enable") else False, theirs
         ),
     ),
@@ -320,7 +324,7 @@ REWARD = (
         Key(
             f"reward_model.{name}.enable",
             "reward.overlong.buffer_tokens, reward.overlong.max_tokens, reward.overlong.penalty",
-            convert=values.overlong,
+            convert=values.verl_overlong,
         )
         for name in ("overlong_buffer", "reward_kwargs.overlong_buffer_cfg")
     ),
@@ -338,22 +342,24 @@ REWARD = (
     skip("reward_manager.*", "write it as a reward function of (trajectories, tasks): docs/rewards.md"),
 )
 TRAINER = (
-    Key("trainer.total_epochs", "epochs", default=30, convert=values.epochs),
-    Key("trainer.total_training_steps", "steps", "wins over epochs", convert=values.steps),
-    Key("trainer.test_freq", "eval.every", convert=values.interval),
-    Key("trainer.save_freq", "checkpoint.every", convert=values.save_interval),
+    Key("trainer.total_epochs", "epochs", default=30, convert=values.verl_epochs),
+    Key("trainer.total_training_steps", "steps", "wins over epochs", convert=values.verl_steps),
+    Key("trainer.test_freq", "eval.every", convert=values.verl_interval),
+    Key("trainer.save_freq", "checkpoint.every", convert=values.verl_save_interval),
     Key("trainer.max_actor_ckpt_to_keep", "checkpoint.keep"),
-    Key("trainer.logger", "trackers", "metrics.jsonl is always written", default=["console"], convert=values.logger),
+    Key(
+        "trainer.logger", "trackers", "metrics.jsonl is always written", default=["console"], convert=values.verl_logger
+    ),
     Key("trainer.project_name", "tracking.project"),
-    Key("trainer.device", "learner.device", default="cuda", convert=values.device),
+    Key("trainer.device", "learner.device", default="cuda", convert=machines.verl_device),
     Key(
         "trainer.n_gpus_per_node",
         "executor, ray.learners, ray.engines",
         "engines of a server have GPUs of their own: change the shares in ray",
-        convert=values.machines,
+        convert=machines.verl_machines,
     ),
     same("trainer.nnodes", "in ray.learners and ray.engines; ray.address joins a cluster"),
-    Key("trainer.log_val_generations", "tracking.episodes", convert=values.sample_size),
+    Key("trainer.log_val_generations", "tracking.episodes", convert=values.verl_sample_size),
     skip("trainer.experiment_name", "name the folder of the run: --output runs/NAME"),
     skip("trainer.default_local_dir", "name the folder of the run: --output"),
     same("trainer.val_before_train", "held-out tasks are played before training", True),
