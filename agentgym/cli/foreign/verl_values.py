@@ -12,7 +12,7 @@ from agentgym.errors import AgentGymError
 
 __all__ = [
     *("ACTOR", "ROLLOUT"),
-    *("verl_all_of", "verl_constant", "verl_epochs", "verl_eval_temperature", "verl_home_path"),
+    *("verl_all_of", "verl_epochs", "verl_eval_temperature", "verl_home_path"),
     *("verl_interval", "verl_is_multi_turn", "verl_logger", "verl_micro_tokens", "verl_minibatches"),
     *("verl_neutral", "verl_off_if", "verl_overlong", "verl_positive", "verl_prompt_limit"),
     *("verl_reply_limit", "verl_reward_function", "verl_reward_manager", "verl_sample_size", "verl_save_interval"),
@@ -29,17 +29,6 @@ SCORERS: Mapping[str, str] = {
 }
 """The scorers of rows by verl's `data_source`."""
 TRACKERS = ("wandb", "mlflow", "tensorboard", "trackio")
-
-
-def verl_constant(value: Any, reason: str) -> Converter:
-    """Returns a conversion that gives the same value whatever theirs is, if theirs is true."""
-
-    def convert(given: Any, _: Theirs) -> Any:
-        if not given:
-            raise SameMeaning(reason)
-        return value
-
-    return convert
 
 
 def verl_all_of(value: Any, _: Theirs) -> list[str]:
