@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.cli.foreign.keys import Converter, NoCounterpart, SameMeaning, Several, Theirs
+from agentgym.cli.foreign.keys import Converter, MissingPart, NoCounterpart, SameMeaning, Several, Theirs
 from agentgym.cli.foreign.verl_values import ROLLOUT
 
 __all__ = [
@@ -56,7 +56,7 @@ def verl_device(value: Any, theirs: Theirs) -> Any:
     if _num_gpus(theirs) > 1:
         raise SameMeaning("ray.gpus_per_learner: 1")
     if not verl_has_gpu():
-        raise NoCounterpart("this machine has no GPU, and learner.device stays cpu: set it to cuda where there is one")
+        raise MissingPart("this machine has no GPU, and learner.device stays cpu: set it to cuda where there is one")
     return value
 
 

@@ -25,7 +25,6 @@ SCORERS: Mapping[str, str] = {
     **dict.fromkeys(
         ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500", "math_dapo", "math"), "math"
     ),
-    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code"),
 }
 """The scorers of rows by verl's `data_source`."""
 TRACKERS = ("wandb", "mlflow", "tensorboard", "trackio")
