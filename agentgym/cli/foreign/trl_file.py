@@ -96,7 +96,8 @@ class _Script:
             if node.id in self._places:
                 return self._places[node.id]
             assigned = self._assigned.get(node.id, [])
-            return self.value(assigned[0]) if len(assigned) == 1 else Code(node.id)
+            known = self.value(assigned[0]) if len(assigned) == 1 else None
+            return Code(node.id) if known in (None, [], {}) else known  # an empty list is filled later
         if isinstance(node, ast.List | ast.Tuple):
             items = [self.value(item) for item in node.elts]
             return Code(ast.unparse(node)) if any(isinstance(item, Code) for item in items) else items

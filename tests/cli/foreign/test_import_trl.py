@@ -72,9 +72,10 @@ def test_a_script_is_never_run_and_what_is_no_constant_is_listed(agentgym: Comma
         "from reward import brief\n"
         "raise SystemExit('run')\n"
         "SIZE = 2 * 8\n"
+        "tools = []\ntools.append(brief)\n"
         "data = trl.load_dataset('openai/gsm8k', 'main', split='train')\n"
         "args = trl.GRPOConfig('out', num_generations=SIZE, learning_rate=float(os.environ['LR']), **more)\n"
-        "trl.GRPOTrainer('a/model', brief, args, train_dataset=data, callbacks=[Stop()])\n"
+        "trl.GRPOTrainer('a/model', brief, args, train_dataset=data, tools=tools, callbacks=[Stop()])\n"
     )
     done = agentgym("import", "trl", "train.py", "--json")
     assert done.code == 0, done.text
@@ -82,7 +83,7 @@ def test_a_script_is_never_run_and_what_is_no_constant_is_listed(agentgym: Comma
     assert (found["model"], found["reward.function"], found["group_size"]) == ("a/model", "reward.py:brief", 16)
     assert found["data.train"] == ["openai/gsm8k:main:train"]
     lost = {line["theirs"]: line["ours"] for line in done.json["lost"]}
-    assert "learning_rate=VALUE" in lost["learning_rate"] and {"output_dir", "callbacks"} <= lost.keys()
+    assert "learning_rate=VALUE" in lost["learning_rate"] and {"output_dir", "callbacks", "tools"} <= lost.keys()
     assert [line["theirs"] for line in done.json["unknown"]] == ["**2"]
     assert "optimizer.learning_rate" not in found
 
