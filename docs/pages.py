@@ -1,10 +1,13 @@
-"""Writes the pages `algorithms`, `architectures` and `environments` from the package: python docs/pages.py."""
+"""Writes `algorithms`, `architectures`, `environments`, and tables in `verl` and `trl`: python docs/pages.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from agentgym.cli.foreign.keys import Key
+from agentgym.cli.foreign.trl_keys import TRL_KEYS
+from agentgym.cli.foreign.verl_keys import VERL_KEYS
 from agentgym.envs.catalog.listing import Listed, describe_env
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.trainers.algorithms.catalog import TABLES, Algorithm, all_algorithms
@@ -12,6 +15,9 @@ from agentgym.trainers.model_check.known import KnownModel, known_models
 
 NUMBERS = ("logprobs", "gradients", "samples", "same bits", "adapters", "export", "replay", "sglang", "vllm")
 """The checks of architectures whose findings the page shows."""
+BEGIN, END = "<!-- settings: python docs/pages.py -->", "<!-- end of settings -->"
+FOREIGN = {"verl": VERL_KEYS, "TRL": TRL_KEYS}
+"""The tables of settings that `agentgym import` reads, by the library."""
 PAGE_HEAD = """# Environments
 
 Written by `python docs/pages.py` from the environments' cards. `agentgym env check ID` holds each to its card:
@@ -139,12 +145,34 @@ def _rows_cell(model: KnownModel) -> str:
     return "own" if model.results["prefix"][1].startswith("rows of their own") else "packed"
 
 
+def keys_table(library: str, keys: Iterable[Key]) -> str:
+    """Returns the table of another library's settings; those with one remark share a line."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for key in keys:
+        ours = ", ".join(f"`{name.strip()}`" for name in key.ours.split(",") if name.strip())
+        ours = ours or {"same": "nothing to set", "lost": "none", "translated": "none"}[key.kind]
+        place = key.theirs if key.kind == "translated" else key.theirs.rpartition(".")[0]
+        rows.setdefault((place, ours, key.remark), []).append(f"`{key.theirs}`")
+    lines = [f"| {library} | ours | the difference, or what to do |", "|---|---|---|"]
+    lines += [f"| {', '.join(names)} | {ours} | {remark} |" for (_, ours, remark), names in rows.items()]
+    return "\n".join(lines)
+
+
+def with_keys(page: str, library: str, keys: Iterable[Key]) -> str:
+    """Returns a page with the table of settings between its marks."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{keys_table(library, keys)}\n\n{END}{rest.split(END)[1]}"
+
+
 def main() -> None:
     """Writes the pages."""
     folder = Path(__file__).parent
     (folder / "algorithms.md").write_text(algorithms_page(), encoding="utf-8")
     (folder / "architectures.md").write_text(architectures_page(), encoding="utf-8")
     (folder / "environments.md").write_text(environments_page(), encoding="utf-8")
+    for library, keys in FOREIGN.items():
+        page = folder / f"{library.lower()}.md"
+        page.write_text(with_keys(page.read_text(encoding="utf-8"), library, keys), encoding="utf-8")
 
 
 if __name__ == "__main__":

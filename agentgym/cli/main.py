@@ -36,6 +36,7 @@ COMMANDS = {
     "train": "train a model on an environment",
     "sft": "train a model on demonstrations, conversations or recorded episodes",
     "dpo": "train a model on pairs of a better and a worse reply",
+    "import": "write the settings of a verl or TRL training as settings of ours",
     "eval": "play held-out episodes with a model or a policy, and count successes",
     "compare": "compare evaluations task by task",
     "rescore": "give recorded episodes another reward, and compare it with the old one",
@@ -57,9 +58,8 @@ COMMANDS = {
     "doctor": "show versions, and what to install for what is missing",
 }
 """Each command's one line of help; the module of the same name (`_` for `-`) in this package is the command."""
-
-FOLDERS = {"rescore": "scores"}
-"""The commands in a folder of this package, by its name."""
+MODULES = {"import": "foreign.command", "rescore": "scores.rescore"}
+"""The commands that are modules of a folder in this package."""
 MISTAKES = (ConfigError, UnknownName, RunFolderError)
 """Errors that the caller can correct by asking for something else: exit code 2."""
 
@@ -159,8 +159,7 @@ def _available() -> dict[str, str]:
 
 
 def _module(name: str) -> str:
-    folder = f"{FOLDERS[name]}." if name in FOLDERS else ""
-    return f"agentgym.cli.{folder}{name.replace('-', '_')}"
+    return f"agentgym.cli.{MODULES.get(name, name.replace('-', '_'))}"
 
 
 def _help() -> str:

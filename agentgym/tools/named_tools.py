@@ -7,6 +7,7 @@
 | `servers.json` with `mcpServers` | MCP servers, as other clients configure them |
 | `mcp:COMMAND`, `mcp:URL` | an MCP server |
 | `openapi:DOCUMENT@URL` | the operations of an OpenAPI 3 document, at a URL |
+| `path/to/file.py:Class` | an environment of TRL, whose methods are tools |
 | `tools.yaml` | verl's `tool_config_path`: classes with `create`, `execute` and `release` |
 """
 
@@ -25,6 +26,7 @@ from agentgym.registry import Registry
 from agentgym.tools.calling.definition import TOOLS, Tool, as_tool, register_tool
 from agentgym.tools.calling.resolve import WANTED
 from agentgym.tools.calling.source import ToolSource
+from agentgym.tools.trl_environment import TrlEnvironment, is_trl_environment
 
 __all__ = ["NamedTools", "named_tools"]
 
@@ -52,18 +54,21 @@ def named_tools(names: Sequence[str]) -> NamedTools:
             found = _of_file(Path(name))
             tools, sources = [*tools, *found.tools], [*sources, *found.sources]
         else:
-            tools += _of_place(name)
+            found = _of_place(name)
+            tools, sources = [*tools, *found.tools], [*sources, *found.sources]
     return NamedTools(tuple(tools), tuple(sources))
 
 
-def _of_place(name: str) -> list[Tool]:
+def _of_place(name: str) -> NamedTools:
     if not is_place(name):
         if name not in TOOLS:
             near = nearest(name, TOOLS) or "."
             raise UnknownName(f"unknown tool {name!r}{near} Write path/to/file.py:name, tools.json or mcp:COMMAND")
-        return [TOOLS[name]]
+        return NamedTools((TOOLS[name],), ())
     found: Any = load_named(name, WANTED)
-    return [as_tool(entry) for entry in found] if isinstance(found, list | tuple) else [as_tool(found)]
+    if is_trl_environment(found):
+        return NamedTools((), (partial(TrlEnvironment, found),))
+    return NamedTools(tuple(as_tool(entry) for entry in (found if isinstance(found, list | tuple) else [found])), ())
 
 
 def _mcp_source(server: str, **settings: Any) -> Callable[[], ToolSource]:

@@ -22,10 +22,40 @@ from agentgym.loading import Wanted, load_named
 from agentgym.registry import Registry
 from agentgym.tools.calling.definition import Tool, register_tool
 
-__all__ = ["VerlTools", "verl_tools"]
+__all__ = ["BaseTool", "OpenAIFunctionToolSchema", "ToolResponse", "VerlTools", "verl_tools"]
 
 WANTED = Wanted(noun="tool class", example="Class", hint="verl's classes derive from verl.tools.base_tool.BaseTool.")
 _INSTANCES = count()
+
+
+OpenAIFunctionToolSchema = Mapping[str, Any]
+"""The schema of a tool, as verl's files name its type; here it is the mapping itself."""
+
+
+@dataclass(frozen=True)
+class ToolResponse:
+    """The answer of a tool, in the place of verl's class of this name."""
+
+    text: str | None = None
+
+
+class BaseTool:
+    """The base of a tool's class where verl is not installed; its file imports it from here and stays as it is."""
+
+    def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema) -> None:
+        self.config, self.tool_schema = config, tool_schema
+        self.name = str(tool_schema["function"]["name"])
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str | None, ToolResponse]:
+        """Begins an episode."""
+        return instance_id, ToolResponse()
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """Returns the reward of the episode."""
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Ends the episode."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +73,7 @@ class _ToolClass:
 
 @dataclass
 class VerlTools:
-    """The tools of one episode; `create_kwargs` has what `create` gets, by tool, from the row's `tools_kwargs`."""
+    """The tools of one episode; `create_kwargs` has what `create` gets, by tool."""
 
     classes: tuple[_ToolClass, ...]
     create_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -60,6 +90,15 @@ class VerlTools:
 
     def close(self) -> None:
         """Does nothing: `finish` ends the instances."""
+
+    def begin(self, row: Mapping[str, Any]) -> None:
+        """Takes what `create` gets for a row: its `extra_info.tools_kwargs.NAME.create_kwargs`."""
+        extra = row.get("extra_info")
+        given = extra.get("tools_kwargs") if isinstance(extra, Mapping) else None
+        pairs = given.items() if isinstance(given, Mapping) else ()
+        self.create_kwargs = {
+            name: dict(each.get("create_kwargs") or {}) for name, each in pairs if isinstance(each, Mapping)
+        }
 
     async def finish(self) -> float:
         """Returns the sum of `calc_reward` of the tools that were called, and releases them."""

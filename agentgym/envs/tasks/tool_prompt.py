@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentgym.envs.base.card import SEEDED, EnvCard
@@ -12,6 +13,7 @@ from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.envs.tasks.prompt import Prompt, row_messages, says
 from agentgym.errors import ConfigError, nearest
 from agentgym.tools.named_tools import named_tools
+from agentgym.tools.trl_environment import TrlEnvironment
 from agentgym.tools.verl_tools import VerlTools
 from agentgym.types import JSON, Message, ToolResult, ToolSpec
 
@@ -23,7 +25,7 @@ class ToolPrompt(ToolEnv):
 
     `tools` names them (`agentgym.tools.named_tools`). A row of data may choose among them by the names, or schemas, in
     its `tools`. Its messages and its ground truth are as in Prompt-v0, and a reward function scores it as there; the
-    rewards of verl's tools are added.
+    rewards of verl's tools are added, and an environment of TRL with `get_reward` pays in place of the ground truth.
     """
 
     card = EnvCard(
@@ -56,9 +58,11 @@ class ToolPrompt(ToolEnv):
             messages: tuple[Message, ...] = info["messages"]
             return messages
         self.ground_truth = options.get("ground_truth")
-        for source in self._verl_tools():
-            source.create_kwargs = _create_kwargs(options)
-        return row_messages(options)
+        messages = row_messages(options)
+        for source in self._paying():
+            if text := source.begin(options):
+                messages = (*messages[:-1], replace(messages[-1], content=messages[-1].content + text))
+        return messages
 
     @property
     def tool_specs(self) -> tuple[ToolSpec, ...]:
@@ -70,12 +74,13 @@ class ToolPrompt(ToolEnv):
         correct = says(self.ground_truth, text)
         if self.ground_truth is not None:
             self.metrics["exact_match"] = float(correct)
-        further = [await source.finish() for source in self._verl_tools()]
-        self.end(success=correct, reward=float(correct) + sum(further))
+        paying = self._paying()
+        own = 0.0 if any(isinstance(source, TrlEnvironment) and source.has_reward for source in paying) else correct
+        self.end(success=correct, reward=float(own) + sum([await source.finish() for source in paying]))
         return "The episode is over."
 
     def _result(self, text: str, results: tuple[ToolResult, ...], messages: tuple[Message, ...]) -> StepResult:
-        for source in self._verl_tools():
+        for source in self._paying():
             self.reward, source.reward = self.reward + source.reward, 0.0
         result = super()._result(text, results, messages)
         if self._is_row:
@@ -94,8 +99,9 @@ class ToolPrompt(ToolEnv):
         """A policy that tries everything but the answer."""
         return self._sums.make_cheat()
 
-    def _verl_tools(self) -> list[VerlTools]:
-        return [source for source in self._sources if isinstance(source, VerlTools)]
+    def _paying(self) -> list[VerlTools | TrlEnvironment]:
+        """Returns the sources that know the row, and may pay for an episode."""
+        return [source for source in self._sources if isinstance(source, VerlTools | TrlEnvironment)]
 
     def _choose(self, named: object) -> tuple[ToolSpec, ...] | None:
         """Returns the tools of a row that chooses some; raises ConfigError for one that there is not."""
@@ -117,12 +123,3 @@ def _name_of(entry: object) -> str:
         inner = entry.get("function")
         entry = inner.get("name") if isinstance(inner, Mapping) else entry.get("name")
     return str(entry)
-
-
-def _create_kwargs(options: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Returns what the tools of verl are created with: `extra_info.tools_kwargs.NAME.create_kwargs` of a row."""
-    extra = options.get("extra_info")
-    given = extra.get("tools_kwargs") if isinstance(extra, Mapping) else None
-    if not isinstance(given, Mapping):
-        return {}
-    return {name: dict(each.get("create_kwargs") or {}) for name, each in given.items() if isinstance(each, Mapping)}

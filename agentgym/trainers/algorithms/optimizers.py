@@ -65,9 +65,13 @@ def constant_rate() -> float:
 
 
 @SCHEDULES.register("linear")
-def linear_decay(step: int, total_steps: int) -> float:
-    """The peak rate for half of the run, then down to zero in a straight line."""
-    return min(1.0, 2 * (1.0 - step / total_steps))
+def linear_decay(step: int, total_steps: int, warmup_steps: int, *, flat: float = 0.5) -> float:
+    """The peak rate for the share `flat` of the run, then down to zero in a straight line; with 0 from the warm-up on.
+
+    With `flat=0.0` it is the linear schedule of transformers.
+    """
+    start = max(flat * total_steps, warmup_steps)
+    return min(1.0, (total_steps - step) / max(1.0, total_steps - start))
 
 
 @SCHEDULES.register("cosine")

@@ -183,6 +183,52 @@ def test_tools_of_verl_are_created_with_the_rows_keywords_and_their_rewards_coun
     assert log == [("create", "5"), ("release", "5")] * 2
 
 
+TRL = '''
+class Lock:
+    def reset(self, code=0, prompt=None, **columns):
+        self.code, self.opened, self.asked = code, False, len(prompt)
+        return " It has a dial."
+
+    def turn(self, digit: int) -> str:
+        """Turns the dial.
+
+        Args:
+            digit: The digit to set.
+        """
+        self.opened = digit == self.code
+        return "It opens." if self.opened else "No."
+
+    def _hidden(self): ...
+
+
+class Paying(Lock):
+    async def get_reward(self) -> float:
+        return 2.0 if self.opened else 0.5
+
+
+class Steps(Lock):
+    def step(self, action): ...
+'''
+
+
+def test_methods_of_an_environment_of_trl_are_tools_and_it_pays_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "lock.py").write_text(TRL)
+    env = make_env("ToolPrompt-v0", {"tools": [f"{tmp_path}/lock.py:Paying"]})
+    for digit, answer, reward in ((7, "It opens.", 2.0), (3, "No.", 0.5)):
+        _, info = env.reset(seed=0, options=row(extra_info={"code": 7}, ground_truth="5"))
+        assert info["messages"][-1].content.endswith(" It has a dial.")
+        assert [spec.name for spec in env.tool_specs] == ["turn"]
+        assert call(env, "turn", digit=digit)[:2] == (answer, 0.0)
+        assert say(env, "5")[1:3] == (reward, True)  # and no further point for the ground truth
+    env.close()
+    free = make_env("ToolPrompt-v0", {"tools": [f"{tmp_path}/lock.py:Lock"]})
+    free.reset(seed=0, options=row(ground_truth="5"))
+    assert say(free, "5")[1:3] == (1.0, True)
+    free.close()
+    with pytest.raises(ConfigError, match="name it with --env"):
+        make_env("ToolPrompt-v0", {"tools": [f"{tmp_path}/lock.py:Steps"]})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "kind", "message"),
     [

@@ -1,0 +1,1 @@
+"""The command `import`: settings of other libraries as settings of ours."""

@@ -1,0 +1,127 @@
+"""`agentgym import`: writes another library's training settings as ours, and lists what became of each."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+import yaml
+
+from agentgym.cli.foreign.keys import Line, Outcome, Translation, translate
+from agentgym.cli.foreign.trl_file import read_trl
+from agentgym.cli.foreign.trl_keys import TRL_ALWAYS, TRL_KEYS
+from agentgym.cli.foreign.verl_file import read_verl
+from agentgym.cli.foreign.verl_keys import VERL_ALWAYS, VERL_KEYS
+from agentgym.cli.options import parse_options
+from agentgym.cli.terminal import say, show_json
+from agentgym.errors import ConfigError
+from agentgym.trainers.config import TrainConfig, config_from_mapping
+
+__all__ = ["main"]
+
+TITLES: dict[Outcome, str] = {
+    "translated": "translated",
+    "by default": "their defaults, written out because ours differ",
+    "same": "the same by our default, or part of another setting",
+    "lost": "no counterpart",
+    "unknown": "unknown, and left out",
+}
+"""The outcomes in the order in which they are printed."""
+MOST_ALIKE = 3
+"""The keys of one pattern that are printed one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """Writes the settings of a training with verl or TRL as YAML for `agentgym train --config`, and lists what became
+    of each: translated, the same by our default, or without counterpart. A script is read, and never run."""
+
+    library: tyro.conf.Positional[Literal["verl", "trl"]]
+    """The library that the settings are written for."""
+    file: tyro.conf.Positional[Path]
+    """verl: a configuration (.yaml), or a script (.sh) that starts verl.trainer.main_ppo. trl: arguments of GRPOConfig
+    (.yaml, .json), or a script (.py) that makes a GRPOConfig and a GRPOTrainer."""
+    overrides: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[KEY=VALUE ...]")] = ()
+    """Settings of theirs that win over those of the file, such as data.train_batch_size=64."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("run.yaml")
+    """The file to write; one that exists is refused."""
+    json: bool = False
+    """Print one line of JSON, and all else on standard error."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym import ...`."""
+    options = parse_options(ImportOptions, args, prog="agentgym import")
+    if not options.file.is_file():
+        raise ConfigError(f"no file {str(options.file)!r}")
+    if options.output.exists():
+        raise ConfigError(f"{str(options.output)!r} exists: name another file with --output, or remove it")
+    if options.library == "verl":
+        translation = translate(read_verl(options.file, options.overrides), VERL_KEYS, VERL_ALWAYS)
+    else:
+        translation = translate(read_trl(options.file, options.overrides), TRL_KEYS, TRL_ALWAYS)
+    settings = translation.as_nested()
+    _check(settings)
+    source = f"# Written by `agentgym import {options.library} {shlex.quote(str(options.file))}`.\n"
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(source + yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    for outcome in TITLES:
+        _show_lines(TITLES[outcome], [line for line in translation.lines if line.outcome == outcome])
+    _show_summary(options, translation)
+    if options.json:
+        show_json(_as_json(options, translation))
+    return 0
+
+
+def _check(settings: dict[str, Any]) -> None:
+    """Raises ConfigError for settings that no run could have; tasks may be named later."""
+    data = settings.get("data", {})
+    named = "env" in settings or "train" in data or "eval" in data
+    config_from_mapping(TrainConfig, settings if named else {**settings, "env": "?"})
+
+
+def _show_lines(title: str, lines: Sequence[Line]) -> None:
+    """Prints lines; more than three keys of one pattern and reason are one line."""
+    if not lines:
+        return
+    say(f"{title} ({len(lines)}):")
+    counted = Counter((line.pattern, line.ours) for line in lines if line.pattern)
+    many = {group for group, count in counted.items() if count > MOST_ALIKE}
+    shown = set()
+    for line in lines:
+        group = (line.pattern, line.ours)
+        theirs = f"{line.theirs}={_short(line.value)} -> " if line.theirs else ""
+        if group in many:
+            theirs = f"{line.pattern} ({counted[group]} keys) -> "
+        if group not in shown:
+            say(f"  {theirs}{line.ours}")
+        shown |= {group} & many
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _show_summary(options: ImportOptions, translation: Translation) -> None:
+    counted = ", ".join(
+        f"{len(translation.of(outcome))} {outcome}" for outcome in ("translated", "same", "lost", "unknown")
+    )
+    say(f"{options.output}: {counted}; docs/{options.library}.md has the whole table")
+    if not {"env", "data.train"} & translation.settings.keys():
+        say("  no tasks are named in it: add env, or train below data")
+    say(f"try next: agentgym train --config {options.output} --dry-run")
+
+
+def _as_json(options: ImportOptions, translation: Translation) -> dict[str, Any]:
+    found: dict[str, Any] = {"output": str(options.output), "settings": translation.settings}
+    for outcome in TITLES:
+        found[outcome.replace(" ", "_")] = [
+            {"theirs": line.theirs, "value": line.value, "ours": line.ours} for line in translation.of(outcome)
+        ]
+    return found

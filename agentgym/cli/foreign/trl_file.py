@@ -1,0 +1,126 @@
+"""Reads TRL's settings: arguments in YAML or JSON, or the constants of a training script, which is not run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentgym.cli.foreign.keys import Code
+from agentgym.cli.foreign.verl_file import compute_constant, read_overrides, read_scalar, read_yaml
+from agentgym.errors import ConfigError
+
+__all__ = ["read_trl"]
+
+POSITIONS = {
+    "GRPOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
+    "GRPOConfig": ("output_dir",),
+    "LoraConfig": ("r",),
+}
+"""The calls that are read, with the names of their positional arguments."""
+OTHER_TRAINERS = {"SFTTrainer": "agentgym sft", "DPOTrainer": "agentgym dpo", "GKDTrainer": "--algo distill"}
+
+
+def read_trl(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns the settings of a file with overrides, by their names; those of peft are `peft_config.r` and so on.
+
+    Raises ConfigError for a file that has none.
+    """
+    given = (
+        _of_script(path)
+        if path.suffix == ".py"
+        else {name: read_scalar(item) for name, item in read_yaml(path).items()}
+    )
+    return {**given, **read_overrides(overrides)}
+
+
+def _of_script(path: Path) -> dict[str, Any]:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read as Python: {error}") from error
+    script = _Script(path, tree)
+    given: dict[str, Any] = {}
+    for kind, call in script.calls():
+        prefix = "peft_config." if kind == "LoraConfig" else ""
+        for name, node in _arguments(kind, call):
+            value = script.value(node)
+            if name in ("args", "peft_config") and isinstance(value, Code):
+                continue  # the call that made it is read itself
+            given[prefix + name] = value
+    if not given:
+        found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & OTHER_TRAINERS.keys()
+        hint = "".join(f"; for {name} there is {OTHER_TRAINERS[name]}, by docs/trl.md" for name in sorted(found))
+        raise ConfigError(f"{str(path)!r} has no GRPOConfig(...) and no GRPOTrainer(...){hint}")
+    return given
+
+
+def _arguments(kind: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    yield from zip(POSITIONS[kind], call.args, strict=False)
+    for number, keyword in enumerate(call.keywords):
+        yield keyword.arg or f"**{number}", keyword.value
+
+
+class _Script:
+    """The constants, functions and imports of a script."""
+
+    def __init__(self, path: Path, tree: ast.Module) -> None:
+        self._path, self._tree = path, tree
+        self._assigned: dict[str, list[ast.expr]] = {}
+        self._places: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                self._assigned.setdefault(node.targets[0].id, []).append(node.value)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                self._places |= {alias.asname or alias.name: self._import_place(node, alias) for alias in node.names}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self._places[node.name] = f"{path}:{node.name}"
+
+    def _import_place(self, node: ast.ImportFrom, alias: ast.alias) -> str:
+        near = self._path.parent / f"{(node.module or '').replace('.', '/')}.py"
+        return f"{near if near.is_file() else node.module}:{alias.name}"
+
+    def calls(self) -> Iterator[tuple[str, ast.Call]]:
+        """Yields the calls of TRL's and peft's classes, with the names of the classes."""
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if name in POSITIONS:
+                    yield name, node
+
+    def value(self, node: ast.expr) -> Any:
+        """Returns a constant, the place of a function (`file.py:name`), the name of a data set, or the code itself."""
+        if isinstance(node, ast.Name):
+            if node.id in self._places:
+                return self._places[node.id]
+            assigned = self._assigned.get(node.id, [])
+            known = self.value(assigned[0]) if len(assigned) == 1 else None
+            return Code(node.id) if known in (None, [], {}) else known  # an empty list is filled later
+        if isinstance(node, ast.List | ast.Tuple):
+            items = [self.value(item) for item in node.elts]
+            return Code(ast.unparse(node)) if any(isinstance(item, Code) for item in items) else items
+        if isinstance(node, ast.Call):
+            return self._dataset(node)
+        try:
+            return ast.literal_eval(node)
+        except ValueError:
+            pass
+        try:
+            return compute_constant(node)
+        except (ValueError, ZeroDivisionError):
+            return Code(ast.unparse(node))
+
+    def _dataset(self, call: ast.Call) -> Any:
+        """Returns the file of `load_dataset("json", data_files="rows.jsonl")`; of the hub `NAME:CONFIG:SPLIT`."""
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        words = [self.value(node) for node in call.args]
+        named: Mapping[str, Any] = {keyword.arg or "": self.value(keyword.value) for keyword in call.keywords}
+        if name != "load_dataset" or any(isinstance(word, Code) for word in [*words, *named.values()]) or not words:
+            return Code(ast.unparse(call))
+        if "data_files" in named:
+            files = named["data_files"]
+            return files.get(named.get("split", "train"), Code(ast.unparse(call))) if isinstance(files, dict) else files
+        parts = [*words[:2], *([named["name"]] if "name" in named else []), named.get("split", "train")]
+        return ":".join(str(part) for part in parts)

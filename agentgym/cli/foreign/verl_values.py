@@ -1,0 +1,205 @@
+"""The conversions of verl's values: batches, algorithm, rewards, engines and machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from agentgym.cli.foreign.keys import Converter, MissingPart, NoCounterpart, SameMeaning, Several, Theirs
+from agentgym.data import DataConfig, open_data
+from agentgym.errors import AgentGymError
+
+__all__ = [
+    *("ACTOR", "ROLLOUT"),
+    *("verl_all_of", "verl_epochs", "verl_eval_temperature", "verl_home_path"),
+    *("verl_interval", "verl_is_multi_turn", "verl_logger", "verl_micro_tokens", "verl_minibatches"),
+    *("verl_neutral", "verl_off_if", "verl_overlong", "verl_positive", "verl_prompt_limit"),
+    *("verl_reply_limit", "verl_reward_function", "verl_reward_manager", "verl_sample_size", "verl_save_interval"),
+    *("verl_steps", "verl_validation"),
+]
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+SCORERS: Mapping[str, str] = {
+    "openai/gsm8k": "gsm8k",
+    **dict.fromkeys(
+        ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500", "math_dapo", "math"), "math"
+    ),
+}
+"""The scorers of rows by verl's `data_source`."""
+TRACKERS = ("wandb", "mlflow", "tensorboard", "trackio")
+
+
+def verl_all_of(value: Any, _: Theirs) -> list[str]:
+    """Returns one file or several as a list."""
+    return [os.path.expanduser(str(item)) for item in (value if isinstance(value, list) else [value])]
+
+
+def verl_home_path(value: Any, _: Theirs) -> str:
+    """Returns a path with the user's folder in place of `~`."""
+    return os.path.expanduser(str(value))
+
+
+def verl_positive(value: Any, _: Theirs) -> Any:
+    """Returns a number, or None for verl's -1."""
+    return value if value > 0 else None
+
+
+def verl_neutral(value: Any, reason: str) -> Converter:
+    """Returns a conversion that raises NoCounterpart for any other value than the one that has no effect."""
+
+    def convert(given: Any, _: Theirs) -> Any:
+        if given == value:
+            raise SameMeaning(f"{value} has no effect")
+        raise NoCounterpart(reason)
+
+    return convert
+
+
+def verl_off_if(off: Any, ours: Any, reason: str) -> Converter:
+    """Returns a conversion of a switch: `ours` where it is on, else what our default does."""
+
+    def convert(given: Any, _: Theirs) -> Any:
+        if given == off:
+            raise SameMeaning(reason)
+        return ours
+
+    return convert
+
+
+def verl_minibatches(value: Any, theirs: Theirs) -> Any:
+    """Returns the number of minibatches; verl counts the prompts of one."""
+    tasks = theirs.get("data.train_batch_size")
+    if tasks % value:
+        raise NoCounterpart(f"{tasks} tasks a step are not split evenly by {value}: set learner.minibatches")
+    return max(1, tasks // value)
+
+
+def verl_prompt_limit(value: Any, theirs: Theirs) -> Any:
+    """Returns the longest prompt: rows beyond it are left out, and nothing is cut."""
+    cut = theirs.get("data.truncation", "error")
+    if cut != "error" and not theirs.get("data.filter_overlong_prompts", False):
+        raise NoCounterpart(f"prompts are never cut (truncation={cut}): data.max_prompt_tokens leaves longer ones out")
+    return value
+
+
+def verl_is_multi_turn(theirs: Theirs) -> bool:
+    """Returns True if an episode has several replies."""
+    return bool(theirs.get(ROLLOUT + "multi_turn.enable") or theirs.get(ROLLOUT + "multi_turn.tool_config_path"))
+
+
+def verl_reply_limit(value: Any, theirs: Theirs) -> Several:
+    """Returns the limits of a reply, and of a conversation of several."""
+    limits = {"limits.turn_tokens": value}
+    if verl_is_multi_turn(theirs):
+        limits["limits.trajectory_tokens"] = value + theirs.get("data.max_prompt_length")
+    return Several(limits)
+
+
+def verl_steps(value: Any, theirs: Theirs) -> Several:
+    """Returns the steps, which win over epochs."""
+    return Several({"steps": value, "epochs": None})
+
+
+def verl_micro_tokens(value: Any, theirs: Theirs) -> int:
+    """Returns the tokens of a forward pass, from rows of the greatest length."""
+    return int(value) * int(theirs.get("data.max_prompt_length") + theirs.get("data.max_response_length"))
+
+
+def verl_eval_temperature(value: Any, theirs: Theirs) -> Any:
+    """Returns the temperature of evaluations; verl's are greedy unless do_sample is set."""
+    return value if theirs.get(ROLLOUT + "val_kwargs.do_sample") else 0.0
+
+
+def verl_validation(value: Any, theirs: Theirs) -> Several:
+    """Returns the files to evaluate on; without any, nothing is evaluated."""
+    files = verl_all_of(value, theirs) if value else []
+    return Several({"data.eval": files} if files else {"eval.episodes": 0})
+
+
+def verl_interval(value: Any, theirs: Theirs) -> Any:
+    """Returns the steps between evaluations; verl's -1 has none during training."""
+    if value < 1:
+        raise SameMeaning("eval.every: 0")
+    if not theirs.get("data.val_files"):
+        raise NoCounterpart("there are no val_files")
+    return value
+
+
+def verl_save_interval(value: Any, _: Theirs) -> Any:
+    """Returns the steps between checkpoints; verl's -1 writes none."""
+    if value < 1:
+        raise SameMeaning("the last step always writes a checkpoint, and every 20th one")
+    return value
+
+
+def verl_logger(value: Any, theirs: Theirs) -> Several:
+    """Returns the trackers; the console and metrics.jsonl are always written."""
+    names = verl_all_of(value, theirs)
+    known = [name for name in names if name in TRACKERS]
+    unknown = [name for name in names if name not in (*TRACKERS, "console", "file")]
+    if unknown and not known:
+        raise NoCounterpart(f"trackers are {', '.join(TRACKERS)}, or your own as file.py:Tracker")
+    return Several({"trackers": known})
+
+
+def verl_reward_function(value: Any, theirs: Theirs) -> str:
+    """Returns the place of a reward function, or the scorer of the rows' data_source."""
+    if value:
+        return f"{value}:{theirs.get('custom_reward_function.name', 'compute_score')}"
+    if theirs.get("reward_model.enable"):
+        raise SameMeaning("reward.model.folder")
+    source = _data_source(verl_all_of(theirs.get("data.train_files"), theirs))
+    if source is None or source not in SCORERS:
+        found = f", here {source!r}" if source else ""
+        raise MissingPart(f"verl scores by the column data_source{found}: set reward.function (docs/rewards.md)")
+    return SCORERS[source]
+
+
+def _data_source(files: list[str]) -> str | None:
+    """Returns the data_source of the first row, if there is a file to read."""
+    try:
+        rows = open_data(DataConfig(train=tuple(files[:1]), max_rows=1))
+    except (AgentGymError, OSError):
+        return None
+    source = rows.train[0].options.get("data_source") if rows.train else None
+    return str(source) if source else None
+
+
+def verl_epochs(value: Any, theirs: Theirs) -> Any:
+    """Returns the passes over the data, unless the steps are given."""
+    if theirs.get("data.train_files") != theirs.given.get("data.train_files", theirs.get("data.train_files")):
+        raise NoCounterpart("passes over the rows of files: add epochs, with data.train")
+    if theirs.get("trainer.total_training_steps"):
+        raise SameMeaning("total_training_steps wins")
+    return value
+
+
+def verl_sample_size(value: Any, _: Theirs) -> Several:
+    """Returns the number of episodes that trackers receive."""
+    return Several({"tracking.episodes": value} if value else {"tracking.episodes_every": 0})
+
+
+def verl_reward_manager(value: Any, theirs: Theirs) -> Any:
+    """Says how a reward manager's work is done: its function's signature decides."""
+    if value in ("naive", "dapo", "batch"):
+        raise SameMeaning("the function's parameters decide whether it takes an episode or a batch")
+    if value == "prime":
+        return Several({"reward.manner": "pool"})
+    raise NoCounterpart("write it as a reward function of (trajectories, tasks): docs/rewards.md")
+
+
+def verl_overlong(value: Any, theirs: Theirs) -> Several:
+    """Returns DAPO's soft punishment of long replies."""
+    if not value:
+        raise SameMeaning("reward.overlong.buffer_tokens: 0")
+    for prefix in ("reward_model.overlong_buffer.", "reward_model.reward_kwargs.overlong_buffer_cfg."):
+        if length := theirs.get(prefix + "len"):
+            return Several(
+                {
+                    "reward.overlong.buffer_tokens": length,
+                    "reward.overlong.max_tokens": theirs.get("data.max_response_length"),
+                    "reward.overlong.penalty": float(theirs.get(prefix + "penalty_factor", 1.0)),
+                }
+            )
+    raise NoCounterpart("overlong_buffer.len is missing")
