@@ -122,7 +122,7 @@ LOSS = (
     Key("entropy_coef", "learner.entropy_coefficient", default=0.0),
     Key("router_aux_loss_coef", "learner.router.balance"),
     same("multi_objective_aggregation", "algo gdpo", "sum_then_normalize"),
-    skip("reward_weights", "a run has one reward.function: it adds up, with the weights"),
+    same("reward_weights", "in reward.function, as NAME=WEIGHT"),
     skip("vespo_*", "no loss vespo: `agentgym algorithms list`"),
     skip("sync_ref_model", "learner.kl.reference stays as it is"),
     skip("ref_model_*", "learner.kl.reference stays as it is"),

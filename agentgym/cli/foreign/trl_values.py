@@ -94,15 +94,20 @@ def trl_dataset_name(value: Any, theirs: Theirs) -> list[str]:
 
 
 def trl_rewards(value: Any, theirs: Theirs) -> Any:
-    """Returns the place of the reward function."""
+    """Returns the places of the reward functions with their weights, and the environment's own where it has one."""
     functions = value if isinstance(value, list) else [value]
-    if theirs.get("environment_factory"):
-        raise NoCounterpart("TRL adds it to the environment's get_reward, which reward.function would replace here")
-    if len(functions) > 1:
-        raise NoCounterpart("a run has one reward.function: write one that adds them up, with the weights")
-    if ":" not in str(functions[0]):
+    if any(":" not in str(function) for function in functions):
         raise NoCounterpart("a model that scores is reward.model.folder; a function has a place, file.py:name")
-    return str(functions[0])
+    weights = theirs.get("reward_weights") or [1.0] * len(functions)
+    if len(weights) != len(functions):
+        raise NoCounterpart(f"{len(functions)} functions with {len(weights)} reward_weights")
+    found = [
+        str(function) + ("" if weight == 1.0 else f"={weight:g}")
+        for function, weight in zip(functions, weights, strict=True)
+    ]
+    if theirs.get("environment_factory"):
+        found.insert(0, "environment")
+    return found[0] if len(found) == 1 and "=" not in found[0] else found
 
 
 def trl_tools(value: Any, _: Theirs) -> list[str]:

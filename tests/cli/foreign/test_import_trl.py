@@ -112,6 +112,12 @@ def test_arguments_of_trls_own_command_are_read(agentgym: Command) -> None:
         ({}, {"learner.loss": "ppo_clip", "aggregation": "token-mean", "tasks": 1, "epochs": None}),
         ({"loss_type": "grpo"}, {"aggregation": "seq-mean-token-mean"}),
         ({"loss_type": "dr_grpo", "scale_rewards": False}, {"norm_tokens": 512, "algo": "dr_grpo"}),
+        ({"reward_funcs": ["a.py:f", "a.py:g"]}, {"reward.function": ["a.py:f", "a.py:g"]}),
+        (
+            {"reward_funcs": ["a.py:f", "a.py:g"], "reward_weights": [1, 0.5], "environment_factory": "a.py:Lock"},
+            {"reward.function": ["environment", "a.py:f", "a.py:g=0.5"]},
+        ),
+        ({"reward_funcs": "a.py:f", "reward_weights": [2.0]}, {"reward.function": ["a.py:f=2"]}),
         (
             {"loss_type": "cispo", "epsilon_high": 5.0},
             {"learner.loss": "cispo", "learner.loss_settings.clip_high": 4.0},
