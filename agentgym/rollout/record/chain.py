@@ -87,7 +87,11 @@ class LineFile:
         self.path = path
         with folder_errors(path):
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-            self.cut(self._whole_size(os.path.getsize(path)))
+            try:
+                self.cut(self._whole_size(os.path.getsize(path)))
+            except BaseException:
+                self._file.close()
+                raise
 
     def cut(self, size: int) -> None:
         """Removes what is after the first `size` bytes, which end with a line."""

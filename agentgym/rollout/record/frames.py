@@ -1,7 +1,7 @@
 """Lines compressed in zstd frames, so that a file can be appended to, cut back and read in the middle.
 
-An index entry precedes each frame: its sizes and its number of lines. It is a skippable frame of the format, which
-`zstd -d` passes over. The only file that imports zstandard.
+An index entry precedes each frame: its sizes, its number of lines, and a checksum of these. It is a skippable frame of
+the format, which `zstd -d` passes over. The only file that imports zstandard.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
+from zlib import crc32
 
 import zstandard
 
@@ -21,7 +22,7 @@ SUFFIX = ".zst"
 FRAME_BYTES = 1 << 20
 """The bytes of lines after which a frame ends."""
 LEVEL = 3
-_ENTRY = struct.Struct("<IIQQI")
+_ENTRY = struct.Struct("<IIQQII")
 _MAGIC = 0x184D2A5A
 _HEAD = (_MAGIC, _ENTRY.size - 8)
 
@@ -61,7 +62,12 @@ def pack_lines(lines: list[bytes]) -> Iterator[bytes]:
 def _pack(compressor: zstandard.ZstdCompressor, lines: list[bytes]) -> bytes:
     text = b"".join(lines)
     packed: bytes = compressor.compress(text)
-    return _ENTRY.pack(*_HEAD, len(packed), len(text), len(lines)) + packed
+    sizes = len(packed), len(text), len(lines)
+    return _ENTRY.pack(*_HEAD, *sizes, _checksum(*sizes)) + packed
+
+
+def _checksum(*sizes: int) -> int:
+    return crc32(repr(sizes).encode())
 
 
 def read_frames(file: BinaryIO, size: int) -> Iterator[Frame]:
@@ -74,8 +80,8 @@ def read_frames(file: BinaryIO, size: int) -> Iterator[Frame]:
         entry = os.pread(file.fileno(), _ENTRY.size, offset)
         if len(entry) < _ENTRY.size or not any(entry):
             return
-        *head, packed_bytes, num_bytes, num_lines = _ENTRY.unpack(entry)
-        if tuple(head) != _HEAD:
+        *head, packed_bytes, num_bytes, num_lines, checksum = _ENTRY.unpack(entry)
+        if tuple(head) != _HEAD or checksum != _checksum(packed_bytes, num_bytes, num_lines):
             raise RunFolderError(f"{file.name!r} is damaged at byte {offset}")
         frame = Frame(offset, packed_bytes, num_bytes, num_lines)
         if frame.end > size:

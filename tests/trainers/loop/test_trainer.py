@@ -96,7 +96,7 @@ def test_equal_seeds_and_any_number_of_environment_threads_give_equal_bytes_and_
     for name, threads in (("a", 1), ("b", 8), ("c", None)):
         config = replace(small_run, env=f"{HERE}:ThreadedGame", sampler=SamplerConfig(env_threads=threads))
         _, watcher = train(config, tmp_path / name)
-        runs.append(((tmp_path / name / "episodes.jsonl").read_bytes(), losses(watcher.steps)))
+        runs.append(((tmp_path / name / "episodes.jsonl.zst").read_bytes(), losses(watcher.steps)))
     assert runs[0] == runs[1] == runs[2]
     assert runs[0][1].count(None) < 2
 
@@ -106,7 +106,7 @@ def test_another_seed_gives_other_episodes(small_run: TrainConfig, train: Train,
     files = []
     for seed in (0, 1):
         train(replace(small_run, seed=seed, steps=1, eval=HeldOutConfig(episodes=0)), tmp_path / str(seed))
-        files.append((tmp_path / str(seed) / "episodes.jsonl").read_bytes())
+        files.append((tmp_path / str(seed) / "episodes.jsonl.zst").read_bytes())
     assert files[0] != files[1]
 
 
@@ -119,7 +119,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(small_run: TrainConfig,
     )
     assert losses(watcher.steps)[2:] == losses(second.steps)
     assert whole.checkpoint is not None and resumed.checkpoint is not None
-    episodes = [(tmp_path / name / "episodes.jsonl").read_bytes() for name in ("whole", "parts")]
+    episodes = [(tmp_path / name / "episodes.jsonl.zst").read_bytes() for name in ("whole", "parts")]
     assert episodes[0] == episodes[1]
     assert resumed.before == whole.before and resumed.after == whole.after
     lines = (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
@@ -134,10 +134,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_when_res
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     train(small_run, tmp_path / "run")
-    whole = (tmp_path / "run" / "episodes.jsonl").read_bytes()
+    whole = (tmp_path / "run" / "episodes.jsonl.zst").read_bytes()
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     train(small_run, tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "episodes.jsonl").read_bytes() == whole
+    assert (tmp_path / "run" / "episodes.jsonl.zst").read_bytes() == whole
 
 
 @pytest.mark.slow
