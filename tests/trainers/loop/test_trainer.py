@@ -19,6 +19,7 @@ import yaml
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.envs.games.text_game.env import TextGame
 from agentgym.errors import ConfigError, RunFolderError, TrainingHalted, UnknownName
+from agentgym.evaluation import verify_run
 from agentgym.model.model_folder import load_decoder
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.sampling.sampler import SamplerConfig
@@ -34,6 +35,8 @@ from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.record import RecordConfig
+from agentgym.trainers.sft.recorded_episodes import choose_episodes, read_played
 from agentgym.trajectory import Status
 
 HERE = "tests.trainers.loop.test_trainer"
@@ -323,3 +326,18 @@ def test_two_interrupts_in_a_half_made_step_write_no_checkpoint_of_it(small_run:
         Trainer(config, tmp_path / "run", Interrupts()).fit()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_a_run_that_leaves_out_tokens_is_checked_as_far_as_it_goes_and_resumes(
+    small_run: TrainConfig, tmp_path: Path
+) -> None:
+    config = replace(small_run, steps=2, record=RecordConfig(compress=False, tokens=False))
+    Trainer(config, tmp_path / "whole").fit()
+    Trainer(replace(config, steps=1), tmp_path / "parts").fit()
+    Trainer(config, tmp_path / "parts", resume=True).fit()
+    whole, parts = ((tmp_path / name / "episodes.jsonl").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
+    assert b'"ids":' not in whole and b'"role":"system"' in whole
+    report = verify_run(tmp_path / "whole")
+    assert report.ok and report.num_without_ids == report.num_episodes
+    assert not choose_episodes(read_played([tmp_path / "whole"]), min_reward=0.0).episodes
