@@ -1,8 +1,8 @@
 """Bytes and CPU time for each token of recorded episodes: as plain lines, compressed, and without tokens.
 
 The episodes are those of run folders, and replies of 2,000 tokens: English text of `docs/` with random fp32 logprobs,
-which no compression shortens, in groups of 8 that share a prompt of 500. `fp64 digits` writes logprobs as Python prints
-them, with 17 digits. Writing includes the JSON text, reading the trajectories.
+which no compression shortens, in groups of 8 that share a prompt of 500; no text occurs twice. `fp64 digits` writes
+fp32 numbers as Python prints them, with 17 digits. Writing includes the JSON text, reading the trajectories.
 
     python benchmarks/records.py [RUN ...] [--json]
 """
@@ -29,7 +29,7 @@ from agentgym.viewer import read_run
 
 DOCS = Path(__file__).parent.parent / "docs"
 COLUMNS = ("bytes", "write", "read", "view", "verify")
-GROUPS, GROUP, PROMPT, REPLY = 16, 8, 500, 2_000
+GROUPS, GROUP, PROMPT, REPLY = 8, 8, 500, 2_000
 
 
 def long_replies() -> list[EpisodeRecord]:
@@ -38,13 +38,18 @@ def long_replies() -> list[EpisodeRecord]:
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md")))
     ids, random = tokenizer.encode(text), np.random.default_rng(0)
 
+    position = 0
+
     def cut(length: int) -> tuple[int, ...]:
-        start = int(random.integers(len(ids) - length))
-        return tuple(ids[start : start + length])
+        nonlocal position
+        position += length
+        assert position <= len(ids), "a text that occurs twice would be compressed"
+        return tuple(ids[position - length : position])
 
     records = []
     for number in range(GROUPS):
-        prompt, said = cut(PROMPT), (Message("user", tokenizer.backend.decode(cut(PROMPT))),)
+        prompt = cut(PROMPT)
+        said = (Message("user", tokenizer.backend.decode(prompt)),)
         for member in range(GROUP):
             reply, logprobs = cut(REPLY), np.log(random.beta(0.6, 0.4, REPLY).clip(1e-6))
             sampled = TokenSpan(reply, Source.POLICY, shortest_floats(logprobs.tolist()), (0,) * REPLY)
