@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.errors import InvalidTrajectory
+from agentgym.openai_wire import message_to_openai
 from agentgym.routed_experts import RoutedExperts
 from agentgym.types import JSON, Message, Task, ToolResult, ToolSpec
 
@@ -28,6 +29,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "is_reward",
+    "shortest_floats",
 ]
 
 MAX_REWARD = 1e100
@@ -97,6 +99,15 @@ _REASONS: Mapping[Status, frozenset[StopReason]] = {
     Status.TIMEOUT: frozenset({StopReason.DEADLINE}),
     Status.CANCELLED: frozenset({StopReason.CANCELLED}),
 }
+
+
+def shortest_floats(values: Sequence[float] | NDArray[np.float32]) -> tuple[float, ...]:
+    """Returns the numbers with the fewest digits that are equal as fp32, so that their text is half as long.
+
+    >>> shortest_floats([-0.10000000149011612])
+    (-0.1,)
+    """
+    return tuple(map(float, np.asarray(values, np.float32).astype("U16").tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +265,8 @@ class Trajectory:
     """The record of one episode, by one trained agent.
 
     Every POLICY span belongs to exactly one turn, in order. Only an episode that was played through a chat endpoint
-    which returns no token ids has turns and no rows (`has_ids` is false); it cannot be trained on. `reward` is the sum
+    which returns no token ids, or recorded `without_ids`, has turns and no rows (`has_ids` is false); it cannot be
+    trained on. `reward` is the sum
     of the turns' rewards, and None when the status is not trainable. `metrics` are numbers of the episode (the
     environment's `info["metrics"]`, `success` among them).
     """
@@ -298,6 +310,15 @@ class Trajectory:
     def has_ids(self) -> bool:
         """True if the exact ids of the replies are stored, as training needs them."""
         return bool(self.rows) or not self.turns
+
+    def without_ids(self) -> Trajectory:
+        """Returns the episode without its rows: `metrics` has the numbers of tokens, `info` the first messages."""
+        if not self.rows:
+            return self
+        num_sampled = sum(self.reply_tokens)
+        counts = {"prompt_tokens": self.num_tokens - num_sampled, "completion_tokens": num_sampled}
+        info = {**self.info, "ids_left_out": {"opening": [*map(message_to_openai, self.rows[0].messages or ())]}}
+        return replace(self, rows=(), metrics={**self.metrics, **counts}, info=info)
 
     @property
     def reward(self) -> float | None:

@@ -149,8 +149,8 @@ def step_seconds(run: Path) -> float:
 def differences(whole: Path, other: Path) -> list[str]:
     """Returns the parts of two runs that are not bitwise equal."""
     found = []
-    if (whole / "episodes.jsonl").read_bytes() != (other / "episodes.jsonl").read_bytes():
-        found.append("episodes.jsonl")
+    if (whole / "episodes.jsonl.zst").read_bytes() != (other / "episodes.jsonl.zst").read_bytes():
+        found.append("episodes.jsonl.zst")
     if lines_without_times(whole) != lines_without_times(other):
         found.append("metrics.jsonl")
     names = sorted(path.name for path in (whole / "checkpoints").glob("step-*"))

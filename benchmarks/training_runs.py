@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from agentgym.rollout.record.line_reader import find_episodes
 from agentgym.rollout.scores.statistics import success_interval
 from agentgym.viewer.run_data import read_run
 
@@ -84,7 +85,7 @@ class Run:
 
     def held_out(self) -> tuple[list[float], list[str]]:
         """Returns the successes of the evaluation after training, and the tasks they belong to."""
-        if not (self.folder / "episodes.jsonl").is_file():
+        if find_episodes(self.folder) is None:
             return [], []
         kept = [
             episode

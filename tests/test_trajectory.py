@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import InvalidTrajectory
-from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
+from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn, shortest_floats
 from agentgym.types import Message, Task
 
 TASK = Task("TextGame-v0", seed=7)
@@ -291,3 +291,10 @@ def test_a_trajectory_is_shown_on_one_line() -> None:
     assert repr(trajectory()) == shown
     failed = trajectory((), Status.ENV_ERROR)
     assert "env_error, no reward (it failed), 0 turns" in repr(failed)
+
+
+@given(st.lists(st.floats(-1e4, 0.0, width=32), max_size=9))
+def test_the_shortest_floats_are_the_same_fp32_numbers_and_stay_as_they_are(values: list[float]) -> None:
+    short = shortest_floats(values)
+    assert np.asarray(short, np.float32).tobytes() == np.asarray(values, np.float32).tobytes()
+    assert shortest_floats(short) == short and all(len(repr(number)) <= 16 for number in short)

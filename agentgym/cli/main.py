@@ -50,6 +50,7 @@ COMMANDS = {
     "sandbox": "run an untrusted program, in a box",
     "algorithms": "list advantage estimators, losses and what else training takes by name",
     "view": "write a run's report: curves, episodes, every token",
+    "episodes": "print a run's episodes, or write them as a table (parquet)",
     "models": "list the architectures that train; check a model before training",
     "verify": "recompute what a run recorded, token by token",
     "export": "write a checkpoint as a model folder",

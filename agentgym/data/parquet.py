@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -12,8 +12,9 @@ import pyarrow.parquet
 
 from agentgym.data.table import Table
 from agentgym.errors import ConfigError
+from agentgym.types import JSON
 
-__all__ = ["open_parquet"]
+__all__ = ["open_parquet", "write_parquet"]
 
 MAGIC = b"PAR1"
 BATCH_ROWS = 1024
@@ -33,6 +34,28 @@ def open_parquet(path: Path, limit: int | None = None) -> Table:
             yield from islice(enumerate(row for batch in batches for row in batch.to_pylist()), limit)
 
     return Table(name=str(path), columns=columns, read=read)
+
+
+def write_parquet(path: Path, columns: Mapping[str, JSON], rows: Iterable[Mapping[str, object]]) -> int:
+    """Writes rows to a file and returns their number; a batch of them is held at a time.
+
+    A column's type is a name of Arrow's, a list of a type, or fields by name: `{"ids": ["int32"], "seed": "int64"}`.
+    """
+    schema = pyarrow.schema([(name, _arrow_type(kind)) for name, kind in columns.items()])
+    rows, number = iter(rows), 0
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as file:
+        while batch := list(islice(rows, BATCH_ROWS)):
+            file.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+            number += len(batch)
+    return number
+
+
+def _arrow_type(kind: JSON) -> pyarrow.DataType:
+    if isinstance(kind, list):
+        return pyarrow.list_(_arrow_type(kind[0]))
+    if isinstance(kind, Mapping):
+        return pyarrow.struct([(name, _arrow_type(field)) for name, field in kind.items()])
+    return pyarrow.type_for_alias(kind)
 
 
 def _check_ends(path: Path) -> None:

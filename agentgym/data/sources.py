@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +14,9 @@ from agentgym.data.generators import open_generator
 from agentgym.data.json_files import JSON_SUFFIXES, open_json
 from agentgym.data.table import Table
 from agentgym.errors import ConfigError, nearest
+from agentgym.types import JSON
 
-__all__ = ["open_sources"]
+__all__ = ["open_sources", "write_table"]
 
 MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 DATASET = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)*")
@@ -68,6 +69,11 @@ def _open_file(path: Path, limit: int | None) -> Table:
         module = _wrapper("parquet", "pyarrow", str(path))
         return cast("Table", module.open_parquet(path, limit))
     raise ConfigError(f"{str(path)!r} is no file of a known kind. Data is {FORMS}")
+
+
+def write_table(path: Path, columns: Mapping[str, JSON], rows: Iterable[Mapping[str, object]]) -> int:
+    """Writes a parquet file and returns its number of rows; see `write_parquet`."""
+    return cast("int", _wrapper("parquet", "pyarrow", str(path)).write_parquet(path, columns, rows))
 
 
 def _open_dataset(name: str, parts: Sequence[str], limit: int | None) -> Table:

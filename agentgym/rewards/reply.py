@@ -41,8 +41,8 @@ def opening(trajectory: Trajectory) -> tuple[Message, ...]:
     """Returns the messages that the conversation began with; empty if the record does not contain them."""
     if trajectory.rows and trajectory.rows[0].messages is not None:
         return trajectory.rows[0].messages
-    endpoint = trajectory.info.get("chat_endpoint")
-    told = endpoint.get("opening") if isinstance(endpoint, Mapping) else None
+    without_ids = trajectory.info.get("ids_left_out") or trajectory.info.get("chat_endpoint")
+    told = without_ids.get("opening") if isinstance(without_ids, Mapping) else None
     told = trajectory.task.options.get("messages", ()) if told is None else told
     return tuple(map(message_from_openai, told)) if isinstance(told, (list, tuple)) else ()
 

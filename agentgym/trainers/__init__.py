@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agentgym.trainers.settings.learner import LearnerConfig
     from agentgym.trainers.settings.lora import LoraConfig
     from agentgym.trainers.settings.optimizer import OptimizerConfig
+    from agentgym.trainers.settings.record import RecordConfig
     from agentgym.trainers.tasks.sampler import TaskSampler
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Observer",
     "OptimizerConfig",
     "PolicyLoss",
+    "RecordConfig",
     "TaskSampler",
     "Tokens",
     "TrainConfig",
@@ -71,6 +73,7 @@ __getattr__, __dir__ = lazy_exports(
         "OPTIMIZERS": "algorithms.optimizers",
         "OptimizerConfig": "settings.optimizer",
         "PolicyLoss": "algorithms.losses",
+        "RecordConfig": "settings.record",
         "SCHEDULES": "algorithms.optimizers",
         "TaskSampler": "tasks.sampler",
         "Tokens": "algorithms.losses",

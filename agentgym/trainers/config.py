@@ -29,6 +29,7 @@ from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.parity import ParityConfig
+from agentgym.trainers.settings.record import RecordConfig
 from agentgym.trainers.settings.speed import ProfileConfig, SpeedConfig
 from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.tasks.mix import read_mix
@@ -125,6 +126,7 @@ class TrainConfig:
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     collapse: CollapseConfig = field(default_factory=CollapseConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
     local: LocalEngineConfig = field(default_factory=lambda: LocalEngineConfig(compile=None))
     sglang: SglangConfig = field(default_factory=SglangConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from agentgym.rollout.record.folder_digests import page_with_digest
+from agentgym.rollout.record.line_reader import LineReader
 from agentgym.types import JSON
 from agentgym.viewer.run_data import EpisodeSummary, JSONObject, RunData, no_episode, objects, read_episode, read_run
 from agentgym.viewer.token_text import looks_special, visible
@@ -138,11 +139,11 @@ def _episode_blocks(data: RunData, chosen: Sequence[EpisodeSummary], max_bytes: 
         return blocks, token_ids
     # The size limit may cut the list short, so the episodes are taken in an order that stays spread over the run.
     order = sorted(range(len(chosen)), key=lambda position: (bin(position)[:1:-1], position))
-    with data.episodes_path.open("rb") as file:
+    with LineReader(data.episodes_path) as lines:
         for position in order:
             line = chosen[position].line
             try:
-                record, ids = _compact(read_episode(file, chosen[position]))
+                record, ids = _compact(read_episode(lines, chosen[position]))
                 block = _block(f"e{line}", record)
             except (KeyError, TypeError, ValueError) as error:
                 raise no_episode(data.episodes_path, line, error) from error

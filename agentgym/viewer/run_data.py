@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 from agentgym.errors import RunFolderError
 from agentgym.rollout.record.chain import CHAIN
+from agentgym.rollout.record.line_reader import FILE_NAME, LineReader, find_episodes
 from agentgym.types import JSON
 
 __all__ = ["EpisodeSummary", "EvaluationPoint", "JSONObject", "RunData", "read_episode", "read_run"]
@@ -70,8 +71,8 @@ class RunData:
 
     @property
     def episodes_path(self) -> Path:
-        """The file that `EpisodeSummary.offset` points into."""
-        return self.path / "episodes.jsonl"
+        """The file that `EpisodeSummary.offset` points into; its plain text if it is compressed."""
+        return find_episodes(self.path) or self.path / FILE_NAME
 
     @property
     def evaluations(self) -> tuple[EvaluationPoint, ...]:
@@ -98,7 +99,7 @@ def read_run(run: Path) -> RunData:
     if not run.is_dir():
         what = "is a file" if run.exists() else "does not exist"
         raise RunFolderError(f"{run} {what}; a run folder was wanted: pass the `--output` of a train or eval run")
-    paths = [run / "metrics.jsonl", run / "episodes.jsonl"]
+    paths = [run / "metrics.jsonl", find_episodes(run) or run / FILE_NAME]
     if not any(path.is_file() and path.stat().st_size for path in paths):
         names = sorted(entry.name for entry in run.iterdir())
         held = ", ".join(names[:5] + [f"{len(names) - 5} more"] * (len(names) > 5)) or "nothing"
@@ -122,10 +123,9 @@ def _repeat_scores(path: Path) -> tuple[JSONObject, ...]:
         ) from error
 
 
-def read_episode(file: BinaryIO, summary: EpisodeSummary) -> JSONObject:
-    """Reads the whole record of `summary` from the open `episodes.jsonl`."""
-    file.seek(summary.offset)
-    record: JSON = json.loads(file.readline())
+def read_episode(lines: LineReader, summary: EpisodeSummary) -> JSONObject:
+    """Reads the whole record of `summary` from the episodes of its run."""
+    record: JSON = json.loads(lines.line_at(summary.offset))
     assert isinstance(record, Mapping)
     return record
 
@@ -133,13 +133,15 @@ def read_episode(file: BinaryIO, summary: EpisodeSummary) -> JSONObject:
 def _objects(path: Path, unread: re.Pattern[bytes] | None = None) -> Iterator[tuple[int, int, JSONObject]]:
     """Yields line number, byte offset and object of each line; nothing for an absent file.
 
-    The lists that `unread` matches after their names are empty.
+    The lists that `unread` matches after their names are empty, and an incomplete last line is then left out.
     """
     if not path.is_file():
         return
     offset = 0
-    with path.open("rb") as file:
-        for line, raw in enumerate(file, 1):
+    with LineReader(path) as lines:
+        for line, raw in enumerate(lines, 1):
+            if unread and not raw.endswith(b"\n"):
+                return  # an episode that is being written
             try:
                 record: JSON = json.loads(unread.sub(rb'"\1":[]', raw) if unread else raw)
             except (json.JSONDecodeError, UnicodeDecodeError) as error:

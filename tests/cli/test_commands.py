@@ -20,6 +20,7 @@ import gymnasium
 import pytest
 
 from agentgym.envs.catalog.plugin import BUNDLED
+from agentgym.rollout import read_episodes
 
 Command = Callable[..., Any]
 ORACLE = ("eval", "--env", "TextGame-v0", "--policy", "oracle")
@@ -359,3 +360,34 @@ def test_repeats_show_pass_at_k_and_failed_episodes_are_left_out(agentgym: Comma
     assert "tasks with fewer episodes: 2" in broken.text
     once = agentgym("eval", "TextGame-v0", "--policy", "random", "-n", 2, "--json")
     assert "pass@k" not in once.text and [at["k"] for at in once.json["at_k"][0]["k"]] == [1]
+
+
+def test_the_episodes_of_a_run_are_lines_or_a_table(agentgym: Command, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    assert agentgym(*ORACLE, "-n", 3, "-r", 2, "--env-kwargs", "level=1", "--output", "run").code == 0
+    lines = Path("run/episodes.jsonl").read_text()
+    assert agentgym("episodes", "run").out == lines
+    assert agentgym("episodes", "run", "copy.jsonl").code == 0 and Path("copy.jsonl").read_text() == lines
+    assert agentgym("episodes", "run", "all.parquet", "--json").json == {"file": "all.parquet", "episodes": 6}
+    rows = pyarrow.read_table("all.parquet").to_pylist()
+    records = [record.trajectory for record in read_episodes("run")]
+    assert [row["reward"] for row in rows] == [episode.reward for episode in records]
+    assert [row["ids"] for row in rows] == [[own.ids.tolist() for own in episode.rows] for episode in records]
+    assert [row["mask"] for row in rows] == [[own.mask.tolist() for own in episode.rows] for episode in records]
+    assert [message["role"] for message in rows[0]["messages"]][:3] == ["system", "user", "assistant"]
+    assert rows[0]["num_tokens"] == records[0].num_tokens and rows[0]["advantages"] is None
+
+
+def test_mistakes_with_episodes_are_named_and_leave_no_file(agentgym: Command, tmp_path: Path) -> None:
+    assert agentgym(*ORACLE, "-n", 1, "--env-kwargs", "level=1", "--output", "run").code == 0
+    for words, said in (
+        (["absent"], "holds no episodes"),
+        (["run", "all.csv"], "a file .jsonl or .parquet was wanted"),
+        (["run", "no/all.parquet"], "cannot write"),
+        (["run", "--json"], "name one"),
+    ):
+        done = agentgym("episodes", *words)
+        assert done.code == 2 and said in done.err
+    Path("run/episodes.jsonl").write_text("[1]\n")
+    assert agentgym("episodes", "run", "all.jsonl").code == 2
+    assert not [path for path in tmp_path.iterdir() if "all." in path.name]

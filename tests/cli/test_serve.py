@@ -118,7 +118,7 @@ def test_a_model_is_trained_on_what_an_agent_outside_has_played(
     trained, shipped = (Path(folder, "model.safetensors") for folder in (files["checkpoint"], embedded_folder()))
     assert trained.read_bytes() != shipped.read_bytes()
     assert main(["train", *GAME, *small, "--output", str(tmp_path / "own")]) == 0
-    own, outside = (tmp_path / name / "episodes.jsonl" for name in ("own", "run"))
+    own, outside = (tmp_path / name / "episodes.jsonl.zst" for name in ("own", "run"))
     assert own.read_bytes() == outside.read_bytes()
 
 

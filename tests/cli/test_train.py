@@ -17,6 +17,7 @@ import yaml
 
 from agentgym.cli.main import main
 from agentgym.cli.training.options import MAIN_SETTINGS
+from agentgym.rollout import read_episodes
 from agentgym.testing.fake_server.faults import Faults
 from agentgym.testing.fake_server.server import FakeSglang
 
@@ -312,8 +313,7 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays_whole(tmp_path: Path
     )
     assert done.returncode == 2
     assert "cannot" in done.stderr and "Traceback" not in done.stderr
-    lines = (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()
-    assert lines and all(json.loads(line) for line in lines)
+    assert [*read_episodes(tmp_path / "run")]
 
 
 def test_an_environment_that_always_raises_ends_the_run_with_its_own_traceback(

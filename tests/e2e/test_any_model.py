@@ -20,6 +20,7 @@ from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.model.routing import PassRouting, routing_of
 from agentgym.model.transformers_model import auto_class
+from agentgym.rollout.record.line_reader import LineReader
 
 ROOT = Path(__file__).parent.parent.parent
 IN_SOURCE = {"PYTHONPATH": str(ROOT)}
@@ -163,7 +164,7 @@ def test_adapters_of_a_mixture_of_experts_resume_to_the_bit_and_are_exported_mer
     assert main([*train, "--steps", "2", "--output", str(whole)]) == 0
     assert main([*train, "--steps", "1", "--output", str(parts)]) == 0
     assert main([*train, "--steps", "2", "--output", str(parts), "--resume"]) == 0
-    for name in ("episodes.jsonl", "checkpoints/step-000002/model.safetensors"):
+    for name in ("episodes.jsonl.zst", "checkpoints/step-000002/model.safetensors"):
         assert (whole / name).read_bytes() == (parts / name).read_bytes()
     assert main(["export", str(parts), str(tmp_path / "merged")]) == 0
     assert main(["export", str(parts), str(tmp_path / "adapter"), "--adapter"]) == 0
@@ -205,11 +206,11 @@ def test_recorded_experts_are_replayed_and_a_run_with_them_resumes_to_the_bit(tm
     assert main([*train, "--steps", "2", "--output", str(whole)]) == 0
     assert main([*train, "--steps", "1", "--output", str(parts)]) == 0
     assert main([*train, "--steps", "2", "--output", str(parts), "--resume"]) == 0
-    for name in ("episodes.jsonl", "checkpoints/step-000002/model.safetensors"):
+    for name in ("episodes.jsonl.zst", "checkpoints/step-000002/model.safetensors"):
         assert (whole / name).read_bytes() == (parts / name).read_bytes()
     assert main(["verify", str(whole), "--deep"]) == 0
-    lines = (whole / "episodes.jsonl").read_text().splitlines()
-    spans = [span for line in lines for row in json.loads(line)["rows"] for span in row["spans"]]
+    with LineReader(whole / "episodes.jsonl.zst") as lines:
+        spans = [span for line in lines for row in json.loads(line)["rows"] for span in row["spans"]]
     assert all(span["experts"]["shape"][1:] == [2, 2] for span in spans if span["source"] == "policy")
     steps = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert all(len(step["router_loads"]) == 2 and step["mismatch_max"] < 1e-3 for step in steps)
@@ -255,7 +256,7 @@ def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_
     for number in ("1", "2"):
         words = [*train, *ray, "--steps", number, "--output", str(parts), *(["--resume"] if number == "2" else [])]
         subprocess.run([sys.executable, "-m", "agentgym", *words], check=True, timeout=280)
-    assert (whole / "episodes.jsonl").read_bytes() == (parts / "episodes.jsonl").read_bytes()
+    assert (whole / "episodes.jsonl.zst").read_bytes() == (parts / "episodes.jsonl.zst").read_bytes()
     one, two = (load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (whole, parts))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)

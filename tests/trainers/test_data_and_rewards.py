@@ -109,7 +109,7 @@ def test_a_run_on_rows_that_is_resumed_equals_one_that_was_never_stopped(
     train(replace(config, steps=2), tmp_path / "whole")
     train(replace(config, steps=1), tmp_path / "parts")
     train(replace(config, steps=2), tmp_path / "parts", resume=True)
-    files = [(tmp_path / name / "episodes.jsonl").read_bytes() for name in ("whole", "parts")]
+    files = [(tmp_path / name / "episodes.jsonl.zst").read_bytes() for name in ("whole", "parts")]
     assert files[0] == files[1]
 
 

@@ -100,7 +100,7 @@ def test_a_run_killed_at_a_known_place_goes_on_bitwise(
     assert run(folder, place) == -signal.SIGKILL
     assert [int(one.name[5:]) for one in checkpoint_folders(folder)] == checkpoints
     assert run(folder, resume=True) == 0
-    assert (folder / "episodes.jsonl").read_bytes() == (whole / "episodes.jsonl").read_bytes()
+    assert (folder / "episodes.jsonl.zst").read_bytes() == (whole / "episodes.jsonl.zst").read_bytes()
     assert untimed(folder) == untimed(whole)
     names = [one.name for one in checkpoint_folders(whole)]
     assert names == [one.name for one in checkpoint_folders(folder)] == ["step-000002", "step-000003"]

@@ -140,11 +140,11 @@ def test_a_sampler_chooses_tasks_by_results_and_a_resumed_run_goes_on_with_them(
     assert levels == [1] * 4 + [2] * 4 + [3] * 4
     assert [line["level"] for line in lines(run)] == [2, 3, 3]
     assert verify_run(run).ok
-    whole = (run / "episodes.jsonl").read_bytes()
+    whole = (run / "episodes.jsonl.zst").read_bytes()
     for step in (2, 3):
         shutil.rmtree(run / "checkpoints" / f"step-{step:06d}")
     train(config, run, resume=True)
-    assert (run / "episodes.jsonl").read_bytes() == whole
+    assert (run / "episodes.jsonl.zst").read_bytes() == whole
 
 
 def test_a_sampler_may_ask_what_it_has_just_made_up(quick: TrainConfig, own: str, train: Train, tmp_path: Path) -> None:
@@ -174,11 +174,11 @@ def test_optimizers_by_name_resume_to_the_bit(
     run, optimizer = tmp_path / "run", OptimizerConfig(name=name, settings=settings, learning_rate=1e-3)
     config = replace(quick, optimizer=optimizer, checkpoint=replace(quick.checkpoint, every=1))
     train(config, run)
-    whole = (run / "episodes.jsonl").read_bytes()
+    whole = (run / "episodes.jsonl.zst").read_bytes()
     for step in (2, 3):
         shutil.rmtree(run / "checkpoints" / f"step-{step:06d}")
     train(config, run, resume=True)
-    assert (run / "episodes.jsonl").read_bytes() == whole
+    assert (run / "episodes.jsonl.zst").read_bytes() == whole
 
 
 def test_the_cosine_ends_at_its_floor() -> None:

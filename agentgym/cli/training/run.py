@@ -19,6 +19,7 @@ from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training.display import TrainingDisplay
 from agentgym.cli.training.options import TrainOptions
 from agentgym.errors import AgentGymError, ConfigError
+from agentgym.rollout.record.line_reader import FILE_NAME, find_episodes
 from agentgym.rollout.scores.intervals import success_interval
 from agentgym.trainers.checkpoints.run_folder import free_run_folder
 from agentgym.trainers.config import TrainConfig
@@ -89,7 +90,8 @@ def _output_folder(options: TrainOptions, config: TrainConfig) -> Path:
 def report(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
     """Writes the run's curve and report, and prints its result; returns the exit code."""
     folder = result.folder
-    files: dict[str, str] = {"metrics": str(folder / "metrics.jsonl"), "episodes": str(folder / "episodes.jsonl")}
+    episodes = find_episodes(folder) or folder / FILE_NAME
+    files: dict[str, str] = {"metrics": str(folder / "metrics.jsonl"), "episodes": str(episodes)}
     if result.checkpoint:
         files |= {"curve": str(folder / "curve.png"), "checkpoint": str(result.checkpoint)}
         data = read_run(folder)

@@ -16,10 +16,11 @@ import yaml
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.record import tools_file as tool_menus
-from agentgym.rollout.record.episodes_file import FILE_NAME, EpisodeWriter, read_episodes
+from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes
 from agentgym.rollout.record.folder_digests import DIGESTS, discard_digests, write_digests
 from agentgym.rollout.record.folder_lock import LOCK_NAME, FolderLock
 from agentgym.rollout.record.json_pieces import PIECE
+from agentgym.rollout.record.line_reader import FILE_NAME
 from agentgym.rollout.record.manifest import replace_file
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON

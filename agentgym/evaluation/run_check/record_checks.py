@@ -18,7 +18,7 @@ from agentgym.rollout.record.ledger import Ledger, Violation
 from agentgym.trajectory import Status
 from agentgym.types import Message, ToolResult
 
-__all__ = ["CHECKS", "by_endpoint", "first_difference"]
+__all__ = ["CHECKS", "by_endpoint", "first_difference", "lacks_ids"]
 
 Check: TypeAlias = Callable[[Ledger, int, Record, Basis], None]
 
@@ -34,9 +34,14 @@ def by_endpoint(record: Record) -> bool:
     return isinstance(record["info"].get("chat_endpoint"), Mapping)
 
 
+def lacks_ids(record: Record) -> bool:
+    """Returns True if the record leaves out the ids on purpose (record.tokens)."""
+    return isinstance(record["info"].get("ids_left_out"), Mapping)
+
+
 def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
     turn = -1
-    if record["turns"] and not record["rows"] and not by_endpoint(record):
+    if record["turns"] and not record["rows"] and not (by_endpoint(record) or lacks_ids(record)):
         said = f"{len(record['turns'])} turns and no token; only a chat endpoint's episode may hold none"
         ledger.check("spans", Violation(line, problem=said))
     for row, stored in enumerate(record["rows"]):

@@ -98,7 +98,7 @@ class RunChecks:
     def _end_problem(self, chain: ChainCheck, digest: str) -> str:
         if chain.head == digest:
             return ""
-        if not (self._run / chain.file).is_file():
+        if not any(self._run.glob(f"{chain.file}*")):
             return f"{chain.file} is missing"
         if digest in chain.lines:
             return f"{chain.file} has lines after line {chain.lines[digest]}, with which the run ended"

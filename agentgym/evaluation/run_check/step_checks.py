@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.evaluation.run_check.basis import Record
+from agentgym.evaluation.run_check.record_checks import lacks_ids
 from agentgym.rollout.record.episode_digests import is_trained
 from agentgym.rollout.record.ledger import Ledger, Violation
 from agentgym.rollout.scores.statistics import FAILED_CALLS
@@ -21,6 +22,8 @@ COUNTS = (
     *("episodes", "truncated", "replies_cut", "replies_cut_by_window", "left_out"),
     *("tokens", "trained_tokens", "tool_calls"),
 )
+OF_IDS = ("tokens", "trained_tokens", "longest_reply", "left_out", "dead_groups", "dead_group_share")
+"""The numbers that follow from ids and advantages alone."""
 
 
 @dataclass(slots=True)
@@ -35,8 +38,11 @@ class _Step:
     groups: set[str] = field(default_factory=set)
     live: set[str] = field(default_factory=set)
     """The groups in which a token has an advantage other than 0."""
+    lacks_ids: bool = False
+    """True if the record leaves out ids and advantages (record.tokens)."""
 
     def add(self, record: Record) -> None:
+        self.lacks_ids |= lacks_ids(record)
         spans = [span for row in record["rows"] for span in row["spans"]]
         replies = [len(span["ids"]) for span in spans if span["source"] == "policy"]
         turns, counts = record["turns"], self.counts
@@ -67,7 +73,7 @@ class _Step:
         counts, count = self.counts, max(1, len(self.rewards))
         num_dead = len(self.groups - self.live)
         per_turn = {"tool_calls_per_turn": counts["tool_calls"] / counts["turns"]} if counts["turns"] else {}
-        return {
+        numbers = {
             **{name: counts[name] for name in (*COUNTS, *FAILED_CALLS)},
             "failed": counts["episodes"] - len(self.rewards),
             "longest_reply": self.longest_reply,
@@ -79,6 +85,7 @@ class _Step:
             "dead_group_share": num_dead / max(1, len(self.groups)),
             **per_turn,
         }
+        return {name: value for name, value in numbers.items() if not (self.lacks_ids and name in OF_IDS)}
 
 
 def _is_cut(turn: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.multi_agent import SELF
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.run_check.basis import Basis, Record
-from agentgym.evaluation.run_check.record_checks import CHECKS, by_endpoint, first_difference
+from agentgym.evaluation.run_check.record_checks import CHECKS, by_endpoint, first_difference, lacks_ids
 from agentgym.evaluation.run_check.run_checks import (
     EPISODES,
     METRICS,
@@ -25,6 +25,7 @@ from agentgym.evaluation.run_check.step_checks import StepChecks
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.rollout.record.episodes_file import EpisodeRecord
 from agentgym.rollout.record.ledger import Ledger, Property, Violation
+from agentgym.rollout.record.line_reader import LineReader, find_episodes
 from agentgym.rollout.record.tools_file import read_menus
 from agentgym.types import JSON
 
@@ -115,7 +116,7 @@ class VerifyReport:
     num_tokens: int
     verdicts: tuple[PropertyVerdict, ...]
     num_without_ids: int = 0
-    """The number of episodes without token ids, because a chat endpoint that returns none played them."""
+    """The number of episodes without token ids: left out (record.tokens), or played by an endpoint without them."""
     digest: str | None = None
     """The digest of the whole run; None if the run has not ended, or is not as it was written."""
 
@@ -130,8 +131,8 @@ class VerifyReport:
         outcome = f"not sound: {', '.join(failed)}" if failed else "sound"
         end = f"{self.path}: {self.num_episodes} episodes, {self.num_tokens} tokens: {outcome}"
         without = (
-            f"{self.num_without_ids} of {self.num_episodes} episodes hold no token ids: a chat endpoint that returns "
-            "none played them; of those, only what was said and rewarded was checked, and they cannot be trained on"
+            f"{self.num_without_ids} of {self.num_episodes} episodes hold no token ids (record.tokens false, or a chat "
+            "endpoint that returns none): only what was said and rewarded was checked; they cannot be trained on"
         )
         notes = [without] if self.num_without_ids else []
         notes += [f"run digest {self.digest}"] if self.digest else []
@@ -233,13 +234,14 @@ class _Counts:
         self.tokens += sum([len(span.ids) for span in basis.spans(record)])
         if by_endpoint(record):
             self.is_served = True
+        if by_endpoint(record) or lacks_ids(record):
             self.without_ids += bool(record["turns"] and not record["rows"])
 
 
 def _episodes_of(run: Path) -> Path:
     """Returns the episode file of a run; raises RunFolderError if there is none, or nothing in it."""
-    path = run / EPISODES
-    if not path.is_file():
+    path = find_episodes(run)
+    if path is None:
         what = "has no episodes.jsonl" if run.is_dir() else "is no folder"
         raise RunFolderError(f"{run} {what}; the folder of a run that has played episodes was wanted: check --output")
     if path.stat().st_size == 0:
@@ -278,8 +280,8 @@ def _records(path: Path, ledger: Ledger, chain: ChainCheck) -> Iterator[tuple[in
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields the lines of a file, counted from 1; none if there is no such file."""
     if path.is_file():
-        with path.open("rb") as file:
-            yield from enumerate(file, 1)
+        with LineReader(path) as lines:
+            yield from enumerate(lines, 1)
 
 
 @dataclass(slots=True)

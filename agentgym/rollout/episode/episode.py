@@ -10,7 +10,7 @@ from typing import Any
 from agentgym.engines.protocol import Completion
 from agentgym.rollout.hosting.answer import EnvStep, plain_answers
 from agentgym.rollout.seeds import derive
-from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
+from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn, shortest_floats
 from agentgym.types import JSON, MalformedCall, Message, Task, ToolSpec
 
 __all__ = ["Draft", "Ending", "Episode"]
@@ -142,7 +142,7 @@ class Draft:
         experts = completion.experts
         if experts is not None:  # those that computed a token first, which sampled what follows it
             experts = experts.since(max((span.experts.stop for span in self._spans if span.experts), default=0))
-        ids, sampled = completion.ids, (completion.logprobs, completion.policy_versions, experts)
+        ids, sampled = completion.ids, (shortest_floats(completion.logprobs), completion.policy_versions, experts)
         self._spans.append(TokenSpan(ids, Source.POLICY, *sampled, excluded=not trained))
         self.ids.extend(ids)
 

@@ -6,15 +6,31 @@ removed is detected.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from typing import Self
 
 from agentgym.errors import RunFolderError
+from agentgym.rollout.record.frames import pack_lines, read_frames, unpack_frame
 
-__all__ = ["CHAIN", "GENESIS", "ChainedFile", "LineFile", "chained_lines", "folder_errors", "line_digest", "split_line"]
+__all__ = [
+    "CHAIN",
+    "GENESIS",
+    "ChainedFile",
+    "LineFile",
+    "PackedFile",
+    "chained_lines",
+    "folder_errors",
+    "line_digest",
+    "split_line",
+]
+
+logger = logging.getLogger(__name__)
 
 CHAIN = "chain"
 """The key of the digest, the last key of a line."""
@@ -71,13 +87,21 @@ class LineFile:
         self.path = path
         with folder_errors(path):
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-            self.cut(_last_line(path, os.path.getsize(path))[1])
+            try:
+                self.cut(self._whole_size(os.path.getsize(path)))
+            except BaseException:
+                self._file.close()
+                raise
 
     def cut(self, size: int) -> None:
         """Removes what is after the first `size` bytes, which end with a line."""
         with folder_errors(self.path):
             self._file.truncate(size)
         self._size = size
+
+    def _whole_size(self, size: int) -> int:
+        """Returns the size of the whole lines in the first `size` bytes."""
+        return _last_line(self.path, size)[1]
 
     def write(self, data: bytes) -> None:
         """Appends whole lines; if the disk does not take them, raises RunFolderError and appends nothing."""
@@ -95,7 +119,7 @@ class LineFile:
         """Closes the file; a second call does nothing."""
         self._file.close()
 
-    def __enter__(self) -> LineFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,10 +138,24 @@ class ChainedFile(LineFile):
     def cut(self, size: int) -> None:
         """Removes what is after the first `size` bytes, which end with a line."""
         super().cut(size)
-        start, end = _last_line(self.path, size)
+        self.head = split_line(self._read_last(size))[1] or GENESIS
+
+    def cut_from(self, is_dropped: Callable[[bytes], bool]) -> None:
+        """Removes the first line that is to be dropped, and all after it."""
+        kept = 0
         with folder_errors(self.path), open(self.path, "rb") as file:
+            for line in file:
+                if is_dropped(line):
+                    break
+                kept += len(line)
+        self.cut(kept)
+
+    def _read_last(self, size: int) -> bytes:
+        """Returns the last whole line in the first `size` bytes."""
+        with folder_errors(self.path), open(self.path, "rb") as file:
+            start, end = _last_line(self.path, size)
             file.seek(start)
-            self.head = split_line(file.read(end - start))[1] or GENESIS
+            return file.read(end - start)
 
     def append(self, texts: Iterable[str]) -> None:
         """Appends JSON objects as lines, all or none; raises RunFolderError if the disk does not take them.
@@ -149,8 +187,42 @@ class ChainedFile(LineFile):
             self.write(line)
         lines.clear()
 
-    def __enter__(self) -> ChainedFile:
-        return self
+
+class PackedFile(ChainedFile):
+    """A chained file of compressed lines: each append makes frames of its own, and a cut is made between appends."""
+
+    def cut_from(self, is_dropped: Callable[[bytes], bool]) -> None:
+        """Removes the first append with a line to be dropped, and all after it; one is dropped or kept as a whole."""
+        kept = self._size
+        with folder_errors(self.path), open(self.path, "rb") as file:
+            for frame in reversed([*read_frames(file, self._size)]):
+                if not is_dropped(unpack_frame(file, frame).partition(b"\n")[0]):
+                    break
+                kept = frame.offset
+        self.cut(kept)
+
+    def _whole_size(self, size: int) -> int:
+        """Returns the size of the whole frames; a last one without its contents, after a power cut, is none."""
+        with open(self.path, "rb") as file:
+            last = deque(read_frames(file, size), 1)
+            if not last:
+                return 0
+            try:
+                unpack_frame(file, last[0])
+            except RunFolderError as error:
+                logger.warning("%s; this last frame is dropped", error)
+                return last[0].offset
+            return last[0].end
+
+    def _read_last(self, size: int) -> bytes:
+        with folder_errors(self.path), open(self.path, "rb") as file:
+            last = deque(read_frames(file, size), 1)
+            return unpack_frame(file, last[0]).splitlines(keepends=True)[-1] if last else b""
+
+    def _write_each(self, lines: list[bytes]) -> None:
+        for frame in pack_lines(lines):
+            self.write(frame)
+        lines.clear()
 
 
 def _last_line(path: Path, size: int) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """`episodes.jsonl`: one line per episode, complete enough to train on again and equal for equal seeds.
 
+`episodes.jsonl.zst` has the same lines, compressed (`frames.py`).
+
 Each line has a digest over itself and the line before (`chain.py`). The tools that its models were shown are in
 `tools.jsonl` next to it, each set once; rows name them by digest.
 """
@@ -18,16 +20,16 @@ from typing import Any
 from agentgym.errors import RunFolderError
 from agentgym.rollout.hosting.event_loop import finish_uninterrupted
 from agentgym.rollout.record import tools_file as tool_menus
-from agentgym.rollout.record.chain import ChainedFile, LineFile, folder_errors
+from agentgym.rollout.record.chain import ChainedFile, LineFile, PackedFile
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
 from agentgym.rollout.record.json_pieces import PIECE, encode_json, json_pieces
+from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME, LineReader, find_episodes
 from agentgym.rollout.record.tools_file import Menus, menu_digest, menu_lines, read_menus
 from agentgym.routed_experts import RoutedExperts
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, Task, ToolCall, ToolResult
 
 __all__ = [
-    "FILE_NAME",
     "EpisodeRecord",
     "EpisodeWriter",
     "episode_text",
@@ -40,7 +42,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME = "episodes.jsonl"
 AFTER_STEP = ("eval_during", "eval_after")
 """The phases of evaluations that are played after a step, under its number."""
 _LEVELS = {"rows": 4, "turns": 1, "advantages": 1}
@@ -107,12 +108,15 @@ def trajectory_from_json(line: Mapping[str, Any], menus: Menus | None = None) ->
 class EpisodeWriter:
     """Appends episodes to `folder/episodes.jsonl`, whole lines or nothing, and the tools they name to `tools.jsonl`.
 
-    A line that a kill left incomplete is removed when the file is opened again.
+    With `compress`, the file is `episodes.jsonl.zst`; one that is there already keeps its form. Without `tokens`, ids,
+    logprobs and advantages are left out. A line that a kill left incomplete is removed when the file is opened again.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.path = Path(folder) / FILE_NAME
-        self._lines = ChainedFile(self.path)
+    def __init__(self, folder: str | Path, *, compress: bool = False, tokens: bool = True) -> None:
+        folder = Path(folder)
+        self._has_tokens = tokens
+        self.path = find_episodes(folder) or folder / (PACKED_NAME if compress else FILE_NAME)
+        self._lines = PackedFile(self.path) if self.path.name == PACKED_NAME else ChainedFile(self.path)
         self._tools: LineFile | None = None
         self._menus = set(read_menus(self.path.parent))
         self._lock = threading.Lock()
@@ -136,8 +140,9 @@ class EpisodeWriter:
         Lines are encoded and written in pieces, so that other threads go on meanwhile and memory stays bounded.
         Raises RunFolderError if the disk does not take them; the lines before them stay as they are.
         """
-        trajectories = list(trajectories)
-        per_trajectory = advantages if advantages is not None else [None] * len(trajectories)
+        trajectories = list(trajectories) if self._has_tokens else [episode.without_ids() for episode in trajectories]
+        credit = advantages if self._has_tokens else None
+        per_trajectory = credit if credit is not None else [None] * len(trajectories)
         with self._lock:
             self._write_tools(trajectories)
             lines = (
@@ -186,15 +191,12 @@ class EpisodeWriter:
 
         With a step below 0, all lines are dropped.
         """
-        with folder_errors(self.path):
-            kept = 0
-            with open(self.path, "rb") as file:
-                for line in file:
-                    episode = json.loads(line)
-                    if episode["step"] > step or (episode["step"] == step and episode["phase"] in AFTER_STEP):
-                        break
-                    kept += len(line)
-            self._lines.cut(kept)
+
+        def is_dropped(line: bytes) -> bool:
+            episode = json.loads(line)
+            return bool(episode["step"] > step or (episode["step"] == step and episode["phase"] in AFTER_STEP))
+
+        self._lines.cut_from(is_dropped)
 
     def close(self) -> None:
         """Closes the files; a second call does nothing. A write in another thread is undone."""
@@ -227,16 +229,19 @@ def episode_text(
 def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
     """Yields the episodes of a run folder (or of the file itself), in the order they were written.
 
+    The file may be plain or compressed; a path of the plain one finds the compressed one where there is no other.
     An incomplete last line, left by a kill, is dropped with a warning. Any other line that is not an episode, or a
     missing file, raises RunFolderError.
     """
     path = Path(path)
     path = path / FILE_NAME if path.is_dir() else path
+    if path.name == FILE_NAME:
+        path = find_episodes(path.parent) or path
     if not path.is_file():
         raise RunFolderError(f"{str(path)!r} does not exist: a run folder that has played an episode holds it")
     menus = read_menus(path.parent)
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
+    with LineReader(path) as lines:
+        for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 logger.warning("%s: line %d is torn (the run was killed while writing); it is dropped", path, number)
                 return

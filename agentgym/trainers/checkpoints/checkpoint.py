@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from agentgym.errors import RunFolderError
@@ -148,7 +149,7 @@ def guard_writes(folder: Path) -> Iterator[None]:
     """Converts a failed write (a full disk, a missing permission) to a RunFolderError that names the folder."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch reports a failed write as RuntimeError
         if isinstance(error, RunFolderError):
             raise
         reason = error if isinstance(error, OSError) else f"{_room(folder)}{error}"

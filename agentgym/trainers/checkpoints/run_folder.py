@@ -27,11 +27,11 @@ from agentgym.types import JSON
 __all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_run_date", "save_model"]
 
 FREE = (
-    *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint.", "eval."),
+    *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint.", "eval.", "record."),
     *("trackers", "tracking.", "speed.", "profile.", "limits.stall_s", "sampler.env_processes", "require_token"),
 )
 """The prefixes of settings that may differ when a run is resumed: the location of its parts, its end, its checkpoints,
-its evaluations, its trackers, and access to its server."""
+its evaluations, its record, its trackers, and access to its server."""
 
 
 class RunFolder:

@@ -15,6 +15,7 @@ from typing import cast
 
 from agentgym.errors import RunFolderError, nearest
 from agentgym.model.model_folder import is_read
+from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME
 from agentgym.rollout.record.manifest import replace_file, sync
 from agentgym.trainers.checkpoints.checkpoint import (
     Checkpoint,
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 BEST = "best"
 WINDOW = 10
 """The least number of steps whose mean decides which checkpoint is best."""
-RECORDS = ("metrics.jsonl", "episodes.jsonl", "tools.jsonl")
+RECORDS = ("metrics.jsonl", FILE_NAME, PACKED_NAME, "tools.jsonl")
 
 
 class Checkpoints:

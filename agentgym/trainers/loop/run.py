@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -132,7 +132,7 @@ class Run:
             raise
         stack.enter_context(self.instruments.tracking_from(self.progress.step))
         discard_digests(self.folder.path)
-        writer = stack.enter_context(EpisodeWriter(self.folder.path))
+        writer = stack.enter_context(EpisodeWriter(self.folder.path, **asdict(self.config.record)))
         writer.rewind(self.progress.step if self.checkpoint else -1)
         return TrainingSession(
             config=self.config,

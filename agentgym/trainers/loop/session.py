@@ -26,7 +26,7 @@ from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.monitoring.watch import CollapseWatch
 from agentgym.trainers.parts.engine import weights_for
 from agentgym.trainers.tasks import TaskSource
-from agentgym.trajectory import Group
+from agentgym.trajectory import Group, shortest_floats
 
 __all__ = ["Progress", "TrainingSession", "WeightPublisher"]
 
@@ -107,7 +107,7 @@ class TrainingSession:
         step = self.progress.step
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         members = [member for credit in advantages for member in credit.members]
-        per_token = (None if member is None else [row.tolist() for row in member] for member in members)
+        per_token = (None if member is None else [shortest_floats(row) for row in member] for member in members)
         await self.writer.append(trajectories, phase="train", step=step, advantages=per_token)
         return await asyncio.to_thread(RolloutSummary.of, groups, advantages)
 

@@ -14,7 +14,7 @@ from agentgym.rollout.record.episodes_file import EpisodeWriter
 from agentgym.trainers.algorithms.aggregation import StepTotals
 from agentgym.trainers.batch.batch import TrainingBatch, build_batch
 from agentgym.trainers.batch.credits import GroupCredit, credit_of_all
-from agentgym.trajectory import Group, Trajectory
+from agentgym.trajectory import Group, Trajectory, shortest_floats
 
 __all__ = ["HaltedStep", "keep_episodes", "load_batch"]
 
@@ -52,7 +52,9 @@ class HaltedStep:
             raise RunFolderError(f"cannot keep the halted step in {str(folder)!r}: {error}") from error
         with EpisodeWriter(folder) as writer:
             for group, credit in zip(self.groups, self.credits, strict=True):
-                rows = (None if member is None else [row.tolist() for row in member] for member in credit.members)
+                rows = (
+                    None if member is None else [shortest_floats(row) for row in member] for member in credit.members
+                )
                 writer.write(group.trajectories, phase="train", step=self.step, advantages=rows)
         return folder
 

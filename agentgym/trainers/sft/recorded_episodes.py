@@ -88,7 +88,7 @@ def _refusal(episode: Trajectory, min_reward: float | None) -> str:
     if min_reward is not None and episode.reward < min_reward:
         return f"with a reward below {min_reward:g}"
     if not episode.has_ids:
-        return "without token ids (a chat endpoint played them)"
+        return "without token ids (a chat endpoint played them, or record.tokens was false)"
     if not episode.num_trained_tokens:
         return "without a sampled id that may be trained"
     return ""

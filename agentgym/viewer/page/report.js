@@ -272,9 +272,9 @@ function drawEpisode(summary, record) {
   side(null);
 }
 function textCards(record) {
-  const cards = [el('div', { class: 'turn' }, 'No token ids are recorded: a chat endpoint that returns none played this episode. It is shown as text, and cannot be trained on.')];
+  const cards = [el('div', { class: 'turn' }, 'No token ids are recorded: record.tokens was false, or a chat endpoint that returns none played this episode. It is shown as text, and cannot be trained on.')];
   const said = (message) => el('div', { class: 'said' }, el('b', {}, message.role), el('pre', {}, message.content));
-  const opening = record.info?.chat_endpoint?.opening ?? [];
+  const opening = (record.info?.ids_left_out ?? record.info?.chat_endpoint)?.opening ?? [];
   if (opening.length) cards.push(el('details', { class: 'turn', open: '' }, el('summary', {}, 'Prompt', el('span', {}, `${opening.length} messages`)), ...opening.map(said)));
   return [...cards, ...record.turns.map((turn, index) => replyCard(el('pre', {}, turn.message.content), turn, index, []))];
 }

@@ -12,8 +12,9 @@ import pytest
 
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.play.eval_folder import EvalFolder
-from agentgym.rollout.record.episodes_file import FILE_NAME, read_episodes
+from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.record.json_pieces import PIECE
+from agentgym.rollout.record.line_reader import FILE_NAME
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 

@@ -19,6 +19,7 @@ from agentgym.evaluation.run_check.verify import VerifyReport, verify_run
 from agentgym.rollout.record.chain import chained_lines
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
 from agentgym.rollout.record.folder_digests import write_digests
+from agentgym.rollout.record.line_reader import LineReader
 
 Record = dict[str, Any]
 Damage = Callable[[Path], None]
@@ -261,8 +262,13 @@ def _cut(path: Path) -> None:
 
 @pytest.fixture
 def run(finished_run: Path, tmp_path: Path) -> Path:
-    """A copy of the finished run, to be damaged."""
-    return shutil.copytree(finished_run, tmp_path / "run")
+    """A copy of the finished run with its episodes unpacked, to be damaged."""
+    copy = shutil.copytree(finished_run, tmp_path / "run")
+    packed = copy / "episodes.jsonl.zst"
+    with LineReader(packed) as lines:
+        (copy / "episodes.jsonl").write_bytes(b"".join(lines))
+    packed.unlink()
+    return copy
 
 
 def verified(run: Path) -> VerifyReport:
@@ -333,6 +339,18 @@ def test_a_run_that_was_killed_has_no_digest_and_its_checkpoint_holds_its_record
     assert verified(run).ok and verified(run).digest is None
     changed("metrics.jsonl", lambda lines: lines.pop())(run)
     assert failed(verified(run)) == {"checkpoints"}
+
+
+def test_a_frame_that_is_damaged_is_a_finding_and_the_others_are_checked(finished_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "packed")
+    assert verified(run).ok
+    path = run / "episodes.jsonl.zst"
+    data = path.read_bytes()
+    path.write_bytes(data[:200] + bytes([data[200] ^ 1]) + data[201:])
+    report = verified(run)
+    assert {"readable", "chain"} <= failed(report) and report.num_episodes > 0
+    path.write_bytes(data[:-7])
+    assert {"readable", "end"} <= failed(verified(run))
 
 
 def test_the_record_of_an_earlier_version_is_checked_as_far_as_it_goes(run: Path) -> None:

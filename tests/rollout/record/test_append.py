@@ -13,8 +13,9 @@ import pytest
 
 from agentgym.errors import RunFolderError
 from agentgym.rollout.record import chain
-from agentgym.rollout.record.episodes_file import FILE_NAME, EpisodeWriter, read_episodes, trajectory_to_json
+from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes, trajectory_to_json
 from agentgym.rollout.record.json_pieces import PIECE
+from agentgym.rollout.record.line_reader import FILE_NAME
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task, ToolSpec
 
@@ -35,12 +36,13 @@ def credit_of(episodes: Sequence[Trajectory]) -> list[list[list[float]]]:
     return [[[number / 3 for number in range(row.num_trained_tokens)] for row in each.rows] for each in episodes]
 
 
+@pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize(("num_episodes", "num_tokens"), [(64, 2_000), (1, 400_000)])
 def test_the_event_loop_waits_for_no_step_and_no_long_episode(
-    tmp_path: Path, worst_lateness: Lateness, num_episodes: int, num_tokens: int
+    tmp_path: Path, worst_lateness: Lateness, num_episodes: int, num_tokens: int, compress: bool
 ) -> None:
     episodes = [long_episode(num_tokens, member) for member in range(num_episodes)]
-    with EpisodeWriter(tmp_path) as writer:
+    with EpisodeWriter(tmp_path, compress=compress) as writer:
         started = time.perf_counter()
         writer.write(episodes, step=4, advantages=credit_of(episodes))
         alone_s = time.perf_counter() - started

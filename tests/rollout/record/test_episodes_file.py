@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from agentgym.errors import RunFolderError
 from agentgym.rollout.record.episodes_file import (
-    FILE_NAME,
     EpisodeWriter,
     read_episodes,
     trajectory_from_json,
     trajectory_to_json,
 )
+from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME
 from agentgym.rollout.record.tools_file import menu_digest, menu_lines, read_menus
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import MalformedCall, Message, Task, ToolCall, ToolResult, ToolSpec
@@ -147,8 +147,9 @@ def test_a_line_torn_by_a_kill_is_dropped_with_a_warning_and_overwritten(
     assert [record.trajectory.member for record in read_episodes(path)] == [0, 2]
 
 
-def test_rewinding_drops_the_steps_that_a_resumed_run_plays_again(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path) as writer:
+@pytest.mark.parametrize("compress", [False, True])
+def test_rewinding_drops_the_steps_that_a_resumed_run_plays_again(tmp_path: Path, compress: bool) -> None:
+    with EpisodeWriter(tmp_path, compress=compress) as writer:
         for step in range(4):
             writer.write([failed(step)], step=step)
         writer.rewind(1)
@@ -156,8 +157,9 @@ def test_rewinding_drops_the_steps_that_a_resumed_run_plays_again(tmp_path: Path
     assert [(record.step, record.trajectory.member) for record in read_episodes(tmp_path)] == [(0, 0), (1, 1), (2, 9)]
 
 
-def test_rewinding_drops_the_evaluation_that_a_resumed_run_plays_again(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path) as writer:
+@pytest.mark.parametrize("compress", [False, True])
+def test_rewinding_drops_the_evaluation_that_a_resumed_run_plays_again(tmp_path: Path, compress: bool) -> None:
+    with EpisodeWriter(tmp_path, compress=compress) as writer:
         for step, phase in ((0, "eval_before"), (1, "train"), (1, "eval_after")):
             writer.write([failed(step)], step=step, phase=phase)
         writer.rewind(1)
@@ -166,12 +168,13 @@ def test_rewinding_drops_the_evaluation_that_a_resumed_run_plays_again(tmp_path:
     assert not list(read_episodes(tmp_path))
 
 
-def test_a_full_disk_names_the_folder_and_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("compress", "name"), [(False, FILE_NAME), (True, PACKED_NAME)])
+def test_a_full_disk_names_the_folder_and_loses_nothing(tmp_path: Path, compress: bool, name: str) -> None:
     resource = pytest.importorskip("resource", reason="file size limits are POSIX")
     signal = pytest.importorskip("signal")
-    with EpisodeWriter(tmp_path) as writer:
+    with EpisodeWriter(tmp_path, compress=compress) as writer:
         writer.write([failed(0)])
-        whole = (tmp_path / FILE_NAME).stat().st_size
+        whole = (tmp_path / name).stat().st_size
         ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 50, limits[1]))
@@ -181,7 +184,7 @@ def test_a_full_disk_names_the_folder_and_loses_nothing(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, ignored)
-        assert (tmp_path / FILE_NAME).stat().st_size == whole
+        assert (tmp_path / name).stat().st_size == whole
         writer.write([failed(2)])
     assert [record.trajectory.member for record in read_episodes(tmp_path)] == [0, 2]
 

@@ -28,6 +28,7 @@ from ray.cluster_utils import Cluster
 from agentgym.errors import AgentGymError
 from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.rollout.record.line_reader import LineReader
 from agentgym.trainers.checkpoints.export import export_adapter, find_checkpoint
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
@@ -79,8 +80,9 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def episodes(folder: Path) -> list[str]:
-    return (folder / "episodes.jsonl").read_text().splitlines()
+def episodes(folder: Path) -> list[bytes]:
+    with LineReader(folder / "episodes.jsonl.zst") as lines:
+        return [*lines]
 
 
 def test_one_rank_gives_the_bytes_of_a_local_run(

@@ -209,8 +209,8 @@ def test_a_run_from_a_teacher_verifies_and_resumes_to_the_bit(
     assert lines[0]["kl"] == pytest.approx(0.0, abs=1e-5)  # the teacher is what the run begins with
     assert verify_run(run).ok
     assert main(["verify", str(run), "--deep"]) == 0
-    whole = (run / "episodes.jsonl").read_bytes()
+    whole = (run / "episodes.jsonl.zst").read_bytes()
     for step in (2, 3):
         shutil.rmtree(run / "checkpoints" / f"step-{step:06d}")
     train(config, run, resume=True)
-    assert (run / "episodes.jsonl").read_bytes() == whole
+    assert (run / "episodes.jsonl.zst").read_bytes() == whole

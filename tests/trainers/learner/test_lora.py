@@ -300,7 +300,7 @@ def test_a_run_resumes_to_the_bit_and_is_exported_merged_or_as_an_adapter(
     whole, _ = train(replace(run, steps=4), tmp_path / "whole")
     train(replace(run, steps=2), tmp_path / "parts")
     resumed, _ = train(replace(run, steps=4), tmp_path / "parts", resume=True)
-    for name in ("episodes.jsonl", "checkpoints/step-000004/model.safetensors"):
+    for name in ("episodes.jsonl.zst", "checkpoints/step-000004/model.safetensors"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
     assert whole.checkpoint is not None and resumed.checkpoint is not None
     found = find_checkpoint(tmp_path / "parts")

@@ -19,6 +19,7 @@ import yaml
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.envs.games.text_game.env import TextGame
 from agentgym.errors import ConfigError, RunFolderError, TrainingHalted, UnknownName
+from agentgym.evaluation import verify_run
 from agentgym.model.model_folder import load_decoder
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.sampling.sampler import SamplerConfig
@@ -34,6 +35,8 @@ from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.record import RecordConfig
+from agentgym.trainers.sft.recorded_episodes import choose_episodes, read_played
 from agentgym.trajectory import Status
 
 HERE = "tests.trainers.loop.test_trainer"
@@ -96,7 +99,7 @@ def test_equal_seeds_and_any_number_of_environment_threads_give_equal_bytes_and_
     for name, threads in (("a", 1), ("b", 8), ("c", None)):
         config = replace(small_run, env=f"{HERE}:ThreadedGame", sampler=SamplerConfig(env_threads=threads))
         _, watcher = train(config, tmp_path / name)
-        runs.append(((tmp_path / name / "episodes.jsonl").read_bytes(), losses(watcher.steps)))
+        runs.append(((tmp_path / name / "episodes.jsonl.zst").read_bytes(), losses(watcher.steps)))
     assert runs[0] == runs[1] == runs[2]
     assert runs[0][1].count(None) < 2
 
@@ -106,7 +109,7 @@ def test_another_seed_gives_other_episodes(small_run: TrainConfig, train: Train,
     files = []
     for seed in (0, 1):
         train(replace(small_run, seed=seed, steps=1, eval=HeldOutConfig(episodes=0)), tmp_path / str(seed))
-        files.append((tmp_path / str(seed) / "episodes.jsonl").read_bytes())
+        files.append((tmp_path / str(seed) / "episodes.jsonl.zst").read_bytes())
     assert files[0] != files[1]
 
 
@@ -119,7 +122,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(small_run: TrainConfig,
     )
     assert losses(watcher.steps)[2:] == losses(second.steps)
     assert whole.checkpoint is not None and resumed.checkpoint is not None
-    episodes = [(tmp_path / name / "episodes.jsonl").read_bytes() for name in ("whole", "parts")]
+    episodes = [(tmp_path / name / "episodes.jsonl.zst").read_bytes() for name in ("whole", "parts")]
     assert episodes[0] == episodes[1]
     assert resumed.before == whole.before and resumed.after == whole.after
     lines = (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
@@ -134,10 +137,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_when_res
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     train(small_run, tmp_path / "run")
-    whole = (tmp_path / "run" / "episodes.jsonl").read_bytes()
+    whole = (tmp_path / "run" / "episodes.jsonl.zst").read_bytes()
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     train(small_run, tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "episodes.jsonl").read_bytes() == whole
+    assert (tmp_path / "run" / "episodes.jsonl.zst").read_bytes() == whole
 
 
 @pytest.mark.slow
@@ -323,3 +326,18 @@ def test_two_interrupts_in_a_half_made_step_write_no_checkpoint_of_it(small_run:
         Trainer(config, tmp_path / "run", Interrupts()).fit()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_a_run_that_leaves_out_tokens_is_checked_as_far_as_it_goes_and_resumes(
+    small_run: TrainConfig, tmp_path: Path
+) -> None:
+    config = replace(small_run, steps=2, record=RecordConfig(compress=False, tokens=False))
+    Trainer(config, tmp_path / "whole").fit()
+    Trainer(replace(config, steps=1), tmp_path / "parts").fit()
+    Trainer(config, tmp_path / "parts", resume=True).fit()
+    whole, parts = ((tmp_path / name / "episodes.jsonl").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
+    assert b'"ids":' not in whole and b'"role":"system"' in whole
+    report = verify_run(tmp_path / "whole")
+    assert report.ok and report.num_without_ids == report.num_episodes
+    assert not choose_episodes(read_played([tmp_path / "whole"]), min_reward=0.0).episodes

@@ -229,7 +229,7 @@ def test_a_run_that_halted_is_resumed_from_the_last_whole_step_as_if_it_had_gone
     train(config, tmp_path / "run", resume=True)  # the cause is gone
     poison.update(seen=0, at=99)
     train(config, tmp_path / "whole")
-    files = [(tmp_path / name / "episodes.jsonl").read_bytes() for name in ("run", "whole")]
+    files = [(tmp_path / name / "episodes.jsonl.zst").read_bytes() for name in ("run", "whole")]
     assert files[0] == files[1]
     assert [line["step"] for line in lines(tmp_path / "run")] == list(range(1, 5))
 

@@ -59,12 +59,12 @@ def test_every_second_step_is_followed_by_an_evaluation_and_a_resumed_run_has_eq
             assert line["eval_reward_mean"] == pytest.approx(sum(played.reward or 0 for played in own) / 3)
         assert ("eval_success" in line) == (line["step"] in (1, 3, 5))
     assert verify_run(run).ok
-    whole = [(run / name).read_bytes() for name in ("episodes.jsonl",)]
+    whole = [(run / name).read_bytes() for name in ("episodes.jsonl.zst",)]
     for folder in (run / "checkpoints").glob("step-*"):
         if folder.name != "step-000002":
             shutil.rmtree(folder)
     train(watched, run, resume=True)
-    assert [(run / name).read_bytes() for name in ("episodes.jsonl",)] == whole
+    assert [(run / name).read_bytes() for name in ("episodes.jsonl.zst",)] == whole
 
 
 def test_a_number_that_its_episodes_do_not_give_is_found(watched: TrainConfig, train: Train, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_run_with_trackers_and_a_trace_plays_and_learns_what_one_without_does(
         profile=ProfileConfig(steps=(2,)),
     )
     train(watched, tmp_path / "watched")
-    files = [(tmp_path / name / "episodes.jsonl").read_bytes() for name in ("plain", "watched")]
+    files = [(tmp_path / name / "episodes.jsonl.zst").read_bytes() for name in ("plain", "watched")]
     assert files[0] == files[1]
     lines = [
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]

@@ -94,14 +94,14 @@ def test_a_run_goes_on_while_held_out_tasks_fail_and_resumes_at_an_evaluation_wi
     assert (result.end, result.steps, result.after.success) == ("steps", 8, 0.5)
     assert evaluations(run) == [("eval_before", 0), ("eval_during", 2), ("eval_during", 7), ("eval_after", 8)]
     assert main(["verify", str(run)]) == 0
-    whole = (run / "episodes.jsonl").read_bytes()
+    whole = (run / "episodes.jsonl.zst").read_bytes()
     for folder in (run / "checkpoints").glob("step-*"):
         if folder.name != "step-000002":
             shutil.rmtree(folder)
     resumed, _ = train(config, run, resume=True)
     assert (resumed.end, resumed.steps, resumed.after) == ("steps", 8, result.after)
     if not max_staleness:
-        assert (run / "episodes.jsonl").read_bytes() == whole
+        assert (run / "episodes.jsonl.zst").read_bytes() == whole
     assert evaluations(run) == [("eval_before", 0), ("eval_during", 2), ("eval_during", 7), ("eval_after", 8)]
 
 

@@ -70,7 +70,7 @@ def test_episodes_without_ids_or_without_a_trained_id_are_left_out() -> None:
     played = [episode(1, 0, 1.0, rows=()), episode(1, 1, 1.0, rows=(Row((TokenSpan((5,), Source.PROMPT), aside)),))]
     reasons = choose_episodes(played).dropped
     assert Counter(reasons.values()) == {1: 2}
-    assert "without token ids (a chat endpoint played them)" in reasons
+    assert "without token ids (a chat endpoint played them, or record.tokens was false)" in reasons
 
 
 def test_held_out_tasks_are_counted_and_measurements_of_training_are_not_read(tmp_path: Path) -> None:

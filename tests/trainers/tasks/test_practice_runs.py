@@ -168,7 +168,7 @@ def test_a_run_with_everything_on_resumes_bitwise(small_run: TrainConfig, train:
     whole, watcher = train(config, tmp_path / "whole")
     train(replace(config, steps=2), tmp_path / "parts")
     resumed, second = train(config, tmp_path / "parts", resume=True)
-    episodes = [(tmp_path / name / "episodes.jsonl").read_bytes() for name in ("whole", "parts")]
+    episodes = [(tmp_path / name / "episodes.jsonl.zst").read_bytes() for name in ("whole", "parts")]
     assert episodes[0] == episodes[1]
     assert [step.practice for step in watcher.steps][2:] == [step.practice for step in second.steps]
     first, again = load_decoder(whole.checkpoint), load_decoder(resumed.checkpoint)

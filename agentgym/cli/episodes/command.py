@@ -1,0 +1,81 @@
+"""Prints the recorded episodes of a run, or writes them to a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from agentgym.cli.episodes.table import COLUMNS, table_row
+from agentgym.cli.options import parse_options
+from agentgym.cli.terminal import say, show_json
+from agentgym.data.sources import write_table
+from agentgym.errors import ConfigError, RunFolderError
+from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.rollout.record.line_reader import LineReader, find_episodes
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodesOptions:
+    """Prints the recorded episodes of a run, one line of JSON each, or writes them to a file."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """The folder of a training run, of an evaluation or of a halted step."""
+    file: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="FILE")] = None
+    """The file to write: .jsonl as it was recorded, or .parquet with a row for each episode, which pandas, polars,
+    DuckDB and `datasets` read; by default, lines go to standard output."""
+    json: bool = False
+    """Print one line of JSON about the file."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym episodes ...`."""
+    options = parse_options(EpisodesOptions, args, prog="agentgym episodes")
+    path = find_episodes(options.run)
+    if path is None:
+        raise RunFolderError(f"{str(options.run)!r} holds no episodes: the folder of a run was wanted")
+    if options.file is None:
+        if options.json:
+            raise ConfigError("--json is about a file: name one, such as episodes.parquet")
+        sys.stdout.buffer.writelines(_lines(path))
+        return 0
+    if options.file.suffix not in (".jsonl", ".parquet"):
+        raise ConfigError(f"{str(options.file)!r}: a file .jsonl or .parquet was wanted")
+    number = _write(path, options.file)
+    say(f"{number} episodes: {options.file}")
+    if options.json:
+        show_json({"file": str(options.file), "episodes": number})
+    return 0
+
+
+def _write(path: Path, file: Path) -> int:
+    """Writes the episodes to a file that appears once it is complete; returns their number."""
+    part = file.with_name(f".{file.name}.part")
+    try:
+        if file.suffix == ".parquet":
+            number = write_table(part, COLUMNS, map(table_row, read_episodes(path)))
+        else:
+            with open(part, "wb") as lines:
+                number = sum(bool(lines.write(line)) for line in _lines(path))
+        part.replace(file)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {str(file)!r}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return number
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines; an incomplete last one is left out."""
+    with LineReader(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.endswith(b"}\n"):
+                yield line
+            elif line.endswith(b"\n"):
+                raise RunFolderError(f"{str(path)!r}, line {number} is damaged: `agentgym verify` shows what is left")

@@ -1,0 +1,97 @@
+"""Reads the lines of a file of JSON lines, plain or compressed."""
+
+from __future__ import annotations
+
+import io
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+from agentgym.errors import RunFolderError
+from agentgym.rollout.record.frames import SUFFIX, Frame, read_frames, unpack_frame
+
+__all__ = ["FILE_NAME", "PACKED_NAME", "LineReader", "find_episodes"]
+
+FILE_NAME = "episodes.jsonl"
+PACKED_NAME = FILE_NAME + SUFFIX
+TORN = b"(torn)"
+"""The line that is read where a kill left an incomplete frame."""
+DAMAGED = b"(damaged)\n"
+"""The line that is read for each one of a damaged frame."""
+
+
+def find_episodes(folder: Path) -> Path | None:
+    """Returns the file of a run's episodes, plain or compressed; None if there is none. Raises if there are both."""
+    found = [path for name in (FILE_NAME, PACKED_NAME) if (path := folder / name).is_file()]
+    if len(found) > 1:
+        raise RunFolderError(f"{str(folder)!r} holds {FILE_NAME} and {PACKED_NAME}: remove the one that is a copy")
+    return found[0] if found else None
+
+
+class LineReader:
+    """The lines of a file that may grow meanwhile; of a compressed one, a frame is held at a time.
+
+    Offsets count the bytes of the plain text. An incomplete last line is read without its newline.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
+        self._is_packed = path.suffix == SUFFIX
+        self._unpack = lru_cache(maxsize=1)(self._unpack_frame)
+
+    def __iter__(self) -> Iterator[bytes]:
+        if not self._is_packed:
+            self._file.seek(0)
+            yield from self._file
+            return
+        end, size = 0, os.fstat(self._file.fileno()).st_size
+        try:
+            for frame in read_frames(self._file, size):
+                yield from self._lines_of(frame)
+                end = frame.end
+        except RunFolderError:
+            yield DAMAGED
+            return
+        if end < size:
+            yield TORN
+
+    def line_at(self, offset: int) -> bytes:
+        """Returns the line that begins at an offset."""
+        if not self._is_packed:
+            self._file.seek(offset)
+            return self._file.readline()
+        frames, starts = self._index
+        index = bisect_right(starts, offset) - 1
+        text = self._unpack(frames[index])
+        begin = offset - starts[index]
+        return text[begin : text.index(b"\n", begin) + 1]
+
+    @cached_property
+    def _index(self) -> tuple[list[Frame], list[int]]:
+        """The frames, and the offset at which each begins in the plain text."""
+        frames = list(read_frames(self._file, os.fstat(self._file.fileno()).st_size))
+        return frames, list(accumulate((frame.num_bytes for frame in frames), initial=0))[:-1]
+
+    def _lines_of(self, frame: Frame) -> Iterator[bytes]:
+        try:
+            text = self._unpack(frame)
+        except RunFolderError:
+            yield from [DAMAGED] * frame.num_lines
+            return
+        yield from io.BytesIO(text)
+
+    def _unpack_frame(self, frame: Frame) -> bytes:
+        return unpack_frame(self._file, frame)
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> LineReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
