@@ -23,8 +23,9 @@ from agentgym.evaluation.play.config import plain_settings
 from agentgym.evaluation.play.eval_folder import free_folder, name_write_errors
 from agentgym.rewards import RewardConfig, Rewards, open_rewards
 from agentgym.rewards.reward import with_environment_reward
-from agentgym.rollout.record.episodes_file import FILE_NAME, EpisodeRecord, EpisodeWriter, read_episodes
+from agentgym.rollout.record.episodes_file import EpisodeRecord, EpisodeWriter, read_episodes
 from agentgym.rollout.record.folder_digests import write_digests
+from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME, find_episodes
 from agentgym.rollout.record.manifest import replace_file
 from agentgym.rollout.record.task_names import task_names
 from agentgym.rollout.scores.intervals import Interval, mean_interval
@@ -120,7 +121,8 @@ async def _rescore(options: RescoreOptions, output: Path) -> tuple[_Comparison, 
         first = await _score(rewards, next(batches, []))  # a reward that cannot be used leaves no folder
         with name_write_errors(output):
             output.mkdir(parents=True, exist_ok=True)
-        with EpisodeWriter(output) as writer:
+        source = find_episodes(options.run)
+        with EpisodeWriter(output, compress=source is not None and source.name == PACKED_NAME) as writer:
             await _record(writer, comparison, *first)
             for batch in batches:
                 await _record(writer, comparison, *await _score(rewards, batch))
