@@ -173,9 +173,12 @@ RUN = (
     same("eval_strategy", "eval.every; held-out tasks are played at start and end too"),
     same("do_*", "train trains"),
     same("logging_*", "metrics.jsonl has a line for each step"),
-    same("log_completions", "episodes.jsonl has every episode; tracking.episodes sends some"),
-    *(same(name, "episodes.jsonl has every episode") for name in ("num_completions_to_print", "log_unique_prompts")),
-    same("log_*", "metrics.jsonl and episodes.jsonl have everything"),
+    same("log_completions", "`agentgym episodes RUN` has every episode; tracking.episodes sends some"),
+    *(
+        same(name, "`agentgym episodes RUN` has every episode")
+        for name in ("num_completions_to_print", "log_unique_prompts")
+    ),
+    same("log_*", "metrics.jsonl and `agentgym episodes RUN` have everything"),
     same("remove_unused_columns", "data.keep names further columns; reward functions get those of a row"),
     same("disable_tqdm", "a line for each step"),
     skip("output_dir", "name the folder of the run: --output DIR"),
