@@ -162,6 +162,8 @@ class Endpoint:
         """Requests for the list of models that are answered with 429."""
         self.refused: tuple[str, ...] = ()
         """Fields of a request that are answered with 400."""
+        self.streams = True
+        """False answers at once, whatever is asked for."""
         self.bodies: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._background = BackgroundLoop("endpoint")
@@ -225,7 +227,7 @@ class Endpoint:
             await asyncio.sleep(3600)
         if said.status != 200:
             return web.json_response(said.body, status=said.status, headers=said.headers)
-        if body.get("stream"):
+        if body.get("stream") and self.streams:
             return await self._stream(request, said, body)
         if said.breaks:
             request.transport.close()  # type: ignore[union-attr]

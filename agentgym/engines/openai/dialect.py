@@ -121,6 +121,10 @@ class Dialect:
         """Asks for no ids from now on, and streams if that is wanted."""
         self.token_ids, self.stream = False, self._wants_stream
 
+    def without_stream(self) -> None:
+        """Asks for whole answers from now on."""
+        self.stream = self._wants_stream = False
+
     def _refused_part(self, words: str) -> str:
         """Returns the part of the request that the server's message is about, or an empty string."""
         if "max_completion_tokens" in words and self.limit_name != "max_completion_tokens":

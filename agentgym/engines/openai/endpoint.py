@@ -211,7 +211,7 @@ class ChatEndpoint:
                     async for event in events:
                         reader.take(event)
                 if reader.num_events == 0 and not self._answered:
-                    self._dialect.stream = False  # it does not support streaming, and answers at once
+                    self._dialect.without_stream()  # it does not support streaming, and answers at once
             else:
                 reader.take(await self._http.post(CHAT, body))
             reply = reader.finish()

@@ -290,6 +290,17 @@ def test_what_an_endpoint_refuses_is_asked_once_a_client(chat_endpoint: Start) -
     assert endpoint.bodies[-1].keys() == {"model", "messages", "temperature", "top_p", "max_tokens", "stream"}
 
 
+def test_an_endpoint_that_never_streams_is_asked_for_whole_answers_from_then_on(chat_endpoint: Start) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    endpoint.streams = False
+
+    async def talk(client: ChatEndpoint) -> list[str]:
+        return [(await client.complete(ASKED)).message.content for _ in range(3)]
+
+    assert Asker(endpoint.url, ChatEndpointConfig()).run(talk) == ["Hi."] * 3
+    assert ["stream" in body for body in endpoint.bodies][-2:] == [False, False]
+
+
 def test_an_endpoint_that_refuses_without_naming_gets_the_plain_form(chat_endpoint: Start) -> None:
     said = chat_endpoint.said
     strange = said(status=422, body={"detail": "extra fields not permitted"})
