@@ -1,7 +1,12 @@
-"""Writes `algorithms`, `architectures`, `environments`, and tables in `verl` and `trl`: python docs/pages.py."""
+"""Writes `algorithms`, `architectures`, `environments`, and tables in `verl` and `trl`: python docs/pages.py.
+
+`python docs/pages.py --skill DIR` writes the documentation as a skill for coding agents: SKILL.md and `references/`.
+"""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +23,12 @@ NUMBERS = ("logprobs", "gradients", "samples", "same bits", "adapters", "export"
 BEGIN, END = "<!-- settings: python docs/pages.py -->", "<!-- end of settings -->"
 FOREIGN = {"verl": VERL_KEYS, "TRL": TRL_KEYS}
 """The tables of settings that `agentgym import` reads, by the library."""
+SKILL = (
+    "How to use agentgym, a Gymnasium for language-model agents. Read it to write an environment or a reward, play or"
+    " evaluate a model, train one by reinforcement learning or imitation, move a project from verl, TRL or verifiers"
+    " here, or find out what a run recorded."
+)
+"""When a coding agent reads the skill."""
 PAGE_HEAD = """# Environments
 
 Written by `python docs/pages.py` from the environments' cards. `agentgym env check ID` holds each to its card:
@@ -164,9 +175,33 @@ def with_keys(page: str, library: str, keys: Iterable[Key]) -> str:
     return f"{before}{BEGIN}\n\n{keys_table(library, keys)}\n\n{END}{rest.split(END)[1]}"
 
 
-def main() -> None:
-    """Writes the pages."""
+def write_skill(target: Path) -> None:
+    """Writes the folder of a skill: what agentgym is, its commands, and a page for each task in `references/`."""
     folder = Path(__file__).parent
+    references = target / "references"
+    references.mkdir(parents=True, exist_ok=True)
+    for page in (*folder.glob("*.md"), folder.parent / "ARCHITECTURE.md"):
+        text = page.read_text(encoding="utf-8").replace("](../ARCHITECTURE.md", "](ARCHITECTURE.md")
+        text = re.sub(r"\]\(docs/", "](", text)
+        text = re.sub(r"!?\[([^\]]*)\]\((?:\.\./[^)]*|[^)]*\.png)\)", r"\1", text)  # to what is not in the folder
+        (references / page.name).write_text(text, encoding="utf-8")
+    readme = (folder.parent / "README.md").read_text(encoding="utf-8")
+    what, begin = readme.split("\n## ", 1)[0].partition("\n\n")[2], "## Play, evaluate, train\n"
+    commands = begin + readme.partition(begin)[2].partition("## Your own model")[0]
+    tasks = (references / "README.md").read_text(encoding="utf-8").partition("\n\n")[2]
+    tasks = re.sub(r"\]\((?!http)", "](references/", tasks)
+    head = f"---\nname: agentgym\ndescription: {SKILL}\n---\n"
+    local = re.sub(r"\]\(docs/", "](references/", commands)
+    text = f"{head}\n# agentgym\n\n{what.strip()}\n\n{local.strip()}\n\n## A page for each task\n\n{tasks.strip()}\n"
+    (target / "SKILL.md").write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Writes the pages, or the skill."""
+    folder = Path(__file__).parent
+    if sys.argv[1:2] == ["--skill"] and len(sys.argv) == 3:
+        write_skill(Path(sys.argv[2]))
+        return
     (folder / "algorithms.md").write_text(algorithms_page(), encoding="utf-8")
     (folder / "architectures.md").write_text(architectures_page(), encoding="utf-8")
     (folder / "environments.md").write_text(environments_page(), encoding="utf-8")
