@@ -20,10 +20,11 @@ def test_the_skill_stands_alone_and_names_every_page(tmp_path: Path) -> None:
     text = (folder / "SKILL.md").read_text(encoding="utf-8")
     _, head, body = text.split("---\n", 2)
     assert yaml.safe_load(head).keys() == {"name", "description"}
-    assert 100 < len(yaml.safe_load(head)["description"]) < 1024  # agents keep it in mind, and read the rest on demand
+    assert 100 < len(yaml.safe_load(head)["description"]) < 1024  # this is always in mind, the rest on demand
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
     assert {page.name for page in (folder / "references").iterdir()} == pages | {"ARCHITECTURE.md"}
-    assert {name.removeprefix("references/") for name in re.findall(r"\]\((references/[^)#]+)", body)} >= pages - {"README.md"}
+    named = {name.removeprefix("references/") for name in re.findall(r"\]\((references/[^)#]+)", body)}
+    assert named >= pages - {"README.md"}
     assert set(re.findall(r"^    agentgym ([a-z-]+)", body, flags=re.M)) <= COMMANDS.keys()
     for page in [folder / "SKILL.md", *(folder / "references").iterdir()]:
         for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
