@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from agentgym.engines.protocol import Sampling
 from agentgym.errors import ConfigError
 
 __all__ = ["STALL_S", "Limits", "SamplingConfig"]
@@ -40,6 +41,19 @@ class SamplingConfig:
             raise ConfigError(f"top_k must be at least 0, got {self.top_k}; 0 switches it off")
         if not 0.0 <= self.min_p <= 1.0:
             raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}; 0 switches it off")
+
+    def for_reply(self, max_tokens: int, *, seed: int, stop_ids: tuple[int, ...] = (), grammar: str = "") -> Sampling:
+        """Returns the settings for sampling one reply."""
+        return Sampling(
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=seed,
+            grammar=grammar,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

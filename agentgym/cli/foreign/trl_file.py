@@ -102,7 +102,7 @@ class _Script:
             items = [self.value(item) for item in node.elts]
             return Code(ast.unparse(node)) if any(isinstance(item, Code) for item in items) else items
         if isinstance(node, ast.Call):
-            return self._dataset(node)
+            return self._place_of_dataset(node)
         try:
             return ast.literal_eval(node)
         except ValueError:
@@ -112,7 +112,7 @@ class _Script:
         except (ValueError, ZeroDivisionError):
             return Code(ast.unparse(node))
 
-    def _dataset(self, call: ast.Call) -> Any:
+    def _place_of_dataset(self, call: ast.Call) -> Any:
         """Returns the file of `load_dataset("json", data_files="rows.jsonl")`; of the hub `NAME:CONFIG:SPLIT`."""
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         words = [self.value(node) for node in call.args]

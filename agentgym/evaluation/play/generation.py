@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.engines.protocol import Engine, FinishReason, Sampling
+from agentgym.engines.protocol import Engine, FinishReason
 from agentgym.errors import AgentGymError, ConfigError, EngineError
 from agentgym.openai_wire import message_from_openai
 from agentgym.rollout.episode.long_text import run_if_short, text_size
@@ -80,7 +80,7 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """What the reply says, without reasoning and calls."""
+        """The text of the reply, without reasoning and calls."""
         return self.message.content
 
 
@@ -155,16 +155,7 @@ class ReplyGenerator:
         max_tokens = min(limit, window - len(ids))
         if max_tokens < 1:
             return _no_reply(f"the prompt has {len(ids)} tokens, and the window {window}", ids)
-        how = config.sampling
-        sampling = Sampling(
-            max_tokens=max_tokens,
-            stop_ids=self.renderer.stop_ids,
-            temperature=how.temperature,
-            top_p=how.top_p,
-            top_k=how.top_k,
-            min_p=how.min_p,
-            seed=seed,
-        )
+        sampling = config.sampling.for_reply(max_tokens, seed=seed, stop_ids=self.renderer.stop_ids)
         completion = await self.engine.generate(ids, sampling, session=session)
         check_completion(completion, sampling, self.engine.vocab_size)
         if completion.finish_reason == "abort":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agentgym.chat_templates.formats.hermes import HERMES
 from agentgym.engines.openai.endpoint import ChatEndpoint, ChatReply, ContextExceeded, EndpointFailure
-from agentgym.engines.protocol import Completion, Sampling
+from agentgym.engines.protocol import Completion
 from agentgym.errors import EnvironmentFault
 from agentgym.rollout.episode.episode import Draft, Ending
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, under_system_prompt
@@ -140,15 +140,8 @@ class ChatLoop(EpisodeLoop):
 
     async def _reply(self, draft: Draft, talk: _Talk, max_tokens: int) -> ChatReply:
         """Requests the next reply, and counts what was sent for it."""
-        episode, config = draft.episode, self.sampling
-        sampling = Sampling(
-            max_tokens=max_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            min_p=config.min_p,
-            seed=episode.seed(len(draft.turns)),
-        )
+        episode = draft.episode
+        sampling = self.sampling.for_reply(max_tokens, seed=episode.seed(len(draft.turns)))
         try:
             reply = await self.endpoint.complete(talk.messages, talk.tools, sampling, session=episode.session)
         except EndpointFailure as failure:

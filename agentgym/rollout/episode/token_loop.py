@@ -173,17 +173,8 @@ class RolloutLoop(EpisodeLoop):
         return completion
 
     def _sampling(self, max_tokens: int, seed: int, grammar: str) -> Sampling:
-        config = self.sampling
-        return Sampling(
-            max_tokens=max_tokens,
-            stop_ids=self.renderer.stop_ids,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            min_p=config.min_p,
-            seed=seed,
-            grammar=grammar,
-        )
+        stop_ids = self.renderer.stop_ids
+        return self.sampling.for_reply(max_tokens, seed=seed, stop_ids=stop_ids, grammar=grammar)
 
     def _conversation_after(self, env: HostedEnv, messages: Sequence[Message], answer: EnvStep) -> list[Message]:
         """Returns the conversation after an answer: all messages so far, or the environment's replacement."""

@@ -59,7 +59,7 @@ def generalized_jsd(student_CV: Tensor, teacher_CV: Tensor, beta: float) -> Tens
 
 
 class FinalStates(NamedTuple):
-    """What a model's logits of some targets are computed from."""
+    """The final states and the head that give a model's logits of some targets."""
 
     hidden_ME: Tensor
     head_VE: Tensor

@@ -210,7 +210,7 @@ class Run:
             session.save()
         if not is_near and (not is_due or config.evaluates_while_learning):
             return None
-        return await self._evaluate(session, "eval_during")
+        return await self._evaluate(session, "eval_during", may_be_last=True)
 
     def _is_evaluation_due(self) -> bool:
         step, every = self.progress.step, self.config.eval.every
@@ -269,10 +269,10 @@ class Run:
         await session.writer.append(played, phase="greedy", step=self.progress.step + 1)
         return {trajectory.group: trajectory.reward for trajectory in played if trajectory.reward is not None}
 
-    async def _evaluate(self, session: TrainingSession, phase: Phase) -> EvalScore | None:
+    async def _evaluate(self, session: TrainingSession, phase: Phase, *, may_be_last: bool = False) -> EvalScore | None:
         """Plays the held-out tasks; returns None if there are none.
 
-        An evaluation during training that ends it is recorded as the one after it.
+        With `may_be_last`, an evaluation that ends training is recorded as the one after it.
         """
         if not self.config.eval.episodes:
             return None
@@ -281,7 +281,7 @@ class Run:
         self.observer.on_phase(phase, len(episodes))
         trajectories = await player.evaluate(episodes, self.observer.on_episode)
         scored = score(step, trajectories, self.held_out.label)
-        if phase == "eval_during" and self.progress.is_between_steps and self._end_after(scored):
+        if may_be_last and self._end_after(scored):
             phase = "eval_after"
         await session.writer.append(trajectories, phase=phase, step=step)
         if self.folder.checkpoints.best_is_held_out:

@@ -1,4 +1,4 @@
-"""What a decoder layer does between its matrix products on a GPU, each as one Triton kernel."""
+"""The work of a decoder layer between its matrix products on a GPU, each as one Triton kernel."""
 
 from __future__ import annotations
 
