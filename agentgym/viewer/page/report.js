@@ -63,7 +63,7 @@ function drawFacts() {
   if (left > 0) {
     const unlisted = num_episodes - state.episodes.length;
     $('notice').hidden = false;
-    $('notice').textContent = `${number(num_embedded)} of ${number(num_episodes)} episodes are embedded with their tokens; ${number(left)} were left out to keep this page small` + (unlisted ? `, ${number(unlisted)} of them from the table too` : '') + '. All of them are in episodes.jsonl.';
+    $('notice').textContent = `${number(num_embedded)} of ${number(num_episodes)} episodes are embedded with their tokens; ${number(left)} were left out to keep this page small` + (unlisted ? `, ${number(unlisted)} of them from the table too` : '') + '. `agentgym episodes` prints all of them.';
   }
 }
 
@@ -204,7 +204,7 @@ function tableRow(episode) {
     return el('td', { class: (NUMERIC.has(name) ? 'n' : 'wide') + tone, ...(name === 'group' ? { title: episode.group } : {}) }, text[name]);
   });
   const kind = (episode.embedded ? '' : 'out ') + (episode.line === state.line ? 'chosen' : '');
-  const hint = episode.embedded ? '' : 'tokens not embedded in this page; they are in episodes.jsonl';
+  const hint = episode.embedded ? '' : 'tokens not embedded in this page; `agentgym episodes` prints them';
   return el('tr', { class: kind, 'data-line': episode.line, title: hint, onclick: () => { if (episode.embedded) go(episode.line, true); } }, ...cells);
 }
 
