@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "agentgym"
 FULLEST = 20
-CROWDED = {"agentgym/cli": 39, "agentgym/chat_templates/formats": 37}
+CROWDED = {"agentgym/cli": 37, "agentgym/chat_templates/formats": 37}
 """Folders of many equal parts, a command or a family each."""
 
 

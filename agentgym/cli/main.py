@@ -59,7 +59,13 @@ COMMANDS = {
     "doctor": "show versions, and what to install for what is missing",
 }
 """Each command's one line of help; the module of the same name (`_` for `-`) in this package is the command."""
-MODULES = {"import": "foreign.command", "rescore": "scores.rescore"}
+MODULES = {
+    "sft": "lessons.sft",
+    "dpo": "lessons.dpo",
+    "import": "foreign.command",
+    "rescore": "scores.rescore",
+    "episodes": "episodes.command",
+}
 """The commands that are modules of a folder in this package."""
 MISTAKES = (ConfigError, UnknownName, RunFolderError)
 """Errors that the caller can correct by asking for something else: exit code 2."""

@@ -13,8 +13,8 @@ import yaml
 from agentgym.chat_templates import template_date
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.cli.lessons.sft import SftOptions
 from agentgym.cli.run_folder import renderer_of_run
-from agentgym.cli.sft import SftOptions
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError
 from agentgym.evaluation.play.config import EvalConfig

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-import agentgym
-from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
-from agentgym.chat_templates.template_date import check_date, present_date
+from agentgym.chat_templates.template_date import check_date
 from agentgym.cli.environment import load_env
+from agentgym.cli.lessons.lesson import Pupil, open_pupil, play_options, recorded_settings, run_steps
 from agentgym.cli.options import parse_options
-from agentgym.cli.signals import interrupted_between_steps
-from agentgym.cli.terminal import fail, progress, say, show_json
+from agentgym.cli.terminal import fail, say, show_json
 from agentgym.envs.base.policies import policy_for
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.base.text_env import TextEnv
-from agentgym.errors import AgentGymError, ConfigError, RunFolderError
+from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
-from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_name import EMBEDDED, model_folder
-from agentgym.model.policy import backend_line, load_policy
+from agentgym.model.model_name import EMBEDDED
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -195,34 +190,22 @@ def main(args: Sequence[str]) -> int:
     env = None if options.env is None else load_env(options.env, options.env_kwargs)
     if env is not None:
         policy_for(env, options.policy)
-    source = model_folder(options.model)
-    date = options.date or present_date()
-    renderer, model = renderer_for(source, options.family, date=date), load_policy(source)
-    if line := backend_line(model, source):
-        say(line)
-    options = replace(options, date=date if renderer.tokenizer.writes_date else options.date)
-    lesson = _of_rows(options, renderer, model) if env is None else _of_demonstrations(options, renderer, env)
-    folder = SftFolder(options.output or _free_output(options), _settings(options, renderer, lesson))
+    pupil = open_pupil(options.model, options.family, options.date)
+    options = replace(options, date=pupil.date)
+    lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)
+    given = asdict(options) | {"family": pupil.renderer.reply_format.name, "steps": lesson.config.steps}
+    folder = SftFolder(options.output or _free_output(options), recorded_settings("sft", given))
     display = _Display()
-    interrupted = False
+
+    def learn_lesson(on_step: Callable[[ImitationStep], None]) -> None:
+        shown, config, validation = lesson.shown, lesson.config, lesson.validation
+        learn(pupil.model, pupil.renderer, shown, config, validation=validation, on_step=on_step)
+
     try:
-        with progress("steps", lesson.config.steps) as count, interrupted_between_steps() as check:
-
-            def on_step(step: ImitationStep) -> None:
-                folder.write_metrics(step)
-                count(display.note(step))
-                check()
-
-            learn(model, renderer, lesson.shown, lesson.config, validation=lesson.validation, on_step=on_step)
-    except KeyboardInterrupt:
-        interrupted = True
-    except AgentGymError:
-        say(f"what was learned in {display.steps} steps is in {folder.path}")
-        raise
+        interrupted = run_steps(pupil, folder, lesson.config.steps, learn_lesson, display.note)
     finally:
         if env is not None:
             env.close()
-        folder.save_model(model, source)
     _show(options, lesson, folder, display, interrupted=interrupted)
     return 130 if interrupted else 0
 
@@ -233,21 +216,21 @@ def _of_demonstrations(options: SftOptions, renderer: TemplateRenderer, env: Tex
     return _Lesson(shown, config, env, Task(options.env or "", 0, kwargs=options.env_kwargs))
 
 
-def _of_rows(options: SftOptions, renderer: TemplateRenderer, model: LanguageModel) -> _Lesson:
-    learned = _read(options, options.conversations or options.episodes, renderer, model)
+def _of_rows(options: SftOptions, pupil: Pupil) -> _Lesson:
+    learned = _read(options, options.conversations or options.episodes, pupil)
     num_rows = len(learned.rows)
     steps = -(-options.epochs * num_rows // options.batch_size) if options.steps is None else options.steps
     validation = None
     if options.validation:
-        rows = _read(options, options.validation, renderer, model).rows
+        rows = _read(options, options.validation, pupil).rows
         validation = Validation(rows, -(-num_rows // options.batch_size))
     shown = passes(learned.rows, options.seed)
     return _Lesson(shown, options.imitation(steps), None, learned.task, num_rows, validation)
 
 
-def _read(options: SftOptions, paths: tuple[Path, ...], renderer: TemplateRenderer, model: LanguageModel) -> SftRows:
+def _read(options: SftOptions, paths: tuple[Path, ...], pupil: Pupil) -> SftRows:
     """Reads the rows of conversations or episodes; prints what was left out, and why."""
-    window, vocab_size = model.context_window, model.vocab_size
+    renderer, window, vocab_size = pupil.renderer, pupil.model.context_window, pupil.model.vocab_size
     if options.conversations:
         files = ConversationSource(paths=paths, skip_malformed=options.skip_malformed)
         found = SftRows.of_conversations(files, renderer, window)
@@ -269,14 +252,6 @@ def _first_seed(seed: int) -> int:
     return derive(seed, "sft") % (EVAL_SEED_START // 2)
 
 
-def _settings(options: SftOptions, renderer: TemplateRenderer, lesson: _Lesson) -> dict[str, JSON]:
-    given = asdict(options) | {"family": renderer.reply_format.name, "steps": lesson.config.steps}
-    del given["output"], given["json"]
-    settings = {"kind": "sft", "agentgym": agentgym.__version__, **given}
-    plain: dict[str, JSON] = json.loads(json.dumps(settings, default=str))
-    return plain
-
-
 def _show(options: SftOptions, lesson: _Lesson, folder: SftFolder, display: _Display, *, interrupted: bool) -> None:
     path, steps = folder.path, lesson.config.steps
     say(f"loss {display.first_loss:.4f} -> {display.loss:.4f} in {display.steps} steps, {display.elapsed_s:.0f} s")
@@ -290,7 +265,7 @@ def _show(options: SftOptions, lesson: _Lesson, folder: SftFolder, display: _Dis
         shown += f"demonstrations by {options.policy}, success {display.success or 0.0:.3f}"
     say(f"{shown}: {display.imitated_tokens:,} of {display.tokens:,} tokens imitated")
     say(f"model: {path}")
-    play = _play_options(lesson.task)
+    play = play_options(lesson.task)
     if interrupted:
         fail(f"interrupted after step {display.steps} of {steps}; what was learned is in {path}")
     else:
@@ -311,10 +286,3 @@ def _show(options: SftOptions, lesson: _Lesson, folder: SftFolder, display: _Dis
             "interrupted": interrupted,
         }
         show_json(found)
-
-
-def _play_options(task: Task | None) -> str:
-    if task is None:
-        return "--env ID"
-    keywords = "".join(f" {name}={json.dumps(value)}" for name, value in task.kwargs.items())
-    return f"--env {task.env_id}" + (f" --env-kwargs{keywords}" if keywords else "")

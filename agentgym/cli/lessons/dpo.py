@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-import agentgym
-from agentgym.chat_templates.families import renderer_for
-from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
-from agentgym.chat_templates.template_date import check_date, present_date
+from agentgym.chat_templates.template_date import check_date
+from agentgym.cli.lessons.lesson import Pupil, open_pupil, play_options, recorded_settings, run_steps
 from agentgym.cli.options import parse_options
-from agentgym.cli.signals import interrupted_between_steps
-from agentgym.cli.terminal import fail, progress, say, show_json
-from agentgym.errors import AgentGymError, ConfigError, RunFolderError
+from agentgym.cli.terminal import fail, say, show_json
+from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
-from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_name import EMBEDDED, model_folder
-from agentgym.model.policy import backend_line, load_policy
+from agentgym.model.model_name import EMBEDDED
 from agentgym.trainers.preferences.loop import (
     PreferenceConfig,
     PreferenceLoss,
@@ -117,63 +111,43 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym dpo ...`; an interrupted run saves what was learned and has the exit code 130."""
     options = parse_options(DpoOptions, args, prog="agentgym dpo")
     options.learning(1)  # refuses invalid settings before anything is read
-    source = model_folder(options.model)
-    date = options.date or present_date()
-    renderer, model = renderer_for(source, options.family, date=date), load_policy(source)
-    if line := backend_line(model, source):
-        say(line)
-    found = _read(options, options.pairs or options.episodes, renderer, model)
+    pupil = open_pupil(options.model, options.family, options.date)
+    found = _read(options, options.pairs or options.episodes, pupil)
     config = options.learning(len(found.pairs))
     validation = None
     if options.validation:
         every = -(-len(found.pairs) // options.batch_size)
-        validation = Validation(_read(options, options.validation, renderer, model).pairs, every)
+        validation = Validation(_read(options, options.validation, pupil).pairs, every)
     named = [*options.pairs, *options.episodes][0].resolve().stem
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
-    written = date if renderer.tokenizer.writes_date else options.date
-    folder = SftFolder(path, _settings(options, config, renderer.reply_format.name, written))
+    family = pupil.renderer.reply_format.name
+    given = asdict(options) | {"family": family, "steps": config.steps, "date": pupil.date}
+    folder = SftFolder(path, recorded_settings("dpo", given))
     seen: list[PreferenceStep] = []
-    interrupted = False
-    try:
-        with progress("steps", config.steps) as count, interrupted_between_steps() as check:
 
-            def on_step(step: PreferenceStep) -> None:
-                folder.write_metrics(step)
-                seen.append(step)
-                count(f"loss {step.loss:.4f}  accuracy {step.accuracy:.2f}  margin {step.margin:.2f}")
-                check()
+    def learn_pairs(on_step: Callable[[PreferenceStep], None]) -> None:
+        pairs = passes(found.pairs, options.seed)
+        learn_preferences(pupil.model, pairs, config, validation=validation, on_step=on_step)
 
-            pairs = passes(found.pairs, options.seed)
-            learn_preferences(model, pairs, config, validation=validation, on_step=on_step)
-    except KeyboardInterrupt:
-        interrupted = True
-    except AgentGymError:
-        say(f"what was learned in {len(seen)} steps is in {folder.path}")
-        raise
-    finally:
-        folder.save_model(model, source)
+    def note(step: PreferenceStep) -> str:
+        seen.append(step)
+        return f"loss {step.loss:.4f}  accuracy {step.accuracy:.2f}  margin {step.margin:.2f}"
+
+    interrupted = run_steps(pupil, folder, config.steps, learn_pairs, note)
     _show(options, found, folder, seen, interrupted=interrupted)
     return 130 if interrupted else 0
 
 
-def _read(options: DpoOptions, paths: Sequence[Path], renderer: TemplateRenderer, model: LanguageModel) -> PairSet:
+def _read(options: DpoOptions, paths: Sequence[Path], pupil: Pupil) -> PairSet:
     """Reads files of pairs or run folders; prints what was left out, and why."""
     if options.pairs:
-        found = pairs_of_files(paths, renderer, model.context_window)
+        found = pairs_of_files(paths, pupil.renderer, pupil.model.context_window)
     else:
-        sizes = (model.vocab_size, model.context_window)
-        found = pairs_of_episodes(paths, renderer, *sizes, per_task=options.pairs_per_task)
+        sizes = (pupil.model.vocab_size, pupil.model.context_window)
+        found = pairs_of_episodes(paths, pupil.renderer, *sizes, per_task=options.pairs_per_task)
     for line in found.report:
         say(line)
     return found
-
-
-def _settings(options: DpoOptions, config: PreferenceConfig, family: str, date: str | None) -> dict[str, JSON]:
-    given = asdict(options) | {"family": family, "steps": config.steps, "date": date}
-    del given["output"], given["json"]
-    settings = {"kind": "dpo", "agentgym": agentgym.__version__, **given}
-    plain: dict[str, JSON] = json.loads(json.dumps(settings, default=str))
-    return plain
 
 
 def _show(
@@ -192,10 +166,6 @@ def _show(
     if interrupted:
         fail(f"interrupted after step {len(seen)}; what was learned is in {folder.path}")
     else:
-        play = "--env ID"
-        if found.task is not None:
-            keywords = "".join(f" {name}={json.dumps(value)}" for name, value in found.task.kwargs.items())
-            play = f"--env {found.task.env_id}" + (f" --env-kwargs{keywords}" if keywords else "")
-        say(f"try next: agentgym eval {play} --policy {folder.path}")
+        say(f"try next: agentgym eval {play_options(found.task)} --policy {folder.path}")
     if options.json:
         show_json({**numbers, "interrupted": interrupted})

@@ -1,0 +1,1 @@
+"""The commands that train a model on recorded text, without playing."""
