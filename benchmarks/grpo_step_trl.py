@@ -75,14 +75,19 @@ def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     return [float(sum(1 - index % 2 for index in ids)) for ids in completion_ids]
 
 
-def main() -> None:
-    """Trains for the steps of the specification."""
-    torch.set_num_threads(1)
+def tokenizer_of_numbers() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with the word `tN` for the id N."""
     words = {f"t{index}": index for index in range(SPEC["vocab_size"])} | {"<end>": SPEC["vocab_size"]}
     backend = Tokenizer(models.WordLevel(words, unk_token="t0"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     # The end token is outside of the model's vocabulary: every reply has its full length.
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="t0")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="t0")
+
+
+def main() -> None:
+    """Trains for the steps of the specification."""
+    torch.set_num_threads(1)
+    tokenizer = tokenizer_of_numbers()
     prompts = [" ".join(f"t{index}" for index in ids) for ids in SPEC["prompts"]]
     num_replies = len(prompts) * SPEC["group_size"]
     config = GRPOConfig(
