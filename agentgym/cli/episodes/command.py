@@ -27,7 +27,7 @@ class EpisodesOptions:
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The folder of a training run, of an evaluation or of a halted step."""
-    file: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="FILE")] = None
+    file: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[FILE]")] = None
     """The file to write: .jsonl as it was recorded, or .parquet with a row for each episode, which pandas, polars,
     DuckDB and `datasets` read; by default, lines go to standard output."""
     json: bool = False
