@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agentgym.types import JSON, Task
 
-__all__ = ["SEED_RANGE", "data_digest", "prompt_digest", "row_seed", "task_digest"]
+__all__ = ["SEED_RANGE", "data_digest", "prompt_digest", "row_seed", "task_digest", "without_nulls"]
 
 SEED_RANGE = 1_000_000_000
 """The upper bound of seeds of rows: training's half of the seeds; the other half numbers an environment's own tasks."""
@@ -17,12 +17,12 @@ SEED_RANGE = 1_000_000_000
 
 def row_seed(env_id: str, options: Mapping[str, JSON]) -> int:
     """Returns the seed of a row: the same for equal rows in any file and any order."""
-    return int(_digest([env_id, _without_nulls(options)])[:16], 16) % SEED_RANGE
+    return int(_digest([env_id, without_nulls(options)])[:16], 16) % SEED_RANGE
 
 
 def task_digest(task: Task) -> str:
     """Returns a digest of all parts of a task."""
-    return _digest([task.env_id, task.seed, _without_nulls(task.options), _without_nulls(task.kwargs)])
+    return _digest([task.env_id, task.seed, without_nulls(task.options), without_nulls(task.kwargs)])
 
 
 def data_digest(tasks: Sequence[Task], *, ordered: bool) -> str:
@@ -58,12 +58,12 @@ def _normalize_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _without_nulls(value: JSON) -> JSON:
+def without_nulls(value: JSON) -> JSON:
     """Returns the value without nulls: parquet gives every row all keys of a mapping, as null where a row has none."""
     if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_without_nulls(item) for item in value]
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [without_nulls(item) for item in value]
     return value
 
 

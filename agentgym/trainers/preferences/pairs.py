@@ -6,19 +6,18 @@ messages in OpenAI's form; `tools` are those that the model saw.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
-from agentgym.data.sources import open_sources
 from agentgym.errors import ConfigError, RenderError, nearest
 from agentgym.trainers.preferences.loop import Pair
 from agentgym.trainers.sft.conversations import conversation_of, conversation_rows
 from agentgym.trainers.sft.demonstrations import Demonstration
 from agentgym.trainers.sft.recorded_episodes import episode_rows, read_played
-from agentgym.trainers.sft.sft_rows import without_nulls
+from agentgym.trainers.sft.sft_rows import rows_of_file
 from agentgym.trajectory import Trajectory
 from agentgym.types import Task
 
@@ -39,7 +38,7 @@ def pairs_of_files(paths: Sequence[Path], renderer: TemplateRenderer, window: in
     """Reads files of preferences; raises ConfigError, naming the row, for one that is no pair."""
     pairs: list[Pair] = []
     for path in paths:
-        for where, row in _rows_of(path):
+        for where, row in rows_of_file(path, "pair"):
             try:
                 pairs.append(pair_of_row(row, renderer))
             except (ConfigError, RenderError) as error:
@@ -86,14 +85,6 @@ def pairs_of_episodes(
     task = next(iter(tasks.values()))[0].task if tasks else None
     found = _keep_fitting(pairs, window, line)
     return PairSet(found.pairs, found.report, task)
-
-
-def _rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    for table in open_sources((str(path),)):
-        for where, row in table.rows(table.columns):
-            if isinstance(row, Task):
-                raise ConfigError(f"{where} is a task, and a pair was wanted")
-            yield where, {name: without_nulls(value) for name, value in row.items()}
 
 
 def _messages(value: object, role: str) -> list[object]:

@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
+from agentgym.data.digest import without_nulls
 from agentgym.data.sources import open_sources
 from agentgym.errors import ConfigError, RenderError
 from agentgym.trainers.sft.conversations import conversation_of, conversation_rows
 from agentgym.trainers.sft.demonstrations import Demonstration
 from agentgym.trainers.sft.recorded_episodes import choose_episodes, episode_rows, read_played
-from agentgym.types import Task
+from agentgym.types import JSON, Task
 
-__all__ = ["ConversationSource", "EpisodeSource", "SftRows", "without_nulls"]
+__all__ = ["ConversationSource", "EpisodeSource", "SftRows", "rows_of_file"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ class SftRows:
         num_read = 0
         malformed: list[str] = []
         for path in source.paths:
-            for where, row in _rows_of(path):
+            for where, row in rows_of_file(path, "conversation"):
                 num_read += 1
                 try:
                     rows += conversation_rows(renderer, conversation_of(row))
@@ -84,20 +86,13 @@ class SftRows:
         return replace(_rows_in_window(rows, window, report), task=chosen.episodes[0].task)
 
 
-def _rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yields each row of a file with its location."""
+def rows_of_file(path: Path, wanted: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yields each row of a file with its location; raises ConfigError for a task, where `wanted` was."""
     for table in open_sources((str(path),)):
         for where, row in table.rows(table.columns):
             if isinstance(row, Task):
-                raise ConfigError(f"{where} is a task, and a conversation was wanted")
-            yield where, {name: without_nulls(value) for name, value in row.items()}
-
-
-def without_nulls(value: object) -> object:
-    """Returns the value without the nulls of its objects: parquet gives every object the keys of all others."""
-    if isinstance(value, Mapping):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+                raise ConfigError(f"{where} is a task, and a {wanted} was wanted")
+            yield where, {name: without_nulls(cast(JSON, value)) for name, value in row.items()}
 
 
 def _rows_in_window(rows: Sequence[Demonstration], window: int, report: Sequence[str]) -> SftRows:
