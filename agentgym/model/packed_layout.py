@@ -163,15 +163,38 @@ class PackedLayout:
     def levels(self) -> tuple[AttentionLevel, ...]:
         """The attention of all computed tokens for `flash_attention`."""
         device, segments = self.place_N.device, self.segments
-        own = [(segment.start, segment.start + segment.length) for segment in segments]
+        own = [segment.start + np.arange(segment.length) for segment in segments]
         levels = [AttentionLevel.of(own, own, device, is_causal=True)]
         ends = self._branch_ends()
         for depth in range(max(len(segment.ancestors) for segment in segments)):
             branches = [number for number, segment in enumerate(segments) if len(segment.ancestors) == depth]
-            branches = [number for number in branches if ends[number] > own[number][1]]
-            rows, keys = [(own[number][1], ends[number]) for number in branches], [own[number] for number in branches]
-            levels.append(AttentionLevel.of(rows, keys, device, is_causal=False))
+            branches = [number for number in branches if ends[number] > own[number][-1] + 1]
+            rows = [np.arange(own[number][-1] + 1, ends[number]) for number in branches]
+            levels.append(AttentionLevel.of(rows, [own[number] for number in branches], device, is_causal=False))
         return tuple(levels)
+
+    def levels_from(self, first_P: NDArray[np.int64]) -> tuple[AttentionLevel, ...]:
+        """Returns the attention in which a token at position `p` attends to the keys from `first_P[p]` to its own.
+
+        It is one level with a window, or with a run for each stretch of positions that begin at the same key.
+        """
+        if not first_P.any():
+            return self.levels
+        place_P = np.arange(len(first_P))
+        window = int((place_P - first_P).max()) + 1
+        is_window = np.array_equal(first_P, np.maximum(place_P - window + 1, 0))
+        changes = np.zeros(0, int) if is_window else np.flatnonzero(np.diff(first_P)) + 1
+        rows, keys = [], []
+        for segment in self.segments:
+            path = [self.segments[number] for number in segment.ancestors]
+            token_P = np.concatenate([part.start + np.arange(part.length) for part in (*path, segment)])
+            begin = len(token_P) - segment.length
+            inside = changes[(changes > begin) & (changes < len(token_P))]
+            for start, end in pairwise([begin, *inside.tolist(), len(token_P)]):
+                rows.append(token_P[start:end])
+                keys.append(token_P[first_P[start] : end])
+        device = self.place_N.device
+        return (AttentionLevel.of(rows, keys, device, is_causal=True, window=window if is_window else None),)
 
     def _parts(self, index_U: NDArray[np.int64]) -> tuple[AttentionPart, ...]:
         """Returns the attention of some of the computed tokens, in order.

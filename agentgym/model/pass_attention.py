@@ -8,7 +8,7 @@ among its arguments, so it finds the same attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import KvShape
-from agentgym.model.ops.flash_attention import flash_attention, is_flash_attention
+from agentgym.model.ops.flash_attention import AttentionLevel, flash_attention, is_flash_attention
 from agentgym.model.ops.tree_attention import is_tree_attention, tree_attention
 from agentgym.model.packed_layout import Block, PackedLayout, split_histories
 
@@ -70,8 +70,8 @@ class PositionMask:
 
     def __init__(self, rule: Callable[..., Tensor], is_causal: bool, attention: PassAttention) -> None:
         self.rule, self.is_causal, self.attention = rule, is_causal, attention
-        self.made: dict[object, tuple[int, Tensor]] = {}
-        """Biases that layers of the pass share, by what the attention chooses as their key."""
+        self.made: dict[object, Any] = {}
+        """What layers of the pass share, by what the attention chooses as its key."""
 
     def allowed_TL(self, position_T: Tensor, num_keys: int) -> Tensor:
         """Returns a mask `[T, L]`, true for the keys of its own sequence that a token at each position attends to."""
@@ -184,8 +184,9 @@ class BatchAttention:
         if "batch" not in mask.made:
             allowed_TT = mask.allowed_TL(torch.arange(length, device=q_BHTD.device), length)
             bias_TT = torch.zeros(allowed_TT.shape, dtype=q_BHTD.dtype, device=q_BHTD.device)
-            mask.made["batch"] = 0, bias_TT.masked_fill_(~allowed_TT, -torch.inf)
-        return mask.made["batch"][1]
+            mask.made["batch"] = bias_TT.masked_fill_(~allowed_TT, -torch.inf)
+        bias: Tensor = mask.made["batch"]
+        return bias
 
 
 class PackedAttention:
@@ -202,8 +203,9 @@ class PackedAttention:
         is_plain = mask.is_causal and scores.softcap is None and scores.sinks_H is None
         if is_plain and rows.parts and is_tree_attention(q_NHD, v_NKD):
             return tree_attention(q_NHD, k_NKD, v_NKD, rows.parts, scores.scale)
-        if is_plain and is_flash_attention(q_NHD, v_NKD):
-            return flash_attention(q_NHD, k_NKD, v_NKD, layout.levels, scores.scale)
+        is_flash = scores.softcap is None and is_flash_attention(q_NHD, v_NKD)
+        if is_flash and (levels := self._levels(mask)) is not None:
+            return flash_attention(q_NHD, k_NKD, v_NKD, levels, scores.scale, scores.sinks_H)
         repeats = q_NHD.shape[1] // k_NKD.shape[1]
         if repeats > 1:
             k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
@@ -221,6 +223,17 @@ class PackedAttention:
         padding = q_NHD.new_zeros(rows.num_padding, q_NHD.shape[1], v_NKD.shape[-1])
         return torch.cat([*attended, padding])
 
+    def _levels(self, mask: PositionMask) -> Sequence[AttentionLevel] | None:
+        """Returns the attention of the mask for the GPU's kernel; None if its tokens see other keys than a stretch."""
+        if mask.is_causal:
+            return self._layout.levels
+        if "levels" not in mask.made:
+            position_P = torch.arange(max(self._layout.seqlens), device=self._layout.place_N.device)
+            first_P = first_keys(mask.rule, position_P)
+            mask.made["levels"] = None if first_P is None else self._layout.levels_from(first_P.cpu().numpy())
+        levels: Sequence[AttentionLevel] | None = mask.made["levels"]
+        return levels
+
     def _bias(
         self, number: int, block: Block, position_T: Tensor, mask: PositionMask, dtype: torch.dtype
     ) -> tuple[int, Tensor | None]:
@@ -233,7 +246,8 @@ class PackedAttention:
             seen_TL = allowed_TL[:, first:]
             bias_TL = torch.zeros(seen_TL.shape, dtype=dtype, device=position_T.device)
             mask.made[number] = first, bias_TL.masked_fill_(~seen_TL, -torch.inf)  # no view: GPU kernels need alignment
-        return mask.made[number]
+        made: tuple[int, Tensor] = mask.made[number]
+        return made
 
 
 class OwnValues:

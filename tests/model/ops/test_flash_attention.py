@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from agentgym.model import decoder
+from agentgym.model import decoder, pass_attention
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.ops import flash_attention as ops
 from agentgym.model.ops.flash_attention import AttentionLevel, flash_attention
 from agentgym.model.packed_layout import PackedLayout
-from tests.model.ops.test_tree_attention import masked, seen_by
+from agentgym.model.policy import load_policy
+from agentgym.trainers.model_check.small_models import save_small_model
+from tests.model.ops.test_tree_attention import seen_by
 
 
 def runs_of(level: AttentionLevel) -> list[tuple[slice, slice]]:
@@ -28,7 +32,10 @@ def scores_of(q_THD: Tensor, k_LKD: Tensor, level: AttentionLevel, scale: float 
     seen_TL = torch.zeros(score_HTL.shape[1:], dtype=torch.bool)
     for rows, keys in runs_of(level):
         seen = torch.ones(rows.stop - rows.start, keys.stop - keys.start, dtype=torch.bool)
-        seen_TL[rows, keys] = seen.tril() if level.is_causal else seen
+        if level.is_causal:
+            before = seen.shape[1] - seen.shape[0]
+            seen = seen.tril(before) & seen.triu(before + 1 - (level.window or len(seen_TL) + seen.shape[1]))
+        seen_TL[rows, keys] = seen
     return score_HTL.masked_fill(~seen_TL, -torch.inf)
 
 
@@ -75,24 +82,101 @@ def rows_of_a_tree() -> list[Tensor]:
     return [*shared, alone]
 
 
+RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "causal": torch.zeros_like,
+    "window": lambda position_U: (position_U - 29).clamp(min=0),
+    "wide window": lambda position_U: (position_U - 149).clamp(min=0),
+    "chunks": lambda position_U: position_U // 48 * 48,
+}
+"""The first key of a token at each position."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of a tree, a rule, and inputs of as many tokens."""
+
+    layout: PackedLayout
+    levels: Sequence[AttentionLevel]
+    inputs: list[Tensor]
+    """Queries, keys, values, and sinks."""
+    weights_RHD: Tensor
+    seen_UU: Tensor
+
+    @classmethod
+    def of(cls, rule: str, width: int, num_padding: int, device: str = "cpu") -> Case:
+        rows = rows_of_a_tree()
+        layout = PackedLayout([len(row) for row in rows], device, ids_N=torch.cat(rows))
+        levels = layout.levels_from(RULES[rule](torch.arange(max(map(len, rows)))).numpy())
+        generator, size = torch.Generator().manual_seed(1), layout.num_tokens + num_padding
+        shapes = (size, 4, width), (size, 2, width), (size, 2, width - 8), (4,)
+        inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        weights_RHD = torch.randn(size, 4, width - 8, generator=generator, dtype=torch.float64)
+        position_U = layout.every.position_U[: layout.num_tokens].cpu()
+        seen_UU = seen_by(layout) & (position_U >= RULES[rule](position_U)[:, None])
+        return cls(layout, levels, inputs, weights_RHD, seen_UU)
+
+    def wanted(self, has_sinks: bool) -> list[Tensor]:
+        """Returns outputs and gradients by a mask over all tokens; a sink is a key without a value."""
+        size = self.layout.num_tokens
+        q, k, v, sinks_H = (x.clone().requires_grad_() for x in self.inputs)
+        k_NHD, v_NHD = (x[:size].repeat_interleave(2, 1) for x in (k, v))
+        score_HRN = torch.einsum("rhd,nhd->hrn", q[:size], k_NHD) * q.shape[-1] ** -0.5
+        score_HRN = score_HRN.masked_fill(~self.seen_UU, -torch.inf)
+        if has_sinks:
+            score_HRN = torch.cat([score_HRN, sinks_H[:, None, None].expand(-1, size, 1)], -1)
+        out_RHD = torch.einsum("hrn,nhd->rhd", score_HRN.softmax(-1)[..., :size], v_NHD)
+        total = (out_RHD * self.weights_RHD[:size]).sum()
+        return [out_RHD, *torch.autograd.grad(total, [q, k, v, *[sinks_H] * has_sinks])]
+
+    def found(self, has_sinks: bool, device: str, dtype: torch.dtype) -> list[Tensor]:
+        """Returns outputs and gradients by levels; outputs of padding are 0."""
+        q, k, v, sinks_H = (x.to(device, dtype).requires_grad_() for x in self.inputs)
+        out_RHD = flash_attention(q, k, v, self.levels, None, sinks_H if has_sinks else None)
+        assert not out_RHD[self.layout.num_tokens :].any()
+        total = (out_RHD * self.weights_RHD.to(device, dtype)).sum()
+        return [out_RHD[: self.layout.num_tokens], *torch.autograd.grad(total, [q, k, v, *[sinks_H] * has_sinks])]
+
+
+def test_levels_are_one_call_where_tokens_see_a_stretch_of_positions() -> None:
+    cases = {rule: Case.of(rule, 16, 0) for rule in RULES}
+    assert [len(level.row_end_B) - 1 for level in cases["causal"].levels] == [9, 1, 2]
+    for rule in ("window", "wide window", "chunks"):
+        (level,) = cases[rule].levels
+        assert (level.window is None) == (rule == "chunks") and len(level.row_T) == cases[rule].layout.num_tokens
+
+
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("num_padding", [0, 5])
-def test_outputs_and_gradients_are_those_of_masked_attention(num_padding: int) -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_outputs_and_gradients_are_those_of_masked_attention(rule: str, has_sinks: bool, num_padding: int) -> None:
+    case = Case.of(rule, 16, num_padding)
+    for found, wanted in zip(case.found(has_sinks, "cpu", torch.float64), case.wanted(has_sinks), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text", "gpt_oss", "llama4_text", "deepseek_v3"])
+def test_models_of_transformers_attend_by_levels(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_small_model(kind, tmp_path)
+    model = load_policy(tmp_path, backend="transformers").double()
     rows = rows_of_a_tree()
-    layout = PackedLayout([len(row) for row in rows], ids_N=torch.cat(rows))
-    assert [len(level.row_end_B) - 1 for level in layout.levels] == [9, 1, 2]
-    generator, size = torch.Generator().manual_seed(1), layout.num_tokens + num_padding
-    shapes = (size, 4, 8), (size, 2, 8), (size, 2, 8)
-    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
-    weights_RHD = torch.randn(shapes[0], generator=generator, dtype=torch.float64)
-    found_RHD = flash_attention(*inputs, layout.levels)
-    wanted_RHD = masked(*(x[: layout.num_tokens] for x in inputs), seen_by(layout))
-    assert not found_RHD[layout.num_tokens :].any()
-    torch.testing.assert_close(found_RHD[: layout.num_tokens], wanted_RHD, rtol=1e-6, atol=1e-6)
-    gradients = torch.autograd.grad((found_RHD * weights_RHD).sum(), inputs)
-    wanted = torch.autograd.grad((wanted_RHD * weights_RHD[: layout.num_tokens]).sum(), inputs)
-    for gradient, other in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(gradient, other, rtol=1e-6, atol=1e-6)
+    ids_N = torch.cat(rows)
+    layout = PackedLayout([len(row) for row in rows], ids_N=ids_N)
+
+    def results() -> list[Tensor]:
+        states_NE = model.hidden_states(ids_N, layout)
+        parameters = [parameter.requires_grad_() for parameter in model.parameters()]
+        gradients = torch.autograd.grad(states_NE.sin().sum(), parameters, materialize_grads=True)
+        return [states_NE, *gradients]
+
+    monkeypatch.setattr(pass_attention, "is_tree_attention", lambda *_: False)
+    wanted, calls = results(), []
+    monkeypatch.setattr(pass_attention, "is_flash_attention", lambda *_: True)
+    monkeypatch.setattr(pass_attention, "attend", lambda *_: calls.append(1))
+    for found, other in zip(results(), wanted, strict=True):
+        assert (found - other).norm() <= 1e-6 * other.norm()
+    assert not calls
 
 
 @pytest.mark.usefixtures("kernel")
@@ -121,18 +205,9 @@ def test_a_model_that_attends_by_levels_has_the_same_states_and_gradients(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_padding", [0, 5])
-def test_the_kernel_of_a_gpu_gives_masked_attention(num_padding: int) -> None:
-    rows = rows_of_a_tree()
-    layout = PackedLayout([len(row) for row in rows], "cuda", ids_N=torch.cat(rows))
-    generator, size = torch.Generator().manual_seed(1), layout.num_tokens + num_padding
-    shapes = (size, 4, 64), (size, 2, 64), (size, 2, 64)
-    inputs = [torch.randn(shape, generator=generator).cuda().bfloat16().requires_grad_() for shape in shapes]
-    weights_RHD = torch.randn(shapes[0], generator=generator).cuda().bfloat16()
-    found_RHD = flash_attention(*inputs, layout.levels)
-    doubles = [x.detach().double().cpu().requires_grad_() for x in inputs]
-    wanted_RHD = masked(*(x[: layout.num_tokens] for x in doubles), seen_by(layout))
-    gradients = torch.autograd.grad((found_RHD * weights_RHD).sum(), inputs)
-    wanted = torch.autograd.grad((wanted_RHD * weights_RHD.double().cpu()[: layout.num_tokens]).sum(), doubles)
-    found = [found_RHD[: layout.num_tokens], *gradients]
-    for result, other in zip(found, [wanted_RHD, *wanted], strict=True):
-        assert (result.double().cpu() - other).norm() < 0.01 * other.norm()
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_kernel_of_a_gpu_gives_masked_attention(rule: str, has_sinks: bool, num_padding: int) -> None:
+    case = Case.of(rule, 64, num_padding, "cuda")
+    for found, wanted in zip(case.found(has_sinks, "cuda", torch.bfloat16), case.wanted(has_sinks), strict=True):
+        assert (found.double().cpu() - wanted).norm() < 0.01 * wanted.norm()
