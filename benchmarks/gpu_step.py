@@ -1,6 +1,6 @@
-"""One GRPO step of a 0.6 B model, bfloat16, on a GPU: `agentgym train`, and TRL on the same machine in one run.
+"""One GRPO step of a 0.6 B or 4 B model, bfloat16, on a GPU: `agentgym train`, and TRL on the same machine in one run.
 
-Makes a folder with a model of Qwen3-0.6B's shape (random weights; the tokenizer is ours, the vocabulary padded to
+Makes a folder with a model of Qwen3's shape (random weights; the tokenizer is ours, the vocabulary padded to
 151,936), plays and learns TextGame-v0 with the `local` engine in the process, with SGLang too where it is installed,
 and then gives TRL's GRPOTrainer the prompts of our first step, groups of the same size and replies of the same length.
 A random model cannot play: an episode is one reply of `--reply` tokens, and its even token ids are its reward.
@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from peer_environments import run_beside_trl
+from shapes import shape_of
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.local.config import LocalEngineConfig
@@ -42,6 +43,7 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.speed.peak import peak_flops
 from agentgym.trainers.speed.work import forward_flops
@@ -61,34 +63,6 @@ COLUMNS = {
     "trained_tokens_per_s": "trained/s",
     "mfu": "MFU",
     "gpu_mb": "GPU MB",
-}
-SHAPES = {
-    "0.6B": DecoderConfig(
-        family="qwen3",
-        vocab_size=151_936,
-        width=1024,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_width=128,
-        ffn_width=3072,
-        context_window=40_960,
-        rope_theta=1e6,
-        qk_norm=True,
-    ),
-    "tiny": DecoderConfig(
-        family="qwen3",
-        vocab_size=4096,
-        width=64,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_width=16,
-        ffn_width=128,
-        context_window=2048,
-        rope_theta=1e6,
-        qk_norm=True,
-    ),
 }
 
 
@@ -110,12 +84,13 @@ class Job:
     reply: int
     steps: int
     head_kernel: str
+    lora_rank: int
 
     @classmethod
     def of(cls, given: argparse.Namespace, folder: Path) -> Job:
         """Returns the job of the command line; `folder` has or gets the model."""
         sizes = (given.tasks, given.group, given.reply, given.steps + WARMUP)
-        return cls(SHAPES[given.shape], folder / "model", given.device, *sizes, given.head_kernel)
+        return cls(shape_of(given.shape), folder / "model", given.device, *sizes, given.head_kernel, given.lora_rank)
 
     def config(self, engine: str) -> TrainConfig:
         """Returns the settings of our run."""
@@ -129,7 +104,12 @@ class Job:
             group_size=self.group,
             eval=HeldOutConfig(episodes=0),
             learner=LearnerConfig(
-                device=self.device, dtype="bfloat16", micro_batch_tokens=16_384, head_kernel=self.head_kernel
+                device=self.device,
+                dtype="bfloat16",
+                micro_batch_tokens=16_384,
+                head_kernel=self.head_kernel,
+                activation_checkpointing=self.shape.width > 2048,
+                lora=LoraConfig(rank=self.lora_rank),
             ),
             optimizer=OptimizerConfig(learning_rate=1e-6),
             limits=Limits(max_turns=1, turn_tokens=self.reply, context_window=window),
@@ -146,7 +126,13 @@ class Job:
 
 def make_model(job: Job) -> None:
     """Saves random weights in bfloat16, as published checkpoints are, with the embedded model's tokenizer."""
-    save_model_folder(Decoder(job.shape).initialize(0), job.model, dtype=torch.bfloat16)
+    with torch.device(job.device):
+        model = Decoder(job.shape).to(torch.bfloat16)
+    generator = torch.Generator(device=job.device).manual_seed(0)
+    for parameter in model.parameters():  # on the device: the CPU takes a minute for 4 B
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, 0.0, 0.02, generator)
+    save_model_folder(model, job.model, dtype=torch.bfloat16)
     copy_tokenizer(embedded_folder(), job.model)
 
 
@@ -219,7 +205,7 @@ def run_trl(job: Job, side: str, prompts: list[list[int]]) -> dict[str, float | 
 def aside(given: argparse.Namespace, folder: Path, engine: str) -> dict[str, float | None]:
     """Returns the result of this file in a process of its own, with the GPU to itself."""
     arguments = ["--side", engine, "--output", str(folder)]
-    for name in ("shape", "device", "tasks", "group", "reply", "steps", "head_kernel"):
+    for name in ("shape", "device", "tasks", "group", "reply", "steps", "head_kernel", "lora_rank"):
         arguments += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
     done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -263,13 +249,14 @@ def show(side: str, numbers: dict[str, float | None]) -> dict[str, float | None]
 def parse() -> argparse.Namespace:
     """Parses the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="0.6B")
+    parser.add_argument("--shape", default="0.6B", help="tiny, 0.6B, 1.7B, 4B or 8B")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tasks", type=int, default=8, help="prompts of a step")
     parser.add_argument("--group", type=int, default=8, help="replies to each")
     parser.add_argument("--reply", type=int, default=512, help="tokens of a reply")
     parser.add_argument("--steps", type=int, default=5, help=f"that are measured, behind {WARMUP} that are not")
     parser.add_argument("--head-kernel", choices=("torch", "liger"), default="torch", help="see learner.head_kernel")
+    parser.add_argument("--lora-rank", type=int, default=0, help="train adapters of this rank; 0 trains all weights")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, help="local, and sglang where it is installed")
     parser.add_argument("--trl", action=argparse.BooleanOptionalAction, default=True, help="measure TRL too")
     parser.add_argument("--output", type=Path, help="folder of the model, the runs and gpu_step.json, kept afterwards")

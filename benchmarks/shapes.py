@@ -1,4 +1,4 @@
-"""The shapes of the models that benchmarks draw at random: Qwen3's, at three sizes."""
+"""The shapes of the models that benchmarks draw at random: Qwen3's, published and smaller."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import save_model_folder
 
-__all__ = ["SHAPES", "Shape"]
+__all__ = ["SHAPES", "Shape", "shape_of"]
 
 
 @dataclass(frozen=True)
@@ -48,3 +48,23 @@ SHAPES = {
     "60M": Shape(512, 14, 8, 1536, 32_000),
     "500M": Shape(1024, 28, 16, 3072, 32_000, head_width=128),  # Qwen3-0.6B with a smaller vocabulary
 }
+
+_SIZES = {  # width, layers, query heads, feed-forward, tied
+    "0.6B": (1024, 28, 16, 3072, True),
+    "1.7B": (2048, 28, 16, 6144, True),
+    "4B": (2560, 36, 32, 9728, True),
+    "8B": (4096, 36, 32, 12288, False),
+}
+
+
+def shape_of(name: str) -> DecoderConfig:
+    """Returns the shape of a published Qwen3, or `tiny`."""
+    if name == "tiny":
+        sizes = {"vocab_size": 4096, "head_width": 16, "context_window": 4096, "num_kv_heads": 2}
+        numbers = 64, 2, 4, 128, True
+    else:
+        sizes = {"vocab_size": 151_936, "head_width": 128, "context_window": 40_960, "num_kv_heads": 8}
+        numbers = _SIZES[name]
+    width, num_layers, num_heads, ffn_width, tied = numbers
+    sizes |= {"width": width, "num_layers": num_layers, "num_heads": num_heads, "ffn_width": ffn_width}
+    return DecoderConfig(family="qwen3", rope_theta=1e6, qk_norm=True, tied=tied, **sizes)

@@ -6,6 +6,8 @@ engine use the same memory. `model_folder` maps the tensors to and from the publ
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,8 +36,26 @@ def apply_rope(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
 
     `cos_ND` and `sin_ND` hold the D/2 frequencies twice; the first half of `sin_ND` is negated.
     """
+    if _has_kernels(x_NHD):
+        from agentgym.model.ops.gpu_rows import rotate
+
+        return rotate(x_NHD, cos_ND, sin_ND)
     half = x_NHD.shape[-1] // 2
     return torch.addcmul(x_NHD * cos_ND[:, None], x_NHD.roll(half, -1), sin_ND[:, None])
+
+
+def _gate(flat_NF: Tensor) -> Tensor:
+    """Returns `silu(a) * b` of the halves `a` and `b` of each row."""
+    if _has_kernels(flat_NF):
+        from agentgym.model.ops.gpu_rows import gate
+
+        return gate(flat_NF)
+    a_NF, b_NF = flat_NF.chunk(2, -1)
+    return F.silu(a_NF) * b_NF
+
+
+def _has_kernels(x: Tensor) -> bool:
+    return x.is_cuda and find_spec("triton") is not None
 
 
 class DecoderLayer(nn.Module):
@@ -123,8 +143,7 @@ class DecoderLayer(nn.Module):
         flat = attended_NHD.flatten(1)
         x_NE = x_NE + summed(self._add_adapters(linear(flat, weight(self.out)), flat, ("o_proj",)))
         h_NE = exchange.gather_tokens(rms_norm(x_NE, weight(self.ffn_norm), c.norm_eps))
-        gate, up = self._add_adapters(linear(h_NE, weight(self.gate_up)), h_NE, GATE_UP).chunk(2, dim=-1)
-        inner = F.silu(gate) * up
+        inner = _gate(self._add_adapters(linear(h_NE, weight(self.gate_up)), h_NE, GATE_UP))
         return x_NE + summed(self._add_adapters(linear(inner, weight(self.down)), inner, ("down_proj",)))
 
 

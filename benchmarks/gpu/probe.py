@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-STEPS = ("smoke", "sampling", "learning", "attention", "ranks", "sizes", "compile", "architectures")
+STEPS = ("smoke", "sampling", "learning", "attention", "ranks", "sizes", "compile", "architectures", "published")
 HERE = Path(__file__).parent
 
 
@@ -26,7 +26,7 @@ def run(step: str, given: argparse.Namespace) -> bool:
     """Runs a step, copies its lines to the output, and returns whether it ended by itself and well."""
     command = [sys.executable, str(HERE / f"{step}_cases.py"), "--device", given.device, "--shape", given.shape]
     command += ["--limit-s", str(given.limit_s)]
-    paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE.parents[1]), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     print(f"== {step}, {time.strftime('%T')}", flush=True)
     errors = given.output / f"{step}.err"

@@ -16,36 +16,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from shapes import shape_of
 from torch import Tensor
 
 from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.pass_attention import HOOK, register_hook
+from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.algorithms.aggregation import StepTotals
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.model_check.small_models import shrink
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 PEAK_FLOPS = 989e12
 """What NVIDIA promises of an H100 or H200 (SXM) in bfloat16; MFU is of this."""
-_SIZES = {  # width, layers, query heads, feed-forward, tied
-    "0.6B": (1024, 28, 16, 3072, True),
-    "1.7B": (2048, 28, 16, 6144, True),
-    "4B": (2560, 36, 32, 9728, True),
-    "8B": (4096, 36, 32, 12288, False),
-}
-
-
-def shape_of(name: str) -> DecoderConfig:
-    """Returns the shape of a published Qwen3, or `tiny`."""
-    if name == "tiny":
-        sizes = {"vocab_size": 4096, "head_width": 16, "context_window": 4096, "num_kv_heads": 2}
-        numbers = 64, 2, 4, 128, True
-    else:
-        sizes = {"vocab_size": 151_936, "head_width": 128, "context_window": 40_960, "num_kv_heads": 8}
-        numbers = _SIZES[name]
-    width, num_layers, num_heads, ffn_width, tied = numbers
-    sizes |= {"width": width, "num_layers": num_layers, "num_heads": num_heads, "ffn_width": ffn_width}
-    return DecoderConfig(family="qwen3", rope_theta=1e6, qk_norm=True, tied=tied, **sizes)
 
 
 @torch.no_grad()
@@ -59,6 +44,57 @@ def make_model(shape: str, device: str, dtype: torch.dtype = torch.bfloat16) -> 
             scale = (2 * model.num_layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
             parameter.normal_(0.0, 0.02 * scale, generator=generator)
     return model
+
+
+def make_published(name: str, probe: Probe) -> TransformersModel:
+    """Draws random weights of a published model that transformers computes, on the device; small ones if it is tiny."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    register_hook()
+    kind, sizes = PUBLISHED[name]
+    config = AutoConfig.for_model(kind, **sizes)
+    if probe.is_tiny:
+        config = AutoConfig.for_model(**{**shrink(config.to_dict()), "vocab_size": shape_of("tiny").vocab_size})
+    experts = {} if probe.is_cuda else {"experts_implementation": "eager"}
+    with torch.device(probe.device):
+        hf = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=HOOK, **experts)
+    return TransformersModel(hf, config.to_dict())
+
+
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma-3-1b": (
+        "gemma3_text",
+        {
+            "vocab_size": 262_144,
+            "hidden_size": 1152,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "intermediate_size": 6912,
+            "sliding_window": 512,
+            "max_position_embeddings": 32_768,
+        },
+    ),
+    "gpt-oss-20b": ("gpt_oss", {}),
+    "qwen3-30b-a3b": (
+        "qwen3_moe",
+        {
+            "vocab_size": 151_936,
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "max_position_embeddings": 40_960,
+        },
+    ),
+}
+"""The kind and sizes of models by transformers' names of them; sizes that are left out are its own."""
 
 
 def make_learner(model: Any, **config: Any) -> Learner:

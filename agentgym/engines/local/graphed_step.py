@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.engines.local.kernels.gpu_attention import GpuTiles, attend_stored, cut_prompts
-from agentgym.engines.local.kernels.gpu_rows import gate, rotate_and_store
+from agentgym.engines.local.kernels.gpu_rows import rotate_and_store
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.model.decoder import Decoder, DecoderLayer
+from agentgym.model.ops.gpu_rows import gate
 
 __all__ = ["GraphedStep"]
 

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from agentgym.engines.local.kernels import gpu_attention, gpu_rows
 from agentgym.engines.local.kernels.gpu_attention import GpuTiles, attend_tiles, cut_prompts
-from agentgym.engines.local.kernels.gpu_rows import gate, rotate_and_store
+from agentgym.engines.local.kernels.gpu_rows import rotate_and_store
 from agentgym.model.decoder import apply_rope
+from agentgym.model.ops import gpu_rows as training_rows
+from agentgym.model.ops.gpu_rows import gate, rotate
 from agentgym.model.pass_attention import Scores
 
 NUM_SLOTS, DECODED = 5, 3
@@ -88,9 +90,26 @@ def check_rows(has_norms: bool) -> None:
     torch.testing.assert_close(q_NHD, wanted_q * width**-0.5)
     torch.testing.assert_close(stored[0, slot_N, :, position_N], wanted_k)
     torch.testing.assert_close(stored[1, slot_N, :, position_N], wanted_v)
-    flat_NF = torch.randn(3, 3000, generator=generator)
-    a, b = flat_NF.chunk(2, -1)
-    torch.testing.assert_close(gate(flat_NF), F.silu(a) * b)
+
+
+def check_training_rows(num_heads: int, width: int) -> None:
+    """Compares outputs and gradients of what the learner shares with the engine; heads are a view of wider rows."""
+    generator = torch.Generator().manual_seed(0)
+    flat_NO = torch.randn(7, (num_heads + 3) * width, generator=generator).requires_grad_()
+    angle_ND = torch.randn(7, width // 2, generator=generator)
+    cos_ND, sin_ND = torch.cat([angle_ND.cos()] * 2, -1), torch.cat([-angle_ND.sin(), angle_ND.sin()], -1)
+    cos_ND = cos_ND * torch.randn(7, width, generator=generator)  # any factors, not those of a rotation alone
+    x_NHD = flat_NO[:, : num_heads * width].unflatten(1, (num_heads, width))
+    gated_NF = torch.randn(3, 3000, generator=generator).requires_grad_()
+    a, b = gated_NF.chunk(2, -1)
+    for found, wanted, given in (
+        (rotate(x_NHD, cos_ND, sin_ND), apply_rope(x_NHD, cos_ND, sin_ND), flat_NO),
+        (gate(gated_NF), F.silu(a) * b, gated_NF),
+    ):
+        torch.testing.assert_close(found, wanted)
+        weights = torch.randn(found.shape, generator=generator)
+        gradients = (torch.autograd.grad(x, given, weights) for x in (found, wanted))
+        torch.testing.assert_close(*gradients)
 
 
 def compile_kernel(kernel: Any, types: Mapping[str, str], constants: Mapping[str, object], stages: int) -> int:
@@ -116,7 +135,12 @@ def compile_all(number: str, element_size: int) -> None:
     types |= dict.fromkeys(("softcap", "eps", "scale"), "fp32")
     compile_kernel(gpu_attention._store, types, {"PADDED": 128}, stages)
     compile_kernel(gpu_attention._merge, types, {"SPLITS": 8, "NUM_SPLITS": 6, "PADDED": 128}, stages)
-    compile_kernel(gpu_rows._gate, types, {"BLOCK": 1024}, stages)
+    types |= dict.fromkeys(("x", "grad"), tensor)
+    for kernel in (training_rows._gate_kernel, training_rows._gate_back_kernel):
+        compile_kernel(kernel, types, {"BLOCK": 1024}, stages)
+    for is_back in (False, True):
+        sizes = {"HALF": 64, "HEADS": 16, "PADDED": 64, "IS_BACK": is_back}
+        compile_kernel(training_rows._rotate_kernel, types, sizes, stages)
     for without in ((), ("q_norm", "k_norm")):
         widths = {"WIDTH": 128, "PADDED": 128, **dict.fromkeys(without)}
         compile_kernel(gpu_rows._rotate_and_store, types, widths, stages)
@@ -141,6 +165,8 @@ def main() -> None:
             check_attention(*arguments)
         for has_norms in (True, False):
             check_rows(has_norms)
+        for num_heads, width in ((4, 16), (3, 24)):
+            check_training_rows(num_heads, width)
     else:
         for number, element_size in (("bf16", 2), ("fp16", 2), ("fp32", 4)):
             compile_all(number, element_size)

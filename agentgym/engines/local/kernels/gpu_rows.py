@@ -1,4 +1,4 @@
-"""The work of a decoder layer between its matrix products on a GPU, each as one Triton kernel."""
+"""The norms, rotation and storing of an engine's queries, keys and values on a GPU, as one Triton kernel."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["gate", "rotate_and_store"]
+__all__ = ["rotate_and_store"]
 
-# Shape suffixes: N tokens, O outputs of the product (H query heads, K key and K value heads of width D), F width of the
-# feed-forward, S slots, W window, T positions.
-
-_BLOCK = 1024
+# Shape suffixes: N tokens, O outputs of the product (H query heads, K key and K value heads of width D), S slots, W
+# window, T positions.
 
 
 def rotate_and_store(
@@ -42,14 +40,6 @@ def rotate_and_store(
         PADDED=triton.next_power_of_2(width),
     )
     return q_NHD
-
-
-def gate(flat_NF: Tensor) -> Tensor:
-    """Returns `silu(a) * b` of the halves `a` and `b` of each row, `[N, F / 2]`."""
-    num_rows, width = flat_NF.shape[0], flat_NF.shape[1] // 2
-    out_NF = flat_NF.new_empty(num_rows, width)
-    _gate[(num_rows, triton.cdiv(width, _BLOCK))](flat_NF, out_NF, width, BLOCK=_BLOCK)
-    return out_NF
 
 
 # The kernels: numbers of one letter are strides, of slots, heads and positions in the window (w).
@@ -85,12 +75,3 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kerne
             tl.store(q + (token * num_heads + row) * WIDTH + d, rotated * scale, inside)
         else:
             tl.store(keys + place + (row - num_heads) * h, rotated, inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _gate(flat, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    a = tl.load(flat + row * 2 * width + column, inside, 0.0).to(tl.float32)
-    b = tl.load(flat + row * 2 * width + width + column, inside, 0.0).to(tl.float32)
-    tl.store(out + row * width + column, a * tl.sigmoid(a) * b, inside)
