@@ -76,7 +76,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": 32_768,
         },
     ),
-    "gpt-oss-20b": ("gpt_oss", {}),
+    "gpt-oss-20b": ("gpt_oss", {"num_hidden_layers": 24, "num_local_experts": 32}),
     "qwen3-30b-a3b": (
         "qwen3_moe",
         {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.critic import CriticStats
 from agentgym.trainers.learner.learner import Learner, StepStats
 from agentgym.trainers.learner.lora import adapt
+from agentgym.trainers.learner.mismatch import UNBOUNDED, MismatchBound
 from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.parts.parts import LearnerLost
@@ -142,9 +142,9 @@ class ClusterLearner:
         folders = str(model_folder.absolute()), str(reference_folder.absolute())
         self.ask("begin", Beginning(config, *folders, address))
 
-    def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
+    def update(self, batch: TrainingBatch, *, version: int = 0, bound: MismatchBound = UNBOUNDED) -> StepStats:
         """See `Learner.update`."""
-        stats: StepStats = self.ask("act_on", batch, "update", {"version": version, "max_mismatch": max_mismatch})
+        stats: StepStats = self.ask("act_on", batch, "update", {"version": version, "bound": bound})
         take_weights(self.model, self.ask("weights"))
         return stats
 

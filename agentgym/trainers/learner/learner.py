@@ -27,7 +27,7 @@ from agentgym.trainers.learner.divergence import FinalStates, final_states, load
 from agentgym.trainers.learner.finite import NotFinite
 from agentgym.trainers.learner.lora import Adapters, Unadapted
 from agentgym.trainers.learner.micro_batch import FoundLoss, MicroBatch
-from agentgym.trainers.learner.mismatch import MismatchFound, MismatchSums
+from agentgym.trainers.learner.mismatch import UNBOUNDED, MismatchBound, MismatchFound, MismatchSums
 from agentgym.trainers.learner.objective import policy_loss
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.learner.router_stats import RouterSums
@@ -119,12 +119,12 @@ class Learner:
         self.world.spread(given)
         return given.requires_grad_(False)
 
-    def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
+    def update(self, batch: TrainingBatch, *, version: int = 0, bound: MismatchBound = UNBOUNDED) -> StepStats:
         """Takes `epochs` x `minibatches` optimizer steps of the policy on the batch.
 
         Raises NotFinite, with the weights as before the optimizer step, if that is not finite. Raises MismatchFound if,
-        before the first step, the engine's logprobs in replies that began with policy `version` are further than
-        `max_mismatch` nats from ours. (The rest of a reply that continues over an update may be sampled over an old
+        before the first step, the engine's logprobs in replies that began with policy `version` are further from ours
+        than the bound allows. (The rest of a reply that continues over an update may be sampled over an old
         cache, see `ServingSettings.pause`.)
         """
         self._fresh_from = version
@@ -136,7 +136,7 @@ class Learner:
                 micros = self._parts(part, share)
                 reports = self.world.accumulate(micros, self._compute, self.optimizer.parameters, share.sizes)
                 total = self._total(reports, share.sizes)
-                steps.append(self._take_step(total, part.num_trained_tokens, math.inf if steps else max_mismatch))
+                steps.append(self._take_step(total, part.num_trained_tokens, UNBOUNDED if steps else bound))
         stats = StepStats.mean(steps)
         if self.config.kl.place == "reward":
             stats = replace(stats, kl=self._kl_of_rewards)
@@ -222,14 +222,14 @@ class Learner:
         further = None if self.critic is None else self.critic.optimizer
         return self.optimizer.num_steps + (0 if further is None else further.num_steps)
 
-    def _take_step(self, total: Report, num_tokens: int, max_mismatch: float) -> StepStats:
+    def _take_step(self, total: Report, num_tokens: int, bound: MismatchBound) -> StepStats:
         """Takes one optimizer step with the gradients of the micro-batches; `total` is the sum of their reports."""
         learning_rate = self.optimizer.learning_rate
         loss = float(total.loss)
         mismatch = total.mismatch.result
-        if mismatch.max > max_mismatch:
+        if bound.excess(mismatch):
             self._forget_gradients()
-            raise MismatchFound(mismatch, max_mismatch)
+            raise MismatchFound(mismatch, bound)
         norm = self.world.run(self.optimizer.step) if math.isfinite(loss) else math.nan
         if not (math.isfinite(norm) and math.isfinite(loss)):
             self._forget_gradients()

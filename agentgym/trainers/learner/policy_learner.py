@@ -9,6 +9,7 @@ from torch import Tensor
 
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.critic import CriticStats
+from agentgym.trainers.learner.mismatch import MismatchBound
 from agentgym.trainers.learner.step_stats import StepStats
 from agentgym.trainers.settings.learner import LearnerConfig
 
@@ -36,7 +37,7 @@ class PolicyLearner(Protocol):
     def num_steps(self) -> int:
         """The number of optimizer steps so far."""
 
-    def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = ...) -> StepStats:
+    def update(self, batch: TrainingBatch, *, version: int = 0, bound: MismatchBound = ...) -> StepStats:
         """Updates the policy on a batch."""
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:

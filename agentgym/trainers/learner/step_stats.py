@@ -35,6 +35,8 @@ class StepStats:
     mismatch_mean: float
     """The mean |logprob of the trainer - logprob of the engine| over tokens of the newest weights: rounding alone. It
     is that of the first optimizer step, before which the weights are those that sampled."""
+    mismatch_p99: float
+    """What a hundredth of these tokens exceed, up to a factor of the root of 2."""
     mismatch_max: float
     mismatch_kl: float
     """An estimate of KL(engine || trainer) over the same tokens."""
@@ -64,6 +66,7 @@ class StepStats:
             kl_coefficient=first.kl_coefficient,
             ratio_max=max(step.ratio_max for step in steps),
             mismatch_mean=first.mismatch_mean,
+            mismatch_p99=first.mismatch_p99,
             mismatch_max=first.mismatch_max,
             mismatch_kl=first.mismatch_kl,
             stale_tokens=first.stale_tokens,
@@ -90,7 +93,7 @@ class Report:
     @property
     def scalars_K(self) -> Tensor:
         """All sums in the order of their fields, float64, as processes exchange them."""
-        found = [*self._plain, *vars(self.mismatch).values(), *vars(self.stats).values(), *self.router.scalars]
+        found = [*self._plain, *self.mismatch.scalars, *vars(self.stats).values(), *self.router.scalars]
         return torch.stack([scalar.detach().double() for scalar in found])
 
     @property
@@ -101,13 +104,13 @@ class Report:
     def of_scalars(cls, scalars_K: Tensor) -> Report:
         """The report that `scalars_K` was computed from."""
         loss, entropy, kl, correction, num_rejected, *further = scalars_K.unbind()
-        middle = len(fields(MismatchSums))
+        middle = MismatchSums.num_scalars()
         end = middle + len(fields(LossStats))
         return cls(
             loss=loss,
             entropy=entropy,
             kl=kl,
-            mismatch=MismatchSums(*further[:middle]),
+            mismatch=MismatchSums.of_scalars(further[:middle]),
             stats=LossStats(*further[middle:end]),
             correction=correction,
             num_rejected=num_rejected,
@@ -117,7 +120,7 @@ class Report:
     @classmethod
     def nothing(cls, router: RouterSums) -> Report:
         """The sums of no token, with as many experts as these sums have."""
-        number = len(fields(cls)) - 3 + len(fields(MismatchSums)) + len(fields(LossStats))
+        number = len(fields(cls)) - 3 + MismatchSums.num_scalars() + len(fields(LossStats))
         zeros = [torch.zeros_like(router.loss)] * number
         return cls.of_scalars(torch.stack([scalar.double() for scalar in [*zeros, *router.nothing.scalars]]))
 
@@ -134,6 +137,7 @@ class Report:
             clip_fraction=self.stats.clip_fraction,
             ratio_max=float(self.stats.ratio_max),
             mismatch_mean=mismatch.mean,
+            mismatch_p99=mismatch.p99,
             mismatch_max=mismatch.max,
             mismatch_kl=mismatch.kl,
             stale_tokens=num_trained - mismatch.num_tokens,

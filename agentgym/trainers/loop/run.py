@@ -168,7 +168,7 @@ class Run:
         if backend := backend_line(self.model, self.model_folder):
             self._show(backend)
         publisher = WeightPublisher(parts.engine, self.model, player, self.instruments)
-        gate = ParityGate(config.parity, parts.engine, parts.learner, player, publisher)
+        gate = ParityGate(config.parity, parts, player, publisher, is_mixture=bool(self.model.routers))
         await parts.engine.pause()
         await publisher.publish(step)
         await parts.engine.resume()

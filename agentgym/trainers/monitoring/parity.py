@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -15,25 +16,29 @@ from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import EngineError, TrainingHalted
 from agentgym.trainers.batch.batch import TrainingBatch, plain_batch
-from agentgym.trainers.learner.mismatch import Mismatch, MismatchFound, MismatchSums
+from agentgym.trainers.learner.mismatch import Mismatch, MismatchBound, MismatchFound, MismatchSums
 from agentgym.trainers.learner.policy_learner import PolicyLearner
 from agentgym.trainers.settings.parity import ParityConfig
 from agentgym.trajectory import Trajectory
 
-__all__ = ["ParityGate", "fresh_batch"]
+__all__ = ["ParityGate", "bounds_of", "fresh_batch"]
 
 _log = logging.getLogger(__name__)
-_START_MEAN = 0.02
-"""Nats; more than rounding explains, even in bfloat16."""
 _START_MAX = 0.01
-"""Nats; more than rounding explains if both sides compute in float32."""
-_LEAST_BOUND = 1e-3
-_ROUNDED_BOUND = 0.125
-"""Nats; twice the rounding of a logit between 16 and 32 in bfloat16, which a short probe need not meet."""
-_MARGIN = 10.0
-_BFLOAT16_MEAN = 0.05
+"""Nats of a token; more than rounding explains if both sides compute in float32."""
+_LEAST_MAX = 1e-3
+_MAX_MARGIN = 10.0
+_DENSE_MEAN, _MIXTURE_MEAN = 0.06, 0.12
+"""Nats a token; published means in bfloat16 are 0.011 to 0.036 (dense) and 0.064 (a mixture of experts)."""
+_LEAST_MEAN = 0.005
+_MEAN_MARGIN = 5.0
+_TAIL = 10.0
+"""The bound of one token in a hundred, over that of the mean."""
+_ROUNDED_MEAN = 0.05
+"""Nats a token; a difference of which rounding may be the cause."""
 _CUT_MEAN = 1.0
 """Nats; top-p or top-k raises a logprob by -log of the kept probability, which on average is hardly as much."""
+_CUT_BELOW = 0.05
 
 
 class ProbePlayer(Protocol):
@@ -50,43 +55,70 @@ class Publisher(Protocol):
         """Sends the current weights as `version`."""
 
 
+def bounds_of(
+    config: ParityConfig, start: Mismatch, *, is_exact: bool, is_mixture: bool
+) -> tuple[MismatchBound, MismatchBound]:
+    """Returns the bound of the start and that of all that follows; `is_exact` if both sides compute in float32."""
+    if config.max_mismatch is not None:
+        return (MismatchBound(token=config.max_mismatch),) * 2
+    if is_exact:
+        return MismatchBound(token=_START_MAX), MismatchBound(token=max(_LEAST_MAX, _MAX_MARGIN * start.max))
+    level = config.max_mean or (_MIXTURE_MEAN if is_mixture else _DENSE_MEAN)
+    own = level if config.max_mean else min(level, max(_LEAST_MEAN, _MEAN_MARGIN * start.bounded_mean))
+    first, later = (MismatchBound(mean=mean, p99=_TAIL * mean) for mean in (level, own))
+    return first, later
+
+
+class GateParts(Protocol):
+    """The two sides that are compared."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that samples."""
+
+    @property
+    def learner(self) -> PolicyLearner:
+        """The learner that trains."""
+
+
 class ParityGate:
     """Compares the logprobs of engine and learner, and finds the cause if they differ."""
 
     def __init__(
         self,
         config: ParityConfig,
-        engine: Engine,
-        learner: PolicyLearner,
+        parts: GateParts,
         player: ProbePlayer,
         publisher: Publisher,
+        *,
+        is_mixture: bool = False,
     ) -> None:
         self.config = config
-        self.bound = config.max_mismatch or _LEAST_BOUND
-        """Nats; the largest mismatch of a token with which training continues."""
-        self._engine = engine
-        self._learner = learner
+        self.bound = MismatchBound(token=config.max_mismatch or _LEAST_MAX)
+        """The mismatch with which training continues."""
+        self._engine = parts.engine
+        self._learner = parts.learner
         self._player = player
         self._publisher = publisher
+        self._is_mixture = is_mixture
 
     async def start(self, version: int) -> Mismatch:
         """Runs the first probe, which sets the bound; raises TrainingHalted that names the likely cause."""
         mismatch = await self.probe("start", version)
-        if self.config.max_mismatch is None:
-            types = {self._engine.dtype} if isinstance(self._engine, ReplicatedEngine) else set()
-            exact = types | {self._learner.config.compute_dtype} == {"float32"}
-            if mismatch.mean > _START_MEAN or (exact and mismatch.max > _START_MAX):
-                await self.refuse(MismatchFound(mismatch, _START_MAX), version)
-            self.bound = max(_LEAST_BOUND if exact else _ROUNDED_BOUND, _MARGIN * mismatch.max)
-        elif mismatch.max > self.bound:
-            await self.refuse(MismatchFound(mismatch, self.bound), version)
+        types = {self._engine.dtype} if isinstance(self._engine, ReplicatedEngine) else set()
+        is_exact = types | {self._learner.config.compute_dtype} == {"float32"}
+        first, later = bounds_of(self.config, mismatch, is_exact=is_exact, is_mixture=self._is_mixture)
+        self.bound = first
+        if first.excess(mismatch):
+            await self.refuse(MismatchFound(mismatch, first), version)
+        self.bound = later
         return mismatch
 
     async def check(self, step: int, version: int) -> None:
         """Runs a probe if one is due; raises TrainingHalted that names the likely cause."""
         if step % self.config.every == 0:
             mismatch = await self.probe(f"probe-{step}", version)
-            if mismatch.max > self.bound:
+            if self.bound.excess(mismatch):
                 await self.refuse(MismatchFound(mismatch, self.bound), version)
 
     def check_versions(self, trajectories: Sequence[Trajectory], version: int, *, staleness: int = 0) -> None:
@@ -124,7 +156,7 @@ class ParityGate:
         if batch is None:
             batch = fresh_batch(await self._player.probe("cause", version))
         for temperature in (1.0, 0.6, 0.7, 0.8):
-            if temperature != self._learner.temperature and self._mismatch(batch, temperature).max <= self.bound:
+            if temperature != self._learner.temperature and self._is_met(self._mismatch(batch, temperature)):
                 return (
                     f"temperature: the engine's logprobs are those of temperature {temperature:g}, and training"
                     f" computes them at {self._learner.temperature:g}"
@@ -136,17 +168,17 @@ class ParityGate:
             )
         if isinstance(self._engine, ReplicatedEngine):
             await self._engine.flush()
-            if (await self.probe("flushed", version)).max <= self.bound:
+            if self._is_met(await self.probe("flushed", version)):
                 return "stale KV cache: with an emptied prefix cache they agree; it was not flushed after an update"
             await self._publisher.publish(version)
-            if (await self.probe("published", version)).max <= self.bound:
+            if self._is_met(await self.probe("published", version)):
                 return "stale weights: after sending them again they agree; a part of the last update was lost"
         if cause := await self._routing_cause(version):
             return cause
-        if found.mismatch.mean < _BFLOAT16_MEAN:
+        if found.mismatch.mean < _ROUNDED_MEAN:
             return (
                 "dtype: the difference is the size of rounding; give trainer and engine the same dtype, or raise"
-                " parity.max_mismatch"
+                f" parity.{'max_mismatch' if math.isfinite(found.bound.token) else 'max_mean'}"
             )
         return "template or model: the engine reads other ids than were recorded, or serves another model"
 
@@ -157,7 +189,7 @@ class ParityGate:
         self._engine.record_experts()
         batch = fresh_batch(await self._player.probe("experts", version))
         own, replayed = self._mismatch(replace(batch, experts_NRK=None)), self._mismatch(batch)
-        if replayed.max > self.bound and replayed.mean > own.mean / 2:
+        if not self._is_met(replayed) and replayed.mean > own.mean / 2:
             return None
         return (
             f"routing: engine and trainer give tokens to different experts; with the engine's they differ by"
@@ -168,10 +200,13 @@ class ParityGate:
         gap = self._logp(batch, temperature), _old(batch)
         return MismatchSums.of(*gap, torch.ones_like(gap[0], dtype=torch.bool)).result
 
+    def _is_met(self, found: Mismatch) -> bool:
+        return self.bound.excess(found) is None
+
     def _only_above(self, batch: TrainingBatch) -> bool:
         gap_M = _old(batch) - self._logp(batch, None)
-        least, mean, most = float(gap_M.min()), float(gap_M.mean()), float(gap_M.max())
-        return least > -1e-4 and most > self.bound and mean < _CUT_MEAN
+        above, below = float(gap_M.clamp(min=0).mean()), float(-gap_M.clamp(max=0).mean())
+        return 0 < above < _CUT_MEAN and below < _CUT_BELOW * above
 
     def _logp(self, batch: TrainingBatch, temperature: float | None) -> Tensor:
         return self._learner.logprobs(batch, temperature).cpu()

@@ -21,7 +21,7 @@ from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.learner.mismatch import Mismatch, MismatchFound, MismatchSums
+from agentgym.trainers.learner.mismatch import Mismatch, MismatchBound, MismatchFound, MismatchSums
 from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.parity import ParityConfig
@@ -147,7 +147,7 @@ def test_a_mismatch_is_found_before_the_weights_change(
         raise AssertionError("the optimizer stepped")
 
     async def blind(self: Any, version: int) -> Mismatch:
-        return Mismatch(mean=0.0, max=0.0, kl=0.0, num_tokens=1)
+        return differing(0.0, 1)
 
     monkeypatch.setattr(run_module.ParityGate, "start", blind)
     monkeypatch.setattr("agentgym.trainers.learner.optimizer.PolicyOptimizer.step", never)
@@ -163,14 +163,68 @@ def test_a_mismatch_by_hand() -> None:
     assert MismatchSums.of(logp[:0], old[:0], torch.zeros(0, dtype=torch.bool)).result.num_tokens == 0
 
 
-def test_a_mismatch_found_pickles() -> None:
-    found = MismatchFound(Mismatch(mean=0.1, max=0.2, kl=0.3, num_tokens=4), 0.01)
-    again = copy.copy(found)
-    assert (str(again), again.bound) == (str(found), 0.01)
+def test_quantiles_are_of_the_tokens_that_count_whatever_parts_they_come_from() -> None:
+    gap = torch.cat([torch.full((990,), 0.02), torch.full((10,), 3.0)])
+    whole = MismatchSums.of(gap, torch.zeros(1000), torch.ones(1000, dtype=torch.bool))
+    halves = [MismatchSums.of(part, torch.zeros(500), torch.ones(500, dtype=torch.bool)) for part in gap.split(500)]
+    result = MismatchSums.of_scalars((halves[0] + halves[1]).scalars).result
+    assert (result.over, result.max) == (whole.result.over, whole.result.max)
+    assert 0.02 <= result.p99 < 0.03 and result.bounded_mean == pytest.approx(0.99 * 0.02 + 0.01)
+    assert result.bounded_deviation == pytest.approx(gap.clamp(max=1).std(correction=0).item())
+    none = MismatchSums.of(gap, torch.zeros(1000), torch.zeros(1000, dtype=torch.bool)).result
+    assert (none.num_tokens, none.p99, none.mean) == (0, 0.0, 0.0)
+
+
+def differing(mean: float, num_tokens: int, tail: int = 0) -> Mismatch:
+    """Returns the mismatch of tokens that differ by one number of nats, but for some that differ by 5."""
+    gap = torch.cat([torch.full((num_tokens - tail,), mean), torch.full((tail,), 5.0)])
+    return MismatchSums.of(gap, torch.zeros(num_tokens), torch.ones(num_tokens, dtype=torch.bool)).result
+
+
+def test_a_mismatch_found_pickles_and_names_what_is_exceeded() -> None:
+    for bound, said in (
+        (MismatchBound(token=0.01), "5 nats on a token that was just sampled, over the bound of 0.01"),
+        (MismatchBound(mean=0.1), "0.216 nats a token on average, over the bound of 0.1"),
+        (MismatchBound(p99=1.0), "more than 1 nats on 2% of the tokens, over the bound of 1%"),
+    ):
+        found = MismatchFound(differing(0.2, 10_000, tail=200), bound)
+        again = copy.copy(found)
+        assert said in str(again) and (str(again), again.bound) == (str(found), bound)
+
+
+def test_few_tokens_must_be_further_over_a_bound_than_many() -> None:
+    bound = MismatchBound(mean=0.06, p99=0.6)
+    assert bound.excess(differing(0.02, 20, tail=1)) is None, "one odd token of twenty says nothing"
+    assert bound.excess(differing(0.02, 20_000, tail=1000)), "of twenty thousand, a thousand do"
+    assert bound.excess(differing(0.01, 100_000, tail=900)) is None, "less than one in a hundred may"
+    assert bound.excess(differing(0.07, 20)), "all alike are no accident"
+
+
+@pytest.mark.parametrize(("start", "is_mixture", "mean"), [
+    (0.0, False, 0.005), (0.004, False, 0.02), (0.03, False, 0.06), (0.03, True, 0.12),
+])  # fmt: skip
+def test_a_rounded_start_sets_the_bound_of_the_mean(
+    start: float, is_mixture: bool, mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = gate_of("bfloat16", is_mixture=is_mixture)
+
+    async def probe(name: str, version: int) -> Mismatch:
+        return differing(start, 200)
+
+    monkeypatch.setattr(gate, "probe", probe)
+    asyncio.run(gate.start(0))
+    assert gate.bound == MismatchBound(mean=pytest.approx(mean), p99=pytest.approx(10 * mean))
+
+
+def gate_of(dtype: Any, config: ParityConfig | None = None, **options: Any) -> ParityGate:
+    other: Any = object()
+    learner: Any = SimpleNamespace(config=LearnerConfig(dtype=dtype))
+    parts: Any = SimpleNamespace(engine=other, learner=learner)
+    return ParityGate(config or ParityConfig(), parts, other, other, **options)
 
 
 def test_settings_that_probe_nothing_are_refused() -> None:
-    for settings in ({"every": 0}, {"episodes": 0}, {"turns": 0}, {"max_mismatch": 0.0}):
+    for settings in ({"every": 0}, {"episodes": 0}, {"turns": 0}, {"max_mismatch": 0.0}, {"max_mean": -1.0}):
         with pytest.raises(ConfigError):
             ParityConfig(**settings)  # type: ignore[arg-type]
 
@@ -185,17 +239,12 @@ def test_groups_that_go_on_over_updates_are_trained_with_their_own_versions(
     assert all(one.update is None or one.update.mismatch_max < 1e-3 for one in steps)
 
 
-@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.001), ("bfloat16", 0.125)])
-def test_a_probe_without_rounding_leaves_the_bound_at_the_rounding_of_its_type(
-    dtype: Any, least: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner: Any = SimpleNamespace(config=LearnerConfig(dtype=dtype))
-    other: Any = object()
-    gate = ParityGate(ParityConfig(), other, learner, other, other)
+def test_a_probe_without_rounding_leaves_the_bound_at_that_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = gate_of("float32")
 
     async def probe(name: str, version: int) -> Mismatch:
-        return Mismatch(mean=1e-6, max=1e-5, kl=0.0, num_tokens=9)
+        return differing(1e-6, 9)
 
     monkeypatch.setattr(gate, "probe", probe)
     asyncio.run(gate.start(0))
-    assert gate.bound == least
+    assert gate.bound == MismatchBound(token=0.001)
