@@ -1,4 +1,4 @@
-"""`agentgym env list|check|serve|new`: lists environments, checks or serves one, or writes a new one."""
+"""`agentgym env list|check|serve|export|new`: lists environments, checks, serves or exports one, or writes one."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ def main(args: Sequence[str]) -> int:
         "list": Subcommand("show the environments, their difficulty and their tools", _list),
         "check": Subcommand("play an environment and report what is wrong with it", partial(run_module, "env_check")),
         "serve": Subcommand("serve an environment over OpenEnv's protocol", partial(run_module, "env_serve")),
+        "export": Subcommand(
+            "write a package of OpenEnv or verifiers that serves one", partial(run_module, "sharing.env_export")
+        ),
         "new": Subcommand("write a small environment and its test, to start from", _new),
     }
     return run_group("env", args, commands)

@@ -17,7 +17,7 @@ from string import Template
 from agentgym.envs.catalog.listing import listed_ids
 from agentgym.errors import ConfigError
 
-__all__ = ["KINDS", "Scaffold", "write_package", "write_scaffold"]
+__all__ = ["KINDS", "Scaffold", "fill_scaffold", "write_files", "write_package", "write_scaffold"]
 
 SHORT = "--steps 2 --tasks 4 --eval.episodes 0"
 HALF_A_MINUTE = "--steps 25 --tasks 8 --eval.episodes 100"
@@ -114,13 +114,8 @@ def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
         "card": "",
         "env": f'f"{beside}"',
     }
-    _write_files(
-        {
-            path: _fill(templates, f"{kind}.py", values),
-            test: _fill(templates, f"test_{kind}.py", values),
-        },
-        names,
-    )
+    texts = _fill_python({path: (templates, f"{kind}.py"), test: (templates, f"test_{kind}.py")}, values)
+    write_files(texts, path_of)
     quoted = {"place": shlex.quote(place), "file": shlex.quote(str(path)), "test": shlex.quote(str(test))}
     commands = (*KINDS[kind].commands, "pytest {test}")
     return Scaffold((path, test), place, tuple(command.format(**quoted) for command in commands))
@@ -139,12 +134,12 @@ def write_package(name: str, folder: Path | str = ".") -> Scaffold:
     if package.exists():
         raise ConfigError(f"{str(package)!r} exists already; choose another name, or another folder by --output")
     templates = {
-        "pyproject.toml": ("package", "pyproject.toml"),
-        "README.md": ("package", "README.md"),
-        f"{module}/__init__.py": ("package", "__init__.py"),
-        f"{module}/env.py": (".", "env.py"),
-        f"tests/test_{module}.py": (".", "test_env.py"),
-        ".github/workflows/test.yml": ("package", "test.yml"),
+        package / "pyproject.toml": ("package", "pyproject.toml"),
+        package / "README.md": ("package", "README.md"),
+        package / module / "__init__.py": ("package", "__init__.py"),
+        package / module / "env.py": (".", "env.py"),
+        package / "tests" / f"test_{module}.py": (".", "test_env.py"),
+        package / ".github" / "workflows" / "test.yml": ("package", "test.yml"),
     }
     values = {
         **names,
@@ -153,10 +148,10 @@ def write_package(name: str, folder: Path | str = ".") -> Scaffold:
         "imports": "",
         "env": f'"{env_id}"',
         "bases": "EnvCard, ToolEnv",
-        "card": _fill("package", "card", {}),
+        "card": fill_scaffold("package", "card", {}),
     }
-    texts = {package / path: _fill(*template, values) for path, template in templates.items()}
-    _write_files(texts, names)
+    texts = _fill_python(templates, values)
+    write_files(texts, package)
     path = str(package) if package.is_absolute() else f"./{package}"
     quoted = {"package": shlex.quote(path), "install": shlex.quote(f"{path}[test]"), "place": env_id}
     return Scaffold(tuple(texts), env_id, tuple(each.format(**quoted) for each in PACKAGE_COMMANDS), package)
@@ -171,16 +166,11 @@ def _names(kind: str, name: str) -> dict[str, str]:
     return {"name": name, "module": module, "thing": thing, "title": " ".join(words).lower().capitalize()}
 
 
-def _write_files(texts: Mapping[Path, str], names: Mapping[str, str]) -> None:
-    """Writes new files; raises ConfigError, and writes none, if one exists or a Python file imports the name."""
-    if any(names["thing"] in _imported_names(text) for path, text in texts.items() if path.suffix == ".py"):
-        raise ConfigError(
-            f"{names['name']!r} is a name that the file itself needs; take another, such as 'my_{names['module']}'"
-        )
+def write_files(texts: Mapping[Path, str], folder: Path) -> None:
+    """Writes new files; raises ConfigError, and writes none, if one exists."""
     for path in texts:
         if path.exists():
             raise ConfigError(f"{str(path)!r} exists already; choose another name, or another folder by --output")
-    folder = next(iter(texts)).parent
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,6 +178,22 @@ def _write_files(texts: Mapping[Path, str], names: Mapping[str, str]) -> None:
                 file.write(text)
     except OSError as error:
         raise ConfigError(f"cannot write into {str(folder)!r}: {error.strerror}") from error
+
+
+def fill_scaffold(folder: str, name: str, values: Mapping[str, str]) -> str:
+    """Returns the text of a template with its values."""
+    text = files("agentgym.cli").joinpath("scaffolds", folder, f"{name}.txt").read_text(encoding="utf-8")
+    return Template(text).substitute(values)
+
+
+def _fill_python(templates: Mapping[Path, tuple[str, str]], values: Mapping[str, str]) -> dict[Path, str]:
+    """Returns the texts of files; raises ConfigError if a Python file imports the name that it defines."""
+    texts = {path: fill_scaffold(*template, values) for path, template in templates.items()}
+    if any(values["thing"] in _imported_names(text) for path, text in texts.items() if path.suffix == ".py"):
+        raise ConfigError(
+            f"{values['name']!r} is a name that the file itself needs; take another, such as 'my_{values['module']}'"
+        )
+    return texts
 
 
 def _check_name(name: str, module: str, kind: str) -> None:
@@ -217,9 +223,3 @@ def _imported_names(text: str) -> set[str]:
     """Returns the names that a file imports."""
     imports = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom | ast.Import))
     return {alias.asname or alias.name for node in imports for alias in node.names}
-
-
-def _fill(folder: str, name: str, values: Mapping[str, str]) -> str:
-    """Returns the text of a template with its values."""
-    text = files("agentgym.cli").joinpath("scaffolds", folder, f"{name}.txt").read_text(encoding="utf-8")
-    return Template(text).substitute(values)

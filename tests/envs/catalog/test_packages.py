@@ -15,6 +15,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from agentgym.cli.main import main
 from agentgym.cli.scaffold import write_package
 from agentgym.envs import make_env
 from agentgym.envs.catalog import packages
@@ -103,6 +104,8 @@ def test_packages_register_with_or_without_a_namespace(tmp_path: Path, monkeypat
     assert gymnasium.make("rooms/Hard-v1").unwrapped.spec is not None
     identity = identify_env("rooms/Hard-v1")
     assert (identity.version, identity.package, identity.package_version) == (1, "rooms-a", "0.1.0")
+    assert main(["env", "export", "rooms/Hard-v1", "--to", "openenv", str(tmp_path / "out")]) == 0
+    assert '"rooms-a==0.1.0"' in (tmp_path / "out" / "pyproject.toml").read_text()
     with pytest.raises(UnknownName, match="did you mean 'rooms/RoomsA-v0'"):
         make_env("rooms/RoomA-v0")
 
