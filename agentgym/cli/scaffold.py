@@ -126,7 +126,7 @@ def write_package(name: str, folder: Path | str = ".") -> Scaffold:
 
     Raises ConfigError as `write_scaffold` does, for an id that is taken, and for a folder that exists.
     """
-    names = _names("env", name)
+    names = _names("env", name, what="its package")
     module, env_id = names["module"], f"{names['thing']}-v0"
     package = Path(folder) / module.replace("_", "-")
     if env_id in listed_ids():
@@ -157,11 +157,11 @@ def write_package(name: str, folder: Path | str = ".") -> Scaffold:
     return Scaffold(tuple(texts), env_id, tuple(each.format(**quoted) for each in PACKAGE_COMMANDS), package)
 
 
-def _names(kind: str, name: str) -> dict[str, str]:
+def _names(kind: str, name: str, *, what: str = "") -> dict[str, str]:
     """Returns the module, the class or function, and the title for a name; raises ConfigError for an unfit one."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
     module = "_".join(words).lower()
-    _check_name(name, module, kind)
+    _check_name(name, module, kind, what or f"the file {module}.py")
     thing = "".join(word.capitalize() for word in words) if KINDS[kind].is_class else module
     return {"name": name, "module": module, "thing": thing, "title": " ".join(words).lower().capitalize()}
 
@@ -196,7 +196,7 @@ def _fill_python(templates: Mapping[Path, tuple[str, str]], values: Mapping[str,
     return texts
 
 
-def _check_name(name: str, module: str, kind: str) -> None:
+def _check_name(name: str, module: str, kind: str, what: str) -> None:
     noun = KINDS[kind].noun
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         plain = re.sub(r"^[\d_]+", "", module) or f"my_{kind}"
@@ -206,8 +206,7 @@ def _check_name(name: str, module: str, kind: str) -> None:
         raise ConfigError(f"{name!r} cannot name {noun}: it is a word of Python's; take another, such as 'my_{module}'")
     if not _is_free(module):
         raise ConfigError(
-            f"{name!r} cannot name {noun}: the file {module}.py would hide the module {module!r}; take "
-            f"another, such as 'my_{module}'"
+            f"{name!r} cannot name {noun}: {what} would hide the module {module!r}; take another, such as 'my_{module}'"
         )
 
 

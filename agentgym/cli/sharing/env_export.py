@@ -62,17 +62,14 @@ COMMANDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ExportEnvOptions:
-    """Writes a package that serves an environment in another library, and shows what to try next.
-
-    openenv: a FastAPI application with Dockerfile and client. verifiers: a module with load_environment, for 0.3.
-    """
+    """Writes a package that serves an environment in another library."""
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """The id of a bundled or installed environment, or path/to/file.py:Class, whose file is copied."""
     output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The folder to write; it must be new or empty."""
     to: Literal["openenv", "verifiers"]
-    """The library."""
+    """openenv: a FastAPI application with Dockerfile and client. verifiers: a module with load_environment, for 0.3."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class that the package passes, such as level=2."""
     json: bool = False

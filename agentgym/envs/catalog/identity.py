@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import sys
@@ -66,7 +67,7 @@ def identify_env(name: str) -> EnvIdentity:
         version=version_of(name),
         package=package.name if package is not None else None,
         package_version=package.version if package is not None else None,
-        digest=digest_of_files(files) if files is not None and files.exists() else None,
+        digest=_digest(files) if files is not None else None,
     )
 
 
@@ -86,6 +87,13 @@ def digest_of_files(path: Path) -> str:
                     content.update(block)
             digest.update("/".join(parts).encode() + b"\n" + content.digest())
     return digest.hexdigest()
+
+
+def _digest(path: Path) -> str | None:
+    """Returns the digest of a file or folder; None if a file cannot be read."""
+    with contextlib.suppress(OSError):
+        return digest_of_files(path) if path.exists() else None
+    return None
 
 
 def _package_named(top: str) -> EnvPackage | None:

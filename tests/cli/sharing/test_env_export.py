@@ -19,16 +19,16 @@ LOCK = Path(__file__).parents[3] / "examples" / "number_lock.py"
 
 
 @pytest.mark.parametrize("library", TEMPLATES)
-@pytest.mark.parametrize("name", ["TextGame-v0", "lock.py:NumberLock"])
+@pytest.mark.parametrize("name", ["TextGame-v0", "dial_lock.py:NumberLock"])
 def test_the_files_are_named_valid_and_as_ruff_writes_them(library: str, name: str, agentgym: Command) -> None:
-    Path("lock.py").write_text(LOCK.read_text())
+    Path("dial_lock.py").write_text(LOCK.read_text())
     done = agentgym("env", "export", name, "--to", library, "out", "--json")
     assert done.code == 0, done.text
     written = {str(path) for path in Path("out").rglob("*") if path.is_file()}
     assert set(done.json["files"]) == written
     copied = name != "TextGame-v0"
     assert len(written) == len(TEMPLATES[library]) + copied == len(set(done.json["files"]))
-    assert ("copy of lock.py" in done.text) == copied
+    assert ("copy of dial_lock.py" in done.text) == copied
     project = tomllib.loads(Path("out/pyproject.toml").read_text())["project"]
     assert project["name"].endswith("number-lock-env" if copied else "text-game-env")
     assert "agentgym-llm>=0.1" in project["dependencies"]
@@ -51,8 +51,8 @@ def test_an_openenv_package_has_what_the_environment_claims(agentgym: Command) -
     ("words", "message"),
     [
         (["TextGame-v0", "--to", "openenv", "taken"], "'taken' exists already: name a new folder"),
-        (["TextGame-v0", "--to", "openenv", "lock.py"], "'lock.py' exists already"),
-        (["lock:NumberLock", "--to", "verifiers", "out"], "is in no installed package: name its file"),
+        (["TextGame-v0", "--to", "openenv", "dial_lock.py"], "'dial_lock.py' exists already"),
+        (["dial_lock:NumberLock", "--to", "verifiers", "out"], "is in no installed package: name its file"),
         (["textarena/Wordle-v0", "--to", "openenv", "out"], "is an environment of another library"),
         (["TextGme-v0", "--to", "openenv", "out"], "did you mean 'TextGame-v0'"),
         (["TextGame-v0", "--to", "gym", "out"], "invalid choice 'gym'"),
@@ -63,7 +63,7 @@ def test_an_openenv_package_has_what_the_environment_claims(agentgym: Command) -
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(words: list[str], message: str, agentgym: Command) -> None:
-    Path("lock.py").write_text(LOCK.read_text())
+    Path("dial_lock.py").write_text(LOCK.read_text())
     Path("taken").mkdir()
     Path("taken/mine.txt").write_text("mine")
     done = agentgym("env", "export", *words)

@@ -136,7 +136,7 @@ def test_the_id_of_an_installed_environment_is_no_name_for_a_new_package(
     assert project is not None
     monkeypatch.syspath_prepend(install(project, __root__="rooms_d:register_envs"))
     monkeypatch.syspath_prepend(project)
-    with pytest.raises(ConfigError, match=r"would hide the module 'rooms_d'"):
+    with pytest.raises(ConfigError, match=r"its package would hide the module 'rooms_d'"):
         write_package("rooms_d", tmp_path / "b")
     with pytest.raises(ConfigError, match=r"'TextGame-v0' is an environment already; take another name"):
         write_package("text-game", tmp_path / "b")
