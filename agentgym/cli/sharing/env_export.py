@@ -99,7 +99,10 @@ def main(args: Sequence[str]) -> int:
         for path, name in TEMPLATES[options.to].items()
     }
     if file is not None:
-        texts[options.output / CODE[options.to].format(**values) / file.name] = file.read_text(encoding="utf-8")
+        copy = options.output / CODE[options.to].format(**values) / file.name
+        if copy in texts:
+            raise ConfigError(f"the package itself has a file {file.name!r}: give yours another name")
+        texts[copy] = file.read_text(encoding="utf-8")
     write_files(texts, options.output)
     folder = shlex.quote(str(options.output) if options.output.is_absolute() else f"./{options.output}")
     commands = [command.format(folder=folder, name=values["folder"]) for command in COMMANDS[options.to]]

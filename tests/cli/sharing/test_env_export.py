@@ -53,6 +53,7 @@ def test_an_openenv_package_has_what_the_environment_claims(agentgym: Command) -
         (["TextGame-v0", "--to", "openenv", "taken"], "'taken' exists already: name a new folder"),
         (["TextGame-v0", "--to", "openenv", "dial_lock.py"], "'dial_lock.py' exists already"),
         (["dial_lock:NumberLock", "--to", "verifiers", "out"], "is in no installed package: name its file"),
+        (["app.py:NumberLock", "--to", "openenv", "out"], "the package itself has a file 'app.py'"),
         (["textarena/Wordle-v0", "--to", "openenv", "out"], "is an environment of another library"),
         (["TextGme-v0", "--to", "openenv", "out"], "did you mean 'TextGame-v0'"),
         (["TextGame-v0", "--to", "gym", "out"], "invalid choice 'gym'"),
@@ -64,6 +65,7 @@ def test_an_openenv_package_has_what_the_environment_claims(agentgym: Command) -
 )
 def test_a_mistake_is_one_line_and_writes_nothing(words: list[str], message: str, agentgym: Command) -> None:
     Path("dial_lock.py").write_text(LOCK.read_text())
+    Path("app.py").write_text(LOCK.read_text())
     Path("taken").mkdir()
     Path("taken/mine.txt").write_text("mine")
     done = agentgym("env", "export", *words)
