@@ -131,7 +131,7 @@ def _values(options: ExportEnvOptions, identity: EnvIdentity, file: Path | None)
         "title": stem,
         "module": module,
         "folder": module.replace("_", "-"),
-        "thing": f"{stem}Client",
+        "name": "".join(word.capitalize() for word in module.removesuffix("_env").split("_")),  # as OpenEnv infers it
         "place": f'"{options.env}"',
         "imports": "",
         "kwargs": repr(dict(options.env_kwargs)),

@@ -33,11 +33,13 @@ uvicorn.run("server.app:app", host="127.0.0.1", port=int(port), log_level="warni
 CLIENT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from rooms_env import ReplyAction, RoomsClient
-with RoomsClient(base_url=sys.argv[2]).sync() as env:
-    told = [env.reset(seed=3, episode_id="e"), env.step(ReplyAction(message="leave"))]
+from openenv import AutoAction, AutoEnv
+from rooms_env import RoomsAction, RoomsEnv
+assert AutoEnv.get_env_class("rooms") is RoomsEnv and AutoAction.from_env("rooms") is RoomsAction
+with RoomsEnv(base_url=sys.argv[2]).sync() as env:
+    told = [env.reset(seed=3, episode_id="e"), env.step(RoomsAction(message="leave"))]
     state = env.state()
-    told.append(env.step(ReplyAction(tool_calls=[{"name": "leave", "arguments": {"door": 1}}])))
+    told.append(env.step(RoomsAction(tool_calls=[{"name": "leave", "arguments": {"door": 1}}])))
 print(json.dumps([[one.observation.text, one.reward, one.done, one.observation.metadata] for one in told]))
 print(json.dumps([state.episode_id, state.step_count]))
 """
@@ -54,6 +56,9 @@ def served(openenv_python: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     home = tmp_path_factory.mktemp("served")
     folders = {"TextGame": export("TextGame-v0", home / "TextGame", "--env-kwargs", "level=1")}
     folders["Rooms"] = export(ROOMS, home / "rooms_env")
+    about = home / "openenv_rooms_env-0.1.0.dist-info"  # what pip writes, by which OpenEnv discovers environments
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: openenv-rooms-env\nVersion: 0.1.0\n")
     ours = sysconfig.get_path("purelib")
     ports = {name: free_port() for name in folders}
     first, second = (
