@@ -108,7 +108,7 @@ def main(args: Sequence[str]) -> int:
     commands = [command.format(folder=folder, name=values["folder"]) for command in COMMANDS[options.to]]
     say(f"wrote {options.output}: {values['title']} for {options.to}, {len(texts)} files")
     if values["note"]:
-        say(values["note"])
+        say(values["note"].strip())
     for number, command in enumerate(commands):
         say(f"{'' if number else 'next:':<7}{command}")
     if options.json:
@@ -148,4 +148,5 @@ def _values(options: ExportEnvOptions, identity: EnvIdentity, file: Path | None)
     elif identity.package != DISTRIBUTION:
         values["requires"] = f'"{identity.package}=={identity.package_version}"'
         values["note"] = f"It needs {identity.package} {identity.package_version}, which pip has to find."
+    values["note"] = values["note"] and f"\n\n{values['note']}"
     return values

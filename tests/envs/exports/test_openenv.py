@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -99,7 +100,8 @@ def test_the_exported_environment_is_the_environment(served: dict[str, str]) -> 
 def test_its_own_client_plays_episodes_in_a_session(served: dict[str, str], openenv_python: Path) -> None:
     _soon(served["Rooms"]).close()
     command = [openenv_python, "-c", CLIENT, served["home"], served["Rooms"]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    environ = {**os.environ, "XDG_CACHE_HOME": served["home"]}  # OpenEnv keeps what it discovers
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     (first, second, third), state = map(json.loads, done.stdout.splitlines())
     assert first[0].startswith("Room ") and first[1:3] == [None, False]
