@@ -77,7 +77,7 @@ def _table(found: Iterable[Listed]) -> list[str]:
         if entry.card is not None:
             difficulty = f"`{entry.card.difficulty}`".replace("|", ", ") if entry.card.difficulty else ""
             random = entry.card.baseline.get("random")
-            cells = (entry.env_id, difficulty, ", ".join(entry.tools), "" if random is None else f"{random:g}")
+            cells = (entry.identity.id, difficulty, ", ".join(entry.tools), "" if random is None else f"{random:g}")
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -87,7 +87,7 @@ def _section(entry: Listed) -> list[str]:
     if card is None:
         return []
     low, high = card.reward_range
-    lines = ["", f"## {entry.env_id}", "", card.task, ""]
+    lines = ["", f"## {entry.identity.id}", "", card.task, ""]
     if entry.keywords:
         lines.append(f"- *Keywords:* `{entry.keywords}`")
     if card.difficulty is not None:

@@ -12,6 +12,7 @@ import tyro
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.rollout.record.environments_file import changed_environments, read_environments
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.scores.comparison import Difference, paired_difference, scores_by_task
 from agentgym.rollout.scores.intervals import Interval
@@ -52,6 +53,10 @@ def main(args: Sequence[str]) -> int:
     show_table(COLUMNS[:width], [row[:width] for row in rows])
     if any(not scores[0].keys() & own.keys() for own in scores[1:]):
         say("- : no task in common with the first, such as those of another environment")
+    environments = [read_environments(run) for run in options.runs]
+    for run, played_there in zip(options.runs[1:], environments[1:], strict=True):
+        for name in changed_environments(environments[0], played_there):
+            say(f"{name} is not the same in {options.runs[0]} and {run}: its code or its data has another digest")
     if options.json:
         show_json({"runs": found})
     return 0

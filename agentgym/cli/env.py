@@ -1,4 +1,4 @@
-"""`agentgym env list|check|serve|new`: lists environments, checks or serves one, or writes a new one."""
+"""`agentgym env list|check|serve|export|new`: lists environments, checks, serves or exports one, or writes one."""
 
 from __future__ import annotations
 
@@ -6,31 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import gymnasium
-
 from agentgym.cli.groups import Subcommand, run_group, run_module
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.adapters.namespaces import NAMESPACES
-from agentgym.envs.base.text_env import TextEnv
-from agentgym.envs.catalog.listing import Listed, describe_env
-from agentgym.envs.catalog.plugin import BUNDLED
+from agentgym.envs.catalog.listing import Listed, list_envs
 from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.types import JSON
 
-__all__ = ["main", "playable_ids"]
+__all__ = ["main"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvListOptions:
-    """Lists the environments that Gymnasium knows and agentgym can play."""
+    """Lists the bundled environments, and those of other installed packages that depend on agentgym."""
 
     adapters: bool = False
     """List instead the libraries whose environments have ids such as textarena/Wordle-v0, and how many they have."""
     namespace: str = ""
     """List instead the ids of one of those, by the part before the slash, such as textarena."""
     json: bool = False
-    """End with one line of JSON: id, version, card, tools, difficulty, keywords and summary of each."""
+    """End with one line of JSON: id, version, package, digest, card, tools, difficulty, keywords, summary of each."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -39,6 +35,9 @@ def main(args: Sequence[str]) -> int:
         "list": Subcommand("show the environments, their difficulty and their tools", _list),
         "check": Subcommand("play an environment and report what is wrong with it", partial(run_module, "env_check")),
         "serve": Subcommand("serve an environment over OpenEnv's protocol", partial(run_module, "env_serve")),
+        "export": Subcommand(
+            "write a package of OpenEnv or verifiers that serves one", partial(run_module, "sharing.env_export")
+        ),
         "new": Subcommand("write a small environment and its test, to start from", _new),
     }
     return run_group("env", args, commands)
@@ -56,8 +55,11 @@ def _list(args: Sequence[str]) -> int:
         return _list_ids(options.namespace, options.json)
     if options.adapters:
         return _list_namespaces(options.json)
-    found = [describe_env(env_id) for env_id in playable_ids()]
-    show_table(["environment", "difficulty", "tools", "what it is"], [_row(entry) for entry in found])
+    found = list_envs()
+    bundled = [entry for entry in found if entry.tools is not None]
+    show_table(["environment", "difficulty", "tools", "what it is"], [_row(entry) for entry in bundled])
+    if others := [entry for entry in found if entry.tools is None]:
+        show_table(["environment", "package", "what it is"], [_package_row(entry) for entry in others])
     say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym new env NAME.")
     say("Environments of other libraries: agentgym env list --adapters.")
     if options.json:
@@ -67,25 +69,11 @@ def _list(args: Sequence[str]) -> int:
 
 def _row(entry: Listed) -> list[str]:
     difficulty = entry.card.difficulty if entry.card is not None else None
-    return [entry.env_id, str(difficulty or ""), ", ".join(entry.tools), entry.summary]
+    return [entry.identity.id, str(difficulty or ""), ", ".join(entry.tools or ()), entry.summary]
 
 
-def playable_ids() -> list[str]:
-    """Returns the bundled ids, then the text environments that others registered with Gymnasium."""
-    others = (env_id for env_id in gymnasium.envs.registration.registry if env_id not in BUNDLED)
-    return [*BUNDLED, *sorted(env_id for env_id in others if _is_text_env(env_id))]
-
-
-def _is_text_env(env_id: str) -> bool:
-    entry: object = gymnasium.envs.registration.registry[env_id].entry_point
-    if isinstance(entry, str):
-        if entry.startswith("gymnasium."):
-            return False
-        try:
-            entry = gymnasium.envs.registration.load_env_creator(entry)
-        except ImportError:  # a plug-in whose own libraries are missing
-            return False
-    return isinstance(entry, type) and issubclass(entry, TextEnv)
+def _package_row(entry: Listed) -> list[str]:
+    return [entry.identity.id, f"{entry.identity.package} {entry.identity.package_version}", entry.summary]
 
 
 def _list_ids(namespace: str, as_json: bool) -> int:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import tyro
 
-from agentgym.cli.env import playable_ids
 from agentgym.cli.environment import unwrap_user_outcome
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.envs.catalog.listing import listed_ids
 from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError
 from agentgym.rollout.hosting.env_code import attempt
@@ -58,7 +58,7 @@ def main(args: Sequence[str]) -> int:
 def _check_all(options: CheckOptions) -> int:
     reports: list[JSON] = []
     num_failed = 0
-    for env_id in playable_ids():
+    for env_id in listed_ids():
         verdicts = examine_env(env_id, options.env_kwargs)
         wrong = [_verdict_row(verdict) for verdict in verdicts if verdict.findings]
         if wrong:

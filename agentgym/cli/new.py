@@ -12,7 +12,7 @@ import tyro
 
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
-from agentgym.cli.scaffold import write_scaffold
+from agentgym.cli.scaffold import Scaffold, write_package, write_scaffold
 from agentgym.cli.terminal import say, show_json
 
 __all__ = ["main", "run_new"]
@@ -28,6 +28,14 @@ class NewOptions:
     """The folder to write into; nothing in it is overwritten."""
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewEnvOptions(NewOptions):
+    """Writes NAME.py and test_NAME.py, an environment to start from, and shows what to try next."""
+
+    package: bool = False
+    """Write a folder instead, which pip installs: with Gymnasium's entry point, a README, a test and a CI file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +63,9 @@ def main(args: Sequence[str]) -> int:
 def run_new(kind: str, args: Sequence[str], prog: str = "") -> int:
     """Writes what `args` name and shows the commands that try it; `prog` is the command that was typed."""
     prog = prog or f"agentgym new {kind}"
+    if kind == "env":
+        env = parse_options(NewEnvOptions, args, prog=prog)
+        return _show(kind, write_package(env.name, env.output), env) if env.package else _write(kind, env)
     if kind == "algorithm":
         algorithm = parse_options(NewAlgorithmOptions, args, prog=prog)
         return _write(algorithm.kind, algorithm)
@@ -65,18 +76,24 @@ def run_new(kind: str, args: Sequence[str], prog: str = "") -> int:
 
 
 def _write(kind: str, options: NewOptions) -> int:
-    made = write_scaffold(kind, options.name, options.output)
-    say(f"wrote {made.path} and {made.test}")
+    return _show(kind, write_scaffold(kind, options.name, options.output), options)
+
+
+def _show(kind: str, made: Scaffold, options: NewOptions) -> int:
+    names = [str(path) for path in made.files]
+    if made.folder is None:
+        say(f"wrote {' and '.join(names)}")
+    else:
+        say("\n       ".join([f"wrote {made.folder}:", *(str(path.relative_to(made.folder)) for path in made.files)]))
     for number, command in enumerate(made.commands):
         say(f"{'' if number else 'next:':<7}{command}")
     if options.json:
-        files = [str(made.path), str(made.test)]
-        show_json({kind.partition("_")[0]: made.place, "files": [*files], "commands": [*made.commands]})
+        show_json({kind.partition("_")[0]: made.place, "files": [*names], "commands": [*made.commands]})
     return 0
 
 
 COMMANDS = {
-    "env": Subcommand("an environment with a tool", partial(run_new, "env")),
+    "env": Subcommand("an environment with a tool; --package to install and share it", partial(run_new, "env")),
     "tool": Subcommand("a tool that any environment can be given", partial(run_new, "tool")),
     "reward": Subcommand("a function from an episode to what it is worth", partial(run_new, "reward")),
     "sampler": Subcommand("a choice of each step's tasks, by results", partial(run_new, "sampler")),

@@ -9,6 +9,7 @@
 | `openapi:DOCUMENT@URL` | the operations of an OpenAPI 3 document, at a URL |
 | `path/to/file.py:Class` | an environment of TRL, whose methods are tools |
 | `tools.yaml` | verl's `tool_config_path`: classes with `create`, `execute` and `release` |
+| `interaction.yaml` | verl's `interaction_config_path`: classes with `generate_response`, which answer plain replies |
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ def _of_file(path: Path) -> NamedTools:
     except OSError as error:
         raise ConfigError(f"cannot read the tools of {str(path)!r}: {error.strerror}") from error
     if path.suffix != ".json":
-        from agentgym.tools.verl_tools import verl_tools
+        from agentgym.tools.verl_tools import verl_file
 
-        return NamedTools((), (verl_tools(path, text),))
+        return NamedTools((), (verl_file(path, text),))
     try:
         found: object = json.loads(text)
     except ValueError as error:

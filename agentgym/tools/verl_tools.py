@@ -21,8 +21,9 @@ from agentgym.errors import ConfigError
 from agentgym.loading import Wanted, load_named
 from agentgym.registry import Registry
 from agentgym.tools.calling.definition import Tool, register_tool
+from agentgym.tools.verl_interactions import VerlInteraction, verl_interactions
 
-__all__ = ["BaseTool", "OpenAIFunctionToolSchema", "ToolResponse", "VerlTools", "verl_tools"]
+__all__ = ["BaseTool", "OpenAIFunctionToolSchema", "ToolResponse", "VerlTools", "verl_file"]
 
 WANTED = Wanted(noun="tool class", example="Class", hint="verl's classes derive from verl.tools.base_tool.BaseTool.")
 _INSTANCES = count()
@@ -130,15 +131,20 @@ async def _settle(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def verl_tools(path: Path, text: str) -> Callable[[], VerlTools]:
-    """Returns the source of a file's tools; raises ConfigError for another file, or a class that does not exist."""
+def verl_file(path: Path, text: str) -> Callable[[], VerlTools | VerlInteraction]:
+    """Returns the source of a file with `tools` or `interaction`; raises ConfigError for any other."""
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
+    if isinstance(found, Mapping) and "interaction" in found:
+        return verl_interactions(path, found["interaction"])
     entries = found.get("tools") if isinstance(found, Mapping) else None
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{str(path)!r} holds no `tools`, as verl's tool_config_path does")
+        raise ConfigError(
+            f"{str(path)!r} holds no `tools`, as verl's tool_config_path does, and no `interaction`, as its"
+            " interaction_config_path does"
+        )
     return partial(VerlTools, tuple(_tool_class(path, number, entry) for number, entry in enumerate(entries)))
 
 

@@ -53,6 +53,7 @@ def test_eval_counts_successes_and_says_where_its_episodes_are(agentgym: Command
     assert sorted(path.name for path in run.iterdir()) == [
         "config.yaml",
         "digests.json",
+        "environments.json",
         "episodes.jsonl",
         "result.json",
         "tools.jsonl",

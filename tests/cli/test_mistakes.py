@@ -15,7 +15,7 @@ Command = Callable[..., Any]
 MISTAKES = {
     "evl --env TextGame-v0": "unknown command 'evl': did you mean 'eval'?",
     "--vrsion": "unknown option '--vrsion'",
-    "env": "agentgym env takes a command: list, check, serve, new",
+    "env": "agentgym env takes a command: list, check, serve, export, new",
     "env lst": "unknown command 'agentgym env lst': did you mean 'list'?",
     "env check TextGme-v0": "did you mean 'TextGame-v0'?",
     "eval --env TextGame-v0 --polcy oracle": "unknown option '--polcy': did you mean '--policy'?",
@@ -87,7 +87,8 @@ def test_no_command_shows_all_commands(agentgym: Command) -> None:
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize(
-    "command", ["", "eval", "play", "env", "env list", "env check", "env new", "new", "new tool", "tools", "view"]
+    "command",
+    ["", "eval", "play", "env", "env list", "env check", "env export", "env new", "new", "new tool", "tools", "view"],
 )
 def test_help_is_there_for_every_command(command: str, flag: str, agentgym: Command) -> None:
     done = agentgym(*command.split(), flag)

@@ -105,8 +105,8 @@ def test_env_new_is_new_env(agentgym: Command) -> None:
 @pytest.mark.parametrize("name", ["number_lock", "number-lock", "NumberLock"])
 def test_a_new_environment_keeps_its_contract_however_its_name_is_spelled(name: str, tmp_path: Path) -> None:
     made = write_scaffold("env", name, tmp_path / "new")
-    assert (made.path.name, made.test.name) == ("number_lock.py", "test_number_lock.py")
-    assert made.place == f"{made.path}:NumberLock"
+    assert [path.name for path in made.files] == ["number_lock.py", "test_number_lock.py"]
+    assert made.place == f"{made.files[0]}:NumberLock"
     assert check_env(made.place) == []
 
 
@@ -131,7 +131,7 @@ def test_a_name_that_cannot_be_is_refused_with_one_that_can(name: str, told: str
         write_scaffold("tool", name, tmp_path)
     assert list(tmp_path.iterdir()) == []
     suggested = re.findall(r"such as '(\w+)'", str(caught.value)) or ["my_agentgym"]
-    assert write_scaffold("tool", suggested[0], tmp_path).path.exists()
+    assert write_scaffold("tool", suggested[0], tmp_path).files[0].exists()
 
 
 @pytest.mark.parametrize("taken", ["lock.py", "test_lock.py"])
@@ -146,3 +146,19 @@ def test_nothing_is_overwritten(taken: str, agentgym: Command) -> None:
 def test_a_folder_that_cannot_be_written_is_told(agentgym: Command) -> None:
     done = agentgym("new", "env", "lock", "--output", "/proc/mine")
     assert done.code == 2 and "cannot write into '/proc/mine'" in done.err
+
+
+def test_a_package_is_a_folder_as_ruff_writes_it_and_its_commands_name_it(agentgym: Command, tmp_path: Path) -> None:
+    made = agentgym("new", "env", "NumberLock", "--package", "--output", "my envs", "--json")
+    folder = tmp_path / "my envs" / "number-lock"
+    written = sorted(path.relative_to(tmp_path) for path in folder.rglob("*") if path.is_file())
+    assert sorted(map(Path, made.json["files"])) == written and len(written) == 6
+    assert made.json["env"] == "NumberLock-v0"
+    assert made.json["commands"][0] == "pip install -e './my envs/number-lock[test]'"
+    for words in (("check", "--select", "E,F,I,UP,B,SIM,RUF"), ("format", "--diff")):
+        done = python("-m", "ruff", words[0], "--isolated", "--no-cache", *words[1:], folder, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    again = agentgym("env", "new", "number-lock", "--package", "--output", "my envs")
+    assert again.code == 2 and again.text == (
+        "error: 'my envs/number-lock' exists already; choose another name, or another folder by --output\n"
+    )

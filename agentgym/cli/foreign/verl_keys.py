@@ -213,20 +213,24 @@ ROLLOUT_KEYS = (
             "enforce_eager",
         )
     ),
-    Key(TURNS + "tool_config_path", "data.tools", convert=values.verl_all_of),
+    Key(TURNS + "tool_config_path", "data.tools", convert=values.verl_tool_files),
     Key(
-        TURNS + "max_assistant_turns",
-        "env_kwargs.max_turns",
-        convert=lambda value, theirs: Several(
-            {"env_kwargs.max_turns" if theirs.get(TURNS + "tool_config_path") else "limits.max_turns": value}
-        ),
+        TURNS + "interaction_config_path",
+        "data.tools",
+        "its scores are the rewards of replies, unless reward.function scores the episode",
+        convert=values.verl_tool_files,
     ),
-    skip(TURNS + "interaction_config_path", "write it as an environment (ToolEnv): its reset and step, docs/verl.md"),
+    Key(TURNS + "max_assistant_turns", "env_kwargs.max_turns", convert=values.verl_turn_limit),
+    Key(
+        TURNS + "max_user_turns",
+        "env_kwargs.max_turns",
+        "the replies after which the environment ends an episode: one more than verl's answers",
+        convert=values.verl_turn_limit,
+    ),
     same(TURNS + "enable", "an episode goes on while the reply calls tools"),
     same(TURNS + "format", "the chat family of the model's template"),
     same(TURNS + "tokenization_sanity_check_mode", "sampled ids are kept, so there is nothing to compare"),
     same(TURNS + "use_inference_chat_template", "history: append, or rerender"),
-    skip(TURNS + "max_user_turns", "the environment ends an episode"),
     skip(TURNS + "max_parallel_calls", "all calls of a reply are run"),
     skip(TURNS + "*tool_response*", "a tool's answer is shown as it is: cut it in the tool"),
     skip(TURNS + "*", "no setting"),

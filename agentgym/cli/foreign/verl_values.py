@@ -85,7 +85,21 @@ def verl_prompt_limit(value: Any, theirs: Theirs) -> Any:
 
 def verl_is_multi_turn(theirs: Theirs) -> bool:
     """Returns True if an episode has several replies."""
-    return bool(theirs.get(ROLLOUT + "multi_turn.enable") or theirs.get(ROLLOUT + "multi_turn.tool_config_path"))
+    return bool(theirs.get(ROLLOUT + "multi_turn.enable") or verl_tool_files(None, theirs))
+
+
+def verl_tool_files(_: Any, theirs: Theirs) -> list[str]:
+    """Returns the files of tools and of interactions."""
+    names = (f"{ROLLOUT}multi_turn.{kind}_config_path" for kind in ("tool", "interaction"))
+    return [path for name in names if theirs.get(name) for path in verl_all_of(theirs.get(name), theirs)]
+
+
+def verl_turn_limit(_: Any, theirs: Theirs) -> Several:
+    """Returns the most replies of an episode, by both limits of verl: of replies, and of answers to them."""
+    replies = theirs.get(ROLLOUT + "multi_turn.max_assistant_turns")
+    answers = theirs.get(ROLLOUT + "multi_turn.max_user_turns")
+    limit = min(most for most in (replies, None if answers is None else answers + 1) if most is not None)
+    return Several({"env_kwargs.max_turns" if verl_tool_files(None, theirs) else "limits.max_turns": limit})
 
 
 def verl_reply_limit(value: Any, theirs: Theirs) -> Several:

@@ -19,6 +19,7 @@ from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training.display import TrainingDisplay
 from agentgym.cli.training.options import TrainOptions
 from agentgym.errors import AgentGymError, ConfigError
+from agentgym.rollout.record.environments_file import read_environments
 from agentgym.rollout.record.line_reader import FILE_NAME, find_episodes
 from agentgym.rollout.scores.intervals import success_interval
 from agentgym.trainers.checkpoints.run_folder import free_run_folder
@@ -209,5 +210,6 @@ def _as_json(result: TrainResult, files: dict[str, str]) -> dict[str, JSON]:
         "peak_memory_mb": round(result.peak_memory_mb),
         "end": result.end,
         "interrupted": result.end == "interrupted",
+        "environments": [dict(each) for each in read_environments(result.folder).values()],
         "files": dict(files),
     }

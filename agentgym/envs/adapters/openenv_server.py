@@ -17,7 +17,7 @@ from agentgym.errors import AgentGymError
 from agentgym.http_guard import HttpGuard, RequestRejected, listen, parse_json_object
 from agentgym.types import JSON, Message, ToolCall, ToolResult
 
-__all__ = ["openenv_app", "serve_openenv"]
+__all__ = ["Session", "describe_served", "openenv_app", "serve_openenv"]
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def openenv_app(
             web.get("/state", doors.state),
             web.get("/health", _always({"status": "healthy"})),
             web.get("/schema", _always({"action": ACTION, "observation": OBSERVATION, "state": STATE})),
-            web.get("/metadata", _always(_about(name, make))),
+            web.get("/metadata", _always(describe_served(name, make))),
         ]
     )
     return app
@@ -282,7 +282,7 @@ def _format_observation(
     return {"observation": {"text": text, "metadata": metadata}, "reward": reward, "done": done}
 
 
-def _about(name: str, make: Callable[[], TextEnv]) -> dict[str, JSON]:
+def describe_served(name: str, make: Callable[[], TextEnv]) -> dict[str, JSON]:
     """The content of `/metadata`: OpenEnv's fields, and in addition the system prompt and the tools."""
     env = make()
     env.reset(seed=0)

@@ -47,12 +47,12 @@ def register_envs() -> None:
         if env_id not in registration.registry:
             gymnasium.register(id=env_id, entry_point=entry_point)
     # Gymnasium has no hook for ids that are made on demand: `make` and `make_vec` look ids up here.
-    if not hasattr(registration._find_spec, "finds_adapters"):
-        registration._find_spec = _with_adapters(registration._find_spec)  # type: ignore[assignment]
+    if not hasattr(registration._find_spec, "finds_more"):
+        registration._find_spec = _find_more(registration._find_spec)  # type: ignore[assignment]
 
 
-def _with_adapters(find: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Gymnasium's look-up of an id, which asks the adapters first for one with a slash."""
+def _find_more(find: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Gymnasium's look-up of an id, which asks the adapters first for one with a slash, and other packages last."""
 
     @functools.wraps(find)
     def find_spec(env_id: str) -> Any:
@@ -62,7 +62,13 @@ def _with_adapters(find: Callable[[str], Any]) -> Callable[[str], Any]:
             found = spec_of(env_id)
             if found is not None:
                 return found
+        from gymnasium.envs.registration import registry
+
+        if ":" not in env_id and env_id not in registry:
+            from agentgym.envs.catalog.packages import load_packages
+
+            load_packages()
         return find(env_id)
 
-    find_spec.finds_adapters = True  # type: ignore[attr-defined]
+    find_spec.finds_more = True  # type: ignore[attr-defined]
     return find_spec

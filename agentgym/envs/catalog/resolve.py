@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec, registry
 
 from agentgym.envs.adapters.namespaces import NAMESPACES, namespace_of, spec_of
 from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.catalog.packages import load_packages
 from agentgym.envs.catalog.plugin import register_envs
 from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.loading import Wanted, load_module, load_named
@@ -102,6 +103,8 @@ def stem_of(name: str) -> str:
 
 
 def _from_registry(env_id: str) -> Callable[..., object]:
+    if env_id not in registry:
+        load_packages()
     if env_id not in registry:
         known = sorted(set(registry) - set(_FOREIGN))
         near = nearest(env_id, [*known, *(namespace.example for namespace in NAMESPACES.values())]) or "."

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import SEEDED, EnvCard
 from agentgym.envs.base.policies import Policy
 from agentgym.envs.base.text_env import StepResult
@@ -14,8 +15,9 @@ from agentgym.envs.tasks.prompt import Prompt, row_messages, says
 from agentgym.errors import ConfigError, nearest
 from agentgym.tools.named_tools import named_tools
 from agentgym.tools.trl_environment import TrlEnvironment
+from agentgym.tools.verl_interactions import VerlInteraction
 from agentgym.tools.verl_tools import VerlTools
-from agentgym.types import JSON, Message, ToolResult, ToolSpec
+from agentgym.types import JSON, AnyCall, Message, ToolResult, ToolSpec
 
 __all__ = ["ToolPrompt"]
 
@@ -25,7 +27,8 @@ class ToolPrompt(ToolEnv):
 
     `tools` names them (`agentgym.tools.named_tools`). A row of data may choose among them by the names, or schemas, in
     its `tools`. Its messages and its ground truth are as in Prompt-v0, and a reward function scores it as there; the
-    rewards of verl's tools are added, and an environment of TRL with `get_reward` pays in place of the ground truth.
+    rewards of verl's tools are added, and an environment of TRL with `get_reward` pays in place of the ground truth. An
+    interaction of verl answers plain replies until it ends the episode, and pays for each in place of the ground truth.
     """
 
     card = EnvCard(
@@ -62,6 +65,8 @@ class ToolPrompt(ToolEnv):
         for source in self._paying():
             if text := source.begin(options):
                 messages = (*messages[:-1], replace(messages[-1], content=messages[-1].content + text))
+        for interaction in self._interactions():
+            interaction.note(messages)
         return messages
 
     @property
@@ -70,7 +75,12 @@ class ToolPrompt(ToolEnv):
         return super().tool_specs if self._shown is None else self._shown
 
     async def on_message(self, text: str) -> str:  # type: ignore[override]  # the base awaits it
-        """Scores a reply without a call, which ends the episode."""
+        """Scores a reply without a call, which ends the episode; an interaction of verl may answer it instead."""
+        for interaction in self._interactions():
+            ends, answer = await interaction.respond()
+            if ends:
+                self.end(success=interaction.reward > 0, reward=sum([await each.finish() for each in self._paying()]))
+            return answer
         correct = says(self.ground_truth, text)
         if self.ground_truth is not None:
             self.metrics["exact_match"] = float(correct)
@@ -79,9 +89,17 @@ class ToolPrompt(ToolEnv):
         self.end(success=correct, reward=float(own) + sum([await source.finish() for source in paying]))
         return "The episode is over."
 
+    def _calls_of(self, action: str) -> tuple[AnyCall, ...]:
+        reply = action.message if isinstance(action, Action) else None
+        for interaction in self._interactions():
+            interaction.reply = reply or Message("assistant", str(action))
+        return super()._calls_of(action)
+
     def _result(self, text: str, results: tuple[ToolResult, ...], messages: tuple[Message, ...]) -> StepResult:
         for source in self._paying():
             self.reward, source.reward = self.reward + source.reward, 0.0
+        for interaction in self._interactions():
+            interaction.note(messages)
         result = super()._result(text, results, messages)
         if self._is_row:
             result[-1]["metrics"].pop("success", None)  # the reward is the verdict
@@ -99,9 +117,13 @@ class ToolPrompt(ToolEnv):
         """A policy that tries everything but the answer."""
         return self._sums.make_cheat()
 
-    def _paying(self) -> list[VerlTools | TrlEnvironment]:
+    def _paying(self) -> list[VerlTools | TrlEnvironment | VerlInteraction]:
         """Returns the sources that know the row, and may pay for an episode."""
-        return [source for source in self._sources if isinstance(source, VerlTools | TrlEnvironment)]
+        return [source for source in self._sources if isinstance(source, VerlTools | TrlEnvironment | VerlInteraction)]
+
+    def _interactions(self) -> list[VerlInteraction]:
+        """Returns the interactions of a row's episode."""
+        return [source for source in self._sources if isinstance(source, VerlInteraction) and source.has_begun]
 
     def _choose(self, named: object) -> tuple[ToolSpec, ...] | None:
         """Returns the tools of a row that chooses some; raises ConfigError for one that there is not."""

@@ -16,6 +16,7 @@ import yaml
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.record import tools_file as tool_menus
+from agentgym.rollout.record.environments_file import ENVIRONMENTS
 from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes
 from agentgym.rollout.record.folder_digests import DIGESTS, discard_digests, write_digests
 from agentgym.rollout.record.folder_lock import LOCK_NAME, FolderLock
@@ -164,7 +165,7 @@ def name_write_errors(path: Path) -> Iterator[None]:
 
 def _is_blank(path: Path) -> bool:
     """Returns True if the folder is empty, or as left by an evaluation that ended before its first episode."""
-    names = {entry.name for entry in path.iterdir()} - {tool_menus.FILE_NAME, LOCK_NAME, DIGESTS}
+    names = {entry.name for entry in path.iterdir()} - {tool_menus.FILE_NAME, LOCK_NAME, DIGESTS, ENVIRONMENTS}
     return not names or (names == {CONFIG, FILE_NAME} and (path / FILE_NAME).stat().st_size == 0)
 
 

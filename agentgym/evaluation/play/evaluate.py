@@ -38,6 +38,7 @@ from agentgym.rollout.hosting.env_host import make_task_env
 from agentgym.rollout.hosting.event_loop import run_async
 from agentgym.rollout.hosting.watchdog import watch_calls
 from agentgym.rollout.limits import Limits
+from agentgym.rollout.record.environments_file import read_environments, record_environments
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.sampling.self_play import seats_of
 from agentgym.rollout.scores.intervals import ANY_REWARD
@@ -80,9 +81,12 @@ class EvalResult:
     """The usage of the chat endpoint, if one played."""
 
     def to_json(self) -> dict[str, JSON]:
-        """Returns the summary, the settings and the folder as one JSON object."""
+        """Returns the summary, the settings, the environments' identities and the folder as one JSON object."""
         use = {} if self.use is None else {"use": self.use.to_json()}
-        return {**self.summary.to_json(), **use, **self.config.to_json(), "output": str(self.output)}
+        environments: dict[str, JSON] = {
+            "environments": [dict(each) for each in read_environments(self.output).values()]
+        }
+        return {**self.summary.to_json(), **use, **self.config.to_json(), **environments, "output": str(self.output)}
 
 
 def evaluate(
@@ -121,8 +125,9 @@ def open_evaluation(config: EvalConfig, output: Path | None = None, *, resume: b
     played_by = config.endpoint.model if is_url(config.policy) else config.policy
     name = f"eval-{stem_of(config.env)}-{Path(played_by or '').name}"
     folder = output or free_folder(Path("runs") / name.replace(":", "-"))
-    settings = config.to_json()
-    return EvalPlan(config, EvalFolder(folder, settings, resume=resume))
+    opened = EvalFolder(folder, config.to_json(), resume=resume)
+    record_environments(folder, [config.env, *config.data.agents.values()])
+    return EvalPlan(config, opened)
 
 
 class EvalPlan:

@@ -15,6 +15,7 @@ from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import save_model_folder
 from agentgym.rollout.record.chain import CHAIN, ChainedFile
+from agentgym.rollout.record.environments_file import ENVIRONMENTS, record_environments
 from agentgym.rollout.record.folder_digests import discard_digests, file_digest, write_digests
 from agentgym.rollout.record.folder_lock import FolderLock
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint, copy_tokenizer, guard_writes
@@ -22,6 +23,7 @@ from agentgym.trainers.checkpoints.writer import Checkpoints
 from agentgym.trainers.config import TrainConfig, config_from_mapping, flatten_settings, with_current_names
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.tasks.mix import read_mix
 from agentgym.types import JSON
 
 __all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_run_date", "save_model"]
@@ -59,6 +61,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             folder.lock.take()
             (path / "config.yaml").write_text(settings)
+            record_environments(path, _environments_of(config))
         except OSError as error:
             raise RunFolderError(f"cannot write a run to {str(path)!r}: {error}; give another --output") from error
         return folder
@@ -81,6 +84,7 @@ class RunFolder:
             raise RunFolderError(f"the run in {str(path)!r} has other settings ({diff}); resume with the same ones")
         folder = cls(path, config.checkpoint)
         folder.lock.take()
+        record_environments(path, _environments_of(config))
         newest = folder.checkpoints.resume()
         folder._forget_after(newest.step if newest else 0)
         return folder, newest
@@ -89,7 +93,8 @@ class RunFolder:
         """Gives up a run that did not begin, so that its folder may be used again. Logs of servers stay."""
         self.lock.release()
         if not self.metrics_path.exists():
-            (self.path / "config.yaml").unlink(missing_ok=True)
+            for name in ("config.yaml", ENVIRONMENTS):
+                (self.path / name).unlink(missing_ok=True)
             with suppress(OSError):  # there are logs in it
                 self.path.rmdir()
 
@@ -124,7 +129,7 @@ class RunFolder:
             if self.metrics_path.exists():
                 with ChainedFile(self.metrics_path) as file:
                     heads["metrics.jsonl"] = file.head
-            write_digests(self.path, heads, ("config.yaml",))
+            write_digests(self.path, heads, ("config.yaml", ENVIRONMENTS))
 
     def _heads(self, episodes: str, metrics: str) -> dict[str, JSON]:
         config = file_digest(self.path / "config.yaml")
@@ -142,6 +147,12 @@ class RunFolder:
                     file.cut(kept)
                     break
                 kept += len(line)
+
+
+def _environments_of(config: TrainConfig) -> list[str]:
+    """Returns the names of all environments that a run plays."""
+    mixed = [entry.env for mix in (config.practice.mix, config.eval.mix) for entry in read_mix(mix).values()]
+    return [config.env, *mixed, *config.data.agents.values()]
 
 
 def _step_of_line(line: bytes, number: int, path: Path) -> int:

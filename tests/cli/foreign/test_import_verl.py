@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,14 @@ import yaml
 from agentgym.cli.foreign.keys import find_key, our_defaults, translate
 from agentgym.cli.foreign.verl_file import read_overrides, read_verl
 from agentgym.cli.foreign.verl_keys import VERL_KEYS
+from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 
 Command = Callable[..., Any]
 HERE = Path(__file__).parent
 PROJECT = HERE / "verl_project"
+DIALOG = HERE / "verl_dialog"
+TURNS = "actor_rollout_ref.rollout.multi_turn"
 SCRIPT = """
 set -x
 # a comment with key=value
@@ -102,6 +106,42 @@ def test_a_project_trains_a_step(agentgym: Command, tmp_path: Path, monkeypatch:
     assert done.code == 0 and done.json["steps"] == 1, done.text
 
 
+def test_a_project_with_an_interaction_trains_a_step(
+    agentgym: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(DIALOG, tmp_path, dirs_exist_ok=True)
+    file = Path("number_interaction.py")
+    line = "from verl.interactions.base import BaseInteraction"
+    assert line in file.read_text()  # the one line that the page says to change
+    file.write_text(file.read_text().replace(line, "from agentgym.tools.verl_interactions import BaseInteraction"))
+    rows = [
+        {
+            "data_source": "own",
+            "prompt": [{"role": "user", "content": f"What is {number} + 1?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(number + 1)},
+            "extra_info": {
+                "index": number,
+                "interaction_kwargs": {"name": "number", "query": "Try again.", "ground_truth": str(number + 1)},
+            },
+        }
+        for number in range(4)
+    ]
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    imported = agentgym("import", "verl", "grpo_w_interaction.yaml", "--json")
+    assert imported.code == 0 and imported.json["unknown"] == [], imported.text
+    assert "interaction_config_path" not in {line["theirs"].rpartition(".")[2] for line in imported.json["lost"]}
+    settings = imported.json["settings"]
+    assert (settings["data.tools"], settings["env_kwargs.max_turns"]) == (["interaction_config.yaml"], 3)
+    done = agentgym("train", "--config", "run.yaml", "--output", "run", "--json")
+    assert done.code == 0 and done.json["steps"] == 1, done.text
+    played = [record.trajectory for record in read_episodes(Path("run"))]
+    assert len(played) == 8 and {trajectory.status.value for trajectory in played} <= {"completed", "truncated"}
+    assert agentgym("verify", "run").code == 0
+    words = ["--tools", "interaction_config.yaml", "--data.eval", "train.jsonl", "-n", 4, "--policy", "oracle"]
+    assert agentgym("eval", *words, "--json").json["mean_reward"] == 1.0  # what the interaction gives a right reply
+
+
 def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("UNSET_NAME", raising=False)
@@ -168,6 +208,15 @@ def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeyp
         (["trainer.total_training_steps=20", "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1"], {"steps": 20}),
         (["actor_rollout_ref.model.lora_rank=8"], {"learner.lora.rank": 8, "learner.lora.learning_rate": 1e-6}),
         (["data.val_files=null"], {"eval.episodes": 0}),
+        (
+            [f"{TURNS}.tool_config_path=a.yaml", f"{TURNS}.interaction_config_path=b.yaml"],
+            {"data.tools": ["a.yaml", "b.yaml"]},
+        ),
+        (
+            [f"{TURNS}.max_assistant_turns=4", f"{TURNS}.max_user_turns=2", f"{TURNS}.interaction_config_path=b.yaml"],
+            {"env_kwargs.max_turns": 3, "data.tools": ["b.yaml"]},
+        ),
+        ([f"{TURNS}.max_assistant_turns=4"], {"limits.max_turns": 4}),
     ],
 )
 def test_values_have_the_meaning_that_they_have_there(overrides: list[str], wanted: dict[str, Any]) -> None:

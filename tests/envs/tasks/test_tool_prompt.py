@@ -13,7 +13,7 @@ import pytest
 from agentgym.cli.main import main
 from agentgym.data import DataConfig
 from agentgym.envs import Action, TextEnv, make_env
-from agentgym.errors import ConfigError, ToolSchemaError, UnknownName
+from agentgym.errors import ConfigError, EnvironmentFault, ToolSchemaError, UnknownName
 from agentgym.evaluation.play.config import EvalConfig
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.tools import register_tool
@@ -183,6 +183,120 @@ def test_tools_of_verl_are_created_with_the_rows_keywords_and_their_rewards_coun
     assert log == [("create", "5"), ("release", "5")] * 2
 
 
+USER = '''
+LOG = []
+
+
+class PatientInteraction:
+    """In the form of verl's BaseInteraction."""
+
+    def __init__(self, config):
+        self.config = config
+
+    async def start_interaction(self, instance_id=None, ground_truth=None, **kwargs):
+        LOG.append(("start", ground_truth, kwargs["name"]))
+        return instance_id
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        LOG.append([(item["role"], item["content"]) for item in messages])
+        right = messages[-1]["content"] == kwargs["ground_truth"]
+        return right, "Right." if right else "Think again.", 1.0 if right else self.config["wrong"], {}
+
+    async def finalize_interaction(self):
+        LOG.append("end")
+
+
+class Plain:
+    def __init__(self, config):
+        self.name = config["name"]
+
+    def generate_response(self, instance_id, messages, **kwargs):
+        return ("yes",) if kwargs.get("odd") else (True, self.name, None, {})
+'''
+USER_FILE = """
+interaction:
+  - class_name: "{module}.PatientInteraction"
+    config: {{wrong: -0.5}}
+  - class_name: "{module}.Plain"
+"""
+
+
+def asked(name: str, **further: Any) -> dict[str, Any]:
+    return row(extra_info={"interaction_kwargs": {"name": name, "ground_truth": "5", **further}})
+
+
+@pytest.fixture
+def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "patient_user.py").write_text(USER)
+    (tmp_path / "interaction.yaml").write_text(USER_FILE.format(module="patient_user"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "patient_user", raising=False)
+    return str(tmp_path / "interaction.yaml")
+
+
+def test_an_interaction_of_verl_answers_replies_until_it_ends_the_episode(folder: Path, user_file: str) -> None:
+    env = make_env("ToolPrompt-v0", {"tools": [f"{folder}/own.py:twice", user_file]})
+    assert env.reset(seed=0, options=asked("patient"))[0] == "What is 2 + 3?"
+    assert say(env, "4")[:3] == ("Think again.", -0.5, False)
+    assert call(env, "double", number=2)[:2] == ("4", 0.0)
+    observation, reward, terminated, _, info = say(env, "5")
+    assert (observation, reward, terminated) == ("Right.", 1.0, True)
+    assert info["metrics"]["turns"] == 3 and "success" not in info["metrics"]
+    first, (*_, last), end = (entry for entry in sys.modules["patient_user"].LOG if entry != ("start", "5", "patient"))
+    assert sys.modules["patient_user"].LOG[0] == ("start", "5", "patient")
+    assert first == [("user", "What is 2 + 3?"), ("assistant", "4")]
+    assert (last, end) == (("assistant", "5"), "end")
+    told = sys.modules["patient_user"].LOG[2]
+    assert told[2:] == [("user", "Think again."), ("assistant", ""), ("tool", "4"), ("assistant", "5")]
+    env.close()
+
+
+def test_an_interaction_is_one_of_each_episode_and_ends_with_it(user_file: str) -> None:
+    env = make_env("ToolPrompt-v0", {"tools": [user_file], "max_turns": 2})
+    for _ in range(2):
+        env.reset(seed=0, options=asked("patient"))
+        assert say(env, "1")[2:4] == (False, False)
+        assert say(env, "2")[1:4] == (-0.5, False, True)  # the limit of replies
+    env.close()
+    log = sys.modules["patient_user"].LOG
+    assert log.count("end") == log.count(("start", "5", "patient")) == 2
+    env.reset(seed=0, options=asked("plain"))
+    assert say(env, "x")[:3] == ("plain", 0.0, True)
+    env.reset(seed=3)  # without a row it stays a sum
+    assert say(env, str(env.unwrapped.ground_truth))[1] == 1.0  # type: ignore[attr-defined]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        (
+            row(),
+            ConfigError,
+            r"the row names no interaction: extra_info\.interaction_kwargs\.name is one of patient, pl",
+        ),
+        (asked("patien"), UnknownName, "the interaction 'patien', which is not in patient, plain: did you mean 'pat"),
+    ],
+)
+def test_a_row_without_an_interaction_of_the_file_is_refused(
+    user_file: str, options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    env = make_env("ToolPrompt-v0", {"tools": user_file})
+    with pytest.raises(kind, match=message):
+        env.reset(seed=0, options=options)
+    env.close()
+
+
+def test_an_answer_that_is_none_is_a_fault_of_the_interaction(user_file: str) -> None:
+    env = make_env("ToolPrompt-v0", {"tools": user_file})
+    env.reset(seed=0, options=asked("plain", odd=True))
+    with pytest.raises(
+        EnvironmentFault, match=r"Plain\.generate_response returns \(ends, text, score, values\), got \("
+    ):
+        say(env, "x")
+    env.close()
+
+
 TRL = '''
 class Lock:
     def reset(self, code=0, prompt=None, **columns):
@@ -248,6 +362,10 @@ def test_methods_of_an_environment_of_trl_are_tools_and_it_pays_at_the_end(tmp_p
             ConfigError,
             "is no class with a method execute",
         ),
+        ("bad.yaml", "interaction: {}", ConfigError, "`interaction` is a list of objects with class_name"),
+        ("bad.yaml", "interaction: [3]", ConfigError, "interaction 0: an object with class_name was wanted, got 3"),
+        ("bad.yaml", "interaction: [{class_name: json.loads}]", ConfigError, "no class with a method generate_resp"),
+        ("bad.yaml", "interaction: [{class_name: verl.no.Such}]", UnknownName, "verl's own classes need verl"),
         ("openapi:pets.yaml", "", ConfigError, "write openapi:DOCUMENT@URL"),
     ],
 )

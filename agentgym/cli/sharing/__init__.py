@@ -1,0 +1,1 @@
+"""`agentgym env export`: packages of other libraries that serve an environment there."""

@@ -1,0 +1,5 @@
+"""The interpreters with the real libraries."""
+
+from tests.envs.adapters.conftest import openenv_python, verifiers_python
+
+__all__ = ["openenv_python", "verifiers_python"]
