@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,12 +33,16 @@ from agentgym.trainers.batch.batch import TrainingBatch, plain_batch
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.mismatch import Mismatch, MismatchSums
 from agentgym.trainers.loop.trainer import Trainer
-from agentgym.trainers.monitoring.parity import bounds_of
+from agentgym.trainers.monitoring.parity import RoundedBound
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.parity import ParityConfig
 
 START_EPISODES = 12
+MEASURED = 64
+"""The episodes of a recorded step whose tokens are measured."""
+HEALTHY_STEPS = 5
+"""The steps before a fault begins."""
 RUN_STEPS = 20
 """The steps of a run, and the most that a fault is waited for."""
 
@@ -55,16 +60,38 @@ class Gaps:
         return MismatchSums.of(gap_M, torch.zeros_like(gap_M), torch.ones_like(gap_M, dtype=torch.bool)).result
 
 
-def new_rule(start: Mismatch, is_mixture: bool) -> Callable[[Mismatch], bool] | None:
-    """Returns what halts a run after this start; None if the start does."""
-    first, later = bounds_of(ParityConfig(), start, is_exact=False, is_mixture=is_mixture)
-    return None if first.excess(start) else lambda found: later.excess(found) is not None
+class Rule(Protocol):
+    """A rule that halts runs."""
+
+    def halts(self, found: Mismatch) -> bool:
+        """Returns whether a run ends with this comparison; the first is that of the start."""
 
 
-def old_rule(start: Mismatch, is_mixture: bool) -> Callable[[Mismatch], bool] | None:
-    """Returns the same by the rule of a token."""
-    bound = max(0.125, 10 * start.max)
-    return None if start.mean > 0.02 else lambda found: found.max > bound
+class NewRule:
+    """The rule of the root mean square."""
+
+    def __init__(self, is_mixture: bool) -> None:
+        self._bound = RoundedBound.of(ParityConfig(), is_mixture=is_mixture)
+
+    def halts(self, found: Mismatch) -> bool:
+        """See `Rule`."""
+        is_over = self._bound.now.excess(found) is not None
+        self._bound.seen.append(found.rms)
+        return is_over
+
+
+class OldRule:
+    """The rule of a token."""
+
+    def __init__(self, is_mixture: bool) -> None:
+        self._bound: float | None = None
+
+    def halts(self, found: Mismatch) -> bool:
+        """See `Rule`."""
+        if self._bound is None:
+            self._bound = max(0.125, 10 * found.max)
+            return found.mean > 0.02
+        return found.max > self._bound
 
 
 @torch.no_grad()
@@ -100,8 +127,8 @@ def measure(folder: Path, steps: int) -> dict[str, list[Gaps]]:
     episodes = [episode for episode in read_episodes(folder) if episode.phase == "train"]
     weights = [embedded_folder(), *(folder / "checkpoints" / f"step-{step:06d}" for step in range(1, steps))]
     engines = [load_policy(path) for path in weights]
-    for step in range(1, steps + 1):
-        batch = plain_batch([episode.trajectory for episode in episodes if episode.step == step])
+    for step in range(2, steps + 1, 3):
+        batch = plain_batch([episode.trajectory for episode in episodes if episode.step == step][:MEASURED])
         episode_M = batch.trajectory_N[batch.mask_N].numpy()
         trained_M = logprobs(load_policy(weights[step - 1], dtype=torch.bfloat16), batch)
         engine = engines[step - 1]
@@ -135,7 +162,7 @@ def lognormal_gaps(mean: float, sigma: float) -> list[Gaps]:
 
 
 def play(
-    rule: Callable[[Mismatch, bool], Callable[[Mismatch], bool] | None],
+    rule: Callable[[bool], Rule],
     steps: tuple[list[Gaps], list[Gaps]],
     given: argparse.Namespace,
     is_mixture: bool,
@@ -147,12 +174,14 @@ def play(
     random, refused, delays = np.random.default_rng(2), 0, []
     first, later = steps
     for _ in range(given.runs):
-        halts = rule(first[random.integers(len(first))].draw(random, START_EPISODES), is_mixture)
-        if halts is None:
+        gate = rule(is_mixture)
+        if gate.halts(first[random.integers(len(first))].draw(random, START_EPISODES)):
             refused += 1
             continue
+        for _ in range(HEALTHY_STEPS):
+            gate.halts(first[random.integers(len(first))].draw(random, given.episodes))
         steps_played = (later[random.integers(len(later))].draw(random, given.episodes) for _ in range(RUN_STEPS))
-        delays.append(next((number for number, found in enumerate(steps_played) if halts(found)), RUN_STEPS))
+        delays.append(next((number for number, found in enumerate(steps_played) if gate.halts(found)), RUN_STEPS))
     return refused / given.runs, delays
 
 
@@ -168,7 +197,7 @@ def show(found: Mapping[str, list[Gaps]], given: argparse.Namespace) -> None:
     for name, gaps in {**found, **drawn}.items():
         is_healthy = name == "healthy" or name.startswith("drawn")
         mean = float(np.mean([np.abs(np.concatenate(step.tokens)).mean() for step in gaps]))
-        for label, rule in (("token", old_rule), ("mean", new_rule)):
+        for label, rule in (("token", OldRule), ("square", NewRule)):
             steps = (gaps if is_healthy else healthy, gaps)
             refused, delays = play(rule, steps, given, "mixture" in name)
             halted = [delay for delay in delays if delay < RUN_STEPS]

@@ -17,7 +17,7 @@ __all__ = ["EDGES", "UNBOUNDED", "Mismatch", "MismatchBound", "MismatchFound", "
 
 EDGES = tuple(2.0 ** (power / 2) for power in range(-24, 7))
 """Nats, from 0.0002 to 8: the numbers of tokens that differ by more are counted, so that parts add up."""
-_SIGMAS = 5.0  # by which a statistic of some tokens is over a bound that concerns all
+_SIGMAS = 3.0  # by which the squares of some tokens are over a bound that concerns all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,10 @@ class Mismatch:
     kl: float
     """An estimate of KL(engine || trainer) from the sampled tokens (k3 of Schulman 2020)."""
     num_tokens: int
-    bounded_mean: float
-    """The mean of the differences, of which each counts 1 nat at most: a few tokens do not decide it."""
-    bounded_deviation: float
-    """The standard deviation of the same."""
+    rms: float
+    """The root of the mean square of the differences, of which each counts 1 nat at most."""
+    square_deviation: float
+    """The standard deviation of the same squares."""
     over: tuple[int, ...] = (0,) * len(EDGES)
     """The numbers of tokens that differ by more than each of `EDGES`."""
 
@@ -45,8 +45,8 @@ class Mismatch:
 
     def __str__(self) -> str:
         return (
-            f"mean {self.mean:.2g}, 99th percentile {self.p99:.2g}, max {self.max:.2g}, KL {self.kl:.2g} over"
-            f" {self.num_tokens} tokens"
+            f"mean {self.mean:.2g}, root mean square {self.rms:.2g}, 99th percentile {self.p99:.2g}, max"
+            f" {self.max:.2g}, KL {self.kl:.2g} over {self.num_tokens} tokens"
         )
 
 
@@ -56,26 +56,19 @@ class MismatchBound:
 
     token: float = math.inf
     """The bound of any token, for two sides that compute alike."""
-    mean: float = math.inf
-    """The bound of the average, each token counted up to 1 nat, for two sides that round differently: single tokens
-    say little of them."""
-    p99: float = math.inf
-    """The bound of all tokens but a hundredth."""
+    rms: float = math.inf
+    """The bound of the root mean square, for two sides that round differently: single tokens say little of them."""
 
     def excess(self, found: Mismatch) -> str | None:
         """Returns which bound a mismatch is over, or None.
 
-        Few tokens must be further over the bounds of a mean and a percentile than many: by five standard errors.
+        The squares of few tokens must be further over theirs than those of many: by three standard errors.
         """
         if found.max > self.token:
             return f"by {found.max:.3g} nats on a token that was just sampled, over the bound of {self.token:.3g}"
-        num_tokens = max(1, found.num_tokens)
-        if found.bounded_mean - _SIGMAS * found.bounded_deviation / math.sqrt(num_tokens) > self.mean:
-            return f"by {found.bounded_mean:.3g} nats a token on average, over the bound of {self.mean:.3g}"
-        number = next((number for edge, number in zip(EDGES, found.over, strict=True) if edge >= self.p99), 0)
-        if number > num_tokens / 100 + _SIGMAS * math.sqrt(num_tokens / 100):
-            share = 100 * number / num_tokens
-            return f"by more than {self.p99:.3g} nats on {share:.0f}% of the tokens, over the bound of 1%"
+        error = found.square_deviation / math.sqrt(max(1, found.num_tokens))
+        if found.rms**2 - _SIGMAS * error > self.rms**2:
+            return f"by {found.rms:.3g} nats (root mean square), over the bound of {self.rms:.3g}"
         return None
 
 
@@ -99,8 +92,8 @@ class MismatchSums:
     """The sums that a Mismatch is computed from; those of two parts add up. All are scalar tensors but the last."""
 
     absolute: Tensor
-    bounded: Tensor
     squares: Tensor
+    fourths: Tensor
     largest: Tensor
     kl: Tensor
     count: Tensor
@@ -111,19 +104,19 @@ class MismatchSums:
         """Sums over tokens: `logp_M` are the trainer's, `old_logp_M` the engine's; `fresh_M` masks those that count."""
         gap_M = torch.where(fresh_M, logp_M - old_logp_M, 0.0)
         off_M = gap_M.abs()
-        bounded_M = off_M.clamp(max=1.0)
+        square_M = off_M.clamp(max=1.0).square()
         largest = off_M.max() if len(gap_M) else gap_M.sum()
         kl = (gap_M.exp() - 1 - gap_M).sum()
         edge_B = torch.tensor(EDGES, dtype=off_M.dtype, device=off_M.device)
         over_B = len(off_M) - torch.searchsorted(off_M.sort().values, edge_B, right=True)
-        return cls(off_M.sum(), bounded_M.sum(), bounded_M.square().sum(), largest, kl, fresh_M.sum(), over_B)
+        return cls(off_M.sum(), square_M.sum(), square_M.square().sum(), largest, kl, fresh_M.sum(), over_B)
 
     @classmethod
     def of_scalars(cls, scalars: Sequence[Tensor]) -> MismatchSums:
         """The sums whose `scalars` these are."""
         num_plain = cls.num_scalars() - len(EDGES)
-        absolute, bounded, squares, largest, kl, count = scalars[:num_plain]
-        return cls(absolute, bounded, squares, largest, kl, count, torch.stack(list(scalars[num_plain:])))
+        absolute, squares, fourths, largest, kl, count = scalars[:num_plain]
+        return cls(absolute, squares, fourths, largest, kl, count, torch.stack(list(scalars[num_plain:])))
 
     @classmethod
     def num_scalars(cls) -> int:
@@ -133,13 +126,13 @@ class MismatchSums:
     @property
     def scalars(self) -> list[Tensor]:
         """All sums, as processes exchange them."""
-        return [self.absolute, self.bounded, self.squares, self.largest, self.kl, self.count, *self.over_B]
+        return [self.absolute, self.squares, self.fourths, self.largest, self.kl, self.count, *self.over_B]
 
     def __add__(self, other: MismatchSums) -> MismatchSums:
         return MismatchSums(
             self.absolute + other.absolute,
-            self.bounded + other.bounded,
             self.squares + other.squares,
+            self.fourths + other.fourths,
             torch.maximum(self.largest, other.largest),
             self.kl + other.kl,
             self.count + other.count,
@@ -151,13 +144,13 @@ class MismatchSums:
         """The means; all 0 where no token counts."""
         count = int(self.count)
         tokens = max(1, count)
-        mean = float(self.bounded) / tokens
+        square, fourth = float(self.squares) / tokens, float(self.fourths) / tokens
         return Mismatch(
             mean=float(self.absolute) / tokens,
             max=float(self.largest),
             kl=float(self.kl) / tokens,
             num_tokens=count,
-            bounded_mean=mean,
-            bounded_deviation=math.sqrt(max(0.0, float(self.squares) / tokens - mean**2)),
+            rms=math.sqrt(square),
+            square_deviation=math.sqrt(max(0.0, fourth - square**2)),
             over=tuple(int(number) for number in self.over_B),
         )

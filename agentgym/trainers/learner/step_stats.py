@@ -35,6 +35,8 @@ class StepStats:
     mismatch_mean: float
     """The mean |logprob of the trainer - logprob of the engine| over tokens of the newest weights: rounding alone. It
     is that of the first optimizer step, before which the weights are those that sampled."""
+    mismatch_rms: float
+    """The root of the mean square of the same, each up to 1 nat."""
     mismatch_p99: float
     """What a hundredth of these tokens exceed, up to a factor of the root of 2."""
     mismatch_max: float
@@ -66,6 +68,7 @@ class StepStats:
             kl_coefficient=first.kl_coefficient,
             ratio_max=max(step.ratio_max for step in steps),
             mismatch_mean=first.mismatch_mean,
+            mismatch_rms=first.mismatch_rms,
             mismatch_p99=first.mismatch_p99,
             mismatch_max=first.mismatch_max,
             mismatch_kl=first.mismatch_kl,
@@ -137,6 +140,7 @@ class Report:
             clip_fraction=self.stats.clip_fraction,
             ratio_max=float(self.stats.ratio_max),
             mismatch_mean=mismatch.mean,
+            mismatch_rms=mismatch.rms,
             mismatch_p99=mismatch.p99,
             mismatch_max=mismatch.max,
             mismatch_kl=mismatch.kl,

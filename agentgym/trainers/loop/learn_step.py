@@ -62,6 +62,8 @@ async def learn_step(
                 if done >= config.learner.critic.warmup_steps:
                     update = partial(learner.update, step.batch, version=done, bound=session.gate.bound)
                     stats = await asyncio.to_thread(update) if is_beside else update()
+                    if stats.stale_tokens < step.batch.num_trained_tokens:
+                        session.gate.note(stats.mismatch_rms)
                     session.instruments.record_update(step.batch)
                     check_finite(await _call(is_beside, learner.logprobs, step.batch.select([0])))
                 critic = await _call(is_beside, learner.update_critic, step.batch)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -21,19 +23,19 @@ from agentgym.trainers.learner.policy_learner import PolicyLearner
 from agentgym.trainers.settings.parity import ParityConfig
 from agentgym.trajectory import Trajectory
 
-__all__ = ["ParityGate", "bounds_of", "fresh_batch"]
+__all__ = ["ParityGate", "RoundedBound", "fresh_batch"]
 
 _log = logging.getLogger(__name__)
 _START_MAX = 0.01
 """Nats of a token; more than rounding explains if both sides compute in float32."""
 _LEAST_MAX = 1e-3
 _MAX_MARGIN = 10.0
-_DENSE_MEAN, _MIXTURE_MEAN = 0.06, 0.12
-"""Nats a token; published means in bfloat16 are 0.011 to 0.036 (dense) and 0.064 (a mixture of experts)."""
-_LEAST_MEAN = 0.005
-_MEAN_MARGIN = 5.0
-_TAIL = 10.0
-"""The bound of one token in a hundred, over that of the mean."""
+_DENSE_RMS, _MIXTURE_RMS = 0.1, 0.2
+"""Nats; published means in bfloat16 are 0.011 to 0.036 (dense) and 0.064 (a mixture of experts), half as much."""
+_LEAST_RMS = 0.01
+_RMS_MARGIN = 2.5
+_REMEMBERED = 11
+"""The latest comparisons that a bound follows: the start and ten steps, then eleven steps."""
 _ROUNDED_MEAN = 0.05
 """Nats a token; a difference of which rounding may be the cause."""
 _CUT_MEAN = 1.0
@@ -55,18 +57,28 @@ class Publisher(Protocol):
         """Sends the current weights as `version`."""
 
 
-def bounds_of(
-    config: ParityConfig, start: Mismatch, *, is_exact: bool, is_mixture: bool
-) -> tuple[MismatchBound, MismatchBound]:
-    """Returns the bound of the start and that of all that follows; `is_exact` if both sides compute in float32."""
-    if config.max_mismatch is not None:
-        return (MismatchBound(token=config.max_mismatch),) * 2
-    if is_exact:
-        return MismatchBound(token=_START_MAX), MismatchBound(token=max(_LEAST_MAX, _MAX_MARGIN * start.max))
-    level = config.max_mean or (_MIXTURE_MEAN if is_mixture else _DENSE_MEAN)
-    own = level if config.max_mean else min(level, max(_LEAST_MEAN, _MEAN_MARGIN * start.bounded_mean))
-    first, later = (MismatchBound(mean=mean, p99=_TAIL * mean) for mean in (level, own))
-    return first, later
+@dataclass
+class RoundedBound:
+    """The bound of two sides that round differently, which follows what they differ by."""
+
+    level: float
+    """The most nats that are allowed, as a root mean square."""
+    is_fixed: bool = False
+    """True if `level` is the bound, whatever was seen."""
+    seen: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """The root mean squares of the latest comparisons."""
+
+    @classmethod
+    def of(cls, config: ParityConfig, *, is_mixture: bool) -> RoundedBound:
+        """Returns the bound of these settings before anything was seen."""
+        return cls(config.max_rms or (_MIXTURE_RMS if is_mixture else _DENSE_RMS), config.max_rms is not None)
+
+    @property
+    def now(self) -> MismatchBound:
+        """The bound of the next comparison."""
+        if self.is_fixed or not self.seen:
+            return MismatchBound(rms=self.level)
+        return MismatchBound(rms=min(self.level, max(_LEAST_RMS, _RMS_MARGIN * median(self.seen))))
 
 
 class GateParts(Protocol):
@@ -94,24 +106,34 @@ class ParityGate:
         is_mixture: bool = False,
     ) -> None:
         self.config = config
-        self.bound = MismatchBound(token=config.max_mismatch or _LEAST_MAX)
-        """The mismatch with which training continues."""
+        self._bound: MismatchBound | RoundedBound = RoundedBound.of(config, is_mixture=is_mixture)
         self._engine = parts.engine
         self._learner = parts.learner
         self._player = player
         self._publisher = publisher
-        self._is_mixture = is_mixture
+
+    @property
+    def bound(self) -> MismatchBound:
+        """The mismatch with which training continues."""
+        return self._bound.now if isinstance(self._bound, RoundedBound) else self._bound
+
+    def note(self, rms: float) -> None:
+        """Adds a comparison that was within the bound to those that the bound follows, if it follows any."""
+        if isinstance(self._bound, RoundedBound):
+            self._bound.seen.append(rms)
 
     async def start(self, version: int) -> Mismatch:
         """Runs the first probe, which sets the bound; raises TrainingHalted that names the likely cause."""
         mismatch = await self.probe("start", version)
         types = {self._engine.dtype} if isinstance(self._engine, ReplicatedEngine) else set()
         is_exact = types | {self._learner.config.compute_dtype} == {"float32"}
-        first, later = bounds_of(self.config, mismatch, is_exact=is_exact, is_mixture=self._is_mixture)
-        self.bound = first
-        if first.excess(mismatch):
-            await self.refuse(MismatchFound(mismatch, first), version)
-        self.bound = later
+        if is_exact or self.config.max_mismatch:
+            self._bound = MismatchBound(token=self.config.max_mismatch or _START_MAX)
+        if self.bound.excess(mismatch):
+            await self.refuse(MismatchFound(mismatch, self.bound), version)
+        if is_exact and not self.config.max_mismatch:
+            self._bound = MismatchBound(token=max(_LEAST_MAX, _MAX_MARGIN * mismatch.max))
+        self.note(mismatch.rms)
         return mismatch
 
     async def check(self, step: int, version: int) -> None:
@@ -178,7 +200,7 @@ class ParityGate:
         if found.mismatch.mean < _ROUNDED_MEAN:
             return (
                 "dtype: the difference is the size of rounding; give trainer and engine the same dtype, or raise"
-                f" parity.{'max_mismatch' if math.isfinite(found.bound.token) else 'max_mean'}"
+                f" parity.{'max_mismatch' if math.isfinite(found.bound.token) else 'max_rms'}"
             )
         return "template or model: the engine reads other ids than were recorded, or serves another model"
 

@@ -169,8 +169,8 @@ def test_quantiles_are_of_the_tokens_that_count_whatever_parts_they_come_from() 
     halves = [MismatchSums.of(part, torch.zeros(500), torch.ones(500, dtype=torch.bool)) for part in gap.split(500)]
     result = MismatchSums.of_scalars((halves[0] + halves[1]).scalars).result
     assert (result.over, result.max) == (whole.result.over, whole.result.max)
-    assert 0.02 <= result.p99 < 0.03 and result.bounded_mean == pytest.approx(0.99 * 0.02 + 0.01)
-    assert result.bounded_deviation == pytest.approx(gap.clamp(max=1).std(correction=0).item())
+    assert 0.02 <= result.p99 < 0.03 and result.rms == pytest.approx((0.99 * 0.02**2 + 0.01) ** 0.5)
+    assert result.square_deviation == pytest.approx(gap.clamp(max=1).square().std(correction=0).item())
     none = MismatchSums.of(gap, torch.zeros(1000), torch.zeros(1000, dtype=torch.bool)).result
     assert (none.num_tokens, none.p99, none.mean) == (0, 0.0, 0.0)
 
@@ -184,8 +184,7 @@ def differing(mean: float, num_tokens: int, tail: int = 0) -> Mismatch:
 def test_a_mismatch_found_pickles_and_names_what_is_exceeded() -> None:
     for bound, said in (
         (MismatchBound(token=0.01), "5 nats on a token that was just sampled, over the bound of 0.01"),
-        (MismatchBound(mean=0.1), "0.216 nats a token on average, over the bound of 0.1"),
-        (MismatchBound(p99=1.0), "more than 1 nats on 2% of the tokens, over the bound of 1%"),
+        (MismatchBound(rms=0.1), "0.243 nats (root mean square), over the bound of 0.1"),
     ):
         found = MismatchFound(differing(0.2, 10_000, tail=200), bound)
         again = copy.copy(found)
@@ -193,18 +192,18 @@ def test_a_mismatch_found_pickles_and_names_what_is_exceeded() -> None:
 
 
 def test_few_tokens_must_be_further_over_a_bound_than_many() -> None:
-    bound = MismatchBound(mean=0.06, p99=0.6)
+    bound = MismatchBound(rms=0.06)
     assert bound.excess(differing(0.02, 20, tail=1)) is None, "one odd token of twenty says nothing"
     assert bound.excess(differing(0.02, 20_000, tail=1000)), "of twenty thousand, a thousand do"
-    assert bound.excess(differing(0.01, 100_000, tail=900)) is None, "less than one in a hundred may"
+    assert bound.excess(differing(0.01, 100_000, tail=300)) is None, "three in a thousand may"
     assert bound.excess(differing(0.07, 20)), "all alike are no accident"
 
 
-@pytest.mark.parametrize(("start", "is_mixture", "mean"), [
-    (0.0, False, 0.005), (0.004, False, 0.02), (0.03, False, 0.06), (0.03, True, 0.12),
+@pytest.mark.parametrize(("start", "is_mixture", "rms"), [
+    (0.0, False, 0.01), (0.02, False, 0.05), (0.08, False, 0.1), (0.08, True, 0.2),
 ])  # fmt: skip
-def test_a_rounded_start_sets_the_bound_of_the_mean(
-    start: float, is_mixture: bool, mean: float, monkeypatch: pytest.MonkeyPatch
+def test_the_bound_of_a_rounded_type_follows_what_both_sides_differ_by(
+    start: float, is_mixture: bool, rms: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = gate_of("bfloat16", is_mixture=is_mixture)
 
@@ -213,7 +212,18 @@ def test_a_rounded_start_sets_the_bound_of_the_mean(
 
     monkeypatch.setattr(gate, "probe", probe)
     asyncio.run(gate.start(0))
-    assert gate.bound == MismatchBound(mean=pytest.approx(mean), p99=pytest.approx(10 * mean))
+    assert gate.bound.rms == pytest.approx(rms) and gate.bound.token == math.inf
+    for _ in range(4):
+        gate.note(start)
+    for _ in range(4):  # of nine, so the median is that of before
+        gate.note(10.0)
+    assert gate.bound.rms == pytest.approx(rms)
+
+
+def test_a_bound_that_is_given_stays() -> None:
+    gate = gate_of("bfloat16", ParityConfig(max_rms=0.3))
+    gate.note(0.001)
+    assert gate.bound == MismatchBound(rms=0.3)
 
 
 def gate_of(dtype: Any, config: ParityConfig | None = None, **options: Any) -> ParityGate:
@@ -224,7 +234,7 @@ def gate_of(dtype: Any, config: ParityConfig | None = None, **options: Any) -> P
 
 
 def test_settings_that_probe_nothing_are_refused() -> None:
-    for settings in ({"every": 0}, {"episodes": 0}, {"turns": 0}, {"max_mismatch": 0.0}, {"max_mean": -1.0}):
+    for settings in ({"every": 0}, {"episodes": 0}, {"turns": 0}, {"max_mismatch": 0.0}, {"max_rms": -1.0}):
         with pytest.raises(ConfigError):
             ParityConfig(**settings)  # type: ignore[arg-type]
 
