@@ -108,7 +108,8 @@ GENERATION_KEYS = (
     skip("chat_template_kwargs", "the chat template's own defaults are used: docs/families.md"),
     same("ds3_gather_for_generation", "the engine gets each step's weights"),
     same("pad_to_multiple_of", "rows are packed, without padding"),
-    *(skip(name, GENERATION) for name in ("generation_kwargs", "cache_implementation", "*continuous_batching*")),
+    Key("generation_kwargs", "sampling.stop", "stop or stop_strings alone", convert=values.trl_stop),
+    *(skip(name, GENERATION) for name in ("cache_implementation", "*continuous_batching*")),
     skip("use_transformers_paged", GENERATION),
 )
 LOSS = (

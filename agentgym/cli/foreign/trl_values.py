@@ -11,7 +11,7 @@ __all__ = [
     *("trl_advantage", "trl_batch", "trl_correction", "trl_dataset_name", "trl_dtype"),
     *("trl_engine", "trl_epochs", "trl_generation_batch", "trl_interval", "trl_kl"),
     *("trl_leave_device", "trl_lora_layers", "trl_lora_rank", "trl_loss", "trl_max_turns"),
-    *("trl_model", "trl_optimizer", "trl_rewards", "trl_schedule", "trl_steps"),
+    *("trl_model", "trl_optimizer", "trl_rewards", "trl_schedule", "trl_steps", "trl_stop"),
     *("trl_tools", "trl_trackers", "trl_train_data", "trl_uncut", "trl_updates"),
     *("trl_warmup", "trl_with_vllm"),
 ]
@@ -115,6 +115,17 @@ def trl_tools(value: Any, _: Theirs) -> list[str]:
     if isinstance(value, dict):
         raise NoCounterpart("several environments: practice.mix, or data.agents by the rows' agent_name")
     return [str(item) for item in (value if isinstance(value, list) else [value])]
+
+
+def trl_stop(value: Any, _: Theirs) -> list[str]:
+    """Returns the stop strings among the arguments of generation."""
+    if not value:
+        raise SameMeaning("off, as here")
+    stop = value.get("stop") or value.get("stop_strings")
+    if others := [name for name in value if name not in ("stop", "stop_strings")]:
+        kept = f"; sampling.stop: {stop}" if stop else ""
+        raise NoCounterpart(f"no setting for {', '.join(others)}: see sampling, engine, vllm.server_args{kept}")
+    return [stop] if isinstance(stop, str) else [*stop]
 
 
 def trl_max_turns(value: Any, theirs: Theirs) -> int:

@@ -158,7 +158,7 @@ class ChatLoop(EpisodeLoop):
             talk.has_ids = False
             draft.forget_ids()
         if not talk.has_ids:
-            draft.begin_turn(message, reply.finish_reason, reply.latency_s)
+            draft.begin_turn(message, reply.finish_reason, reply.latency_s, reply.stop)
             return message
         assert reply.ids is not None and reply.prompt_ids is not None and reply.logprobs is not None
         num_before = len(draft.ids)
@@ -166,7 +166,8 @@ class ChatLoop(EpisodeLoop):
             draft.add_answer(reply.prompt_ids[num_before:])
         else:
             draft.begin_row(reply.prompt_ids)
-        completion = Completion(reply.ids, reply.logprobs, (0,) * len(reply.ids), reply.finish_reason)
+        sampled = reply.ids, reply.logprobs, (0,) * len(reply.ids)
+        completion = Completion(*sampled, reply.finish_reason, stop=reply.stop)
         draft.add_reply(completion, message, reply.latency_s, trained=not self.endpoint.config.strict_tools)
         return message
 

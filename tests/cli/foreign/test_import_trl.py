@@ -42,6 +42,14 @@ def test_every_setting_of_the_table_is_ours() -> None:
     assert {name for name in named if not any(name == own or name.startswith(f"{own}.") for own in known)} == set()
 
 
+def test_stop_strings_are_found_among_the_arguments_of_generation() -> None:
+    assert settings_of(generation_kwargs={"stop": "</answer>"})["sampling.stop"] == ["</answer>"]
+    assert settings_of(generation_kwargs={"stop_strings": ["a", "b"]})["sampling.stop"] == ["a", "b"]
+    translation = translate({"generation_kwargs": {"stop": ["a"], "num_beams": 2}}, TRL_KEYS)
+    (line,) = translation.of("lost")
+    assert "no setting for num_beams" in line.ours and "sampling.stop: ['a']" in line.ours
+
+
 def test_a_script_is_imported_and_trains_a_step(agentgym: Command, tmp_path: Path) -> None:
     shutil.copytree(PROJECT, tmp_path, dirs_exist_ok=True)
     script = Path("train_lock.py")
