@@ -160,7 +160,8 @@ def _keywords(
         )
     if [get_origin(kind) for kind in kinds] != [Mapping]:
         return None
-    values = get_args(get_args(kinds[0])[1])
+    kind = get_args(kinds[0])[1]
+    values = get_args(kind) or (kind,)
     read = _read_weights if float in values and str not in values else read_keywords
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
@@ -235,12 +236,12 @@ def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:
 
 
 def _read_weights(pairs: Sequence[str]) -> dict[str, JSON]:
-    """Reads `("TextGame-v0=2", "lock.py:Lock=1")` as weights by name."""
+    """Reads `("TextGame-v0=2", "lock.py:Lock=1")` as weights, or other numbers, by name."""
     weights: dict[str, JSON] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name or name in weights:
-            raise ConfigError(f"different names with weights were wanted, such as TextGame-v0=2, got {pair!r}")
+            raise ConfigError(f"different names with numbers were wanted, such as TextGame-v0=2, got {pair!r}")
         weights[name] = _value(value)
     return weights
 

@@ -13,7 +13,7 @@ __all__ = [
     *("trl_leave_device", "trl_lora_layers", "trl_lora_rank", "trl_loss", "trl_max_turns"),
     *("trl_model", "trl_optimizer", "trl_rewards", "trl_schedule", "trl_steps", "trl_stop"),
     *("trl_tools", "trl_trackers", "trl_train_data", "trl_uncut", "trl_updates"),
-    *("trl_warmup", "trl_with_vllm"),
+    *("trl_warmup", "trl_weight_decay", "trl_with_vllm"),
 ]
 
 LOSS_TYPES: Mapping[str, tuple[str, str]] = {
@@ -201,6 +201,13 @@ def trl_optimizer(value: Any, _: Theirs) -> str:
     if value not in OPTIMIZERS:
         raise NoCounterpart("optimizer.name has adamw, muon, sgd, adafactor, or file.py:name")
     return OPTIMIZERS[value]
+
+
+def trl_weight_decay(value: Any, theirs: Theirs) -> Several:
+    """Returns the weight decay, and none of norms and biases; adapters have neither."""
+    has_adapters = any(theirs.get(name) for name in ("use_peft", "lora_r", "peft_config.r"))
+    own = {} if has_adapters or not value else {"optimizer.weight_decays": {"norm|bias": 0.0}}
+    return Several({"optimizer.weight_decay": value, **own})
 
 
 def trl_uncut(off: float) -> Converter:

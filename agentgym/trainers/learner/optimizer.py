@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.algorithms.optimizers import make_optimizer, schedule_share
 from agentgym.trainers.learner.master_weights import MasterWeights
+from agentgym.trainers.learner.parameter_groups import divide_groups
 from agentgym.trainers.parallel.sharded_tensor import like, whole
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -35,10 +36,12 @@ class PolicyOptimizer:
         self._masters = MasterWeights(self.parameters)
         self._stepped = [self._masters.of(parameter) for parameter in self.parameters]
         self._parts = _make_parts(model, config, more, self._masters)
+        for part in self._parts:
+            divide_groups(part, model, config, self._masters.of)
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step."""
+        """The learning rate of the next step, before the factors of `rates` and `layer_decay`."""
         config = self.config
         position = {"step": self.num_steps, "total_steps": self.total_steps, "warmup_steps": config.warmup_steps}
         warm = min(1.0, (self.num_steps + 1) / max(1, config.warmup_steps))
@@ -54,7 +57,7 @@ class PolicyOptimizer:
         if norm == norm and norm != float("inf"):
             for part in self._parts:
                 for group in part.param_groups:
-                    group["lr"] = self.learning_rate
+                    group["lr"] = self.learning_rate * group.get("rate", 1.0)
                 part.step()
             torch.autograd.graph.increment_version(self._stepped)  # which a fused step leaves as it was
             self._masters.round()

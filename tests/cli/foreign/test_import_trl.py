@@ -37,9 +37,16 @@ def test_every_argument_of_trl_is_in_the_table() -> None:
 
 def test_every_setting_of_the_table_is_ours() -> None:
     known = [*our_defaults(), "advantage.settings", "learner.loss_settings", "learner.correction_settings"]
-    known += ["env_kwargs", "optimizer.decay_settings"]
+    known += ["env_kwargs", "optimizer.decay_settings", "optimizer.weight_decays"]
     named = {name.strip() for key in TRL_KEYS for name in key.ours.split(",") if name.strip()}
     assert {name for name in named if not any(name == own or name.startswith(f"{own}.") for own in known)} == set()
+
+
+def test_norms_and_biases_have_no_weight_decay_as_in_trl() -> None:
+    assert "optimizer.weight_decay" not in settings_of()
+    settings = settings_of(weight_decay=0.1)
+    assert (settings["optimizer.weight_decay"], settings["optimizer.weight_decays"]) == (0.1, {"norm|bias": 0.0})
+    assert "optimizer.weight_decays" not in settings_of(weight_decay=0.1, lora_r=8)
 
 
 def test_stop_strings_are_found_among_the_arguments_of_generation() -> None:

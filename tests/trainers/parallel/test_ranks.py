@@ -35,6 +35,9 @@ Alone = Callable[[str], Found]
 
 PROGRAM = Path(__file__).parent / "rank_process.py"
 STEP = OptimizerConfig(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5)
+GROUPS = replace(
+    STEP, rates={"embed_tokens": 0.1, "mlp": 3.0}, layer_decay=0.7, weight_decay=0.1, weight_decays={"norm": 0.0}
+)
 LORA = LoraConfig(rank=3, target_modules=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
 ROWS = {1: 1, 4: 44, 16: 180}
 """Tokens of a micro-batch by the rows that it then holds, about: rows have 5 to 16."""
@@ -58,7 +61,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 SHARED = {"sequence": MeshConfig(sequence=2), "tensor": MeshConfig(tensor=2)}
 """How two ranks share their forward passes."""
-SHARING = "ppo_clip-4 gspo-4 kl checkpointing critic shared-prefixes one-row untied biased long".split()
+SHARING = "ppo_clip-4 gspo-4 kl checkpointing critic shared-prefixes one-row untied biased long rates".split()
 """What they learn so."""
 
 
@@ -126,6 +129,7 @@ def cases(
         "one-row": {**plain, "batch": batch.select([5])},
         "untied": {**plain, "model": make_tiny(tied=False)},
         "muon": {**plain, "optimizer": replace(STEP, name="muon")},
+        "rates": {**plain, "optimizer": GROUPS},
         "bfloat16": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(param_dtype="bfloat16"))},
         "resumed": {**plain, "state": before["state"], "weights": before["between"]},
         "lora-resumed": {**found["lora"], "state": in_one_process(found["lora"])["state"]},
@@ -172,6 +176,7 @@ LEARNED = [
     "reference",
     "untied",
     "loaded",
+    "rates",
 ]
 QUICK = ["ppo_clip-4", "lora"]
 """The cases of every run of the tests; the others are learned with the slow ones."""
@@ -180,7 +185,7 @@ COUNTED = ("ppo_clip-1", "ppo_clip-16", "gathered-once")
 SHARED_PASSES = [
     *(f"{name}-sequence" for name in ("ppo_clip-4", "gspo-4", "shared-prefixes", "critic", "long", "lora")),
     "few-heads",
-    *(f"{name}-tensor" for name in ("ppo_clip-4", "shared-prefixes", "critic", "long", "loaded", "biased")),
+    *(f"{name}-tensor" for name in ("ppo_clip-4", "shared-prefixes", "critic", "long", "loaded", "biased", "rates")),
 ]
 """The same, by ranks that share their passes."""
 
