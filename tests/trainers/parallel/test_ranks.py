@@ -277,6 +277,21 @@ def test_four_ranks_that_share_passes_learn_what_one_process_learns(
         check([rank[name] for rank in found], alone(name))
 
 
+@pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(tensor=2)], ids=str)
+def test_each_rank_averages_its_own_shards(
+    mesh: MeshConfig, settings_cases: dict[str, Case], on_ranks: OnRanks
+) -> None:
+    plain = settings_cases["ppo_clip-4"]
+    case = {**plain, "config": replace(plain["config"], ema_decay=0.5)}
+    wanted = in_one_process(case)["state"]["optimizer"]["average"]
+    resumed = {**case, "state": in_one_process(case)["state"]}
+    first, _ = on_ranks({"ema": sharing(case, mesh), "resumed": sharing(resumed, mesh)}, 2)
+    found = first["ema"]["state"]["optimizer"]["average"]
+    assert found.keys() == wanted.keys()
+    for name, mean in wanted.items():
+        torch.testing.assert_close(found[name], mean, rtol=0, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_ranks_that_share_a_pass_keep_less_of_it(alone: Alone, one_block: list[dict[str, Found]]) -> None:
     wanted = alone("long")["kept"]
