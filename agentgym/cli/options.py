@@ -9,8 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, partial
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import yaml
 
 from agentgym.cli.short_help import option_docs, short_help
 from agentgym.errors import ConfigError, UnknownName, nearest
@@ -28,6 +31,7 @@ __all__ = [
     "parse_options",
     "profile_as_options",
     "read_keywords",
+    "read_mapping",
     "tools_as_option",
 ]
 
@@ -222,6 +226,19 @@ def env_as_argument(args: Sequence[str]) -> list[str]:
         return words
     index = words.index("--env")
     return [words[index + 1], *words[:index], *words[index + 2 :]]
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Returns the mapping that a YAML file holds; raises ConfigError for any other file."""
+    if not path.is_file():
+        raise ConfigError(f"no configuration file {str(path)!r}")
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
+    return given
 
 
 def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:

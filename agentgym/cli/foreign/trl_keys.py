@@ -38,7 +38,14 @@ TRAINER = (
     skip("callbacks", "observers takes file.py:Class, which is told of phases, evaluations and steps"),
     skip("optimizers", "optimizer.name and optimizer.decay take file.py:name"),
     skip("rollout_func", "engine as file.py:name, or an environment"),
-    skip("quantization_config", "weights are float32 or bfloat16"),
+    *(
+        skip(name, "weights are float32 or bfloat16")
+        for name in ("quantization_config", "load_in_4bit", "load_in_8bit", "*bnb_*", "dtype")
+    ),
+    skip("model_revision", "a commit of a model is named as ID@COMMIT"),
+    skip("attn_implementation", "attention is chosen by the model and the device"),
+    same("ignore_bias_buffers", "how ranks are made"),
+    *(skip(name, "learner.lora has rank, alpha, target_modules") for name in ("use_dora", "use_rslora")),
     same("use_peft", "learner.lora.rank above 0"),
     *(
         Key(

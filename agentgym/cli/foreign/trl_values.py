@@ -177,7 +177,7 @@ def trl_schedule(value: Any, theirs: Theirs) -> Several:
     if value == "linear":
         return Several({"optimizer.decay": "linear", "optimizer.decay_settings.flat": 0.0})
     if value in ("constant", "constant_with_warmup"):
-        raise SameMeaning("optimizer.decay: constant")
+        return Several({"optimizer.decay": "constant"})
     if value == "cosine":
         return Several({"optimizer.decay": "cosine"})
     if value == "cosine_with_min_lr":

@@ -164,7 +164,8 @@ def test_arguments_have_the_meaning_that_they_have_there(given: dict[str, Any], 
     ("text", "message"),
     [
         ("x = 1\n", "has no GRPOConfig(...)"),
-        ("SFTTrainer('m')\n", "there is agentgym sft"),
+        ("GKDTrainer('m')\n", "there is --algo distill"),
+        ("SFTConfig()\nDPOTrainer('m')\n", "has DPOTrainer and SFTConfig: name one with --trainer"),
         ("x = (\n", "cannot be read as Python"),
     ],
 )
@@ -176,4 +177,4 @@ def test_a_script_without_grpo_is_refused_in_one_line(agentgym: Command, text: s
 
 def test_the_page_has_the_table_of_arguments() -> None:
     page = Path(pages.__file__).with_name("trl.md").read_text(encoding="utf-8")
-    assert pages.with_keys(page, "TRL", TRL_KEYS) == page, "run python docs/pages.py"
+    assert pages.with_keys(page, pages.FOREIGN["trl"]) == page, "run python docs/pages.py"
