@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from agentgym.errors import ConfigError
 
-__all__ = ["Decode", "ends_with_stop", "find_stop", "stop_strings"]
+__all__ = ["Decode", "ends_with_stop", "find_stop", "may_end_stop", "stop_strings"]
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Returns the text of ids, special tokens included."""
@@ -35,8 +35,17 @@ def find_stop(ids: Sequence[int], stop: Sequence[str], decode: Decode) -> tuple[
     return num_ids, min((part for part in stop if part in text), key=lambda part: text.find(part) + len(part))
 
 
+def may_end_stop(index: int, stop: Sequence[str], decode: Decode) -> bool:
+    """Returns False for an id that surely completes no stop string, because its text lacks their last characters.
+
+    The text of an id alone may lack spaces, and has U+FFFD in place of a part of a character.
+    """
+    text = decode([index])
+    return "\ufffd" in text or any(part[-1] in text or part[-1].isspace() for part in stop)
+
+
 def ends_with_stop(ids: Sequence[int], stop: Sequence[str], decode: Decode) -> bool:
     """Returns True if the last of the ids completes a stop string; it looks at the whole reply only if it may."""
-    reach = max(len(part.encode()) for part in stop)  # an id has a byte or more
+    reach = 1 + max(len(part.encode()) for part in stop)  # an id has a byte or more, the first one may lose a space
     tail = decode(ids[-reach:])
     return any(part in tail for part in stop) and find_stop(ids, stop, decode) is not None

@@ -17,7 +17,7 @@ from agentgym.engines.openai.config import ChatEndpointConfig
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.servers.http import SERVER_SECRET
 from agentgym.engines.sglang.engine import SglangConfig, open_sglang
-from agentgym.engines.stop_strings import ends_with_stop, find_stop, stop_strings
+from agentgym.engines.stop_strings import ends_with_stop, find_stop, may_end_stop, stop_strings
 from agentgym.engines.vllm.engine import VllmConfig, open_vllm
 from agentgym.errors import ConfigError
 from agentgym.evaluation.play.endpoint import endpoint_loop
@@ -62,6 +62,7 @@ def test_looking_at_every_id_finds_what_looking_at_the_whole_finds(ids: list[int
     ends = [number for number in range(1, len(ids) + 1) if stop and ends_with_stop(ids[:number], stop, decode)]
     found = find_stop(ids, stop, decode)
     assert ends[:1] == ([] if found is None else [found[0]])
+    assert all(may_end_stop(ids[number - 1], stop, decode) for number in ends[:1])
     if found is not None:
         assert found[1] in decode(ids[: found[0]])
         assert not any(part in decode(ids[: found[0] - 1]) for part in stop)

@@ -16,7 +16,7 @@ from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.sampling import uniforms
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
-from agentgym.engines.stop_strings import ends_with_stop
+from agentgym.engines.stop_strings import ends_with_stop, may_end_stop
 from agentgym.errors import EngineError
 from agentgym.routed_experts import RoutedExperts
 
@@ -25,6 +25,7 @@ __all__ = ["SamplingRequest", "Scheduler", "checked_prompt"]
 # Shape suffixes: S slots, W window, R sampled rows, J stop ids.
 
 _MIN_SHARED = 16  # copying a prefix, or waiting a step for one that is being computed, pays from this many tokens on
+_MOST_KNOWN = 100_000  # ids of which it is known whether they may complete a stop string
 
 
 class Prefix(NamedTuple):
@@ -90,6 +91,7 @@ class Scheduler:
         self._stop_SJ = np.full((num_slots, 1), -1, np.int64)
         self._end_S = np.zeros(num_slots, np.int64)
         self._reads_text_S = np.zeros(num_slots, np.bool_)
+        self._may_end: dict[tuple[int, tuple[str, ...]], bool] = {}
         self._slots: NDArray[np.int64] | None = None
         self._num_fresh = 0
 
@@ -234,6 +236,13 @@ class Scheduler:
         """Returns whether the newest id completes a stop string."""
         slot, sampling = request.slot, request.sampling
         assert sampling.decode is not None
+        key = int(self.cache.tokens_SW[slot, self.cache.num_known_S[slot] - 1]), sampling.stop
+        if len(self._may_end) > _MOST_KNOWN:
+            self._may_end.clear()
+        if key not in self._may_end:
+            self._may_end[key] = may_end_stop(*key, sampling.decode)
+        if not self._may_end[key]:
+            return False
         ids = self.cache.tokens_SW[slot, len(request.prompt_T) : self.cache.num_known_S[slot]].tolist()
         return ends_with_stop(ids, sampling.stop, sampling.decode)
 
