@@ -14,9 +14,9 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Returns the text of ids, special tokens included."""
 
 
-def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Returns stop strings as a tuple, one alone too; raises ConfigError for an empty one."""
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if not all(stops):
         raise ConfigError(f'stop is a list of texts that are not empty, such as ["</answer>"], got {stop!r}')
     return stops

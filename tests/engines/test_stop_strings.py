@@ -77,7 +77,7 @@ def test_a_stop_id_at_the_end_is_no_text() -> None:
 
 def test_one_text_is_a_list_of_one_and_an_empty_one_is_refused() -> None:
     assert Sampling(max_tokens=1, stop="</answer>").stop == ("</answer>",)  # type: ignore[arg-type]
-    assert stop_strings(["a", "b"]) == ("a", "b")
+    assert stop_strings(["a", "b"]) == ("a", "b") and stop_strings(None) == ()
     with pytest.raises(ConfigError, match="not empty"):
         stop_strings(["a", ""])
 

@@ -180,7 +180,8 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
         ends = [] if stops.isdisjoint(span.ids) else [i for i, token in enumerate(span.ids) if token in stops]
         ended = turn["finish_reason"] == "stop"
         problem = None
-        if stop := turn.get("stop", ""):
+        stop = turn.get("stop", "")
+        if stop and ends != [len(span.ids) - 1]:
             found = find_stop(span.ids, [stop], renderer.decode)
             if ends or not ended or found is None or found[0] != len(span.ids):
                 problem = at(problem=f"the reply does not end with its stop string {stop!r}")
