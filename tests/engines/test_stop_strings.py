@@ -112,7 +112,7 @@ def test_a_server_stops_where_the_engine_of_this_process_does(server: tuple[str,
             engine = await open_vllm(VllmConfig(urls=(url,)), embedded_folder())
         limits = Limits(max_turns=3)
         loops: list[EpisodeLoop] = [RolloutLoop(engine, renderer, limits, sampling)]
-        chat = ChatEndpointConfig(api_key_env=SERVER_SECRET)
+        chat = ChatEndpointConfig(api_key_env=SERVER_SECRET) if name == "vllm" else ChatEndpointConfig()
         loops.append(await endpoint_loop(f"{url}/v1", chat, limits, sampling))
         try:
             return await engine.generate(prompt, asked, session="a"), await play(loops[0]), await play(loops[1])
