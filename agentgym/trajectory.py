@@ -250,12 +250,14 @@ class Turn:
     tool_results: tuple[ToolResult, ...] = ()
     """One result per call id, in call order."""
     finish_reason: str = "stop"
-    """`stop` (an end token was sampled), `length` or `abort`."""
+    """`stop` (an end token or a stop string was sampled), `length` or `abort`."""
     asked: str = ""
     """The rollout's own request before this reply: that for a summary; empty where the environment asked. Such a turn
     has no answer, and its reward is 0."""
     messages: tuple[Message, ...] | None = None
     """The messages shown to the model as the answer, if they are neither the results nor the observation (nor both)."""
+    stop: str = ""
+    """The stop string that ended the reply, which the last of its ids completes; empty if something else did."""
     timings: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Seconds: `generate_s`, `env_s`. Wall-clock, so never part of equality and not stored in `episodes.jsonl`."""
 

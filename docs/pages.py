@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agentgym.cli.foreign.keys import Key
 from agentgym.cli.foreign.trl_keys import TRL_KEYS
+from agentgym.cli.foreign.trl_lessons import DPO_OWN, SFT_OWN
 from agentgym.cli.foreign.verl_keys import VERL_KEYS
 from agentgym.envs.catalog.listing import Listed, describe_env
 from agentgym.envs.catalog.plugin import BUNDLED
@@ -21,8 +22,8 @@ from agentgym.trainers.model_check.known import KnownModel, known_models
 NUMBERS = ("logprobs", "gradients", "samples", "same bits", "adapters", "export", "replay", "sglang", "vllm")
 """The checks of architectures whose findings the page shows."""
 BEGIN, END = "<!-- settings: python docs/pages.py -->", "<!-- end of settings -->"
-FOREIGN = {"verl": VERL_KEYS, "TRL": TRL_KEYS}
-"""The tables of settings that `agentgym import` reads, by the library."""
+FOREIGN = {"verl": [("verl", VERL_KEYS)], "trl": [("SFTConfig", SFT_OWN), ("DPOConfig", DPO_OWN), ("TRL", TRL_KEYS)]}
+"""The tables of settings that `agentgym import` reads, by the page, in their order; each with the name of theirs."""
 SKILL = (
     "How to use agentgym, a Gymnasium for language-model agents. Read it to write an environment or a reward, play or"
     " evaluate a model, train one by reinforcement learning or imitation, move a project from verl, TRL or verifiers"
@@ -169,10 +170,12 @@ def keys_table(library: str, keys: Iterable[Key]) -> str:
     return "\n".join(lines)
 
 
-def with_keys(page: str, library: str, keys: Iterable[Key]) -> str:
-    """Returns a page with the table of settings between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{keys_table(library, keys)}\n\n{END}{rest.split(END)[1]}"
+def with_keys(page: str, tables: Iterable[tuple[str, Iterable[Key]]]) -> str:
+    """Returns a page with the tables of settings between its marks."""
+    before, *parts = page.split(BEGIN)
+    for part, (name, keys) in zip(parts, tables, strict=True):
+        before += f"{BEGIN}\n\n{keys_table(name, keys)}\n\n{END}{part.split(END)[1]}"
+    return before
 
 
 def write_skill(target: Path) -> None:
@@ -205,9 +208,9 @@ def main() -> None:
     (folder / "algorithms.md").write_text(algorithms_page(), encoding="utf-8")
     (folder / "architectures.md").write_text(architectures_page(), encoding="utf-8")
     (folder / "environments.md").write_text(environments_page(), encoding="utf-8")
-    for library, keys in FOREIGN.items():
-        page = folder / f"{library.lower()}.md"
-        page.write_text(with_keys(page.read_text(encoding="utf-8"), library, keys), encoding="utf-8")
+    for name, tables in FOREIGN.items():
+        page = folder / f"{name}.md"
+        page.write_text(with_keys(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -40,11 +40,14 @@ class Renderer(Protocol):
         They are the end of a cut reply if it lacks one, the separator, `new_messages` (tool, user or system messages),
         and the next generation prompt."""
 
-    def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = (), prompt: Sequence[int] = ()) -> Message:
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSpec] = (), prompt: Sequence[int] = (), stop: str = ""
+    ) -> Message:
         """Returns the reply as a message; calls that cannot be read are MalformedCall. Never raises on model output.
 
         `tools` are those that the model was shown: some families write arguments without types. `prompt` are the ids
-        that it was sampled on: some templates open the reasoning there, after some messages and not after others."""
+        that it was sampled on: some templates open the reasoning there, after some messages and not after others.
+        `stop` is the stop string that the last id completes, if one ended the reply; text after it is left out."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the ids' text, special tokens included."""

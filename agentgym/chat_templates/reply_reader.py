@@ -36,9 +36,16 @@ class ReplyReader:
         self._known = self._stop_ids.union(self._mark_texts)
         self._spelled = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
-    def parse(self, ids: Sequence[int], context: ReplyContext) -> Message:
-        """Returns the reply as a message, up to its first stop id; raises nothing, whatever the ids."""
+    def parse(self, ids: Sequence[int], context: ReplyContext, stop: str = "") -> Message:
+        """Returns the reply as a message, up to its first stop id; raises nothing, whatever the ids.
+
+        The text that the last id has after `stop`, a stop string, is left out.
+        """
         parts = self._parts(ids)
+        if stop and parts and not parts[-1][1]:
+            text = self.decode(ids)
+            surplus = len(text.partition(stop)[2])
+            parts[-1] = (parts[-1][0][: len(parts[-1][0]) - surplus], False)
         spelled = [text for text, is_mark in parts if not is_mark and self._spelled.search(text)]
         if not spelled:
             return self.format.read("".join([text for text, _ in parts]), context)

@@ -24,8 +24,8 @@ __all__ = ["finish", "main", "repeat_rows", "run_plan", "summary_rows"]
 
 REPEAT_COLUMNS = ("tasks", "k", "pass@k", "pass^k", "best@k", "")
 MAIN_SETTINGS = (
-    *("env", "env_kwargs", "policy", "num_tasks", "num_repeats", "seed", "temperature", "top_p", "max_turns"),
-    *("turn_tokens", "engine", "device", "context_window", "concurrency", "output", "resume", "json"),
+    *("env", "env_kwargs", "policy", "num_tasks", "num_repeats", "seed", "temperature", "top_p", "stop"),
+    *("max_turns", "turn_tokens", "engine", "device", "context_window", "concurrency", "output", "resume", "json"),
 )
 """The settings that `--help` shows."""
 NO_PRICE = "no price is set (--endpoint.price-prompt, --endpoint.price-completion, per million tokens)"

@@ -31,6 +31,8 @@ class ExportOptions:
     """Write the best checkpoint by `checkpoint.keep_best`."""
     adapter: bool = False
     """Write only the adapter of a run with learner.lora, as peft loads it onto the model that the run began with."""
+    ema: bool = False
+    """Write the average of the weights that a run with learner.ema_decay keeps; of adapters, with --adapter."""
     dtype: DType = "float32"
     """The type of the weights in the files; training keeps them in float32."""
     json: bool = False
@@ -42,8 +44,9 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(ExportOptions, args, prog="agentgym export")
     checkpoint = find_checkpoint(options.source, step=options.step, best=options.best)
     export = export_adapter if options.adapter else export_model
-    written = export(checkpoint, options.folder, dtype=options.dtype)
-    say(f"{'adapter' if options.adapter else 'model'} of step {written.step} ({written.dtype}): {options.folder}")
+    written = export(checkpoint, options.folder, dtype=options.dtype, average=options.ema)
+    what = f"{'average of the ' if options.ema else ''}{'adapter' if options.adapter else 'model'}"
+    say(f"{what} of step {written.step} ({written.dtype}): {options.folder}")
     if not options.adapter:
         say(f"try next: agentgym eval --env ID --policy {options.folder}")
     if options.json:

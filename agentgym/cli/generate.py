@@ -24,8 +24,8 @@ from agentgym.rollout.hosting.event_loop import run_async
 __all__ = ["main"]
 
 MAIN_SETTINGS = (
-    *("input", "output", "model", "num_replies", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
-    *("resume", "ids", "columns", "engine", "device", "dtype", "context_window", "concurrency", "json"),
+    *("input", "output", "model", "num_replies", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop"),
+    *("seed", "resume", "ids", "columns", "engine", "device", "dtype", "context_window", "concurrency", "json"),
 )
 
 

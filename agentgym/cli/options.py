@@ -9,8 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, partial
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import yaml
 
 from agentgym.cli.short_help import option_docs, short_help
 from agentgym.errors import ConfigError, UnknownName, nearest
@@ -28,6 +31,7 @@ __all__ = [
     "parse_options",
     "profile_as_options",
     "read_keywords",
+    "read_mapping",
     "tools_as_option",
 ]
 
@@ -160,7 +164,8 @@ def _keywords(
         )
     if [get_origin(kind) for kind in kinds] != [Mapping]:
         return None
-    values = get_args(get_args(kinds[0])[1])
+    kind = get_args(kinds[0])[1]
+    values = get_args(kind) or (kind,)
     read = _read_weights if float in values and str not in values else read_keywords
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
@@ -223,6 +228,19 @@ def env_as_argument(args: Sequence[str]) -> list[str]:
     return [words[index + 1], *words[:index], *words[index + 2 :]]
 
 
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Returns the mapping that a YAML file holds; raises ConfigError for any other file."""
+    if not path.is_file():
+        raise ConfigError(f"no configuration file {str(path)!r}")
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
+    return given
+
+
 def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:
     """Reads `("level=2", "shaped=true", "name=x")` as keywords; a value is JSON if it parses as JSON, else text."""
     keywords: dict[str, JSON] = {}
@@ -235,12 +253,12 @@ def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:
 
 
 def _read_weights(pairs: Sequence[str]) -> dict[str, JSON]:
-    """Reads `("TextGame-v0=2", "lock.py:Lock=1")` as weights by name."""
+    """Reads `("TextGame-v0=2", "lock.py:Lock=1")` as weights, or other numbers, by name."""
     weights: dict[str, JSON] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name or name in weights:
-            raise ConfigError(f"different names with weights were wanted, such as TextGame-v0=2, got {pair!r}")
+            raise ConfigError(f"different names with numbers were wanted, such as TextGame-v0=2, got {pair!r}")
         weights[name] = _value(value)
     return weights
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import tyro
-import yaml
 
 from agentgym.cli.options import (
     env_as_option,
@@ -15,6 +14,7 @@ from agentgym.cli.options import (
     mix_as_options,
     parse_options,
     profile_as_options,
+    read_mapping,
     tools_as_option,
 )
 from agentgym.cli.training.options import MAIN_SETTINGS, TrainOptions
@@ -54,13 +54,7 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
         return None
     if not path.is_file():
         raise ConfigError(f"no configuration file {str(path)!r}; `agentgym train --env ID --print-config` shows one")
-    try:
-        given = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(given, dict):
-        raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
-    given = with_current_names(given)
+    given = with_current_names(read_mapping(path))
     mixed = _mixed_envs(given.get("practice"))
     named = bool(mixed) or bool({"env", "data"} & given.keys())
     run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), "" if named else "?"), **given})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from agentgym.engines.stop_strings import Decode, find_stop, stop_strings
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.published_weights import Weights
 from agentgym.routed_experts import RoutedExperts
@@ -39,8 +40,14 @@ class Sampling:
     forbids. A trainer that knows only the model computes others. It needs an engine whose attribute `takes_grammar` is
     true.
     """
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply. An engine may go on after one: the caller cuts the reply after the id that completes it.
+    """
+    decode: Decode | None = field(default=None, compare=False, repr=False)
+    """Returns the text of ids, for engines of this process that look for `stop` themselves."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", stop_strings(self.stop))
         if self.max_tokens < 1:
             raise ConfigError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if not 0.0 <= self.temperature:
@@ -52,12 +59,21 @@ class Sampling:
         if not 0.0 <= self.min_p <= 1.0:
             raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}")
 
+    def find_stop(self, ids: Sequence[int]) -> tuple[int, str] | None:
+        """Returns how many of a reply's ids complete its first stop string, and that string; None if there is none.
+
+        A stop id at the end is no part of the text. Without `decode` there is no text to look at.
+        """
+        if not self.stop or self.decode is None:
+            return None
+        return find_stop(ids[:-1] if ids[-1:] and ids[-1] in self.stop_ids else ids, self.stop, self.decode)
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled reply.
 
-    `ids` include the stop id that ended it; `logprobs` (fp32, natural) and `policy_versions` have one entry per id.
+    `ids` include the one that ended it; `logprobs` (fp32, natural) and `policy_versions` have one entry per id.
     Example: `Completion((9, 2), (-0.2, -0.01), (0, 0), "stop")`.
     """
 
@@ -67,6 +83,8 @@ class Completion:
     finish_reason: FinishReason
     experts: RoutedExperts | None = None
     """The experts of all tokens of prompt and reply but the last; None unless the engine records them."""
+    stop: str = ""
+    """The stop string that ended the reply, in a reply that was cut after it; empty if an id or a limit ended it."""
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.logprobs) == len(self.policy_versions):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Sampling
+from agentgym.engines.stop_strings import stop_strings
 from agentgym.errors import ConfigError
 
 __all__ = ["STALL_S", "Limits", "SamplingConfig"]
@@ -31,8 +33,11 @@ class SamplingConfig:
     """The number of most probable ids to sample from; 0 is off."""
     min_p: float = 0.0
     """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply, such as </answer>, wherever they occur in it; the reply ends with the text."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", stop_strings(self.stop))
         if not 0.0 <= self.temperature:
             raise ConfigError(f"temperature must be at least 0, got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
@@ -42,17 +47,19 @@ class SamplingConfig:
         if not 0.0 <= self.min_p <= 1.0:
             raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}; 0 switches it off")
 
-    def for_reply(self, max_tokens: int, *, seed: int, stop_ids: tuple[int, ...] = (), grammar: str = "") -> Sampling:
-        """Returns the settings for sampling one reply."""
+    def for_reply(self, max_tokens: int, *, seed: int, renderer: Renderer | None = None, grammar: str = "") -> Sampling:
+        """Returns the settings for sampling one reply; a renderer has the ids that end it."""
         return Sampling(
             max_tokens=max_tokens,
-            stop_ids=stop_ids,
+            stop_ids=() if renderer is None else renderer.stop_ids,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
             seed=seed,
             grammar=grammar,
+            stop=self.stop,
+            decode=None if renderer is None else renderer.decode,
         )
 
 

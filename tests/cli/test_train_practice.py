@@ -73,8 +73,8 @@ def test_dapo_leaves_out_groups_of_equal_rewards_unless_it_is_told_otherwise(
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--mix", "TextGame-v0", "GuessNumber-v0=1"], "names with weights were wanted, such as TextGame-v0=2"),
-        (["--mix", "TextGame-v0=1", "TextGame-v0=2"], "different names with weights"),
+        (["--mix", "TextGame-v0", "GuessNumber-v0=1"], "names with numbers were wanted, such as TextGame-v0=2"),
+        (["--mix", "TextGame-v0=1", "TextGame-v0=2"], "different names with numbers"),
         (["--mix", "TextGme-v0=2"], "did you mean 'TextGame-v0'"),
         (["--mix", "TextGame-v0=0"], "the weight of 'TextGame-v0' is a number above 0"),
         (["--mix", "TextGame-v0=1", "--env", "WordLadder-v0"], "env 'WordLadder-v0' is not in the mix"),

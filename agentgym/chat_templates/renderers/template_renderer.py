@@ -162,12 +162,14 @@ class TemplateRenderer:
         """
         return self._new_ids(ids, new_messages, (USER,))
 
-    def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = (), prompt: Sequence[int] = ()) -> Message:
-        """Returns the reply as a message, up to its first stop id.
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSpec] = (), prompt: Sequence[int] = (), stop: str = ""
+    ) -> Message:
+        """Returns the reply as a message, up to its first stop id, or to the end of the stop string `stop`.
 
         `tools` are those that the model was shown, `prompt` is what it was sampled on: by default, a question.
         """
-        return self._reader.parse(ids, ReplyContext(tools, self.in_reasoning(prompt)))
+        return self._reader.parse(ids, ReplyContext(tools, self.in_reasoning(prompt)), stop)
 
     def in_reasoning(self, prompt: Sequence[int]) -> bool:
         """Returns True if a reply to the prompt begins inside reasoning, which is all that `parse` reads of it."""

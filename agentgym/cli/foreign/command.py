@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 import yaml
 
 from agentgym.cli.foreign.keys import Line, Outcome, Translation, translate
-from agentgym.cli.foreign.trl_file import read_trl
+from agentgym.cli.foreign.trl_file import TrlTrainer, read_trl
 from agentgym.cli.foreign.trl_keys import TRL_ALWAYS, TRL_KEYS
+from agentgym.cli.foreign.trl_lessons import DPO_KEYS, SFT_KEYS
 from agentgym.cli.foreign.verl_file import read_verl
 from agentgym.cli.foreign.verl_keys import VERL_ALWAYS, VERL_KEYS
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.config import TrainConfig, config_from_mapping, flatten_settings
+
+if TYPE_CHECKING:
+    from agentgym.cli.lessons.dpo import DpoOptions
+    from agentgym.cli.lessons.sft import SftOptions
 
 __all__ = ["main"]
 
@@ -32,22 +37,28 @@ TITLES: dict[Outcome, str] = {
     "unknown": "unknown, and left out",
 }
 """The outcomes in the order in which they are printed."""
+SOURCES = {"sft": "conversations", "dpo": "pairs"}
+"""The settings for the files of rows, by the command."""
 MOST_ALIKE = 3
 """The keys of one pattern that are printed one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """Writes the settings of a training with verl or TRL as YAML for `agentgym train --config`, and lists what became
-    of each: translated, the same by our default, or without counterpart. A script is read, and never run."""
+    """Writes the settings of a training with verl or TRL as YAML for the --config of `agentgym train`, `sft` or `dpo`,
+    and lists what became of each: translated, the same by our default, or without counterpart. A script is read, and
+    never run."""
 
     library: tyro.conf.Positional[Literal["verl", "trl"]]
     """The library that the settings are written for."""
     file: tyro.conf.Positional[Path]
-    """verl: a configuration (.yaml), or a script (.sh) that starts verl.trainer.main_ppo. trl: arguments of GRPOConfig
-    (.yaml, .json), or a script (.py) that makes a GRPOConfig and a GRPOTrainer."""
+    """verl: a configuration (.yaml), or a script (.sh) that starts verl.trainer.main_ppo. trl: arguments of GRPOConfig,
+    SFTConfig or DPOConfig (.yaml, .json), or a script (.py) that makes one of them and its trainer."""
     overrides: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[KEY=VALUE ...]")] = ()
     """Settings of theirs that win over those of the file, such as data.train_batch_size=64."""
+    trainer: TrlTrainer | None = None
+    """TRL's trainer: `grpo` is `agentgym train`, `sft` and `dpo` are the commands of those names. None is that of the
+    script, and grpo for arguments."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("run.yaml")
     """The file to write; one that exists is refused."""
     json: bool = False
@@ -61,21 +72,48 @@ def main(args: Sequence[str]) -> int:
         raise ConfigError(f"no file {str(options.file)!r}")
     if options.output.exists():
         raise ConfigError(f"{str(options.output)!r} exists: name another file with --output, or remove it")
-    if options.library == "verl":
-        translation = translate(read_verl(options.file, options.overrides), VERL_KEYS, VERL_ALWAYS)
-    else:
-        translation = translate(read_trl(options.file, options.overrides), TRL_KEYS, TRL_ALWAYS)
+    if options.trainer is not None and options.library != "trl":
+        raise ConfigError("--trainer is one of TRL's: leave it out")
+    command, translation = _translate(options)
     settings = translation.as_nested()
-    _check(settings)
+    if command == "train":
+        _check(settings)
+    else:
+        config_from_mapping(_lesson(command), settings | _some_rows(command, settings))
     source = f"# Written by `agentgym import {options.library} {shlex.quote(str(options.file))}`.\n"
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(source + yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     for outcome in TITLES:
         _show_lines(TITLES[outcome], [line for line in translation.lines if line.outcome == outcome])
-    _show_summary(options, translation)
+    _show_summary(options, command, translation)
     if options.json:
         show_json(_as_json(options, translation))
     return 0
+
+
+def _translate(options: ImportOptions) -> tuple[str, Translation]:
+    """Returns the command that the settings are for, and their translation."""
+    if options.library == "verl":
+        return "train", translate(read_verl(options.file, options.overrides), VERL_KEYS, VERL_ALWAYS)
+    trainer, given = read_trl(options.file, options.overrides, options.trainer)
+    if trainer == "grpo":
+        return "train", translate(given, TRL_KEYS, TRL_ALWAYS)
+    keys = SFT_KEYS if trainer == "sft" else DPO_KEYS
+    defaults = asdict(config_from_mapping(_lesson(trainer), _some_rows(trainer, {})))
+    return trainer, translate(given, keys, defaults=flatten_settings(defaults))
+
+
+def _lesson(command: str) -> type[SftOptions | DpoOptions]:
+    """Returns the options of a command, whose file needs torch."""
+    from agentgym.cli.lessons.dpo import DpoOptions
+    from agentgym.cli.lessons.sft import SftOptions
+
+    return SftOptions if command == "sft" else DpoOptions
+
+
+def _some_rows(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings that name rows where there are none, which may be named later."""
+    return {} if settings.get(SOURCES[command]) else {SOURCES[command]: ["rows.jsonl"]}
 
 
 def _check(settings: dict[str, Any]) -> None:
@@ -108,14 +146,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _show_summary(options: ImportOptions, translation: Translation) -> None:
+def _show_summary(options: ImportOptions, command: str, translation: Translation) -> None:
     counted = ", ".join(
         f"{len(translation.of(outcome))} {outcome}" for outcome in ("translated", "same", "lost", "unknown")
     )
     say(f"{options.output}: {counted}; docs/{options.library}.md has the whole table")
-    if not {"env", "data.train"} & translation.settings.keys():
+    if command == "train" and not {"env", "data.train"} & translation.settings.keys():
         say("  no tasks are named in it: add env, or train below data")
-    say(f"try next: agentgym train --config {options.output} --dry-run")
+    if command != "train" and not {*SOURCES.values()} & translation.settings.keys():
+        say(f"  no rows are named in it: add {SOURCES[command]}")
+    say(f"try next: agentgym {command} --config {options.output}{' --dry-run' if command == 'train' else ''}")
 
 
 def _as_json(options: ImportOptions, translation: Translation) -> dict[str, Any]:

@@ -143,13 +143,18 @@ def our_defaults() -> dict[str, Any]:
 
 
 def translate(
-    given: Mapping[str, Any], keys: Sequence[Key], always: Mapping[str, tuple[Any, str]] | None = None
+    given: Mapping[str, Any],
+    keys: Sequence[Key],
+    always: Mapping[str, tuple[Any, str]] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Translation:
     """Translates settings by their dotted names; a key that the table does not have is listed as unknown.
 
-    `always` are our settings that each of their runs has, with the reason.
+    `always` are our settings that each of their runs has, with the reason. `defaults` are ours, by default those of
+    `agentgym train`.
     """
-    theirs, defaults, translation = Theirs(given, keys), our_defaults(), Translation()
+    theirs, translation = Theirs(given, keys), Translation()
+    defaults = our_defaults() if defaults is None else defaults
     for setting, (own, reason) in (always or {}).items():
         translation.settings[setting] = own
         translation.lines.append(Line("by default", "", None, f"{setting}: {_show(own)} ({reason})"))

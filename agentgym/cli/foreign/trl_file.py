@@ -5,55 +5,70 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from agentgym.cli.foreign.keys import Code
 from agentgym.cli.foreign.verl_file import compute_constant, read_overrides, read_scalar, read_yaml
 from agentgym.errors import ConfigError
 
-__all__ = ["read_trl"]
+__all__ = ["TrlTrainer", "read_trl"]
 
 POSITIONS = {
     "GRPOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
+    "SFTTrainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
+    "DPOTrainer": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
     "GRPOConfig": ("output_dir",),
+    "SFTConfig": ("output_dir",),
+    "DPOConfig": ("output_dir",),
     "LoraConfig": ("r",),
 }
 """The calls that are read, with the names of their positional arguments."""
-OTHER_TRAINERS = {"SFTTrainer": "agentgym sft", "DPOTrainer": "agentgym dpo", "GKDTrainer": "--algo distill"}
+OTHER_TRAINERS = {"GKDTrainer": "--algo distill"}
+TrlTrainer = Literal["grpo", "sft", "dpo"]
 
 
-def read_trl(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the settings of a file with overrides, by their names; those of peft are `peft_config.r` and so on.
+def read_trl(
+    path: Path, overrides: Sequence[str], trainer: TrlTrainer | None = None
+) -> tuple[TrlTrainer, dict[str, Any]]:
+    """Returns the trainer of a file, and its settings with overrides by their names; those of peft are `peft_config.r`.
 
-    Raises ConfigError for a file that has none.
+    Without `trainer`, it is that of the script, or grpo for a file of arguments. Raises ConfigError for a file that has
+    no settings of it.
     """
-    given = (
-        _of_script(path)
-        if path.suffix == ".py"
-        else {name: read_scalar(item) for name, item in read_yaml(path).items()}
-    )
-    return {**given, **read_overrides(overrides)}
+    if path.suffix == ".py":
+        trainer, given = _of_script(path, trainer)
+    else:
+        given = {name: read_scalar(item) for name, item in read_yaml(path).items()}
+    return trainer or "grpo", {**given, **read_overrides(overrides)}
 
 
-def _of_script(path: Path) -> dict[str, Any]:
+def _of_script(path: Path, trainer: TrlTrainer | None) -> tuple[TrlTrainer, dict[str, Any]]:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, SyntaxError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read as Python: {error}") from error
     script = _Script(path, tree)
+    calls = list(script.calls())
+    kinds = {kind: known for kind, _ in calls for known in get_args(TrlTrainer) if kind.lower().startswith(known)}
+    if trainer is None and len({*kinds.values()}) > 1:
+        raise ConfigError(f"{str(path)!r} has {' and '.join(sorted(kinds))}: name one with --trainer")
+    chosen: TrlTrainer = trainer if trainer is not None else next(iter(kinds.values()), "grpo")
     given: dict[str, Any] = {}
-    for kind, call in script.calls():
+    for kind, call in calls:
+        if kinds.get(kind, chosen) != chosen:
+            continue
         prefix = "peft_config." if kind == "LoraConfig" else ""
         for name, node in _arguments(kind, call):
             value = script.value(node)
             if name in ("args", "peft_config") and isinstance(value, Code):
                 continue  # the call that made it is read itself
             given[prefix + name] = value
-    if not given:
+    if chosen not in kinds.values():
         found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & OTHER_TRAINERS.keys()
         hint = "".join(f"; for {name} there is {OTHER_TRAINERS[name]}, by docs/trl.md" for name in sorted(found))
-        raise ConfigError(f"{str(path)!r} has no GRPOConfig(...) and no GRPOTrainer(...){hint}")
-    return given
+        wanted = chosen.upper()
+        raise ConfigError(f"{str(path)!r} has no {wanted}Config(...) and no {wanted}Trainer(...){hint}")
+    return chosen, given
 
 
 def _arguments(kind: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:

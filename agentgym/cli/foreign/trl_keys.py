@@ -38,7 +38,14 @@ TRAINER = (
     skip("callbacks", "observers takes file.py:Class, which is told of phases, evaluations and steps"),
     skip("optimizers", "optimizer.name and optimizer.decay take file.py:name"),
     skip("rollout_func", "engine as file.py:name, or an environment"),
-    skip("quantization_config", "weights are float32 or bfloat16"),
+    *(
+        skip(name, "weights are float32 or bfloat16")
+        for name in ("quantization_config", "load_in_4bit", "load_in_8bit", "*bnb_*", "dtype")
+    ),
+    skip("model_revision", "a commit of a model is named as ID@COMMIT"),
+    skip("attn_implementation", "attention is chosen by the model and the device"),
+    same("ignore_bias_buffers", "how ranks are made"),
+    *(skip(name, "learner.lora has rank, alpha, target_modules") for name in ("use_dora", "use_rslora")),
     same("use_peft", "learner.lora.rank above 0"),
     *(
         Key(
@@ -108,7 +115,8 @@ GENERATION_KEYS = (
     skip("chat_template_kwargs", "the chat template's own defaults are used: docs/families.md"),
     same("ds3_gather_for_generation", "the engine gets each step's weights"),
     same("pad_to_multiple_of", "rows are packed, without padding"),
-    *(skip(name, GENERATION) for name in ("generation_kwargs", "cache_implementation", "*continuous_batching*")),
+    Key("generation_kwargs", "sampling.stop", "stop or stop_strings alone", convert=values.trl_stop),
+    *(skip(name, GENERATION) for name in ("cache_implementation", "*continuous_batching*")),
     skip("use_transformers_paged", GENERATION),
 )
 LOSS = (
@@ -145,7 +153,13 @@ OPTIMIZER = (
     ),
     Key("warmup_ratio", "optimizer.warmup_steps", "the first rate is above 0 here", convert=values.trl_warmup),
     Key("optim", "optimizer.name", convert=values.trl_optimizer),
-    Key("weight_decay", "optimizer.weight_decay", default=0.0),
+    Key(
+        "weight_decay",
+        "optimizer.weight_decay, optimizer.weight_decays",
+        "norms and biases have none, as in TRL",
+        default=0.0,
+        convert=values.trl_weight_decay,
+    ),
     Key("adam_beta1", "optimizer.beta1", default=0.9),
     Key("adam_beta2", "optimizer.beta2", default=0.999),
     same("adam_epsilon", "optimizer.settings has those of other optimizers", 1e-8),

@@ -11,9 +11,9 @@ __all__ = [
     *("trl_advantage", "trl_batch", "trl_correction", "trl_dataset_name", "trl_dtype"),
     *("trl_engine", "trl_epochs", "trl_generation_batch", "trl_interval", "trl_kl"),
     *("trl_leave_device", "trl_lora_layers", "trl_lora_rank", "trl_loss", "trl_max_turns"),
-    *("trl_model", "trl_optimizer", "trl_rewards", "trl_schedule", "trl_steps"),
+    *("trl_model", "trl_optimizer", "trl_rewards", "trl_schedule", "trl_steps", "trl_stop"),
     *("trl_tools", "trl_trackers", "trl_train_data", "trl_uncut", "trl_updates"),
-    *("trl_warmup", "trl_with_vllm"),
+    *("trl_warmup", "trl_weight_decay", "trl_with_vllm"),
 ]
 
 LOSS_TYPES: Mapping[str, tuple[str, str]] = {
@@ -117,6 +117,17 @@ def trl_tools(value: Any, _: Theirs) -> list[str]:
     return [str(item) for item in (value if isinstance(value, list) else [value])]
 
 
+def trl_stop(value: Any, _: Theirs) -> list[str]:
+    """Returns the stop strings among the arguments of generation."""
+    if not value:
+        raise SameMeaning("off, as here")
+    stop = value.get("stop") or value.get("stop_strings")
+    if others := [name for name in value if name not in ("stop", "stop_strings")]:
+        kept = f"; sampling.stop: {stop}" if stop else ""
+        raise NoCounterpart(f"no setting for {', '.join(others)}: see sampling, engine, vllm.server_args{kept}")
+    return [stop] if isinstance(stop, str) else [*stop]
+
+
 def trl_max_turns(value: Any, theirs: Theirs) -> int:
     """Returns the most replies of an episode, the last of which has no call."""
     if not (theirs.given.get("tools") or theirs.given.get("environment_factory")):
@@ -166,7 +177,7 @@ def trl_schedule(value: Any, theirs: Theirs) -> Several:
     if value == "linear":
         return Several({"optimizer.decay": "linear", "optimizer.decay_settings.flat": 0.0})
     if value in ("constant", "constant_with_warmup"):
-        raise SameMeaning("optimizer.decay: constant")
+        return Several({"optimizer.decay": "constant"})
     if value == "cosine":
         return Several({"optimizer.decay": "cosine"})
     if value == "cosine_with_min_lr":
@@ -190,6 +201,13 @@ def trl_optimizer(value: Any, _: Theirs) -> str:
     if value not in OPTIMIZERS:
         raise NoCounterpart("optimizer.name has adamw, muon, sgd, adafactor, or file.py:name")
     return OPTIMIZERS[value]
+
+
+def trl_weight_decay(value: Any, theirs: Theirs) -> Several:
+    """Returns the weight decay, and none of norms and biases; adapters have neither."""
+    has_adapters = any(theirs.get(name) for name in ("use_peft", "lora_r", "peft_config.r"))
+    own = {} if has_adapters or not value else {"optimizer.weight_decays": {"norm|bias": 0.0}}
+    return Several({"optimizer.weight_decay": value, **own})
 
 
 def trl_uncut(off: float) -> Converter:

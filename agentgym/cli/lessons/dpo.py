@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from agentgym.chat_templates.template_date import check_date
-from agentgym.cli.lessons.lesson import Pupil, open_pupil, play_options, recorded_settings, run_steps
+from agentgym.cli.lessons.lesson import Pupil, config_as_options, open_pupil, play_options, recorded_settings, run_steps
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.errors import ConfigError, RunFolderError
@@ -76,6 +76,8 @@ class DpoOptions:
     lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int = 0
     """The orders of the passes follow from it."""
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """A YAML file with these settings; options on the command line win."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the model; by default a new one under runs/."""
     json: bool = False
@@ -109,7 +111,7 @@ class DpoOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym dpo ...`; an interrupted run saves what was learned and has the exit code 130."""
-    options = parse_options(DpoOptions, args, prog="agentgym dpo")
+    options = parse_options(DpoOptions, config_as_options(DpoOptions, args), prog="agentgym dpo")
     options.learning(1)  # refuses invalid settings before anything is read
     pupil = open_pupil(options.model, options.family, options.date)
     found = _read(options, options.pairs or options.episodes, pupil)

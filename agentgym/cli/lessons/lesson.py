@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, get_type_hints
 
 import agentgym
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import present_date
+from agentgym.cli.options import read_mapping
 from agentgym.cli.signals import interrupted_between_steps
 from agentgym.cli.terminal import progress, say
-from agentgym.errors import AgentGymError
+from agentgym.errors import AgentGymError, ConfigError, nearest
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import model_folder
 from agentgym.model.policy import backend_line, load_policy
@@ -24,9 +25,11 @@ from agentgym.types import JSON, Task
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["Pupil", "open_pupil", "play_options", "recorded_settings", "run_steps"]
+__all__ = ["Pupil", "config_as_options", "open_pupil", "play_options", "recorded_settings", "run_steps"]
 
 S = TypeVar("S", bound="DataclassInstance")
+ABOUT = ("kind", "agentgym")
+"""What the config.yaml of a run holds besides its settings."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,45 @@ def run_steps(
     return False
 
 
+def config_as_options(kind: type[object], args: Sequence[str]) -> list[str]:
+    """Returns the options with those of the YAML file after `--config` before them, so that later ones win.
+
+    Raises ConfigError for a file that is none, and for settings that `kind`, the command's dataclass, does not have.
+    """
+    places = [index for index, arg in enumerate(args) if arg.partition("=")[0] == "--config"]
+    if not places:
+        return list(args)
+    _, equals, value = args[places[-1]].partition("=")
+    given = read_mapping(Path(value if equals else next(iter(args[places[-1] + 1 :]), "")))
+    settings = {name: value for name, value in given.items() if name not in ABOUT}
+    return [*_option_words(kind, settings, ""), *args]
+
+
+def _option_words(kind: type[object], given: Mapping[str, object], where: str) -> Iterator[str]:
+    """Yields the options that set the settings of a mapping."""
+    hints = get_type_hints(kind)
+    for name, value in given.items():
+        if name not in hints:
+            raise ConfigError(f"unknown setting {where + name!r}{nearest(name, hints) or '.'}")
+        option = f"--{where}{name}".replace("_", "-")
+        part = hints[name]
+        if isinstance(part, type) and is_dataclass(part):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"setting {where + name!r} holds settings of its own, got {value!r}")
+            yield from _option_words(part, value, f"{where}{name}.")
+        elif isinstance(value, Mapping):
+            yield from (option, *(f"{key}={json.dumps(item)}" for key, item in value.items()))
+        elif isinstance(value, list):
+            yield from (option, *map(str, value))
+        elif isinstance(value, bool):
+            yield option if value else f"--no-{where}{name}".replace("_", "-")
+        else:
+            yield f"{option}={value}"
+
+
 def recorded_settings(kind: str, given: Mapping[str, object]) -> dict[str, JSON]:
     """Returns the settings of a command as config.yaml has them."""
-    kept = {name: value for name, value in given.items() if name not in ("output", "json")}
+    kept = {name: value for name, value in given.items() if name not in ("config", "output", "json")}
     plain: dict[str, JSON] = json.loads(
         json.dumps({"kind": kind, "agentgym": agentgym.__version__, **kept}, default=str)
     )

@@ -12,7 +12,7 @@ import tyro
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import check_date
 from agentgym.cli.environment import load_env
-from agentgym.cli.lessons.lesson import Pupil, open_pupil, play_options, recorded_settings, run_steps
+from agentgym.cli.lessons.lesson import Pupil, config_as_options, open_pupil, play_options, recorded_settings, run_steps
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.envs.base.policies import policy_for
@@ -79,6 +79,8 @@ class SftOptions:
     lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int = 0
     """Tasks, mistakes and orders follow from it; demonstrations are never of held-out tasks."""
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """A YAML file with these settings; options on the command line win."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the model; by default a new one under runs/."""
     json: bool = False
@@ -185,7 +187,7 @@ class _Display:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym sft ...`; an interrupted run saves what was learned and has the exit code 130."""
-    options = parse_options(SftOptions, args, prog="agentgym sft")
+    options = parse_options(SftOptions, config_as_options(SftOptions, args), prog="agentgym sft")
     options.imitation(1 if options.steps is None else options.steps)  # refuses invalid settings before anything is read
     env = None if options.env is None else load_env(options.env, options.env_kwargs)
     if env is not None:

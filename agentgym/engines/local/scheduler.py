@@ -16,6 +16,7 @@ from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.sampling import uniforms
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
+from agentgym.engines.stop_strings import ends_with_stop, may_end_stop
 from agentgym.errors import EngineError
 from agentgym.routed_experts import RoutedExperts
 
@@ -24,6 +25,7 @@ __all__ = ["SamplingRequest", "Scheduler", "checked_prompt"]
 # Shape suffixes: S slots, W window, R sampled rows, J stop ids.
 
 _MIN_SHARED = 16  # copying a prefix, or waiting a step for one that is being computed, pays from this many tokens on
+_MOST_KNOWN = 100_000  # ids of which it is known whether they may complete a stop string
 
 
 class Prefix(NamedTuple):
@@ -88,6 +90,8 @@ class Scheduler:
         self._version_SW = np.zeros((num_slots, window), np.int64)
         self._stop_SJ = np.full((num_slots, 1), -1, np.int64)
         self._end_S = np.zeros(num_slots, np.int64)
+        self._reads_text_S = np.zeros(num_slots, np.bool_)
+        self._may_end: dict[tuple[int, tuple[str, ...]], bool] = {}
         self._slots: NDArray[np.int64] | None = None
         self._num_fresh = 0
 
@@ -123,6 +127,7 @@ class Scheduler:
         self.temperature_S[slot], self.top_p_S[slot] = sampling.temperature, sampling.top_p
         self.top_k_S[slot], self.min_p_S[slot] = sampling.top_k, sampling.min_p
         self._end_S[slot] = num_prompt + sampling.max_tokens
+        self._reads_text_S[slot] = bool(sampling.stop) and sampling.decode is not None
         if sampling.temperature > 0:
             self._uniform_SW[slot, num_prompt : self._end_S[slot]] = uniforms(sampling.seed, sampling.max_tokens)
         if (wider := len(sampling.stop_ids) - self._stop_SJ.shape[1]) > 0:
@@ -223,7 +228,23 @@ class Scheduler:
         self._version_SW[slot_R, known_R] = version
         cache.append(slot_R, id_R)
         ended_R = (known_R + 1 == self._end_S[slot_R]) | (self._stop_SJ[slot_R] == id_R[:, None]).any(1)
+        for row in np.flatnonzero(self._reads_text_S[slot_R] & ~ended_R).tolist():
+            ended_R[row] = self._has_stop(self.active[int(slot_R[row])])
         return [self._leave(slot) for slot in slot_R[ended_R].tolist()] if ended_R.any() else []
+
+    def _has_stop(self, request: SamplingRequest) -> bool:
+        """Returns whether the newest id completes a stop string."""
+        slot, sampling = request.slot, request.sampling
+        assert sampling.decode is not None
+        key = int(self.cache.tokens_SW[slot, self.cache.num_known_S[slot] - 1]), sampling.stop
+        if len(self._may_end) > _MOST_KNOWN:
+            self._may_end.clear()
+        if key not in self._may_end:
+            self._may_end[key] = may_end_stop(*key, sampling.decode)
+        if not self._may_end[key]:
+            return False
+        ids = self.cache.tokens_SW[slot, len(request.prompt_T) : self.cache.num_known_S[slot]].tolist()
+        return ends_with_stop(ids, sampling.stop, sampling.decode)
 
     def uniform_R(self, slot_R: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the random number of each slot's next token."""
@@ -239,7 +260,7 @@ class Scheduler:
             ids,
             tuple(self._logprob_SW[slot, start:stop].tolist()),
             tuple(self._version_SW[slot, start:stop].tolist()),
-            reason or ("stop" if ids[-1] in request.sampling.stop_ids else "length"),
+            reason or ("length" if stop == self._end_S[slot] and ids[-1] not in request.sampling.stop_ids else "stop"),
             self._experts(slot),
         )
 

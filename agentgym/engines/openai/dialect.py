@@ -18,6 +18,8 @@ IDS = ("return_token_ids", "return_prompt_token_ids", "return_meta_info", "logpr
 NEUTRAL: Mapping[str, JSON] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """The sampling settings that SGLang and vLLM would take from the model's `generation_config.json` if they were
 missing."""
+KEPT: Mapping[str, JSON] = {"include_stop_str_in_output": True, "no_stop_trim": True}
+"""vLLM's and SGLang's settings that keep a stop string in the text of a reply that it ends."""
 SEED_BITS = 31
 
 
@@ -73,8 +75,10 @@ class Dialect:
             body["tools"] = [self._tool(tool) for tool in tools]
             if self.calls_in_text:
                 body["tool_choice"] = "none"
+        if sampling.stop:
+            body["stop"] = [*sampling.stop]
         if self.neutral:
-            body.update(NEUTRAL)
+            body.update({**NEUTRAL, **(KEPT if sampling.stop else {})})
         body |= {name: value for name, value in (("top_k", sampling.top_k), ("min_p", sampling.min_p)) if value}
         if self.token_ids:
             body.update(dict.fromkeys(IDS, True))
@@ -133,7 +137,7 @@ class Dialect:
             return "calls"
         if self.token_ids and any(name in words for name in IDS):
             return "stream" if self.stream and "stream" in words else "token_ids"
-        if self.neutral and any(name in words for name in NEUTRAL):
+        if self.neutral and any(name in words for name in (*NEUTRAL, *KEPT)):
             return "neutral"
         if self.stream_usage and "stream_options" in words:
             return "stream_usage"

@@ -59,6 +59,8 @@ class ChatReply:
     ids: tuple[int, ...] | None = None
     """The sampled ids, the end token included."""
     logprobs: tuple[float, ...] | None = None
+    stop: str = ""
+    """The stop string that ended the reply, if the endpoint names it."""
 
 
 @dataclass
@@ -79,6 +81,7 @@ class ChatCompletionReader:
         self._reasoning: list[str] = []
         self._calls: dict[int, _Call] = {}
         self._finish: str | None = None
+        self._stop: object = None
         self._usage: Mapping[str, Any] | None = None
         self._meta: Mapping[str, Any] = {}
         self._prompt_ids: list[int] | None = None
@@ -117,6 +120,7 @@ class ChatCompletionReader:
         if delta is not None and self._first_token_s is None and (content or reasoning or calls):
             self._first_token_s = time.perf_counter() - self._started
         self._finish = choice.get("finish_reason") or self._finish
+        self._stop = choice.get("stop_reason") or choice.get("matched_stop") or self._stop  # vLLM's, SGLang's
         self._meta = choice.get("meta_info") or self._meta
         self._prompt_ids = choice.get("prompt_token_ids") or self._prompt_ids
         self._ids += choice.get("token_ids") or choice.get("response_token_ids") or ()
@@ -154,6 +158,7 @@ class ChatCompletionReader:
             prompt_ids=tuple(self._prompt_ids) if ids and self._prompt_ids else None,
             ids=ids,
             logprobs=logprobs,
+            stop=self._stop if isinstance(self._stop, str) else "",
         )
 
     def _wire(self) -> dict[str, Any]:

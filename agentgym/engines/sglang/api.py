@@ -62,6 +62,8 @@ def generate_payload(
         params["stop_token_ids"] = list(sampling.stop_ids)
     else:
         params["ignore_eos"] = True
+    if sampling.stop:
+        params["stop"] = list(sampling.stop)
     payload: dict[str, object] = {
         "input_ids": tuple(prompt_ids),
         "sampling_params": params,

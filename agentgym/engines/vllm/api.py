@@ -91,7 +91,7 @@ class VllmTransport(Protocol):
 def sampling_params(sampling: Sampling) -> dict[str, object]:
     """Returns vLLM's sampling parameters for one reply.
 
-    Only `stop_ids` end it: the model's own end token is among them, or does not count.
+    Only `stop_ids` and `stop` end it: the model's own end token is among them, or does not count.
     """
     params: dict[str, object] = {
         "max_tokens": sampling.max_tokens,
@@ -105,6 +105,8 @@ def sampling_params(sampling: Sampling) -> dict[str, object]:
         "logprobs": 0,  # those of the sampled ids only
         "detokenize": False,
     }
+    if sampling.stop:  # it looks for them in the text that it shows
+        params |= {"stop": list(sampling.stop), "detokenize": True, "skip_special_tokens": False}
     if sampling.grammar:
         params["structured_outputs"] = {"structural_tag": sampling.grammar}
     return params

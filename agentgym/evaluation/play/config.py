@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence  # noqa: F401 - the command line resolves `JSON` in this module
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
 import agentgym
@@ -53,6 +53,8 @@ class EvalConfig:
     """The number of most probable ids that are sampled from; 0 is off."""
     min_p: float = 0.0
     """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply, such as </answer>, wherever they occur in it; the reply ends with the text."""
     max_turns: int = 200
     """The maximum number of replies in an episode; the environment's own limit is usually lower."""
     turn_tokens: int | None = None
@@ -127,7 +129,8 @@ class EvalConfig:
     @property
     def sampling(self) -> SamplingConfig:
         """The distribution that replies are drawn from; raises ConfigError for one that does not exist."""
-        return SamplingConfig(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p)
+        names = [setting.name for setting in fields(SamplingConfig)]
+        return SamplingConfig(**{name: getattr(self, name) for name in names})
 
     def model_settings(self, num_requests: int) -> LocalModel | SglangConfig | VllmConfig:
         """Returns the settings of the engine that samples so many replies, at most `concurrency` at once."""
@@ -145,6 +148,7 @@ class EvalConfig:
         settings: dict[str, JSON] = {"kind": "eval", "agentgym": agentgym.__version__}
         settings |= {name: getattr(self, name) for name in names}
         settings |= {name: value for name, off in plain.items() if (value := getattr(self, name)) != off}
+        settings |= {"stop": [*self.stop]} if self.stop else {}
         for name, part, nothing in (("data", self.data, DataConfig()), ("reward", self.reward, RewardConfig())):
             settings |= {} if part == nothing else {name: plain_settings(part)}
         if is_url(self.policy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ from agentgym.engines.protocol import Engine, FinishReason
 from agentgym.errors import AgentGymError, ConfigError, EngineError
 from agentgym.openai_wire import message_from_openai
 from agentgym.rollout.episode.long_text import run_if_short, text_size
-from agentgym.rollout.episode.token_loop import check_completion
+from agentgym.rollout.episode.token_loop import check_completion, end_at_stop, parse_completion
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.seeds import derive
 from agentgym.types import Message, ToolSpec
@@ -42,6 +42,8 @@ class GenerationConfig:
     """The number of most probable ids to sample from; 0 is off."""
     min_p: float = 0.0
     """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply, such as </answer>, wherever they occur in it; the reply ends with the text."""
     seed: int = 0
     """Equal seeds give equal replies to equal prompts at equal places, whatever else is sampled meanwhile."""
     num_replies: int = 1
@@ -52,7 +54,8 @@ class GenerationConfig:
     @property
     def sampling(self) -> SamplingConfig:
         """The distribution that replies are drawn from; raises ConfigError for one that does not exist."""
-        return SamplingConfig(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p)
+        names = [setting.name for setting in fields(SamplingConfig)]
+        return SamplingConfig(**{name: getattr(self, name) for name in names})
 
     def __post_init__(self) -> None:
         _ = self.sampling  # checks it
@@ -75,6 +78,8 @@ class Reply:
     """The natural logprob of each id under the distribution that it was drawn from."""
     finish_reason: FinishReason | None
     """`stop`, or `length` for a reply that `max_tokens` or the window ended; None if there is an error."""
+    stop: str = ""
+    """The stop string that ended the reply; empty if something else did."""
     error: str = ""
     """The reason why there is no reply, such as a prompt that is longer than the window."""
 
@@ -155,18 +160,20 @@ class ReplyGenerator:
         max_tokens = min(limit, window - len(ids))
         if max_tokens < 1:
             return _no_reply(f"the prompt has {len(ids)} tokens, and the window {window}", ids)
-        sampling = config.sampling.for_reply(max_tokens, seed=seed, stop_ids=self.renderer.stop_ids)
+        sampling = config.sampling.for_reply(max_tokens, seed=seed, renderer=self.renderer)
         completion = await self.engine.generate(ids, sampling, session=session)
         check_completion(completion, sampling, self.engine.vocab_size)
         if completion.finish_reason == "abort":
             raise EngineError("the engine gave up a reply: it was closed, or its weights were replaced")
-        message = await run_if_short(len(completion.ids), self.renderer.parse, completion.ids, self.tools, ids)
+        completion = await end_at_stop(completion, sampling)
+        message = await parse_completion(self.renderer, completion, self.tools, ids)
         return Reply(
             message=message,
             prompt_ids=tuple(ids),
             ids=completion.ids,
             logprobs=completion.logprobs,
             finish_reason=completion.finish_reason,
+            stop=completion.stop,
         )
 
 

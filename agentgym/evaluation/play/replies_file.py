@@ -72,6 +72,8 @@ class RepliesFile:
         self.num_failed = 0
         """The replies with an error, of all in the file."""
         settings = {key: value for key, value in asdict(model.config).items() if key != "concurrency"}
+        if not settings["stop"]:
+            del settings["stop"]  # the digests of files that were written before there were any
         self._settings = encode_json({"model": name, **settings})
 
     async def write(self, rows: Iterator[PromptRow], on_reply: Callable[[Reply], None]) -> None:
@@ -146,6 +148,7 @@ class RepliesFile:
         return {
             "messages": [*row.messages, message_to_openai(reply.message)],
             "finish_reason": reply.finish_reason,
+            **({"stop": reply.stop} if reply.stop else {}),
             "prompt_tokens": len(reply.prompt_ids),
             "tokens": len(reply.ids),
             **row.parts,

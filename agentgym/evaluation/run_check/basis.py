@@ -46,7 +46,7 @@ class Basis:
         """The number of updates by which a training run's tokens may be older than its weights; None for others."""
         self._sound_menus: dict[str, bool] = {}
         self._prompts: dict[tuple[str, str], list[int]] = {}
-        self._replies: dict[tuple[tuple[int, ...], str, bool], Message] = {}
+        self._replies: dict[tuple[tuple[int, ...], str, bool, str], Message] = {}
         self._record: Record | None = None
         self._spans: list[StoredSpan] = []
         self._episode: EpisodeRecord | None = None
@@ -117,14 +117,17 @@ class Basis:
         renderer, row = self.renderer, record["rows"][span.row]
         assert renderer is not None
         tools = self.tools(record, span.row)
+        stop: str = record["turns"][span.turn].get("stop", "")
+        ends = {"stop": stop} if stop else {}
         if not isinstance(renderer, TemplateRenderer) or len(span.ids) > MAX_REPLY:
-            return renderer.parse(span.ids, tools, _ids_before(row, span.start))
-        key = (tuple(span.ids), str(row.get("tools")), renderer.in_reasoning(_ids_before(row, span.start, REACH)))
+            return renderer.parse(span.ids, tools, _ids_before(row, span.start), **ends)
+        opens = renderer.in_reasoning(_ids_before(row, span.start, REACH))
+        key = (tuple(span.ids), str(row.get("tools")), opens, stop)
         message = self._replies.get(key)
         if message is None:
             if len(self._replies) >= MAX_REPLIES:
                 self._replies.clear()
-            message = self._replies[key] = renderer.parse(span.ids, tools, _ids_before(row, span.start))
+            message = self._replies[key] = renderer.parse(span.ids, tools, _ids_before(row, span.start), **ends)
         return message
 
 

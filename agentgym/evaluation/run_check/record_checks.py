@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.stop_strings import find_stop
 from agentgym.errors import InvalidTrajectory, RenderError
 from agentgym.evaluation.run_check.basis import Basis, Record
 from agentgym.rollout.hosting.answer import plain_answers
@@ -179,7 +180,12 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
         ends = [] if stops.isdisjoint(span.ids) else [i for i, token in enumerate(span.ids) if token in stops]
         ended = turn["finish_reason"] == "stop"
         problem = None
-        if ended and ends[-1:] != [len(span.ids) - 1]:
+        stop = turn.get("stop", "")
+        if stop and ends != [len(span.ids) - 1]:
+            found = find_stop(span.ids, [stop], renderer.decode)
+            if ends or not ended or found is None or found[0] != len(span.ids):
+                problem = at(problem=f"the reply does not end with its stop string {stop!r}")
+        elif ended and ends[-1:] != [len(span.ids) - 1]:
             problem = at(token=span.start + len(span.ids) - 1, problem="the reply does not end with a stop id")
         elif len(ends) > ended:
             problem = at(token=span.start + ends[0], problem="a stop id is inside the reply")

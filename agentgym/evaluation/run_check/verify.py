@@ -48,7 +48,7 @@ PROPERTIES = (
     Property("prompt", "a row's prompt is the render of the messages and tools that it was made from", "rows", True),
     Property("first_prompt", "episodes of one task begin with the same prompt ids", "episodes"),
     Property("prefix", "each prompt is the ids before it and the render of the recorded answer", "answers", True),
-    Property("stop_token", "a reply ends with its one stop id, or was cut and has none", "replies", True),
+    Property("stop_token", "a reply ends with its one stop id or string, or was cut and has none", "replies", True),
     Property("reply", "the ids of a reply parse to the recorded message", "replies", True),
     Property("tool_answers", "every call id has one result, in call order", "turns"),
     Property("status", "an episode names its error exactly when it failed", "episodes"),

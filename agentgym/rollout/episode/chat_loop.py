@@ -154,11 +154,12 @@ class ChatLoop(EpisodeLoop):
     def _record(self, draft: Draft, talk: _Talk, reply: ChatReply) -> Message:
         """Records the reply, with its ids if it has them, and returns its message."""
         message = self._read(reply, talk.tools)
+        stop = reply.stop if reply.stop in self.sampling.stop else ""  # a server may have strings of its own
         if reply.ids is None or reply.prompt_ids is None or reply.logprobs is None:
             talk.has_ids = False
             draft.forget_ids()
         if not talk.has_ids:
-            draft.begin_turn(message, reply.finish_reason, reply.latency_s)
+            draft.begin_turn(message, reply.finish_reason, reply.latency_s, stop)
             return message
         assert reply.ids is not None and reply.prompt_ids is not None and reply.logprobs is not None
         num_before = len(draft.ids)
@@ -166,7 +167,8 @@ class ChatLoop(EpisodeLoop):
             draft.add_answer(reply.prompt_ids[num_before:])
         else:
             draft.begin_row(reply.prompt_ids)
-        completion = Completion(reply.ids, reply.logprobs, (0,) * len(reply.ids), reply.finish_reason)
+        sampled = reply.ids, reply.logprobs, (0,) * len(reply.ids)
+        completion = Completion(*sampled, reply.finish_reason, stop=stop)
         draft.add_reply(completion, message, reply.latency_s, trained=not self.endpoint.config.strict_tools)
         return message
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -102,7 +102,7 @@ class Draft:
         """The number of turns that the rollout asked for, and not the environment."""
         self._messages: tuple[Message, ...] | None = None
         self._tools: tuple[ToolSpec, ...] | None = None
-        self._reply: tuple[Message, str, float] | None = None
+        self._reply: Turn | None = None
         self._answer: EnvStep | None = None
         self._metrics: Mapping[str, float] = NOTHING
         self._info: Mapping[str, JSON] = NOTHING
@@ -136,7 +136,7 @@ class Draft:
     def add_reply(self, completion: Completion, message: Message, generate_s: float, *, trained: bool = True) -> None:
         """Appends a reply, and opens its turn."""
         self._add_sampled(completion, trained=trained)
-        self.begin_turn(message, completion.finish_reason, generate_s)
+        self.begin_turn(message, completion.finish_reason, generate_s, completion.stop)
 
     def _add_sampled(self, completion: Completion, *, trained: bool) -> None:
         experts = completion.experts
@@ -146,27 +146,30 @@ class Draft:
         self._spans.append(TokenSpan(ids, Source.POLICY, *sampled, excluded=not trained))
         self.ids.extend(ids)
 
-    def begin_turn(self, message: Message, finish_reason: str, generate_s: float) -> None:
+    def begin_turn(self, message: Message, finish_reason: str, generate_s: float, stop: str = "") -> None:
         """Opens the turn of a reply without ids."""
-        self._reply = (message, finish_reason, generate_s)
+        timings = {"generate_s": generate_s}
+        self._reply = Turn(message, None, finish_reason=finish_reason, stop=stop, timings=timings)
 
     def add_summary(self, completion: Completion, message: Message, asked: str, *, trained: bool) -> None:
         """Appends a reply that the rollout asked for, as a turn without an answer."""
         self._add_sampled(completion, trained=trained)
-        self.turns.append(Turn(message, 0.0, finish_reason=completion.finish_reason, asked=asked))
+        finish_reason, stop = completion.finish_reason, completion.stop
+        self.turns.append(Turn(message, 0.0, finish_reason=finish_reason, asked=asked, stop=stop))
         self.num_summaries += 1
 
     def end_turn(self, answer: EnvStep | None, env_s: float = 0.0) -> None:
         """Closes the turn with its answer, or with None (and reward 0) if the reply was never answered."""
         assert self._reply is not None
         self._answer = answer or self._answer
-        (message, finish_reason, generate_s), self._reply = self._reply, None
+        turn, self._reply = self._reply, None
         answer = answer or EnvStep("", ())
-        timings = {"generate_s": generate_s, "env_s": env_s}
         said, told = (answer.observation, answer.tool_results), answer.messages or None
         if told is not None and told in plain_answers(*said):
             told = None
-        self.turns.append(Turn(message, answer.reward, *said, finish_reason, messages=told, timings=timings))
+        observation, tool_results = said
+        turn = replace(turn, reward=answer.reward, observation=observation, tool_results=tool_results, messages=told)
+        self.turns.append(replace(turn, timings={**turn.timings, "env_s": env_s}))
 
     def keep_info(self) -> None:
         """Keeps what the last answer's info reports about the episode; raises EnvironmentFault for a non-number."""
@@ -184,8 +187,7 @@ class Draft:
     def finish(self, ending: Ending) -> Trajectory:
         """Returns the finished record; a reply that the environment failed to answer has no reward."""
         if self._reply is not None:
-            message, finish_reason, generate_s = self._reply
-            self.turns.append(Turn(message, None, finish_reason=finish_reason, timings={"generate_s": generate_s}))
+            self.turns.append(self._reply)
         self._end_row()
         episode = self.episode
         return Trajectory(

@@ -19,6 +19,7 @@ from agentgym.rollout.episode.long_text import run_if_short, text_size
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.routed_experts import RoutedExperts
 from agentgym.trajectory import Status, StopReason
 from agentgym.types import Message, ToolSpec
 
@@ -136,16 +137,21 @@ class RolloutLoop(EpisodeLoop):
         return completion.finish_reason, message, cut
 
     async def _parse(self, completion: Completion, draft: Draft, tools: Sequence[ToolSpec]) -> Message:
-        return await run_if_short(len(completion.ids), self.renderer.parse, completion.ids, tools, draft.ids)
+        return await parse_completion(self.renderer, completion, tools, draft.ids)
 
     def _grammar(self, tools: tuple[ToolSpec, ...]) -> str:
         """Returns the grammar of the next reply (`Sampling.grammar`); with one, the reply is in no loss."""
         return ""
 
-    async def _sample(self, draft: Draft, max_tokens: int, grammar: str = "") -> Completion:
-        """Samples one whole reply; if the engine aborts it (for a weight update), continues from its exact ids."""
+    async def _sample(self, draft: Draft, max_tokens: int, grammar: str = "", stop: tuple[str, ...] = ()) -> Completion:
+        """Samples one whole reply; if the engine aborts it (for a weight update), continues from its exact ids.
+
+        `stop` are stop strings of this reply, besides those of the settings.
+        """
         episode, turn = draft.episode, len(draft.turns)
-        whole = await self._generate(episode, draft.ids, self._sampling(max_tokens, episode.seed(turn), grammar))
+        sampling = self._sampling(max_tokens, episode.seed(turn), grammar)
+        sampling = replace(sampling, stop=(*sampling.stop, *stop)) if stop else sampling
+        whole = await self._generate(episode, draft.ids, sampling)
         part = num_empty = 0
         while whole.finish_reason == "abort":
             if grammar:  # a grammar begins with the reply, and not in its middle
@@ -154,12 +160,12 @@ class RolloutLoop(EpisodeLoop):
             if left == 0:
                 return replace(whole, finish_reason="length")
             part += 1
-            sampling = self._sampling(left, episode.seed(turn, part), grammar)
+            sampling = replace(sampling, max_tokens=left, seed=episode.seed(turn, part))
             rest = await self._generate(episode, [*draft.ids, *whole.ids], sampling)
             num_empty = 0 if rest.ids and not grammar else num_empty + 1
             if num_empty > MAX_EMPTY_RESUMPTIONS:
                 raise EngineError(f"the engine gave up the same reply {num_empty} times without a new id")
-            whole = join_completions(whole, rest)
+            whole = await end_at_stop(join_completions(whole, rest), sampling)
         if not whole.ids:
             raise EngineError("the engine returned a reply without a single id")
         return whole
@@ -170,11 +176,10 @@ class RolloutLoop(EpisodeLoop):
         check_completion(completion, sampling, self.engine.vocab_size)
         if completion.finish_reason == "abort" and completion.ids and completion.ids[-1] in sampling.stop_ids:
             return replace(completion, finish_reason="stop")  # it was aborted just after it had ended
-        return completion
+        return await end_at_stop(completion, sampling)
 
     def _sampling(self, max_tokens: int, seed: int, grammar: str) -> Sampling:
-        stop_ids = self.renderer.stop_ids
-        return self.sampling.for_reply(max_tokens, seed=seed, stop_ids=stop_ids, grammar=grammar)
+        return self.sampling.for_reply(max_tokens, seed=seed, renderer=self.renderer, grammar=grammar)
 
     def _conversation_after(self, env: HostedEnv, messages: Sequence[Message], answer: EnvStep) -> list[Message]:
         """Returns the conversation after an answer: all messages so far, or the environment's replacement."""
@@ -280,6 +285,28 @@ def check_completion(completion: Completion, sampling: Sampling, vocab_size: int
     logprobs = completion.logprobs
     if logprobs and not (-1e9 < min(logprobs) and max(logprobs) <= 1e-6 and math.isfinite(sum(logprobs))):
         raise EngineError("the engine returned a logprob that is not finite or above 0")
+
+
+async def parse_completion(
+    renderer: Renderer, completion: Completion, tools: Sequence[ToolSpec], prompt: Sequence[int]
+) -> Message:
+    """Returns a reply to `prompt` as a message, without the text after a stop string that ended it."""
+    ids, ends = completion.ids, {"stop": completion.stop} if completion.stop else {}
+    return await run_if_short(len(ids), renderer.parse, ids, tools, prompt, **ends)
+
+
+async def end_at_stop(completion: Completion, sampling: Sampling) -> Completion:
+    """Returns a reply up to the id that completes its first stop string, or the whole reply if it has none."""
+    ids = completion.ids
+    found = await run_if_short(len(ids), sampling.find_stop, ids) if sampling.stop else None
+    if found is None:
+        return completion
+    num_ids, stop = found
+    experts, num_cut = completion.experts, len(ids) - num_ids
+    if experts is not None and num_cut:
+        experts = RoutedExperts.of(experts.experts_TRK[:-num_cut], experts.start)
+    sampled = ids[:num_ids], completion.logprobs[:num_ids], completion.policy_versions[:num_ids]
+    return Completion(*sampled, "stop", experts, stop)
 
 
 def join_completions(first: Completion, rest: Completion) -> Completion:

@@ -306,6 +306,7 @@ def _turn_to_json(turn: Turn) -> dict[str, JSON]:
             for result in turn.tool_results
         ],
         "finish_reason": turn.finish_reason,
+        **({"stop": turn.stop} if turn.stop else {}),
         **({"asked": turn.asked} if turn.asked else {}),
         **({} if turn.messages is None else {"messages": [_message_to_json(message) for message in turn.messages]}),
     }
@@ -320,6 +321,7 @@ def _turn_from_json(turn: Mapping[str, Any]) -> Turn:
         turn["finish_reason"],
         turn.get("asked", ""),
         None if turn.get("messages") is None else tuple(map(message_from_json, turn["messages"])),
+        turn.get("stop", ""),
     )
 
 

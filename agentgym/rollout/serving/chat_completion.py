@@ -25,7 +25,7 @@ __all__ = [
     "wire_answer",
 ]
 
-READ = frozenset("messages tools model max_tokens max_completion_tokens stream stream_options".split())
+READ = frozenset("messages tools model max_tokens max_completion_tokens stop stream stream_options".split())
 IDLE = frozenset("user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention".split())
 """The settings that do not affect the reply."""
 DECIDED = frozenset(
@@ -40,7 +40,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("auto", "none"),
     "response_format": ({"type": "text"},),
-    "stop": ([],),
     "modalities": (["text"],),
     "logit_bias": ({},),
 }
@@ -82,13 +81,16 @@ class ChatRequest:
     """The settings that were sent and that the run decides."""
     ignored: tuple[str, ...] = ()
     """The fields that were sent and that are unknown."""
+    stop: tuple[str, ...] = ()
+    """The agent's own stop strings, besides the run's; a reply is shown to the agent without the one that ended it."""
 
     @cached_property
     def key(self) -> str:
         """The key of the request, equal for equal requests however they are sent: a retry has its original's key."""
         said = [message_to_openai(message) for message in self.messages]
         tools = [tool.to_openai() for tool in self.tools]
-        text = json.dumps([said, tools, self.max_tokens, self.calls_tools], sort_keys=True, default=dict)
+        limits = [self.max_tokens, self.calls_tools, self.stop]
+        text = json.dumps([said, tools, *limits], sort_keys=True, default=dict)
         return blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -153,6 +155,7 @@ def read_chat_request(body: object) -> ChatRequest:
         given.get("tool_choice") != "none",
         tuple(sorted(DECIDED & given.keys())),
         tuple(sorted(given.keys() - READ - IDLE - DECIDED - NEUTRAL.keys())),
+        _stop_strings(given.get("stop", [])),
     )
 
 
@@ -201,6 +204,13 @@ def _head(reply: ChatCompletion, model: str, kind: str) -> dict[str, JSON]:
 
 def _choice(delta: Mapping[str, JSON], finish_reason: str | None = None) -> dict[str, JSON]:
     return {"index": 0, "delta": delta, "finish_reason": finish_reason}
+
+
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+        raise WireError(f"stop is a text or a list of texts, none of them empty, got {stop!r:.60}", "stop")
+    return tuple(stops)
 
 
 def _max_tokens(given: Mapping[str, object]) -> int | None:

@@ -28,7 +28,7 @@ from agentgym.rollout.serving.agent_session import (
     StepRequest,
 )
 from agentgym.rollout.serving.chat_completion import ChatCompletion, ChatRequest
-from agentgym.rollout.serving.shown import shown_messages
+from agentgym.rollout.serving.shown import hide_stop, shown_messages
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import Message, ToolResult, ToolSpec
 
@@ -235,12 +235,12 @@ class ServedLoop(RolloutLoop):
         is_own_bound = request.max_tokens is not None and request.max_tokens < max_tokens
         if request.max_tokens is not None and is_own_bound:
             max_tokens = request.max_tokens
-        completion = await self._sample(draft, max_tokens)
+        completion = await self._sample(draft, max_tokens, stop=request.stop)
         message = await self._parse(completion, draft, talk.tools)
         draft.add_reply(completion, message, time.perf_counter() - started)
         talk.messages.append(message)
         talk.names = frozenset(tool.name for tool in talk.tools) if request.calls_tools else frozenset()
-        talk.shown += shown_messages([message], talk.names)
+        talk.shown += shown_messages([hide_stop(message, completion.stop, request.stop)], talk.names)
         talk.reply = message
         turn, finish, created = len(draft.turns), completion.finish_reason, int(time.time())
         name = f"chatcmpl-{draft.episode.session.replace('/', '.')}-{turn}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from agentgym.types import AnyCall, Message, ToolCall
 
-__all__ = ["shown_messages"]
+__all__ = ["hide_stop", "shown_messages"]
 
 
 def shown_messages(messages: Sequence[Message], tools: Collection[str]) -> list[Message]:
@@ -36,6 +36,11 @@ def shown_messages(messages: Sequence[Message], tools: Collection[str]) -> list[
             message = replace(message, content=text, tool_calls=calls) if lost else message
         shown.append(message)
     return shown + answers
+
+
+def hide_stop(reply: Message, stop: str, asked: Collection[str]) -> Message:
+    """Returns a reply for an agent, without the stop string that ended its text if the agent asked for that one."""
+    return replace(reply, content=reply.content.removesuffix(stop)) if stop in asked else reply
 
 
 def _is_runnable(call: AnyCall, tools: Collection[str]) -> bool:

@@ -25,7 +25,7 @@ from agentgym.types import AnyCall, MalformedCall, Message, ToolCall, ToolSpec
 __all__ = ["FakeChat"]
 
 NOT_STREAMED = ("return_prompt_token_ids", "return_token_ids", "return_meta_info")
-PASSED = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos")
+PASSED = ("temperature", "top_p", "top_k", "stop", "no_stop_trim", "stop_token_ids", "ignore_eos")
 
 
 @dataclass(frozen=True, slots=True)

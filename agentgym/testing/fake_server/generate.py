@@ -8,6 +8,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from agentgym.engines.protocol import Sampling
@@ -39,7 +40,7 @@ KNOWN_PARAMS = (
     " spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed custom_params beam_width"
     " watermark choice"
 ).split()
-UNPLAYED = ("stop", "stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "beam_width")
+UNPLAYED = ("stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "beam_width")
 SCRIPTED: Mapping[str, FaultKind] = {"raise": "error", "hang": "hang", "abort": "abort", "lengths": "lengths"}
 NUM_FAULTED = 10_000
 
@@ -121,6 +122,8 @@ class GenerateRequest:
     end_ids: tuple[int, ...]
     with_logprobs: bool = False
     skip_special: bool = True
+    keeps_stop: bool = False
+    """True if the text keeps a stop string that ended the reply."""
     text_in_logprobs: bool = False
 
 
@@ -157,10 +160,13 @@ def read_generate_request(body: Mapping[str, Any], model: FakeModel) -> Generate
             top_p=float(params.get("top_p", 1.0)),
             top_k=max(int(params.get("top_k", 0)), 0),
             seed=int(params.get("sampling_seed") or 0),
+            stop=params.get("stop") or (),
+            decode=partial(model.decode, skip_special=False),
         ),
         end_ids=() if params.get("ignore_eos") else tuple(dict.fromkeys((*stops, *model.eos_ids))),
         with_logprobs=bool(body.get("return_logprob")),
         skip_special=bool(params.get("skip_special_tokens", True)),
+        keeps_stop=bool(params.get("no_stop_trim")),
         text_in_logprobs=bool(body.get("return_text_in_logprobs")),
     )
 
@@ -206,8 +212,10 @@ class PlayedReply:
         logprobs = list(self.logprobs[:num_out])
         if self.fault == "vocabulary" and ids:
             ids[-1] = self.model.vocab_size
-        is_stop = finish is not None and finish["type"] == "stop"
-        text = self.model.decode(ids[:-1] if is_stop else ids, skip_special=request.skip_special)
+        matched = finish.get("matched") if finish is not None else None
+        text = self.model.decode(ids[:-1] if isinstance(matched, int) else ids, skip_special=request.skip_special)
+        if isinstance(matched, str) and matched in text:
+            text = text.partition(matched)[0] + (matched if request.keeps_stop else "")
         meta: dict[str, Any] = {"id": request.rid, "finish_reason": finish}
         if not flight.dropped_from_queue:
             meta |= {"prompt_tokens": len(request.ids), "num_retractions": 0}
@@ -237,6 +245,8 @@ class PlayedReply:
             return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
         if num_out and flight.ids[num_out - 1] in self.request.end_ids:
             return {"type": "stop", "matched": flight.ids[num_out - 1]}
+        if found := self.request.sampling.find_stop(flight.ids[:num_out]):
+            return {"type": "stop", "matched": found[1]}
         return {"type": "length", "length": num_out}
 
 
@@ -333,6 +343,8 @@ class Generator:
             if fault == "error":
                 raise HttpError(500, {"object": "error", "message": "the script asks for this error", "code": 500})
         ids = tuple(planned.ids)
+        if found := sampling.find_stop(ids):
+            ids = ids[: found[0]]
         if fault == "abort":
             ids = ids[: len(ids) // 2]
         factor = self.faults.slow_factor

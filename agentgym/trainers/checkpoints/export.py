@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.model.architectures import ModelBackend
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.lora_layer import join_adapters
 from agentgym.model.model_folder import reading, save_model_folder
 from agentgym.model.model_name import is_model_id, model_folder
@@ -30,6 +32,8 @@ from agentgym.trainers.checkpoints.checkpoint import (
 )
 from agentgym.trainers.checkpoints.run_folder import read_settings
 from agentgym.trainers.checkpoints.writer import BEST
+from agentgym.trainers.learner.lora import Adapters, adapt
+from agentgym.trainers.settings.lora import LoraConfig
 
 __all__ = ["DType", "Exported", "export_adapter", "export_model", "find_checkpoint", "write_adapter"]
 
@@ -85,28 +89,43 @@ def find_checkpoint(source: Path, *, step: int | None = None, best: bool = False
     return newest
 
 
-def export_model(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32") -> Exported:
+def export_model(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32", average: bool = False) -> Exported:
     """Writes the model and tokenizer without the trainer's state, in the format of `transformers`, SGLang and vLLM.
 
-    Raises RunFolderError if the folder is not empty or cannot be written; it appears once it is complete.
+    With `average`, the weights are the moving average that `learner.ema_decay` kept. Raises RunFolderError if the
+    folder is not empty or cannot be written; it appears once it is complete.
     """
     with _new_folder(checkpoint, folder) as part:
-        save_model_folder(load_policy(checkpoint.path), part, dtype=getattr(torch, dtype))
+        model = load_policy(checkpoint.path, backend=_backend(checkpoint) if average else "auto")
+        if average:
+            state = checkpoint.learner_state()
+            if "lora" in state:
+                raise ConfigError("the average of a run with learner.lora is one of its adapter: add --adapter")
+            _load_average(model, state, checkpoint)
+        save_model_folder(model, part, dtype=getattr(torch, dtype))
         copy_tokenizer(checkpoint.path, part)
     return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
 
 
-def export_adapter(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32") -> Exported:
+def export_adapter(
+    checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32", average: bool = False
+) -> Exported:
     """Writes the adapter of a run with `learner.lora`, in the format that `peft` loads onto the run's first model.
 
     Raises ConfigError if all weights were trained, and otherwise as `export_model`.
     """
-    state = checkpoint.learner_state().get("lora")
+    whole = checkpoint.learner_state()
+    state = whole.get("lora")
     if state is None:
         raise ConfigError(
             f"{str(checkpoint.path)!r} has no adapter: the run trained all weights. Leave adapter out, or train with"
             " learner.lora.rank"
         )
+    if average:
+        config = LoraConfig(**{**state["settings"], "target_modules": tuple(state["settings"]["target_modules"])})
+        model = adapt(load_policy(checkpoint.path, backend=_backend(checkpoint)), config)
+        _load_average(model, whole, checkpoint)
+        state = Adapters(model, config).state_dict()
     with _new_folder(checkpoint, folder) as part:
         write_adapter(state, part, _first_model(checkpoint), getattr(torch, dtype))
     return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
@@ -186,6 +205,26 @@ def _layer_of(key: str) -> str:
 
 def _ending(name: str, num_parts: int) -> str:
     return ".".join(name.split(".")[-num_parts:])
+
+
+@torch.no_grad()
+def _load_average(model: LanguageModel, state: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Gives the trained parameters of a model their average; raises ConfigError if there is none."""
+    average = state["optimizer"].get("average")
+    if average is None:
+        raise ConfigError(
+            f"{str(checkpoint.path)!r} has no average of the weights: leave --ema out, or train with learner.ema_decay"
+        )
+    parameters = dict(model.named_parameters())
+    for name, mean in average.items():
+        parameters[name].copy_(mean)
+
+
+def _backend(checkpoint: Checkpoint) -> ModelBackend:
+    """Returns the backend of the checkpoint's run, which names the parameters; `auto` for one without its run."""
+    run = checkpoint.path.resolve().parent.parent
+    backend = read_settings(run).get("model_backend", "auto") if (run / "config.yaml").is_file() else "auto"
+    return cast(ModelBackend, backend)
 
 
 def _first_model(checkpoint: Checkpoint) -> str | None:

@@ -71,8 +71,9 @@ class ActorReplica:
         return self.actor.label
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
-        """Samples one reply."""
-        completion: Completion = await self._call("generate", prompt_ids, sampling, process_session(rid))
+        """Samples one reply; the actor decodes with a tokenizer of its own."""
+        sent = replace(sampling, decode=None)
+        completion: Completion = await self._call("generate", prompt_ids, sent, process_session(rid))
         return completion
 
     async def abort(self, rid: str | None) -> None:

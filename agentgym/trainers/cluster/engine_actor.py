@@ -82,7 +82,7 @@ class EngineActor:
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """See `Engine.generate`."""
         async with self._engine_that_answers() as inner:
-            return await inner.engine.generate(prompt_ids, sampling, session=session)
+            return await inner.generate(prompt_ids, sampling, session)
 
     async def abort(self, session: str) -> None:
         """See `Engine.abort`."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
+from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.engines.local.engine import LocalEngine
-from agentgym.engines.protocol import Engine, WeightSync
+from agentgym.engines.protocol import Completion, Engine, Sampling, WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.engines.sglang.engine import SglangServer
@@ -64,6 +66,9 @@ class InnerEngine(Protocol):
         If the engine was not paused, it is paused no longer than necessary.
         """
 
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        """Samples one reply."""
+
     async def prepare(self) -> None:
         """Does now what the first request would otherwise wait for."""
 
@@ -102,6 +107,16 @@ class _InnerLocal:
         model = load_policy(part.folder, dtype=getattr(torch, self.dtype), backend=config.model_backend)
         self._model = on_device(model, "cuda" if on_gpu else "cpu")
         self.engine = LocalEngine(self._model, local_settings(config, self._model), version=part.version)
+        self._folder = part.folder
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        sampling = replace(sampling, decode=self._tokenizer.decode) if sampling.stop else sampling
+        return await self.engine.generate(prompt_ids, sampling, session=session)
+
+    @cached_property
+    def _tokenizer(self) -> ChatTokenizer:
+        """The tokenizer that finds stop strings."""
+        return ChatTokenizer.load(self._folder)
 
     async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
         sync = await self.engine.update_weights(weights, version)
@@ -133,6 +148,9 @@ class _InnerServer:
         self.engine = engine
         (self._replica,) = cast("tuple[SglangReplica | VllmReplica]", engine.replicas)
         self.dtype = engine.dtype
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        return await self.engine.generate(prompt_ids, sampling, session=session)
 
     async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
         await self.engine.revive()

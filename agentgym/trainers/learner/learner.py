@@ -86,17 +86,12 @@ class Learner:
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:
-            self.critic = Critic(
-                self.model,
-                config.critic,
-                optimizer,
-                total_steps=num_steps,
-                micro_batch_tokens=config.micro_batch_tokens,
-                world=self.world,
-            )
+            sizes = {"total_steps": num_steps, "micro_batch_tokens": config.micro_batch_tokens}
+            self.critic = Critic(self.model, config.critic, optimizer, world=self.world, **sizes)
         self._shared = self.critic if config.critic.trunk == "shared" else None
         further = () if self._shared is None else self._shared.head.parameters()
-        self.optimizer = PolicyOptimizer(self.model, config.lora.optimizer_settings(optimizer), num_steps, further)
+        own = config.lora.optimizer_settings(optimizer)
+        self.optimizer = PolicyOptimizer(self.model, own, num_steps, further, config.ema_decay)
         self._fresh_from, self._kl_of_rewards = 0, 0.0
         self._loss = policy_loss(config)
         self._score = scorer(config.head_kernel, self.model.softcap)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.algorithms.optimizers import make_optimizer, schedule_share
 from agentgym.trainers.learner.master_weights import MasterWeights
+from agentgym.trainers.learner.parameter_groups import divide_groups
+from agentgym.trainers.learner.weight_average import WeightAverage
 from agentgym.trainers.parallel.sharded_tensor import like, whole
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -21,11 +23,16 @@ class PolicyOptimizer:
     """The configured optimizer of a model's parameters, with its schedule; `num_steps` counts the steps taken.
 
     `further` are parameters outside of the model that are trained with it, such as a head's. For bfloat16 parameters it
-    keeps float32 masters, see `MasterWeights`.
+    keeps float32 masters, see `MasterWeights`. With `ema_decay` it keeps an average of the model's trained parameters.
     """
 
     def __init__(
-        self, model: nn.Module, config: OptimizerConfig, total_steps: int, further: Iterable[nn.Parameter] = ()
+        self,
+        model: nn.Module,
+        config: OptimizerConfig,
+        total_steps: int,
+        further: Iterable[nn.Parameter] = (),
+        ema_decay: float | None = None,
     ) -> None:
         self.config = config
         self.total_steps = max(1, total_steps)
@@ -35,10 +42,17 @@ class PolicyOptimizer:
         self._masters = MasterWeights(self.parameters)
         self._stepped = [self._masters.of(parameter) for parameter in self.parameters]
         self._parts = _make_parts(model, config, more, self._masters)
+        for part in self._parts:
+            divide_groups(part, model, config, self._masters.of)
+        self._average: WeightAverage | None = None
+        if ema_decay is not None:
+            trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+            stepped = {name: self._masters.of(parameter) for name, parameter in trained.items()}
+            self._average = WeightAverage(trained, stepped, ema_decay)
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step."""
+        """The learning rate of the next step, before the factors of `rates` and `layer_decay`."""
         config = self.config
         position = {"step": self.num_steps, "total_steps": self.total_steps, "warmup_steps": config.warmup_steps}
         warm = min(1.0, (self.num_steps + 1) / max(1, config.warmup_steps))
@@ -54,10 +68,12 @@ class PolicyOptimizer:
         if norm == norm and norm != float("inf"):
             for part in self._parts:
                 for group in part.param_groups:
-                    group["lr"] = self.learning_rate
+                    group["lr"] = self.learning_rate * group.get("rate", 1.0)
                 part.step()
             torch.autograd.graph.increment_version(self._stepped)  # which a fused step leaves as it was
             self._masters.round()
+            if self._average is not None:
+                self._average.update()
             self.num_steps += 1
         for part in self._parts:
             part.zero_grad(set_to_none=True)
@@ -66,12 +82,15 @@ class PolicyOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """The state that `load_state_dict` restores bitwise, in whole tensors, however the parameters are sharded."""
         state = {"num_steps": self.num_steps, "parts": [_whole_state(part) for part in self._parts]}
-        return state | ({"masters": self._masters.state()} if len(self._masters) else {})
+        state |= {"masters": self._masters.state()} if len(self._masters) else {}
+        return state | ({} if self._average is None else {"average": self._average.state()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the saved state of an optimizer of the same model and configuration."""
         self.num_steps = state["num_steps"]
         self._masters.load(state.get("masters", ()))
+        if self._average is not None:
+            self._average.load(state["average"])
         for part, saved in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(_state_like(part, saved))
 

@@ -144,10 +144,11 @@ def _gathered_numbers(shape: ModelShape, config: PlanConfig) -> float:
 
 
 def _optimizer_numbers(shape: ModelShape, config: PlanConfig, trained: int) -> int:
+    average = trained if config.learner.ema_decay is not None else 0
     if config.optimizer.name == "adamw" or config.learner.lora.rank:
-        return 2 * trained
+        return 2 * trained + average
     matrices = shape.num_layers * sum(inputs * outputs for inputs, outputs in shape.matrices.values())
-    return 2 * trained - matrices
+    return 2 * trained - matrices + average
 
 
 def rows_together(config: PlanConfig) -> int:

@@ -49,6 +49,9 @@ class LearnerConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     entropy_coefficient: float = 0.0
     """The weight of the entropy bonus."""
+    ema_decay: float | None = None
+    """Keeps an exponential moving average of the weights, in float32, that retains this share of itself at each
+    optimizer step, such as 0.99. `agentgym export --ema` writes it. None keeps none."""
     micro_batch_tokens: int = 2048
     """Tokens of one forward pass; rows are never split. Ranks that share their passes (`mesh`) have them together."""
     device: str = "cpu"
@@ -89,6 +92,8 @@ class LearnerConfig:
         for name in ("epochs", "minibatches", "micro_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
+            raise ConfigError(f"ema_decay is above 0 and below 1, such as 0.99, got {self.ema_decay}; None keeps none")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is at least 1, got {self.threads}")
         if self.shares is not None and self.shares < 1:

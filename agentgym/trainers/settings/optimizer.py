@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero
 
 __all__ = ["OptimizerConfig"]
@@ -35,8 +38,37 @@ class OptimizerConfig:
     """Decay of AdamW's mean of squared gradients, in [0, 1)."""
     weight_decay: float = 0.0
     """The share of a weight that is subtracted each step, times the learning rate."""
+    weight_decays: Mapping[str, float] = field(default_factory=dict)
+    """Weight decays of some parameters, by a regular expression that is in their published names, such as
+    'norm|bias'=0; the first that is counts."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Factors of the learning rate for some parameters, by a regular expression that is in their published names, such
+    as embed_tokens=0.1 'layers\\.[0-3]\\.'=0; the first that is counts, and 0 freezes them."""
+    layer_decay: float = 1.0
+    """The factor of the learning rate from each layer to the one below it, in (0, 1]: 1 at the head, then once for the
+    last layer, and so on down to the embedding (ELECTRA, Clark et al. 2020). 1 is off."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down if its global 2-norm is above this."""
 
     def __post_init__(self) -> None:
         check_above_zero(self, "learning_rate", "max_grad_norm")
+        if not 0.0 < self.layer_decay <= 1.0:
+            raise ConfigError(f"layer_decay must be in (0, 1], got {self.layer_decay}; 1 switches it off")
+        for name in ("rates", "weight_decays"):
+            for pattern, value in getattr(self, name).items():
+                _check_own(name, pattern, value)
+
+    @property
+    def has_groups(self) -> bool:
+        """True if some parameters have a rate or a weight decay of their own."""
+        return bool(self.rates or self.weight_decays or self.layer_decay != 1.0)
+
+
+def _check_own(name: str, pattern: str, value: object) -> None:
+    """Raises ConfigError for a pattern that is no regular expression, or a value below 0."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"optimizer.{name}: {pattern!r} is no regular expression ({error})") from error
+    if not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+        raise ConfigError(f"optimizer.{name} are numbers of at least 0, got {value!r} for {pattern!r}")

@@ -37,9 +37,24 @@ def test_every_argument_of_trl_is_in_the_table() -> None:
 
 def test_every_setting_of_the_table_is_ours() -> None:
     known = [*our_defaults(), "advantage.settings", "learner.loss_settings", "learner.correction_settings"]
-    known += ["env_kwargs", "optimizer.decay_settings"]
+    known += ["env_kwargs", "optimizer.decay_settings", "optimizer.weight_decays"]
     named = {name.strip() for key in TRL_KEYS for name in key.ours.split(",") if name.strip()}
     assert {name for name in named if not any(name == own or name.startswith(f"{own}.") for own in known)} == set()
+
+
+def test_norms_and_biases_have_no_weight_decay_as_in_trl() -> None:
+    assert "optimizer.weight_decay" not in settings_of()
+    settings = settings_of(weight_decay=0.1)
+    assert (settings["optimizer.weight_decay"], settings["optimizer.weight_decays"]) == (0.1, {"norm|bias": 0.0})
+    assert "optimizer.weight_decays" not in settings_of(weight_decay=0.1, lora_r=8)
+
+
+def test_stop_strings_are_found_among_the_arguments_of_generation() -> None:
+    assert settings_of(generation_kwargs={"stop": "</answer>"})["sampling.stop"] == ["</answer>"]
+    assert settings_of(generation_kwargs={"stop_strings": ["a", "b"]})["sampling.stop"] == ["a", "b"]
+    translation = translate({"generation_kwargs": {"stop": ["a"], "num_beams": 2}}, TRL_KEYS)
+    (line,) = translation.of("lost")
+    assert "no setting for num_beams" in line.ours and "sampling.stop: ['a']" in line.ours
 
 
 def test_a_script_is_imported_and_trains_a_step(agentgym: Command, tmp_path: Path) -> None:
@@ -149,7 +164,8 @@ def test_arguments_have_the_meaning_that_they_have_there(given: dict[str, Any], 
     ("text", "message"),
     [
         ("x = 1\n", "has no GRPOConfig(...)"),
-        ("SFTTrainer('m')\n", "there is agentgym sft"),
+        ("GKDTrainer('m')\n", "there is --algo distill"),
+        ("SFTConfig()\nDPOTrainer('m')\n", "has DPOTrainer and SFTConfig: name one with --trainer"),
         ("x = (\n", "cannot be read as Python"),
     ],
 )
@@ -161,4 +177,4 @@ def test_a_script_without_grpo_is_refused_in_one_line(agentgym: Command, text: s
 
 def test_the_page_has_the_table_of_arguments() -> None:
     page = Path(pages.__file__).with_name("trl.md").read_text(encoding="utf-8")
-    assert pages.with_keys(page, "TRL", TRL_KEYS) == page, "run python docs/pages.py"
+    assert pages.with_keys(page, pages.FOREIGN["trl"]) == page, "run python docs/pages.py"

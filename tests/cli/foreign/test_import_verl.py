@@ -273,4 +273,4 @@ def test_a_mistake_is_one_line(agentgym: Command, words: list[str], message: str
 
 def test_the_page_has_the_table_of_settings() -> None:
     page = Path(pages.__file__).with_name("verl.md").read_text(encoding="utf-8")
-    assert pages.with_keys(page, "verl", VERL_KEYS) == page, "run python docs/pages.py"
+    assert pages.with_keys(page, pages.FOREIGN["verl"]) == page, "run python docs/pages.py"

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.scripted import ScriptedReply
@@ -77,6 +78,20 @@ def test_a_reply_holds_the_sampled_ids_with_logprobs_and_versions(fake_sglang: F
         return await ask(engine, stop_ids=(9,))
 
     assert using(play, server, stream=stream) == Completion((7, 8, 9), (-0.5, -0.25, -1.0), (0, 0, 0), "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_ends_a_reply_at_a_stop_string(fake_sglang: Fake, stream: bool) -> None:
+    tokenizer = ChatTokenizer.load(embedded_folder())
+    ids = tokenizer.encode("It is </answer> or not")
+    server = fake_sglang(reply=lambda *_: ids)
+
+    async def play(engine: ReplicatedEngine) -> Completion:
+        return await ask(engine, max_tokens=99, stop=("</answer>",))
+
+    reply = using(play, server, stream=stream)
+    assert tokenizer.decode(reply.ids).startswith("It is </answer>") and len(reply.ids) < len(ids)
+    assert reply.ids == tuple(ids[: len(reply.ids)]) and reply.finish_reason == "stop"
 
 
 def test_an_id_outside_of_the_vocabulary_never_reaches_the_server(fake_sglang: Fake) -> None:

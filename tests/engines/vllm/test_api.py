@@ -54,6 +54,11 @@ def test_a_request_says_all_that_decides_the_distribution_and_only_its_stop_ids_
     }
 
 
+def test_stop_strings_need_the_text_marks_included() -> None:
+    params = sampling_params(Sampling(max_tokens=5, stop=("</answer>",)))
+    assert (params["stop"], params["detokenize"], params["skip_special_tokens"]) == (["</answer>"], True, False)
+
+
 def test_each_id_bears_the_version_that_the_server_says_it_was_sampled_with() -> None:
     assert completion() == Completion((9, 2), (-0.25, -0.5), (3, 4), "stop")
     assert completion(weight_versions=None).policy_versions == (7, 7)

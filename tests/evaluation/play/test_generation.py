@@ -64,6 +64,28 @@ def test_greedy_replies_are_equal_and_several_replies_are_not(engine: ModelEngin
     assert set(ids(engine.generate("Hello", num_replies=6, max_tokens=8, min_p=1.0))) == {first.ids}
 
 
+def test_a_stop_string_ends_a_reply_early_and_changes_no_id_before_it(engine: ModelEngine) -> None:
+    counts = [engine.engine.num_steps]  # type: ignore[attr-defined]
+    free = engine.generate(PROMPTS, max_tokens=40)
+    counts.append(engine.engine.num_steps)  # type: ignore[attr-defined]
+    ended = engine.generate(PROMPTS, max_tokens=40, stop='"dir')
+    counts.append(engine.engine.num_steps)  # type: ignore[attr-defined]
+    for whole, reply in zip(free, ended, strict=True):
+        text = engine.renderer.decode(reply.ids)
+        assert whole.ids[: len(reply.ids)] == reply.ids and whole.logprobs[: len(reply.ids)] == reply.logprobs
+        if reply.stop:
+            assert '"dir' in text and '"dir' not in engine.renderer.decode(reply.ids[:-1])
+            assert reply.finish_reason == "stop" and len(reply.ids) < len(whole.ids)
+        else:
+            assert reply == whole and '"dir' not in text
+    assert sum(bool(reply.stop) for reply in ended) > 10
+    assert counts[2] - counts[1] < counts[1] - counts[0], "the engine itself stops there"
+    chat = engine.chat(stop=["call"], max_tokens=40, temperature=0.0)
+    assert [chat.send(text).stop for text in ("Hello", "And again")] == ["call"] * 2
+    with pytest.raises(ConfigError, match="stop is a list of texts that are not empty"):
+        engine.generate("Hello", stop=[""])
+
+
 def test_what_cannot_be_answered_is_an_error_of_its_own_and_the_others_go_on(engine: ModelEngine) -> None:
     replies = engine.generate(
         [*PROMPTS[:1], [], "x" * 5000, {"role": "robot", "content": ""}, PROMPTS[1]], max_tokens=8
@@ -196,6 +218,7 @@ def test_a_file_that_was_cut_off_is_resumed_to_the_same_bytes_and_another_one_is
         assert main([*words, "--resume"]) == 0
         assert output.read_bytes() == whole
     capsys.readouterr()
+    assert main([*words, "--resume", "--stop", "x"]) == 2
     assert main([*words, "--resume", "--seed", "1"]) == 2
     assert "the reply to prompt 1 is that of another prompt, model or setting" in capsys.readouterr().err
     prompts.write_text("\n".join(prompts.read_text().splitlines()[:3]) + "\n")

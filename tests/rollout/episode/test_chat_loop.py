@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
+from agentgym.embedded import embedded_folder
 from agentgym.engines.openai.endpoint import ChatEndpoint, ChatEndpointConfig
 from agentgym.engines.protocol import Sampling
 from agentgym.envs import TextEnv, ToolEnv
-from agentgym.rollout import Episode, Limits, trajectory_from_json, trajectory_to_json
+from agentgym.evaluation.run_check.verify import verify_run
+from agentgym.rollout import Episode, EpisodeWriter, Limits, SamplingConfig, trajectory_from_json, trajectory_to_json
 from agentgym.rollout.episode.chat_loop import ChatLoop
 from agentgym.testing.fake_server.server import FakeConfig, FakeSglang
 from agentgym.tools import tool
@@ -57,11 +62,15 @@ class Echo(TextEnv):
 
 
 def play(
-    url: str, env: Any = None, limits: Limits | None = None, config: ChatEndpointConfig | None = None
+    url: str,
+    env: Any = None,
+    limits: Limits | None = None,
+    config: ChatEndpointConfig | None = None,
+    sampling: SamplingConfig | None = None,
 ) -> Trajectory:
     async def main() -> Trajectory:
         endpoint = ChatEndpoint(url, config or ChatEndpointConfig(max_retries=0))
-        loop = ChatLoop(endpoint, limits)
+        loop = ChatLoop(endpoint, limits, sampling)
         try:
             await endpoint.open()
             return await loop.run(env or Lock(), Episode(TASK))
@@ -132,6 +141,21 @@ def test_a_real_prefix_gives_one_row() -> None:
         played = play(server.url, Echo(), Limits(turn_tokens=6, cut_reply="answer"))
     assert played.has_ids and played.num_trained_tokens == played.metrics["completion_tokens"]
     assert sum(len(row) for row in played.rows) == played.num_tokens > played.num_trained_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_is_the_servers_and_stays_in_the_text(stream: bool, tmp_path: Path) -> None:
+    renderer = renderer_for(embedded_folder())
+    assert isinstance(renderer, TemplateRenderer)
+    ids = renderer.tokenizer.encode("<answer>4</answer> or 5")
+    with FakeSglang(FakeConfig(reply=lambda *_: ids)) as server:
+        sampling = SamplingConfig(stop=("</answer>",))
+        played = play(server.url, Echo(), sampling=sampling, config=ChatEndpointConfig(stream=stream))
+    assert [turn.message.content for turn in played.turns] == ["<answer>4</answer>"] * len(played.turns)
+    assert {(turn.finish_reason, turn.stop) for turn in played.turns} == {("stop", "</answer>")}
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write([played])
+    assert verify_run(tmp_path, renderer).ok
 
 
 def test_marks_that_a_server_leaves_in_the_text_are_read(

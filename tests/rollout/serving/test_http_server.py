@@ -369,7 +369,8 @@ def test_what_clients_do_to_an_assistant_message_on_its_way_back_rewrites_nothin
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"n": 2}, "n"),
-        ({"stop": ["x"]}, "stop"),
+        ({"stop": ["x", ""]}, "stop"),
+        ({"stop": 3}, "stop"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "dial"}}}, "tool_choice"),
         ({"logprobs": True}, "logprobs"),
@@ -390,6 +391,25 @@ def test_what_is_not_supported_is_refused_in_the_form_of_openai_and_the_episode_
         await one.play_on()
 
     assert play(renderer, dialling(raw), Dial(), agent).status.trainable
+
+
+def test_an_agents_stop_string_ends_the_reply_and_is_not_shown(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
+    said = "Thought: look.\nAction: look\nObservation: I make this up."
+
+    async def agent(one: Agent) -> None:
+        for stop in ("\nObservation:", ["Observation:", "never"], None):
+            choice = (await one.chat(stop=stop))["choices"][0]
+            text = choice["message"]["content"]
+            assert text.rstrip() == (said if stop is None else "Thought: look.\nAction: look")
+            assert choice["finish_reason"] == "stop"
+            one.messages += (await one.step(message=one.messages[-1]))["messages"]
+
+    trajectory = play(renderer, scripted(raw, said), Chat(), agent)
+    assert [turn.stop for turn in trajectory.turns] == ["\nObservation:", "Observation:", ""]
+    assert trajectory.turns[0].message.content.endswith("\nObservation:")
+    assert len(trajectory.rows) == 1, "what comes back without the string continues the row"
+    lines(tmp_path, [trajectory])
+    assert verify_run(tmp_path, renderer).ok
 
 
 def test_requests_that_make_no_sense_change_nothing(renderer: Renderer, raw: Raw) -> None:

@@ -12,20 +12,23 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
 
+from agentgym.chat_templates import renderer_for
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.errors import EngineError
 from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.rollout import SamplingConfig
 from agentgym.testing.fake_server.server import FakeSglang
 from agentgym.testing.fixtures import fake_sglang
 from agentgym.trainers.cluster import engine_actor
 from agentgym.trainers.cluster.actors import Actor, Parcel
 from agentgym.trainers.cluster.board import Board, Posted
 from agentgym.trainers.cluster.engine_actor import EngineActor
-from agentgym.trainers.cluster.inner_engine import Part
+from agentgym.trainers.cluster.inner_engine import Part, open_inner
 from agentgym.trainers.config import TrainConfig
+from agentgym.types import Message
 
 __all__ = ["fake_sglang"]
 PROMPT = tuple(range(5, 45))
@@ -123,3 +126,23 @@ def test_an_actor_that_was_begun_anew_and_has_no_server_yet_answers_nobody_and_o
     with pytest.raises(EngineError) as refused:
         asyncio.run(identity(was_restarted=False))
     assert "has lost its server" not in str(refused.value)
+
+
+def test_an_engine_in_an_actor_ends_a_reply_at_a_stop_string_with_its_own_tokenizer(
+    small_run: TrainConfig, tmp_path: Path
+) -> None:
+    renderer = renderer_for(embedded_folder())
+    sampling = SamplingConfig(temperature=0.0, stop=("call",)).for_reply(40, seed=0, renderer=renderer)
+
+    async def play() -> tuple[str, str]:
+        folder = str(embedded_folder())
+        inner = await open_inner(Part(config=small_run, number=0, folder=folder, logs=str(tmp_path), version=0))
+        prompt = renderer.render([Message("user", "Hello")])
+        sent = replace(sampling, decode=None)
+        whole = await inner.generate(prompt, replace(sent, stop=()), "a")
+        ended = await inner.generate(prompt, sent, "b")
+        await inner.engine.close()
+        return renderer.decode(whole.ids), renderer.decode(ended.ids)
+
+    whole, ended = asyncio.run(play())
+    assert whole.startswith(ended) and "call" in ended and len(ended) < len(whole)

@@ -35,6 +35,9 @@ Alone = Callable[[str], Found]
 
 PROGRAM = Path(__file__).parent / "rank_process.py"
 STEP = OptimizerConfig(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5)
+GROUPS = replace(
+    STEP, rates={"embed_tokens": 0.1, "mlp": 3.0}, layer_decay=0.7, weight_decay=0.1, weight_decays={"norm": 0.0}
+)
 LORA = LoraConfig(rank=3, target_modules=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
 ROWS = {1: 1, 4: 44, 16: 180}
 """Tokens of a micro-batch by the rows that it then holds, about: rows have 5 to 16."""
@@ -58,7 +61,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 SHARED = {"sequence": MeshConfig(sequence=2), "tensor": MeshConfig(tensor=2)}
 """How two ranks share their forward passes."""
-SHARING = "ppo_clip-4 gspo-4 kl checkpointing critic shared-prefixes one-row untied biased long".split()
+SHARING = "ppo_clip-4 gspo-4 kl checkpointing critic shared-prefixes one-row untied biased long rates".split()
 """What they learn so."""
 
 
@@ -126,6 +129,7 @@ def cases(
         "one-row": {**plain, "batch": batch.select([5])},
         "untied": {**plain, "model": make_tiny(tied=False)},
         "muon": {**plain, "optimizer": replace(STEP, name="muon")},
+        "rates": {**plain, "optimizer": GROUPS},
         "bfloat16": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(param_dtype="bfloat16"))},
         "resumed": {**plain, "state": before["state"], "weights": before["between"]},
         "lora-resumed": {**found["lora"], "state": in_one_process(found["lora"])["state"]},
@@ -172,6 +176,7 @@ LEARNED = [
     "reference",
     "untied",
     "loaded",
+    "rates",
 ]
 QUICK = ["ppo_clip-4", "lora"]
 """The cases of every run of the tests; the others are learned with the slow ones."""
@@ -180,7 +185,7 @@ COUNTED = ("ppo_clip-1", "ppo_clip-16", "gathered-once")
 SHARED_PASSES = [
     *(f"{name}-sequence" for name in ("ppo_clip-4", "gspo-4", "shared-prefixes", "critic", "long", "lora")),
     "few-heads",
-    *(f"{name}-tensor" for name in ("ppo_clip-4", "shared-prefixes", "critic", "long", "loaded", "biased")),
+    *(f"{name}-tensor" for name in ("ppo_clip-4", "shared-prefixes", "critic", "long", "loaded", "biased", "rates")),
 ]
 """The same, by ranks that share their passes."""
 
@@ -270,6 +275,21 @@ def test_four_ranks_that_share_passes_learn_what_one_process_learns(
     found = on_ranks({name: sharing(cases[name], mesh) for name in names}, 4)
     for name in names:
         check([rank[name] for rank in found], alone(name))
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(tensor=2)], ids=str)
+def test_each_rank_averages_its_own_shards(
+    mesh: MeshConfig, settings_cases: dict[str, Case], on_ranks: OnRanks
+) -> None:
+    plain = settings_cases["ppo_clip-4"]
+    case = {**plain, "config": replace(plain["config"], ema_decay=0.5)}
+    wanted = in_one_process(case)["state"]["optimizer"]["average"]
+    resumed = {**case, "state": in_one_process(case)["state"]}
+    first, _ = on_ranks({"ema": sharing(case, mesh), "resumed": sharing(resumed, mesh)}, 2)
+    found = first["ema"]["state"]["optimizer"]["average"]
+    assert found.keys() == wanted.keys()
+    for name, mean in wanted.items():
+        torch.testing.assert_close(found[name], mean, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
