@@ -60,7 +60,7 @@ async def learn_step(
             step = await _call(is_beside, _with_batch, session, groups, credits)
             if step.batch.num_rows:
                 if done >= config.learner.critic.warmup_steps:
-                    update = partial(learner.update, step.batch, version=done, bound=session.gate.bound)
+                    update = partial(learner.update, step.batch, version=done, bound=session.gate.current_bound)
                     stats = await asyncio.to_thread(update) if is_beside else update()
                     if stats.stale_tokens < step.batch.num_trained_tokens:
                         session.gate.note(stats.mismatch_rms)

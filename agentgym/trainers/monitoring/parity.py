@@ -106,14 +106,18 @@ class ParityGate:
         is_mixture: bool = False,
     ) -> None:
         self.config = config
+        types = {parts.engine.dtype} if isinstance(parts.engine, ReplicatedEngine) else set()
+        self._is_exact = types | {parts.learner.config.compute_dtype} == {"float32"}
         self._bound: MismatchBound | RoundedBound = RoundedBound.of(config, is_mixture=is_mixture)
+        if self._is_exact or config.max_mismatch:
+            self._bound = MismatchBound(token=config.max_mismatch or _START_MAX)
         self._engine = parts.engine
         self._learner = parts.learner
         self._player = player
         self._publisher = publisher
 
     @property
-    def bound(self) -> MismatchBound:
+    def current_bound(self) -> MismatchBound:
         """The mismatch with which training continues."""
         return self._bound.now if isinstance(self._bound, RoundedBound) else self._bound
 
@@ -125,13 +129,9 @@ class ParityGate:
     async def start(self, version: int) -> Mismatch:
         """Runs the first probe, which sets the bound; raises TrainingHalted that names the likely cause."""
         mismatch = await self.probe("start", version)
-        types = {self._engine.dtype} if isinstance(self._engine, ReplicatedEngine) else set()
-        is_exact = types | {self._learner.config.compute_dtype} == {"float32"}
-        if is_exact or self.config.max_mismatch:
-            self._bound = MismatchBound(token=self.config.max_mismatch or _START_MAX)
-        if self.bound.excess(mismatch):
-            await self.refuse(MismatchFound(mismatch, self.bound), version)
-        if is_exact and not self.config.max_mismatch:
+        if self.current_bound.excess(mismatch):
+            await self.refuse(MismatchFound(mismatch, self.current_bound), version)
+        if self._is_exact and not self.config.max_mismatch:
             self._bound = MismatchBound(token=max(_LEAST_MAX, _MAX_MARGIN * mismatch.max))
         self.note(mismatch.rms)
         return mismatch
@@ -140,8 +140,8 @@ class ParityGate:
         """Runs a probe if one is due; raises TrainingHalted that names the likely cause."""
         if step % self.config.every == 0:
             mismatch = await self.probe(f"probe-{step}", version)
-            if self.bound.excess(mismatch):
-                await self.refuse(MismatchFound(mismatch, self.bound), version)
+            if self.current_bound.excess(mismatch):
+                await self.refuse(MismatchFound(mismatch, self.current_bound), version)
 
     def check_versions(self, trajectories: Sequence[Trajectory], version: int, *, staleness: int = 0) -> None:
         """Raises TrainingHalted if a token has a policy version that the engine should not have any more, or yet."""
@@ -223,7 +223,7 @@ class ParityGate:
         return MismatchSums.of(*gap, torch.ones_like(gap[0], dtype=torch.bool)).result
 
     def _is_met(self, found: Mismatch) -> bool:
-        return self.bound.excess(found) is None
+        return self.current_bound.excess(found) is None
 
     def _only_above(self, batch: TrainingBatch) -> bool:
         gap_M = _old(batch) - self._logp(batch, None)

@@ -147,7 +147,7 @@ def test_a_mismatch_is_found_before_the_weights_change(
         raise AssertionError("the optimizer stepped")
 
     async def blind(self: Any, version: int) -> Mismatch:
-        return differing(0.0, 1)
+        return mismatch_of(0.0, 1)
 
     monkeypatch.setattr(run_module.ParityGate, "start", blind)
     monkeypatch.setattr("agentgym.trainers.learner.optimizer.PolicyOptimizer.step", never)
@@ -175,7 +175,7 @@ def test_quantiles_are_of_the_tokens_that_count_whatever_parts_they_come_from() 
     assert (none.num_tokens, none.p99, none.mean) == (0, 0.0, 0.0)
 
 
-def differing(mean: float, num_tokens: int, tail: int = 0) -> Mismatch:
+def mismatch_of(mean: float, num_tokens: int, tail: int = 0) -> Mismatch:
     """Returns the mismatch of tokens that differ by one number of nats, but for some that differ by 5."""
     gap = torch.cat([torch.full((num_tokens - tail,), mean), torch.full((tail,), 5.0)])
     return MismatchSums.of(gap, torch.zeros(num_tokens), torch.ones(num_tokens, dtype=torch.bool)).result
@@ -186,17 +186,17 @@ def test_a_mismatch_found_pickles_and_names_what_is_exceeded() -> None:
         (MismatchBound(token=0.01), "5 nats on a token that was just sampled, over the bound of 0.01"),
         (MismatchBound(rms=0.1), "0.243 nats (root mean square), over the bound of 0.1"),
     ):
-        found = MismatchFound(differing(0.2, 10_000, tail=200), bound)
+        found = MismatchFound(mismatch_of(0.2, 10_000, tail=200), bound)
         again = copy.copy(found)
         assert said in str(again) and (str(again), again.bound) == (str(found), bound)
 
 
 def test_few_tokens_must_be_further_over_a_bound_than_many() -> None:
     bound = MismatchBound(rms=0.06)
-    assert bound.excess(differing(0.02, 20, tail=1)) is None, "one odd token of twenty says nothing"
-    assert bound.excess(differing(0.02, 20_000, tail=1000)), "of twenty thousand, a thousand do"
-    assert bound.excess(differing(0.01, 100_000, tail=300)) is None, "three in a thousand may"
-    assert bound.excess(differing(0.07, 20)), "all alike are no accident"
+    assert bound.excess(mismatch_of(0.02, 20, tail=1)) is None, "one odd token of twenty says nothing"
+    assert bound.excess(mismatch_of(0.02, 20_000, tail=1000)), "of twenty thousand, a thousand do"
+    assert bound.excess(mismatch_of(0.01, 100_000, tail=300)) is None, "three in a thousand may"
+    assert bound.excess(mismatch_of(0.07, 20)), "all alike are no accident"
 
 
 @pytest.mark.parametrize(("start", "is_mixture", "rms"), [
@@ -208,22 +208,22 @@ def test_the_bound_of_a_rounded_type_follows_what_both_sides_differ_by(
     gate = gate_of("bfloat16", is_mixture=is_mixture)
 
     async def probe(name: str, version: int) -> Mismatch:
-        return differing(start, 200)
+        return mismatch_of(start, 200)
 
     monkeypatch.setattr(gate, "probe", probe)
     asyncio.run(gate.start(0))
-    assert gate.bound.rms == pytest.approx(rms) and gate.bound.token == math.inf
+    assert gate.current_bound.rms == pytest.approx(rms) and gate.current_bound.token == math.inf
     for _ in range(4):
         gate.note(start)
     for _ in range(4):  # of nine, so the median is that of before
         gate.note(10.0)
-    assert gate.bound.rms == pytest.approx(rms)
+    assert gate.current_bound.rms == pytest.approx(rms)
 
 
 def test_a_bound_that_is_given_stays() -> None:
     gate = gate_of("bfloat16", ParityConfig(max_rms=0.3))
     gate.note(0.001)
-    assert gate.bound == MismatchBound(rms=0.3)
+    assert gate.current_bound == MismatchBound(rms=0.3)
 
 
 def gate_of(dtype: Any, config: ParityConfig | None = None, **options: Any) -> ParityGate:
@@ -253,8 +253,8 @@ def test_a_probe_without_rounding_leaves_the_bound_at_that_of_float32(monkeypatc
     gate = gate_of("float32")
 
     async def probe(name: str, version: int) -> Mismatch:
-        return differing(1e-6, 9)
+        return mismatch_of(1e-6, 9)
 
     monkeypatch.setattr(gate, "probe", probe)
     asyncio.run(gate.start(0))
-    assert gate.bound == MismatchBound(token=0.001)
+    assert gate.current_bound == MismatchBound(token=0.001)
