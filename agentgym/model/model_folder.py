@@ -181,7 +181,8 @@ class _StoredTensors:
         self._files: dict[str, Any] = {}
 
     def __enter__(self) -> _StoredTensors:
-        shards = sorted(self._path.glob("*.safetensors"))
+        found = self._path.glob("*.safetensors")
+        shards = sorted(file for file in found if not file.name.startswith("consolidated"))  # Mistral's second copy
         if not shards:
             raise RunFolderError(
                 f"model folder {str(self._path)!r} holds no .safetensors file; save the model in that format"

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
@@ -164,6 +165,13 @@ def test_a_folder_that_agentgym_wrote_is_not_compared(foreign: Path, tmp_path: P
     save_model_folder(load_decoder(foreign), tmp_path / "ours")
     assert check_forward(load_decoder(tmp_path / "ours"), tmp_path / "ours") is None
     assert check_forward(load_decoder(embedded_folder()), embedded_folder()) is None
+
+
+def test_the_second_copy_of_the_weights_in_a_mistral_folder_is_not_read(foreign: Path) -> None:
+    wanted = load_decoder(foreign).state_dict()
+    save_file({"layers.0.attention.wq.weight": torch.zeros(2, 2)}, foreign / "consolidated.safetensors")
+    found = load_decoder(foreign).state_dict()
+    assert wanted.keys() == found.keys() and all(torch.equal(wanted[name], found[name]) for name in wanted)
 
 
 def test_every_supported_class_is_one_of_transformers() -> None:

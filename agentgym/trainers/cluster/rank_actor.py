@@ -83,7 +83,7 @@ class RankActor:
             if ranks is None:
                 dtype = getattr(torch, learner.compute_dtype)
                 return on_device(load_policy(folder, dtype=dtype, backend=backend), device)
-            return ranks.shard(adapt(load_policy(folder, backend=backend).to(device), lora))
+            return ranks.shard(adapt(load_policy(folder, backend=backend), lora))
 
         # Adapters are put on the weights that the run began with, and are not in the folder that it resumes from.
         self._learner = Learner(

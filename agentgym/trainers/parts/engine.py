@@ -13,6 +13,8 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Engine
 from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.servers.server_process import serving_device
 from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.vllm.engine import open_vllm
 from agentgym.errors import ConfigError
@@ -109,13 +111,28 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
     trained = config.learner.compute_dtype
     if config.engine == "sglang":
         dtype = trained if config.sglang.dtype == "auto" else config.sglang.dtype
-        sglang = replace(config.sglang, dtype=dtype, log_folder=config.sglang.log_folder or str(log_folder))
+        words = _server_args(config, config.sglang, "--mem-fraction-static")
+        logs = config.sglang.log_folder or str(log_folder)
+        sglang = replace(config.sglang, dtype=dtype, log_folder=logs, server_args=words)
         if config.learner.router.replay:
             sglang = replace(sglang, serving=replace(sglang.serving, record_experts=True))
         return await open_sglang(sglang, model_folder, version=version)
     dtype = trained if config.vllm.dtype == "auto" else config.vllm.dtype
-    vllm = replace(config.vllm, dtype=dtype, log_folder=config.vllm.log_folder or str(log_folder))
+    words = _server_args(config, config.vllm, "--gpu-memory-utilization")
+    logs = config.vllm.log_folder or str(log_folder)
+    vllm = replace(config.vllm, dtype=dtype, log_folder=logs, server_args=words)
     return await open_vllm(vllm, model_folder, version=version)
+
+
+_SHARED_GPU = 0.4
+"""The share of the learner's GPU for a server on it, which takes up to 0.9 of a GPU by default."""
+
+
+def _server_args(config: TrainConfig, server: ServerConfig, option: str) -> tuple[str, ...]:
+    """Returns the arguments of a server, which leaves memory to a learner on the same GPU unless they say otherwise."""
+    on_gpu = config.learner.device.startswith("cuda") and serving_device(server.device) == "cuda"
+    shares = on_gpu and config.executor == "local" and not server.urls and server.replicas == 1
+    return (f"{option}={_SHARED_GPU}", *server.server_args) if shares else server.server_args
 
 
 def weights_for(engine: Engine, model: LanguageModel) -> Weights:
