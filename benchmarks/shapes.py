@@ -54,6 +54,7 @@ _SIZES = {  # width, layers, query heads, feed-forward, tied
     "1.7B": (2048, 28, 16, 6144, True),
     "4B": (2560, 36, 32, 9728, True),
     "8B": (4096, 36, 32, 12288, False),
+    "32B": (5120, 64, 64, 25600, False),
 }
 
 

@@ -106,14 +106,16 @@ class _ScoreTargets(torch.autograd.Function):
             p_CV = _logits(hidden_NE[part], head_VE, temperature, softcap)
             logp_N[part], entropy_N[part] = _normalize(p_CV, target_N[part])
         ctx.save_for_backward(hidden_NE, head_VE, target_N, entropy_N)
+        ctx.set_materialize_grads(False)  # no gradient of the entropies is known by that, without a look at its numbers
         ctx.temperature, ctx.softcap = temperature, softcap
         ctx.last_p_CV = p_CV if softcap is None else None  # with a cap the logits are needed again too
         return logp_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden_NE, head_VE, target_N, entropy_N = ctx.saved_tensors
         grad_logp_N, grad_entropy_N = grads
+        grad_logp_N = torch.zeros_like(entropy_N) if grad_logp_N is None else grad_logp_N
         grad_hidden_NE = torch.empty_like(hidden_NE)
         grad_head_VE = None
         for part in reversed(_chunks(target_N, head_VE)):
@@ -121,7 +123,8 @@ class _ScoreTargets(torch.autograd.Function):
             is_logits = p_CV is None
             if p_CV is None:
                 p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature, ctx.softcap)
-            sloped = _Slopes(target_N[part], entropy_N[part], grad_logp_N[part], grad_entropy_N[part])
+            grad_entropy_C = None if grad_entropy_N is None else grad_entropy_N[part]
+            sloped = _Slopes(target_N[part], entropy_N[part], grad_logp_N[part], grad_entropy_C)
             grad_CV = sloped.by_logits(p_CV, ctx.temperature, ctx.softcap, is_logits).to(hidden_NE.dtype)
             grad_hidden_NE[part] = linear(grad_CV, head_VE.T)
             if ctx.needs_input_grad[1]:  # a frozen head has no gradient
@@ -137,11 +140,10 @@ class _Slopes(NamedTuple):
     target_C: Tensor
     entropy_C: Tensor
     grad_logp_C: Tensor
-    grad_entropy_C: Tensor
+    grad_entropy_C: Tensor | None
 
     def by_logits(self, p_CV: Tensor, temperature: float, softcap: float | None, is_logits: bool) -> Tensor:
         """Turns probabilities, or logits that `is_logits` announces, into the loss's derivatives by raw logits."""
-        uses_entropy = bool(self.grad_entropy_C.any())
         for block in _blocks(p_CV):
             p_BV, slope_BV = p_CV[block], None  # of capped logits by raw ones
             if is_logits and softcap is not None:
@@ -149,12 +151,11 @@ class _Slopes(NamedTuple):
             if is_logits:
                 p_BV.copy_(p_BV.softmax(-1))
             grad_B1 = self.grad_logp_C[block, None] / temperature
-            extra_BV = None
-            if uses_entropy:  # -p (log p + entropy), written so that it is 0 where p is 0
+            if self.grad_entropy_C is None:
+                p_BV.mul_(-grad_B1)
+            else:  # -p (log p + entropy), written so that it is 0 where p is 0
                 extra_BV = torch.special.entr(p_BV) - p_BV * self.entropy_C[block, None]
-            p_BV.mul_(-grad_B1)
-            if extra_BV is not None:
-                p_BV.addcmul_(extra_BV, self.grad_entropy_C[block, None] / temperature)
+                p_BV.mul_(-grad_B1).addcmul_(extra_BV, self.grad_entropy_C[block, None] / temperature)
             p_BV.scatter_add_(1, self.target_C[block, None], grad_B1)
             if slope_BV is not None:
                 p_BV.mul_(slope_BV)

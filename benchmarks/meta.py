@@ -1,0 +1,206 @@
+"""Counts what a learner's forward and backward passes do on a GPU, without one: on torch's meta device.
+
+Every operator of the real code is counted: launches of kernels, views, bytes read and written, operations of matrix
+products and attention, and the most bytes that live at once. The seconds are predicted for an H200: of each kernel the
+longest of its bytes at 4 TB/s, its operations at 700 TFLOP/s (attention at 330), and 2 microseconds; of the processor 6
+microseconds a launch and 1.5 a view. The longer of both sums is the prediction. Rotation and gate are counted as
+torch's operators, where a GPU takes one kernel each; the optimizer is not counted.
+
+Attention is that of a GPU, one flash call a layer. The fast decoder and the model of transformers are both counted.
+
+    python benchmarks/meta.py [--shapes 0.6B 8B] [--rows 8x2048 1x16384 1x32768]
+
+What was measured on an H200 (`gpu/h200/learning.jsonl`) is printed beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from shapes import shape_of
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agentgym.model import decoder, pass_attention
+from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.pass_attention import HOOK, register_hook
+from agentgym.model.transformers_model import TransformersModel
+from agentgym.trainers.learner.token_logprobs import score_targets
+
+BYTES_S, FLOPS_S, ATTENTION_FLOPS_S, LEAST_S = 4.0e12, 700e12, 330e12, 2e-6
+LAUNCH_S, VIEW_S = 6e-6, 1.5e-6
+MEASURED = {("0.6B", "8x2048"): 0.240, ("0.6B", "1x16384"): 0.522}
+"""Seconds of a step on an H200, the optimizer included."""
+
+
+@dataclass
+class Counts:
+    """What the operators of a pass did."""
+
+    launches: int = 0
+    views: int = 0
+    bytes: float = 0.0
+    flops: float = 0.0
+    gpu_s: float = 0.0
+    peak_bytes: float = 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """Predicted seconds of the processor."""
+        return self.launches * LAUNCH_S + self.views * VIEW_S
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted seconds of the pass."""
+        return max(self.gpu_s, self.cpu_s)
+
+
+@dataclass
+class Counter(TorchDispatchMode):
+    """Counts the operators inside the context; `pairs` are the queries times keys of one head that attention sees."""
+
+    pairs: int
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._most_bytes = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+        known = {x.untyped_storage()._cdata for x in inputs}
+        writes = func._schema.is_mutable
+        if not writes and all(x.untyped_storage()._cdata in known for x in outputs):
+            self.counts.views += 1
+            return found
+        moved = float(sum(_size(x) for x in (*inputs, *outputs)))
+        flops, rate = self._flops(func, inputs, outputs)
+        self.counts.launches += 1
+        self.counts.bytes += moved
+        self.counts.flops += flops
+        self.counts.gpu_s += max(moved / BYTES_S, flops / rate, LEAST_S)
+        self._follow(outputs)
+        return found
+
+    def go_on(self, before: Counter) -> None:
+        """Begins with the memory that another counter saw last."""
+        self._alive, self._most_bytes = before._alive, before._most_bytes
+
+    def _flops(self, func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[float, float]:
+        name = func.name()
+        if "flash_attention" in name or "scaled_dot_product" in name:
+            is_back = "backward" in name
+            if "flash_attention" in name:
+                query = inputs[1] if is_back else inputs[0]
+                products = 4.0 * query.shape[-2] * query.shape[-1] * self.pairs
+            else:
+                query, key = (inputs[1], inputs[2]) if is_back else (inputs[0], inputs[1])
+                products = 4.0 * query.shape[:-1].numel() * key.shape[-2] * query.shape[-1]
+            return (2.5 if is_back else 1.0) * products, ATTENTION_FLOPS_S
+        if name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::addmm_"):
+            left = inputs[-2]
+            return 2.0 * outputs[0].numel() * left.shape[-1], FLOPS_S
+        return 0.0, FLOPS_S
+
+    def _follow(self, outputs: list[Tensor]) -> None:
+        """Adds new memory; what has ended is looked for as soon as the sum is 2% above the most so far."""
+        for output in outputs:
+            storage = output.untyped_storage()
+            if storage._cdata not in self._alive:
+                self._most_bytes += storage.nbytes()
+            self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        if self._most_bytes > 1.02 * self.counts.peak_bytes:
+            self._alive = {key: item for key, item in self._alive.items() if not item[0].expired()}
+            self._most_bytes = float(sum(size for _, size in self._alive.values()))
+            self.counts.peak_bytes = max(self.counts.peak_bytes, self._most_bytes)
+
+
+def _size(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+@contextmanager
+def attention_of_a_gpu() -> Iterator[None]:
+    """Makes the meta device attend by the kernel of a GPU."""
+    own = decoder.is_flash_attention, pass_attention.is_flash_attention
+    decoder.is_flash_attention = pass_attention.is_flash_attention = lambda *_: True
+    try:
+        yield
+    finally:
+        decoder.is_flash_attention, pass_attention.is_flash_attention = own
+
+
+def model_of(shape: str, backend: str) -> LanguageModel:
+    """Returns a model without memory, in bfloat16."""
+    config = shape_of(shape)
+    with torch.device("meta"):
+        if backend == "fast":
+            return Decoder(config).to(torch.bfloat16)
+        register_hook()
+        settings = config.to_hf()
+        hf_config = AutoConfig.for_model(**settings)
+        hf = AutoModelForCausalLM.from_config(hf_config, dtype=torch.bfloat16, attn_implementation=HOOK)
+        return TransformersModel(hf, settings)
+
+
+def count_step(model: LanguageModel, lengths: list[int], *, recomputes: bool = False) -> dict[str, Counts]:
+    """Returns the counts of both passes over one micro-batch, a third of whose tokens are trained."""
+    size = sum(lengths)
+    model.set_recompute(recomputes)
+    wanted_N = torch.arange(size) % 3 == 0
+    layout = PackedLayout(lengths, "meta", wanted_N=wanted_N)
+    ids_N = torch.zeros(size, dtype=torch.int64, device="meta")
+    target_M = torch.zeros(int(wanted_N.sum()), dtype=torch.int64, device="meta")
+    counts = {name: Counter(sum(n * (n + 1) // 2 for n in lengths)) for name in ("forward", "backward")}
+    parameters = list(model.parameters())
+    with attention_of_a_gpu():
+        with counts["forward"]:
+            logp_M = score_targets(model.hidden_states(ids_N, layout), model.head_weight, target_M).logp_N
+            loss = logp_M.sum()
+        counts["backward"].go_on(counts["forward"])
+        with counts["backward"]:
+            torch.autograd.grad(loss, parameters)
+    return {name: counter.counts for name, counter in counts.items()}
+
+
+def show(title: str, counts: dict[str, Counts], note: str = "") -> None:
+    """Prints a line of the table."""
+    total_s = sum(part.predicted_s for part in counts.values())
+    launches = "+".join(f"{part.launches:,}" for part in counts.values())
+    moved = sum(part.bytes for part in counts.values()) / 1e12
+    flops = sum(part.flops for part in counts.values()) / 1e12
+    peak = max(part.peak_bytes for part in counts.values()) / 2**30
+    print(f"{title:34} {launches:>15} {moved:8.2f} {flops:9.0f} {peak:8.0f} {total_s:10.2f} {note}", flush=True)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=["0.6B", "8B", "32B"])
+    parser.add_argument("--rows", nargs="+", default=["8x2048", "1x16384", "1x32768"])
+    given = parser.parse_args()
+    print(f"{'':34} {'launches':>15} {'TB moved':>8} {'TFLOP':>9} {'peak GiB':>8} {'predicted s':>10} measured s")
+    for shape in given.shapes:
+        for rows in given.rows:
+            number, length = map(int, rows.split("x"))
+            for backend in ("fast", "transformers"):
+                counts = count_step(model_of(shape, backend), [length] * number)
+                measured = MEASURED.get((shape, rows), "") if backend == "fast" else ""
+                show(f"{shape} {rows} {backend}", counts, str(measured))
+
+
+if __name__ == "__main__":
+    main()
