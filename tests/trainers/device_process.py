@@ -1,4 +1,5 @@
-"""`device_process.py FOLDER DEVICE` trains each case for a step or two, and ends with a line of JSON: their metrics."""
+"""`device_process.py FOLDER DEVICE` trains each case for a step or two, and ends with a line of JSON: their metrics,
+and how often each update waited for the device."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -15,6 +17,7 @@ import pretend_device
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.rollout.limits import Limits
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
@@ -31,6 +34,7 @@ CASES = {
     # Not with activation_checkpointing: torch aborts where Python computes a device in the middle of a backward pass.
     "sequences": ("gspo", LEARNER, 1),
     "bfloat16": ("grpo", replace(LEARNER, dtype="bfloat16"), 1),
+    "micro-batches": ("grpo", replace(LEARNER, micro_batch_tokens=64), 1),
 }
 
 
@@ -56,12 +60,21 @@ def main(folder: str, device: str) -> None:
     """Trains the cases one after the other."""
     if device == pretend_device.NAME:
         pretend_device.register()
-    found = {}
+    found, waits, update = {}, [], Learner.update
+
+    def count(learner: Learner, *given: Any, **options: Any) -> Any:
+        pretend_device.WAITS.clear()
+        stats = update(learner, *given, **options)
+        waits.append(len(pretend_device.WAITS))
+        return stats
+
+    Learner.update = count
     for case in CASES:
         trainer = Trainer(config_of(case, device), Path(folder, f"{case}-{device}"))
         trainer.fit()
         assert trainer.model.embed.device.type == device
-        found[case] = trainer.metrics
+        found[case] = [{**step, "waits": number} for step, number in zip(trainer.metrics, waits, strict=True)]
+        waits.clear()
     print(json.dumps(found), flush=True)
     os._exit(0)  # torch ends its threads for a device of Python by an abort
 

@@ -13,6 +13,16 @@ from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "pretend"
+WAITS: list[str] = []
+"""What read numbers of the device, each of which would wait for a GPU."""
+
+
+_WAITING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
+
+
+def _has_mask(args: Any) -> bool:
+    """Returns whether an index is a mask, whose true entries are counted first."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bool for leaf in args[1])
 
 
 class PretendTensor(torch.Tensor):
@@ -35,6 +45,7 @@ class PretendTensor(torch.Tensor):
         return made
 
     def tolist(self) -> Any:
+        WAITS.append("tolist")
         return self.held.tolist()
 
     @classmethod
@@ -62,6 +73,8 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
         raise RuntimeError(f"{operator}: tensors on {NAME}:0 and on cpu, of shapes {shapes}")
     wanted = kwargs.get("device")
     leaves = wanted is not None and torch.device(wanted).type == "cpu"
+    if leaves or operator._schema.name in _WAITING or (indexes and _has_mask(args)):
+        WAITS.append(operator._schema.name)
     result = operator(*inner, **named)
     returns = operator._schema.returns
     for argument, value in zip(operator._schema.arguments, args, strict=False):

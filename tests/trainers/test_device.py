@@ -40,7 +40,9 @@ def test_a_run_on_another_device_gives_the_numbers_of_the_cpu(tmp_path: Path) ->
     assert [one.returncode for one in begun] == [0, 0]
     cpu, other = (json.loads(one.splitlines()[-1]) for one in told)
     learned = {case: [step["grad_norm"] > 0 for step in steps] for case, steps in other.items()}
-    assert learned == {"regularized": [True, True], "critic": [True, True], "sequences": [True], "bfloat16": [True]}
+    steps = {"regularized": 2, "critic": 2, "sequences": 1, "bfloat16": 1, "micro-batches": 1}
+    assert learned == {case: [True] * number for case, number in steps.items()}
+    assert [step["waits"] for step in other["micro-batches"]] == [2], "for the gradient's norm and for the statistics"
     del cpu["bfloat16"]  # there rounding may turn the choice of a token, and all that follows
     for case, steps in cpu.items():
         for here, there in zip(steps, other[case], strict=True):

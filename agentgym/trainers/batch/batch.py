@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -85,6 +86,8 @@ class TrainingBatch:
                 raise InvalidTrajectory(f"{name} is {tensor.dtype}, wanted {_DTYPES[name]}")
         if any(length < 1 for length in self.seqlens):
             raise InvalidTrajectory("a row of a batch holds at least one target")
+        if self.ids_N.device.type != "cpu":  # it was checked before it was moved, and each look would wait for a GPU
+            return
         for fault, message in self._faults():
             if bool(fault):
                 raise InvalidTrajectory(message)
@@ -136,7 +139,7 @@ class TrainingBatch:
     @property
     def num_trained_tokens(self) -> int:
         """The number of trained targets of this part; `totals.num_trained_tokens` counts the whole step."""
-        return int(self.mask_N.sum())
+        return int(self.on_cpu.mask_N.sum())
 
     @property
     def row_weight_B(self) -> Tensor:
@@ -151,7 +154,22 @@ class TrainingBatch:
 
     def to(self, device: torch.device | str) -> TrainingBatch:
         """The same batch on another device."""
-        return self._map_tensors(lambda tensor: tensor.to(device), self.seqlens)
+        moved = self._map_tensors(lambda tensor: tensor.to(device), self.seqlens)
+        moved.__dict__["_origin"] = self.on_cpu
+        return moved
+
+    @property
+    def on_cpu(self) -> TrainingBatch:
+        """The batch on the CPU: the one that was moved, which no GPU is waited for."""
+        if self.ids_N.device.type == "cpu":
+            return self
+        origin: TrainingBatch | None = self.__dict__.get("_origin")
+        return self._map_tensors(Tensor.cpu, self.seqlens) if origin is None else origin
+
+    @cached_property
+    def trained_M(self) -> Tensor:
+        """int64; the places of the trained targets, `[M]`."""
+        return self.on_cpu.mask_N.nonzero()[:, 0].to(self.ids_N.device)
 
     def select(self, rows: Sequence[int]) -> TrainingBatch:
         """The part made of the given rows, by their index in this batch, in the given order."""
@@ -197,7 +215,7 @@ class TrainingBatch:
             raise ConfigError(f"max_tokens is {max_tokens}; a micro-batch holds at least one token")
         parts: list[list[int]] = []
         room, before = 0, np.zeros(0, np.int64)
-        for row, ids_N in enumerate(self.ids_N.cpu().split(self.seqlens)):
+        for row, ids_N in enumerate(self.on_cpu.ids_N.split(self.seqlens)):
             ids = ids_N.numpy()
             shared = shared_length(before, ids)
             cost = len(ids) - (shared if shared >= MIN_SHARED else 0)

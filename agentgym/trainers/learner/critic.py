@@ -119,13 +119,13 @@ class Critic:
 
     def loss(self, hidden_OE: Tensor, part: TrainingBatch, exchange: Exchange = ALONE) -> Tensor:
         """The value loss of the trained targets, weighted as the policy's loss is; a scalar."""
-        mask_N = part.mask_N
+        place_M = part.trained_M
         values_M = self.head(hidden_OE, exchange)
-        old_M, return_M = part.old_value_N[mask_N], part.return_N[mask_N]
+        old_M, return_M = part.old_value_N[place_M], part.return_N[place_M]
         found = value_clip(
             values_M, old_M, return_M, torch.ones_like(values_M, dtype=torch.bool), clip=self.config.clip
         )
-        return (part.weight_N[mask_N] * found.loss).sum()
+        return (part.weight_N[place_M] * found.loss).sum()
 
     def stats(self, batch: TrainingBatch, values_M: Tensor, grad_norm: float) -> CriticStats:
         """The statistics of an update; `values_M` are the critic's values after it."""

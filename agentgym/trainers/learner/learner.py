@@ -168,7 +168,7 @@ class Learner:
             layout = self._layout(part)
 
             def read(hidden_OE: Tensor, head_VE: Tensor) -> Tensor:
-                target_O = layout.exchange.own(part.target_N[part.mask_N])
+                target_O = layout.exchange.own(part.target_N[part.trained_M])
                 found_O = gradient_proxy(hidden_OE, head_VE, target_O, self.temperature, softcap=self.model.softcap)
                 return layout.exchange.gather_entries(found_O)
 
@@ -237,13 +237,13 @@ class Learner:
         return total.result(num_tokens, norm, learning_rate, self.kl.coefficient)
 
     def _total(self, reports: Sequence[Report], sizes: Sequence[int]) -> Report:
-        """The sums over all micro-batches of all ranks, the same on each."""
+        """The sums over all micro-batches of all ranks, the same on each, on the CPU: a GPU is waited for once."""
         rest = iter(reports)
         portions: list[Report] = [reduce(add, islice(rest, size)) for size in sizes or (len(reports),)]
-        if self.world.size == 1 and len(portions) == 1:
-            return portions[0]
-        found = [scalars_K for portion in portions for scalars_K in self.world.gather_scalars(portion.scalars_K)]
-        return reduce(add, map(Report.of_scalars, found))
+        found = [portion.scalars_K for portion in portions]
+        if self.world.size > 1 or len(found) > 1:
+            found = [scalars_K for sums_K in found for scalars_K in self.world.gather_scalars(sums_K)]
+        return reduce(add, [Report.of_scalars(scalars_K.cpu()) for scalars_K in found])
 
     def _forget_gradients(self) -> None:
         for parameter in self.optimizer.parameters:
@@ -277,11 +277,11 @@ class Learner:
         self, hidden_OE: Tensor, head_VE: Tensor, part: TrainingBatch, exchange: Exchange, temperature: float
     ) -> TargetScores:
         """The policy's scores of all trained targets of a part, on whichever ranks their final states are."""
-        found = self._score(hidden_OE, head_VE, exchange.own(part.target_N[part.mask_N]), temperature)
+        found = self._score(hidden_OE, head_VE, exchange.own(part.target_N[part.trained_M]), temperature)
         return TargetScores(exchange.gather_entries(found.logp_N), exchange.gather_entries(found.entropy_N))
 
     def _layout(self, part: TrainingBatch) -> PackedLayout:
-        layout = self.world.layout(part.seqlens, part.ids_N, part.mask_N)
+        layout = self.world.layout(part.seqlens, part.on_cpu.ids_N, part.on_cpu.mask_N)
         if self.model.routers:
             recorded = part.experts_NRK
             experts_NRK = None if recorded is None else experts_of_routers(self.model.routers, recorded)
@@ -357,20 +357,20 @@ class Learner:
     def _compute(self, micro: MicroBatch) -> MicroResult[Report]:
         """The loss of a micro-batch: its share of the step's loss, so shares add up."""
         part, config = micro.batch, self.config
-        mask_N = part.mask_N
+        place_M = part.trained_M
         reference_M, is_loss = None, self.reference is not None and config.kl.place == "loss"
         if self.reference is not None and is_loss and not config.kl.compares_whole:
             reference_M = self._logp(self.reference, part)
         (logp_M, entropy_M), further, kl_M, router = self._forward(part)
         if micro.is_idle:
             return MicroResult(0 * (logp_M.sum() + further), Report.nothing(router))
-        correction_M = part.correction_N[mask_N]
+        correction_M = part.correction_N[place_M]
         if micro.found is not None:
             policy = micro.found.at(logp_M)
             loss_M = policy.loss
         else:
             all_M = torch.ones_like(logp_M, dtype=torch.bool)
-            policy = self._loss(logp_M, part.old_logp_N[mask_N], part.advantage_N[mask_N], all_M)
+            policy = self._loss(logp_M, part.old_logp_N[place_M], part.advantage_N[place_M], all_M)
             loss_M = policy.loss if config.correction is None else correction_M * policy.loss
         if reference_M is not None:
             kl_M = self._kl_penalty(logp_M, reference_M)
@@ -378,13 +378,13 @@ class Learner:
             loss_M = loss_M + self.kl.coefficient * kl_M
         if config.entropy_coefficient:
             loss_M = loss_M - config.entropy_coefficient * entropy_M
-        loss = (part.weight_N[mask_N] * loss_M).sum() + further
+        loss = (part.weight_N[place_M] * loss_M).sum() + further
         report = Report(
             loss=loss.detach(),
             entropy=entropy_M.detach().sum(),
             kl=kl_M.detach().sum(),
             mismatch=MismatchSums.of(
-                logp_M.detach(), part.sampled_logp_N[mask_N], part.reply_version_N[mask_N] >= self._fresh_from
+                logp_M.detach(), part.sampled_logp_N[place_M], part.reply_version_N[place_M] >= self._fresh_from
             ),
             stats=policy.stats,
             correction=correction_M.sum(),

@@ -157,7 +157,7 @@ class Ranks:
         if not batch.num_rows:
             return Share((), 0, IndexRange(0, 0, 0), IndexRange(0, 0, 0))
         rows = balance_rows(row_costs(batch, self._empty), self._mesh.num_data)[self.portion]
-        own = batch.select(rows).to(self.device).split(max_tokens)
+        own = [part.to(self.device) for part in batch.select(rows).split(max_tokens)]
         # An idle part has a trained target, so that every parameter is in its graph: gradients are summed in groups.
         idle = [batch.one_target().to(self.device)] * (self._most_micro_batches(len(own), batch) - len(own))
         first_N = torch.arange(batch.num_tokens) < sum(batch.seqlens[: rows.start])
@@ -180,10 +180,10 @@ class Ranks:
     def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
         """The layout of all tokens, or this rank's portion of them."""
         if self._mesh.config.block == 1:
-            layout = PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
+            layout = PackedLayout(seqlens, self.device, ids_N=ids_N, wanted_N=wanted_N)
             layout.exchange = PassExchange(self.device)
             return layout
-        return SplitLayout(self._mesh, seqlens, ids_N, wanted_N)
+        return SplitLayout(self._mesh, seqlens, ids_N.to(self.device), wanted_N.to(self.device))
 
     def accumulate(
         self,

@@ -153,7 +153,7 @@ class OneProcess(GradientWorkers):
         if self._portions > 1 and self._model is not None and batch.num_rows:
             ranges = balance_rows(row_costs(batch, self._model), self._portions)
             portions = [batch.select(rows) for rows in ranges if len(rows)]
-        cut = [portion.to(self.device).split(max_tokens) for portion in portions]
+        cut = [[part.to(self.device) for part in portion.split(max_tokens)] for portion in portions]
         parts = tuple(part for portion in cut for part in portion)
         sizes = tuple(map(len, cut)) if len(cut) > 1 else ()
         num_targets, num_rows = batch.num_trained_tokens, batch.num_rows
@@ -163,7 +163,7 @@ class OneProcess(GradientWorkers):
 
     def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
         """The layout of all tokens."""
-        return PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
+        return PackedLayout(seqlens, self.device, ids_N=ids_N, wanted_N=wanted_N)
 
     def whole(self, values: Sequence[Tensor], index_range: IndexRange) -> Tensor:
         """All values as one tensor."""
