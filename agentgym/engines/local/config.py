@@ -15,7 +15,7 @@ class LocalEngineConfig:
 
     num_slots: int | None = None
     """Requests that run at once; between its turns a session keeps its slot until another one needs it. None is 128, or
-    as many as fit into half of the free memory."""
+    as many as fit into half of the free memory, without what a learner in the same process will take."""
     window: int | None = None
     """Tokens of prompt and reply together; None is the model's context window, or in training limits.context_window."""
     max_step_tokens: int = 512

@@ -32,14 +32,19 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def fitting_slots(model: LanguageModel, window: int, wanted: int = 128, *, record_experts: bool = False) -> int:
-    """Returns how many slots of `window` tokens fit into half of the free memory: at most `wanted`, at least 1."""
+def fitting_slots(
+    model: LanguageModel, window: int, wanted: int = 128, *, record_experts: bool = False, kept: int = 0
+) -> int:
+    """Returns how many slots of `window` tokens fit into half of the free memory: at most `wanted`, at least 1.
+
+    `kept` are bytes of it that others will need.
+    """
     numbers = sum(int(np.prod(_slot_shape(kv_shape, window))) for kv_shape in model.kv_shapes)
     state_bytes = sum(state_S.nbytes for state_S in _zero_states(model, 1).values())
     slot_bytes = max(1, numbers * model.embed.element_size() + state_bytes)
     if record_experts and model.embed.device.type == "cpu":  # the record is not on the device
         slot_bytes += window * len(model.routers) * model.num_chosen() * np.dtype(np.int16).itemsize
-    free = _free_memory(model.embed.device)
+    free = max(0, _free_memory(model.embed.device) - kept)
     return max(1, min(wanted, free // 2 // slot_bytes - 1))  # one more slot is scratch
 
 

@@ -21,7 +21,7 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.loop.run_tasks import open_tasks
 from agentgym.trainers.loop.token_budget import with_token_budget
-from agentgym.trainers.parts.engine import check_model_settings, engine_window, load_model
+from agentgym.trainers.parts.engine import check_model_settings, engine_window, learner_bytes, load_model
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import apportion
 from agentgym.types import JSON, Message, Task
@@ -54,7 +54,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     if prompt + 1 > window:
         raise ConfigError(f"the first prompt has {prompt} tokens, the window only {window}: nothing could be sampled")
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    num_slots = config.local.num_slots or fitting_slots(model, reserved)
+    num_slots = config.local.num_slots or fitting_slots(model, reserved, kept=learner_bytes(config, model))
     cache = 2 * num_slots * reserved * sum(kv.num_heads * kv.width for kv in model.kv_shapes)
     learner, ahead = config.learner, config.max_staleness > 0
     threads = learner.threads or 2

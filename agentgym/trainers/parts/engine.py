@@ -11,6 +11,7 @@ import torch
 
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.local.kv_cache import fitting_slots
 from agentgym.engines.protocol import Engine
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
@@ -29,7 +30,15 @@ from agentgym.settings import convert_function_errors
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.settings.router import RouterConfig
 
-__all__ = ["check_model_settings", "engine_window", "load_model", "open_engine", "open_servers", "weights_for"]
+__all__ = [
+    "check_model_settings",
+    "engine_window",
+    "learner_bytes",
+    "load_model",
+    "open_engine",
+    "open_servers",
+    "weights_for",
+]
 
 OWN_ENGINE = Wanted(
     noun="engine",
@@ -82,10 +91,30 @@ async def open_engine(
     """
     if config.engine == "local":
         sampled = copy.deepcopy(model).requires_grad_(False) if config.max_staleness else model
-        return LocalEngine(sampled, local_settings(config, model), version=version)
+        settings = local_settings(config, model)
+        if settings.num_slots is None:
+            records, kept = settings.record_experts, learner_bytes(config, model)
+            num_slots = fitting_slots(model, engine_window(config, model), record_experts=records, kept=kept)
+            settings = replace(settings, num_slots=num_slots)
+        return LocalEngine(sampled, settings, version=version)
     if is_place(config.engine):
         return await _own_engine(config.engine, model, model_folder, version)
     return await open_servers(config, model_folder, version=version, log_folder=log_folder)
+
+
+def learner_bytes(config: TrainConfig, model: LanguageModel) -> int:
+    """Returns the bytes that the learner of this process takes later: gradients, optimizer, copies of the model."""
+    learner, size = config.learner, sum(parameter.numel() for parameter in model.parameters())
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    copies = weights if learner.needs_first_weights else 0
+    if learner.lora.rank:  # adapters are small beside the base
+        return copies
+    masters = 4 * size if learner.weights_dtype == "bfloat16" else 0
+    return copies + masters + _OPTIMIZER_BYTES * size
+
+
+_OPTIMIZER_BYTES = 12
+"""For each weight: a gradient and AdamW's two moments in float32."""
 
 
 async def _own_engine(place: str, model: LanguageModel, model_folder: Path, version: int) -> Engine:

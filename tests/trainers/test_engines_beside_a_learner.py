@@ -1,4 +1,4 @@
-"""A server that a run launches onto the learner's GPU leaves memory to the learner."""
+"""An engine in the memory of a learner, in its process or as a server on its GPU, leaves it what it will take."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ import pytest
 
 import agentgym.trainers.parts.engine as module
 from agentgym.embedded import embedded_folder
+from agentgym.engines.local import kv_cache
+from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.sglang.engine import SglangConfig, sglang_command
 from agentgym.engines.vllm.engine import VllmConfig, vllm_command
+from agentgym.model.policy import load_policy
+from agentgym.rollout.limits import Limits
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.lora import LoraConfig
 
 SHARED = TrainConfig(env="TextGame-v0", engine="sglang", learner=LearnerConfig(device="cuda"))
 SGLANG, VLLM = SglangConfig(device="cuda"), VllmConfig(device="cuda")
@@ -57,3 +63,27 @@ def test_a_server_with_a_device_of_its_own_has_its_own_default(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "--mem-fraction-static=0.4" not in command_of(config, monkeypatch)
+
+
+@pytest.mark.parametrize(("learner", "bytes_a_weight"), [
+    (LearnerConfig(), 12),
+    (LearnerConfig(kl=KLConfig(coefficient=0.1)), 16),
+    (LearnerConfig(lora=LoraConfig(rank=8)), 4),
+])  # fmt: skip
+def test_the_engine_in_process_has_half_of_what_the_learner_leaves(
+    learner: LearnerConfig, bytes_a_weight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_policy(embedded_folder())
+    size = sum(parameter.numel() for parameter in model.parameters())
+    slot_bytes = 4 * 1024 * sum(2 * shape.num_heads * shape.width for shape in model.kv_shapes)
+    free = bytes_a_weight * size + 2 * 8 * slot_bytes + 100
+    monkeypatch.setattr(kv_cache, "_free_memory", lambda _: free)
+    config = TrainConfig(env="TextGame-v0", learner=learner, limits=Limits(context_window=1024))
+
+    async def num_slots() -> int | None:
+        engine = await module.open_engine(config, model, embedded_folder(), version=0, log_folder=Path("logs"))
+        assert isinstance(engine, LocalEngine)
+        await engine.close()
+        return engine.config.num_slots
+
+    assert asyncio.run(num_slots()) == 7, "of eight, one is scratch"
