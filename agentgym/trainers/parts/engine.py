@@ -114,7 +114,7 @@ def learner_bytes(config: TrainConfig, model: LanguageModel) -> int:
 
 
 _OPTIMIZER_BYTES = 12
-"""For each weight: a gradient and AdamW's two moments in float32."""
+"""The bytes for each weight of a gradient and of AdamW's two moments in float32."""
 
 
 async def _own_engine(place: str, model: LanguageModel, model_folder: Path, version: int) -> Engine:
