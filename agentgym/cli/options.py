@@ -290,7 +290,7 @@ def _current_name(options: type[object], name: str) -> str:
 
 
 def _near_option(name: str, known: Sequence[str]) -> str:
-    """Suggests the option for `name`: a part's setting (`--reward`, `--eval-every`), a short form (`--lr`) or a typo."""
+    """Suggests the option for `name`: a part's setting (`--reward`, `--eval-every`), a short form (`--lr`), a typo."""
     if inner := [option for option in known if option.startswith(f"{name}.")]:
         return f": settings of {name[2:]} have names of their own, such as {inner[0]!r}."
     part, dot, last = name[2:].rpartition(".")
