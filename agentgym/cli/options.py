@@ -290,7 +290,7 @@ def _current_name(options: type[object], name: str) -> str:
 
 
 def _near_option(name: str, known: Sequence[str]) -> str:
-    """Suggests the option for `name`: a part's setting (`--reward`, `--epochs`), a short form (`--lr`), or a typo."""
+    """Suggests the option for `name`: a part's setting (`--reward`, `--eval-every`), a short form (`--lr`), a typo."""
     if inner := [option for option in known if option.startswith(f"{name}.")]:
         return f": settings of {name[2:]} have names of their own, such as {inner[0]!r}."
     part, dot, last = name[2:].rpartition(".")
@@ -298,6 +298,8 @@ def _near_option(name: str, known: Sequence[str]) -> str:
     ends = [option for option in same if _last(option).startswith(last) or _initials(option) == last]
     if ends:
         return f": did you mean {min(ends, key=lambda option: (option.count('.'), _last(option) != last))!r}?"
+    if dashed := [option for option in known if option.replace(".", "-") == name]:
+        return f": did you mean {dashed[0]!r}?"
     if not dot or not same:
         return nearest(name, [option for option in known if dot or "." not in option])
     prefix = f"--{part}."

@@ -1,8 +1,8 @@
-"""Rows from a user's Python code: a generator function or a list, in a module or a file."""
+"""Rows from a user's Python code: a generator function, a list or a data set of torch, in a module or a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import islice
 
 from agentgym.data.table import Cells, Table, describe_value
@@ -46,6 +46,8 @@ def open_generator(name: str, limit: int | None = None) -> Table:
 def _rows(name: str) -> Iterator[object]:
     found = load_named(name, GENERATOR)
     made = found() if callable(found) else found
+    if isinstance(made, Sized) and not isinstance(made, Iterable) and hasattr(made, "__getitem__"):
+        return (made[index] for index in range(len(made)))  # a torch.utils.data.Dataset
     if not isinstance(made, Iterable) or isinstance(made, str | Mapping):
         raise ConfigError(f"{name} gives rows, dicts or Tasks, one after the other; got {describe_value(made)}")
     return iter(made)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agentgym.data.config import COLUMNS, DataConfig
+from agentgym.data.config import COLUMNS, TOOL_PROMPT, DataConfig
 from agentgym.data.digest import prompt_digest, row_seed
 from agentgym.data.table import Cells, Table, describe_value, to_json_value
 from agentgym.errors import AgentGymError, ConfigError, nearest
@@ -198,11 +198,12 @@ class _Reader:
             return self.env_id or PROMPT_ENV
         if NAMES_ENV.fullmatch(agent):
             return agent
-        if self.env_id is None:
+        if self.env_id in (None, PROMPT_ENV, TOOL_PROMPT):
             near = nearest(agent, [*self.config.agents, *SINGLE_TURN]) or "."
             raise ConfigError(
                 f"{self._column_label('agent_name', where)}: {agent!r} names no environment{near} "
                 f"agents {agent}=path/to/file.py:Class says which one plays it"
+                + (", and --tools gives it tools" if agent in TOOL_AGENT else "")
             )
         return self.env_id
 

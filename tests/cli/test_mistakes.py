@@ -21,6 +21,8 @@ MISTAKES = {
     "eval --env TextGame-v0 --polcy oracle": "unknown option '--polcy': did you mean '--policy'?",
     "eval --polcy oracle": "unknown option '--polcy': did you mean '--policy'?",
     "eval": "missing --env",
+    "train --env TextGame-v0 --eval-every 5": "did you mean '--eval.every'?",
+    "train --env TextGame-v0 --optimizer.name lion": "`agentgym algorithms list` shows all but adamw and muon",
     "eval --temperatur 1 --env TextGame-v0": "did you mean '--temperature'?",
     "eval --env TextGame-v0 --reward mine.py:mine": "'--reward': settings of reward have names of their own, such as",
     "eval --data rows.parquet": "'--data': settings of data have names of their own, such as '--data.train'",

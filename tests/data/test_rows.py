@@ -91,6 +91,11 @@ def test_agents_name_environments(jsonl: Write) -> None:
         ConfigError, match=r"'tool_agnt' names no environment: did you mean 'tool_agent'\? agents tool_"
     ):
         env_of("tool_agnt", agents={"tool_agent": "b.py:B"})
+    for env_id in ("Prompt-v0", "ToolPrompt-v0"):  # what a command has where none was given
+        with pytest.raises(ConfigError, match=r"'my_agent' names no environment"):
+            env_of("my_agent", env_id)
+    with pytest.raises(ConfigError, match=r"'tool_agent' names no environment.*, and --tools gives it tools"):
+        env_of("tool_agent", "Prompt-v0")
 
 
 def test_another_environment_is_another_task(jsonl: Write) -> None:

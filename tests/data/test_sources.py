@@ -182,6 +182,14 @@ def test_a_generator_may_yield_tasks_and_have_no_end(tmp_path: Path) -> None:
     assert [one.options for one in tasks_of(f"{place}:ROWS")] == [one.options for one in expected()]
 
 
+def test_a_data_set_of_torch_gives_its_items(tmp_path: Path) -> None:
+    code = "from torch.utils.data import Dataset\nclass Rows(Dataset):\n    def __len__(self): return 3\n"
+    code += "    def __getitem__(self, index): return {'question': f'{index}?', 'answer': str(index)}\nrows = Rows()\n"
+    (tmp_path / "rows.py").write_text(code)
+    for name in ("Rows", "rows"):
+        assert [task.options["ground_truth"] for task in tasks_of(f"{tmp_path / 'rows.py'}:{name}")] == ["0", "1", "2"]
+
+
 def test_a_generator_is_found_in_a_module(in_folder: Path) -> None:
     write_generator(in_folder / "my_rows_of_data.py")
     assert len(tasks_of("my_rows_of_data:dicts")) == 5

@@ -96,6 +96,17 @@ def test_the_page_draws_each_token_and_no_text_acts(
     assert dom.count('class="chart"') == 9 + 6
 
 
+def test_a_number_between_gaps_is_drawn(make_run: Callable[..., Path], browse: Callable[..., tuple[str, str]]) -> None:
+    run = make_run(num_steps=3)
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    for number in (0, 2):
+        steps[number]["entropy"] = None
+    (run / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8")
+    dom, console = browse(write_report(run))
+    chart = dom.partition('aria-label="Entropy"')[2].partition("</svg>")[0]
+    assert console == "" and re.search(r'd="M[\d.]+ [\d.]+m-3 0h6"', chart)
+
+
 def test_repeats_of_an_evaluation_are_a_table(
     make_run: Callable[..., Path], browse: Callable[..., tuple[str, str]]
 ) -> None:

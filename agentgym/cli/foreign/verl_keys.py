@@ -51,7 +51,7 @@ DATA = (
     same("data.validation_shuffle", "scores do not depend on the order"),
     skip("data.gen_batch_size", "practice.filter replaces groups one by one"),
     skip("data.val_max_samples", "eval.episodes is the number of held-out tasks"),
-    skip("data.custom_cls.*", "data.train takes your own rows as file.py:function, which yields dicts"),
+    skip("data.custom_cls.*", "data.train takes file.py:name, a function that yields dicts or a torch Dataset"),
     skip("data.sampler.*", "practice.sampler, or practice.curriculum: docs/sampling.md"),
     skip("data.datagen.*", "practice.sampler as file.py:Class is asked again at each step"),
     skip("data.apply_chat_template_kwargs*", "the chat template's own defaults are used: docs/families.md"),

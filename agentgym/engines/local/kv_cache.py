@@ -255,7 +255,7 @@ def _zeros(shapes: Sequence[tuple[int, ...]], like: Tensor) -> tuple[tuple[Tenso
         num_slots, window = shapes[0][1] - 1, shapes[0][3]
         raise ConfigError(
             f"the key/value cache needs {sum(sizes) / 2**30:.1f} GiB ({num_slots} slots of {window} tokens), which"
-            f" {like.device} does not give; lower num_slots or window"
+            f" {like.device} does not give: set a smaller context window, or fewer requests at once"
         ) from error
     tensors = zip(pages, shapes, strict=True)
     return tuple(torch.frombuffer(page, dtype=like.dtype).view(shape) for page, shape in tensors), pages

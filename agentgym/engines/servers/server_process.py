@@ -9,6 +9,7 @@ import random
 import shutil
 import socket
 import subprocess
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +135,7 @@ class ServerProcess:
         )
 
     def _last_words(self) -> str:
-        return f"its log {command_log(self.command)} ends with\n{self.log_tail()}"
+        return f"its log {command_log(self.command)} ends with\n{textwrap.indent(self.log_tail(), '  ')}"
 
 
 def _open_private(path: str, flags: int) -> int:

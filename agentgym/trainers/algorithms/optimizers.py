@@ -27,7 +27,7 @@ BUILT_IN = ("adamw", "muon")
 """The optimizers that are chosen by name and are no functions of the table: Muon needs to know the model."""
 OPTIMIZERS: Registry[OptimizerMaker] = Registry(
     "optimizer",
-    "Known besides: adamw, muon. `agentgym algorithms list` shows all.",
+    "`agentgym algorithms list` shows all but adamw and muon.",
     check=Contract("optimizer", ("parameters", "learning_rate")).check,
 )
 """Maps names to functions that make an optimizer of a list of tensors; its rate is set before each step."""

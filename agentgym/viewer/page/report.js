@@ -117,7 +117,7 @@ function chart(series, steps, evaluations) {
   root.append(svg('text', { x: LEFT, y: H - 5 }, `step ${number(first)}`), svg('text', { x: W - RIGHT, y: H - 5, 'text-anchor': 'end' }, number(last)));
   const path = (points) => {
     let drawn = '', open = false;
-    points.forEach((value, i) => { if (value !== null) drawn += `${open ? 'L' : 'M'}${x(steps[i]).toFixed(1)} ${y(value).toFixed(1)}`; open = value !== null; });
+    points.forEach((value, i) => { if (value !== null) drawn += `${open ? 'L' : 'M'}${x(steps[i]).toFixed(1)} ${y(value).toFixed(1)}${open || (points[i + 1] ?? null) !== null ? '' : 'm-3 0h6'}`; open = value !== null; });
     return drawn;
   };
   const smoothed = values.length > 40;

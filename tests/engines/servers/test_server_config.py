@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import sys
+from pathlib import Path
 
 import pytest
 
 from agentgym.cli.main import main
 from agentgym.engines.servers import server_process
 from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.servers.server_process import free_port
+from agentgym.engines.servers.server_process import ServerCommand, ServerProcess, free_port, start_together
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import ConfigError, EngineError
@@ -73,3 +76,13 @@ def test_a_servers_port_is_below_those_that_connections_get(monkeypatch: pytest.
         monkeypatch.setattr(server_process, "_first_ephemeral_port", lambda: port + 1)
         with pytest.raises(EngineError, match=f"no port between {port} and {port + 1} is free"):
             free_port()
+
+
+def test_a_server_without_its_library_ends_with_its_log_and_the_setting(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import no_such_engine"]
+    server = ServerProcess(ServerCommand(name="small", words=words, port=free_port(), log=tmp_path / "log"))
+    with pytest.raises(
+        EngineError, match=r"No module named 'no_such_engine'\nname the interpreter .* with --it"
+    ) as error:
+        asyncio.run(start_together([server], "--it"))
+    assert "\nTraceback" not in str(error.value)  # where the command line cuts the message off
