@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates import open_renderer
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, progress, say, show_json
 from agentgym.engines.sglang.engine import SglangConfig
@@ -41,7 +41,8 @@ class GenerateOptions(GenerationConfig):
     model: str = EMBEDDED
     """The model: `embedded`, a folder, or an id of the Hugging Face hub."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None uses its chat template."""
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The columns of a row's parts, such as prompt=problem."""
     resume: bool = False
@@ -100,7 +101,7 @@ def main(args: Sequence[str]) -> int:
 async def _sample(options: GenerateOptions) -> RepliesFile:
     """Writes the replies that are missing."""
     folder = model_folder(options.model)
-    renderer = renderer_for(folder, options.family)
+    renderer = open_renderer(folder, options.family)
     settings = {setting.name: getattr(options, setting.name) for setting in fields(GenerationConfig)}
     engine = await open_model(folder, options.how)
     try:

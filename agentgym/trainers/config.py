@@ -81,8 +81,9 @@ class TrainConfig:
     """The code that computes the model: `fast`, the decoder for Llama, Mistral, Qwen2 and Qwen3; `transformers`, for
     any causal language model; `auto` is the fast one where it computes the architecture."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None detects it from the chat template, and
-    config.yaml then names it."""
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `Renderer`; None detects it from the chat template, and config.yaml then names
+    it."""
     date: str | None = None
     """The present date for chat templates (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00. None is the
     moment at which the run begins; if the template writes it, config.yaml then holds that moment."""

@@ -51,7 +51,8 @@ class DpoOptions:
     model: str = EMBEDDED
     """The model to begin with, which is the reference too: `embedded`, a folder, or an id of the hub."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
     date: str | None = None
     """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
     the run begins. If the template writes it, config.yaml then holds that moment."""
@@ -122,8 +123,7 @@ def main(args: Sequence[str]) -> int:
         validation = Validation(_read(options, options.validation, pupil).pairs, every)
     named = [*options.pairs, *options.episodes][0].resolve().stem
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
-    family = pupil.renderer.reply_format.name
-    given = asdict(options) | {"family": family, "steps": config.steps, "date": pupil.date}
+    given = asdict(options) | {"family": pupil.family, "steps": config.steps, "date": pupil.date}
     folder = SftFolder(path, recorded_settings("dpo", given))
     seen: list[PreferenceStep] = []
 

@@ -51,7 +51,8 @@ class SftOptions:
     model: str = EMBEDDED
     """The model to begin with: `embedded`, a folder with a model and its tokenizer, or an id of the hub."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
     date: str | None = None
     """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
     the run begins. If the template writes it, config.yaml then holds that moment."""
@@ -195,7 +196,7 @@ def main(args: Sequence[str]) -> int:
     pupil = open_pupil(options.model, options.family, options.date)
     options = replace(options, date=pupil.date)
     lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)
-    given = asdict(options) | {"family": pupil.renderer.reply_format.name, "steps": lesson.config.steps}
+    given = asdict(options) | {"family": pupil.family, "steps": lesson.config.steps}
     folder = SftFolder(options.output or _free_output(options), recorded_settings("sft", given))
     display = _Display()
 

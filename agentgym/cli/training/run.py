@@ -97,7 +97,7 @@ def report(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
         files |= {"curve": str(folder / "curve.png"), "checkpoint": str(result.checkpoint)}
         data = read_run(folder)
         write_curve(data.metrics, folder / "curve.png", data.evaluations)
-        text = TokenText(ChatTokenizer.load(result.checkpoint).backend)
+        text = TokenText(ChatTokenizer.load(result.checkpoint, needs_template=False).backend)
         files["report"] = str(write_report(folder, decode_token=text, special_ids=text.special_ids))
     if any((folder / "profile").glob("step-*")):
         files["profile"] = str(folder / "profile")

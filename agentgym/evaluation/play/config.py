@@ -66,7 +66,8 @@ class EvalConfig:
     tokenizer: str = EMBEDDED
     """The model folder whose chat format records the replies of a policy without a model."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None uses its chat template."""
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
     date: str | None = None
     """The date that a chat template uses as the present (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00.
     None is the start of the evaluation; if the template writes the date, config.yaml then holds that moment."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, cast
 
-from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
 from agentgym.engines.sglang.engine import SglangConfig
@@ -164,15 +164,15 @@ def create_engine(
 
     `local` runs it in this process; its settings are `device` (`cpu`, `cuda`), `dtype` (`auto`, `float32`, `bfloat16`),
     `window` (tokens of prompt and reply together) and `num_slots` (requests at once). `sglang` and `vllm` launch
-    servers of it, or use those of `servers`. `family` is its chat format, by a name of `agentgym tools families`, if
-    its template is not recognized.
+    servers of it, or use those of `servers`. `family` is its chat format, by a name of `agentgym tools families` or
+    the place of a function of one's own, if its template is not recognized.
 
     Raises RunFolderError for a folder without a model, ConfigError for settings that cannot work, EngineError for a
     server that does not start.
     """
     how = _how(kind, servers, settings)
     folder = model_folder(str(model))
-    renderer = renderer_for(folder, family)
+    renderer = open_renderer(folder, family)
     return ModelEngine(open_model(folder, how), renderer)
 
 
