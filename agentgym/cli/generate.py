@@ -18,6 +18,7 @@ from agentgym.errors import RunFolderError
 from agentgym.evaluation.play.generation import GenerationConfig, ReplyGenerator
 from agentgym.evaluation.play.open_model import LocalModel, open_model
 from agentgym.evaluation.play.replies_file import RepliesFile, prompt_rows
+from agentgym.model.architectures import check_backend
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rollout.hosting.event_loop import run_async
 
@@ -51,6 +52,9 @@ class GenerateOptions(GenerationConfig):
     """Write token ids and logprobs, too."""
     engine: Literal["local", "sglang", "vllm"] = "local"
     """The engine that samples: `local` is this process; `sglang` and `vllm` are servers."""
+    model_backend: str = "auto"
+    """The code with which the `local` engine computes the model: `auto`, `fast`, `transformers`, or a class of your own
+    that derives from one of transformers', as `path/to/file.py:Class`."""
     device: str = "cpu"
     """The device of the `local` engine: `cpu`, `cuda`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -70,13 +74,15 @@ class GenerateOptions(GenerationConfig):
             return self.sglang
         if self.engine == "vllm":
             return self.vllm
-        slots = self.concurrency
-        return LocalModel(device=self.device, dtype=self.dtype, window=self.context_window, num_slots=slots)
+        slots, backend = self.concurrency, self.model_backend
+        window = self.context_window
+        return LocalModel(device=self.device, dtype=self.dtype, window=window, num_slots=slots, backend=backend)
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym generate ...`; exit code 1 if a prompt has no reply."""
     options = parse_options(GenerateOptions, args, prog="agentgym generate", shown=MAIN_SETTINGS)
+    check_backend(options.model_backend, options.engine)
     if options.output.is_dir():
         raise RunFolderError(f"{str(options.output)!r} is a folder; --output takes a file")
     if options.output.exists() and not options.resume:

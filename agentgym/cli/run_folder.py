@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.loading import is_place
 from agentgym.model.model_name import model_folder
 
-__all__ = ["model_folder_of_run", "renderer_of_run", "settings_of_run"]
+__all__ = ["model_folder_of_run", "own_code_options", "renderer_of_run", "settings_of_run"]
 
 KEYS = ("tokenizer", "model")
 """The keys of `config.yaml` that name a model folder, or `embedded`; the first one present counts."""
@@ -48,6 +49,12 @@ def renderer_of_run(run: Path, tokenizer: str | None = None) -> Renderer | None:
         raise RunFolderError(
             f"the run's renderer {family!r} cannot be opened; run the command where the run was started: {error}"
         ) from error
+
+
+def own_code_options(family: str | None, model_backend: str) -> str:
+    """Returns the options that name a renderer and a model class of the user's own to another command."""
+    given = {"family": family or "", "model-backend": model_backend}
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if is_place(value))
 
 
 def settings_of_run(run: Path) -> Mapping[str, Any]:

@@ -46,10 +46,10 @@ class Pupil:
     """The date to record: that of the chat template if it writes one, else the one that was given."""
 
 
-def open_pupil(name: str, family: str | None, date: str | None) -> Pupil:
+def open_pupil(name: str, family: str | None, date: str | None, backend: str) -> Pupil:
     """Loads the model of a name, and says which code computes it."""
     source, written = model_folder(name), date or present_date()
-    renderer, model = renderer_for(source, family, date=written), load_policy(source)
+    renderer, model = renderer_for(source, family, date=written), load_policy(source, backend=backend)
     if line := backend_line(model, source):
         say(line)
     return Pupil(source, renderer, model, *format_to_record(renderer, family, date=written, given_date=date))

@@ -163,7 +163,8 @@ def create_engine(
     """Loads a model that is ready to play: `embedded`, a model's folder, or an id of the Hugging Face hub.
 
     `local` runs it in this process; its settings are `device` (`cpu`, `cuda`), `dtype` (`auto`, `float32`, `bfloat16`),
-    `window` (tokens of prompt and reply together) and `num_slots` (requests at once). `sglang` and `vllm` launch
+    `window` (tokens of prompt and reply together), `num_slots` (requests at once) and `backend` (the code that computes
+    it, or the place of a class of one's own). `sglang` and `vllm` launch
     servers of it, or use those of `servers`. `family` is its chat format, by a name of `agentgym tools families` or
     the place of a function of one's own, if its template is not recognized.
 
