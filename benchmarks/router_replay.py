@@ -22,9 +22,10 @@ from transformers import AutoConfig
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Completion, Sampling
+from agentgym.model.model_class import auto_class
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.routing import BatchRouting
-from agentgym.model.transformers_model import TransformersModel, auto_class, load_transformers_model
+from agentgym.model.transformers_model import TransformersModel, load_transformers_model
 
 VOCAB_SIZE, NUM_PROMPT = 2048, 64
 

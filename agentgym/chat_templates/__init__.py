@@ -3,7 +3,7 @@
 if __name__ != "agentgym.chat_templates":
     raise ImportError(f"{__name__!r} is a door for readers of the repository; import agentgym.chat_templates instead")
 
-from agentgym.chat_templates.families import FAMILIES, renderer_for
+from agentgym.chat_templates.families import FAMILIES, open_renderer, renderer_for
 from agentgym.chat_templates.formats.reply import reply_problem
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.renderers.chatml import ChatMLRenderer
@@ -16,6 +16,7 @@ __all__ = [
     "ChatTokenizer",
     "Renderer",
     "TemplateRenderer",
+    "open_renderer",
     "renderer_for",
     "reply_problem",
 ]

@@ -11,6 +11,8 @@ from typing import Protocol
 from agentgym.chat_templates.formats.hermes import HERMES
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.chat_templates.formats.registry import FORMATS
+from agentgym.chat_templates.own_renderer import make_own_renderer
+from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.renderers.chatml import BielikRenderer, ChatMLRenderer
 from agentgym.chat_templates.renderers.command_r import CommandRenderer
 from agentgym.chat_templates.renderers.deepseek import DeepSeekRenderer, DeepSeekV32Renderer
@@ -22,10 +24,19 @@ from agentgym.chat_templates.renderers.template_probe import CALLING, PLAIN_CALL
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import present_date
 from agentgym.chat_templates.tokenizer import ChatTokenizer, HoldsTokenizer
-from agentgym.errors import RenderError
+from agentgym.errors import ConfigError, RenderError
+from agentgym.loading import is_place
 from agentgym.types import JSON
 
-__all__ = ["FAMILIES", "Family", "RendererFactory", "family_of", "renderer_for"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "RendererFactory",
+    "family_of",
+    "format_to_record",
+    "open_renderer",
+    "renderer_for",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +117,29 @@ def family_of(tokenizer: ChatTokenizer) -> Family | None:
     return None
 
 
+def open_renderer(folder: str | Path, family: str | None = None, *, date: str | None = None) -> Renderer:
+    """Returns the renderer of a model folder as `renderer_for` does, or the user's own, which need have no template.
+
+    The user's own is made by the function that `family` names, `path/to/file.py:name`.
+    """
+    if family is None or not is_place(family):
+        return renderer_for(folder, family, date=date)
+    tokenizer = ChatTokenizer.load(folder, needs_template=False)
+    return make_own_renderer(family, tokenizer, {"strftime_now": date or present_date()})
+
+
+def format_to_record(
+    renderer: Renderer, family: str | None, *, date: str, given_date: str | None
+) -> tuple[str | None, str | None]:
+    """Returns the family and the date with which `open_renderer` makes this renderer again.
+
+    `date` is the one it was made with, which only a template that writes it needs; `given_date` is the user's.
+    """
+    if not isinstance(renderer, TemplateRenderer) or (family and is_place(family)):
+        return family, date
+    return renderer.reply_format.name, date if renderer.tokenizer.writes_date else given_date
+
+
 def renderer_for(
     model: str | Path | ChatTokenizer | HoldsTokenizer,
     family: str | None = None,
@@ -115,17 +149,26 @@ def renderer_for(
 ) -> TemplateRenderer:
     """Returns the renderer of a model folder or tokenizer.
 
-    `family` is a name of `FORMATS`; without one the template decides, and an unknown template gets the first format
-    that reads the calls which the template writes. `variables` go to the template (`{"enable_thinking": False}` for
-    Qwen3). `date` is the moment that the template uses as the present (`2026-03-01T08:30:00`), by default that of this
-    call. Raises RunFolderError for a missing folder or tokenizer, UnknownName for an unknown family, RenderError for
-    a template that is missing or cannot be continued exactly.
+    `family` is a name of `FORMATS`, or of a function of one's own; without one the template decides, and an unknown
+    template gets the first format that reads the calls which the template writes. `variables` go to the template
+    (`{"enable_thinking": False}` for Qwen3). `date` is the moment that the template uses as the present
+    (`2026-03-01T08:30:00`), by default that of this call. Raises RunFolderError for a missing folder or tokenizer,
+    UnknownName for an unknown family, RenderError for a template that is missing or cannot be continued exactly,
+    ConfigError for a renderer without a template.
     """
     if isinstance(model, str | Path):
         tokenizer = ChatTokenizer.load(model)
     else:
         tokenizer = model if isinstance(model, ChatTokenizer) else ChatTokenizer.of(model)
     variables = {"strftime_now": date or present_date(), **(variables or {})}
+    if family is not None and is_place(family):
+        own = make_own_renderer(family, tokenizer, variables)
+        if not isinstance(own, TemplateRenderer):
+            raise ConfigError(
+                f"{family!r} returns a {type(own).__name__}: recorded conversations are learned, and models verified,"
+                " with an agentgym.chat_templates.TemplateRenderer or a class that derives from it"
+            )
+        return own
     found = family_of(tokenizer)
     if family is not None:
         wanted = FORMATS[family]

@@ -169,11 +169,11 @@ class ChatTokenizer:
             return str(self.backend.decode(known, skip_special_tokens=False))
 
     @staticmethod
-    def load(folder: str | Path, template: str | None = None) -> ChatTokenizer:
+    def load(folder: str | Path, template: str | None = None, *, needs_template: bool = True) -> ChatTokenizer:
         """Loads a model folder's tokenizer; raises RunFolderError or RenderError for what is missing or malformed.
 
         It reads `tokenizer.json`, `tokenizer_config.json`, and `chat_template.jinja` or a template in the config;
-        `template` replaces these.
+        `template` replaces these. Without `needs_template`, a folder that has none gives an empty one.
         """
         path = Path(folder)
         if not path.is_dir():
@@ -197,7 +197,7 @@ class ChatTokenizer:
         for index in eos if isinstance(eos, list) else [eos]:
             text = backend.id_to_token(index) if isinstance(index, int) else None
             stops += [text] if text is not None else []
-        source, tool_source = _templates(path, config) if template is None else (template, "")
+        source, tool_source = _templates(path, config, needs_template) if template is None else (template, "")
         return ChatTokenizer(backend, source, tool_source, special, tuple(dict.fromkeys(stops)), path.name)
 
     @staticmethod
@@ -224,13 +224,13 @@ def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, object]) -> Non
             backend.add_tokens([AddedToken(**entry)])
 
 
-def _templates(path: Path, config: Mapping[str, object]) -> tuple[str, str]:
+def _templates(path: Path, config: Mapping[str, object], is_needed: bool) -> tuple[str, str]:
     file = path / "chat_template.jinja"
     try:
         found = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
     except UnicodeDecodeError as error:
         raise RenderError(f"the chat template {str(file)!r} is not UTF-8: {error}") from error
-    return _choose(found, str(path))
+    return _choose(found, str(path)) if is_needed or found else ("", "")
 
 
 def _choose(found: object, name: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from agentgym.cli.options import parse_options
+from agentgym.cli.run_folder import own_code_options, settings_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.trainers.checkpoints.export import DType, export_adapter, export_model, find_checkpoint
 
@@ -48,7 +49,9 @@ def main(args: Sequence[str]) -> int:
     what = f"{'average of the ' if options.ema else ''}{'adapter' if options.adapter else 'model'}"
     say(f"{what} of step {written.step} ({written.dtype}): {options.folder}")
     if not options.adapter:
-        say(f"try next: agentgym eval --env ID --policy {options.folder}")
+        settings = settings_of_run(checkpoint.path.resolve().parent.parent)
+        own = own_code_options(settings.get("family"), settings.get("model_backend", "auto"))
+        say(f"try next: agentgym eval --env ID --policy {options.folder}{own}")
     if options.json:
         show_json({"folder": str(written.folder), "checkpoint": str(written.checkpoint), "step": written.step})
     return 0

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates import open_renderer
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, progress, say, show_json
 from agentgym.engines.sglang.engine import SglangConfig
@@ -18,6 +18,7 @@ from agentgym.errors import RunFolderError
 from agentgym.evaluation.play.generation import GenerationConfig, ReplyGenerator
 from agentgym.evaluation.play.open_model import LocalModel, open_model
 from agentgym.evaluation.play.replies_file import RepliesFile, prompt_rows
+from agentgym.model.architectures import check_backend
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rollout.hosting.event_loop import run_async
 
@@ -41,7 +42,8 @@ class GenerateOptions(GenerationConfig):
     model: str = EMBEDDED
     """The model: `embedded`, a folder, or an id of the Hugging Face hub."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None uses its chat template."""
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The columns of a row's parts, such as prompt=problem."""
     resume: bool = False
@@ -50,6 +52,9 @@ class GenerateOptions(GenerationConfig):
     """Write token ids and logprobs, too."""
     engine: Literal["local", "sglang", "vllm"] = "local"
     """The engine that samples: `local` is this process; `sglang` and `vllm` are servers."""
+    model_backend: str = "auto"
+    """The code with which the `local` engine computes the model: `auto`, `fast`, `transformers`, or a class of your own
+    that derives from one of transformers', as `path/to/file.py:Class`."""
     device: str = "cpu"
     """The device of the `local` engine: `cpu`, `cuda`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -69,13 +74,15 @@ class GenerateOptions(GenerationConfig):
             return self.sglang
         if self.engine == "vllm":
             return self.vllm
-        slots = self.concurrency
-        return LocalModel(device=self.device, dtype=self.dtype, window=self.context_window, num_slots=slots)
+        slots, backend = self.concurrency, self.model_backend
+        window = self.context_window
+        return LocalModel(device=self.device, dtype=self.dtype, window=window, num_slots=slots, backend=backend)
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym generate ...`; exit code 1 if a prompt has no reply."""
     options = parse_options(GenerateOptions, args, prog="agentgym generate", shown=MAIN_SETTINGS)
+    check_backend(options.model_backend, options.engine)
     if options.output.is_dir():
         raise RunFolderError(f"{str(options.output)!r} is a folder; --output takes a file")
     if options.output.exists() and not options.resume:
@@ -100,7 +107,7 @@ def main(args: Sequence[str]) -> int:
 async def _sample(options: GenerateOptions) -> RepliesFile:
     """Writes the replies that are missing."""
     folder = model_folder(options.model)
-    renderer = renderer_for(folder, options.family)
+    renderer = open_renderer(folder, options.family)
     settings = {setting.name: getattr(options, setting.name) for setting in fields(GenerationConfig)}
     engine = await open_model(folder, options.how)
     try:

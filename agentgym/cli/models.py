@@ -16,7 +16,8 @@ from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.errors import ConfigError, nearest
-from agentgym.model.architectures import ModelBackend
+from agentgym.loading import is_place
+from agentgym.model.architectures import check_backend
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.trainers.model_check.known import known_models
 from agentgym.types import JSON
@@ -52,8 +53,8 @@ class ModelCheckOptions:
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """A model folder (config.json alone is enough), an id of the Hugging Face hub, or an architecture by its name."""
-    model_backend: ModelBackend = "auto"
-    """The code that computes the model."""
+    model_backend: str = "auto"
+    """The code that computes the model: `auto`, `fast`, `transformers`, or your own class, `path/to/file.py:Class`."""
     engine: Literal["local", "sglang", "vllm"] = "local"
     """A server that samples too: it is launched, compared with the learner before and after an update, and ended."""
     python: str = ""
@@ -84,6 +85,7 @@ def _list(args: Sequence[str]) -> int:
 
 def _check(args: Sequence[str]) -> int:
     options = parse_options(ModelCheckOptions, args, prog="agentgym models check")
+    check_backend(options.model_backend, options.engine)
     check_model = import_module("agentgym.trainers.model_check.checks").check_model
     with _folder(options) as folder:
         results = list(check_model(folder, options.model_backend))
@@ -122,7 +124,8 @@ def _folder(options: ModelCheckOptions) -> Iterator[Path]:
         else:
             config = import_module("agentgym.model.policy").folder_config(folder)
             say("a small random model of the same shape is checked")
-            small_models.save_small_model(small_models.shrink(config), Path(made))
+            own = options.model_backend if is_place(options.model_backend) else None
+            small_models.save_small_model(small_models.shrink(config), Path(made), own)
         yield Path(made)
 
 

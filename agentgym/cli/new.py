@@ -99,5 +99,6 @@ COMMANDS = {
     "sampler": Subcommand("a choice of each step's tasks, by results", partial(run_new, "sampler")),
     "optimizer": Subcommand("an optimizer, and a schedule of its rate", partial(run_new, "optimizer")),
     "engine": Subcommand("an engine that samples", partial(run_new, "engine")),
+    "renderer": Subcommand("a chat format: messages to ids, ids to a message", partial(run_new, "renderer")),
     "algorithm": Subcommand("an advantage estimator, or a policy loss (--kind loss)", partial(run_new, "algorithm")),
 }

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from agentgym.chat_templates.families import renderer_for
-from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
-from agentgym.errors import RunFolderError
+from agentgym.chat_templates.families import open_renderer
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.errors import AgentGymError, RunFolderError
+from agentgym.loading import is_place
 from agentgym.model.model_name import model_folder
 
-__all__ = ["renderer_of_run", "settings_of_run"]
+__all__ = ["model_folder_of_run", "own_code_options", "renderer_of_run", "settings_of_run"]
 
 KEYS = ("tokenizer", "model")
 """The keys of `config.yaml` that name a model folder, or `embedded`; the first one present counts."""
 
 
-def renderer_of_run(run: Path, tokenizer: str | None = None) -> TemplateRenderer | None:
-    """Returns the renderer of the run, or of the model folder `tokenizer`; None if the run does not name one.
+def model_folder_of_run(run: Path, tokenizer: str | None = None) -> Path | None:
+    """Returns the folder of the run's tokenizer, or `tokenizer`; None if the run does not name one.
 
     Raises RunFolderError when the named folder does not exist any more.
     """
     settings = settings_of_run(run)
     name = tokenizer or next((settings[key] for key in KEYS if isinstance(settings.get(key), str)), None)
-    if name is None:
+    return None if name is None else model_folder(name)
+
+
+def renderer_of_run(run: Path, tokenizer: str | None = None) -> Renderer | None:
+    """Returns the renderer of the run, or of the model folder `tokenizer`; None if the run does not name one.
+
+    Raises RunFolderError when the named folder, or the user's own renderer, cannot be opened any more.
+    """
+    folder = model_folder_of_run(run, tokenizer)
+    if folder is None:
         return None
+    settings = settings_of_run(run)
     family, date = (str(settings[key]) if settings.get(key) else None for key in ("family", "date"))
-    return renderer_for(model_folder(name), family, date=date)
+    try:
+        return open_renderer(folder, family, date=date)
+    except AgentGymError as error:
+        if family is None or not is_place(family):
+            raise
+        raise RunFolderError(
+            f"the run's renderer {family!r} cannot be opened; run the command where the run was started: {error}"
+        ) from error
+
+
+def own_code_options(family: str | None, model_backend: str) -> str:
+    """Returns the options that name a renderer and a model class of the user's own to another command."""
+    given = {"family": family or "", "model-backend": model_backend}
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if is_place(value))
 
 
 def settings_of_run(run: Path) -> Mapping[str, Any]:

@@ -71,6 +71,14 @@ KINDS = {
         (f"agentgym train --env TextGame-v0 --engine {{file}}:make_engine {SHORT}",),
         is_class=True,
     ),
+    "renderer": _Kind(
+        "a renderer",
+        (
+            f"agentgym train --env TextGame-v0 --family {{place}} --output runs/own-renderer {SHORT}",
+            "agentgym verify runs/own-renderer",
+        ),
+        is_class=True,
+    ),
 }
 """The kinds of file that can be written, by the name of the template."""
 

@@ -19,6 +19,7 @@ from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.errors import ConfigError, RenderError
 from agentgym.evaluation.model_check.checks import Reference
 from agentgym.evaluation.model_check.verify import verify_model
+from agentgym.loading import is_place
 from agentgym.model.architectures import refusal
 from agentgym.model.model_name import model_folder
 
@@ -39,7 +40,8 @@ class VerifyModelOptions:
     chat_template: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """A Jinja file that is used instead of the folder's chat template."""
     family: Annotated[str | None, tyro.conf.arg(metavar="F")] = None
-    """The format of the replies, of those that `agentgym tools families` shows; by default the template's own."""
+    """The format of the replies, of those that `agentgym tools families` shows, or path/to/file.py:name, a function
+    `(tokenizer)` that returns a `TemplateRenderer`; by default the template's own."""
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
 
@@ -47,7 +49,7 @@ class VerifyModelOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym verify --model ...`."""
     options = parse_options(VerifyModelOptions, args, prog="agentgym verify --model")
-    if options.family is not None:
+    if options.family is not None and not is_place(options.family):
         FORMATS[options.family]  # an unknown name is reported before anything is loaded
     template = _template(options.chat_template)
     folder = model_folder(options.model)

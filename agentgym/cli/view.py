@@ -11,8 +11,9 @@ from typing import Annotated
 import tyro
 from tokenizers import Tokenizer
 
+from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.options import parse_options
-from agentgym.cli.run_folder import renderer_of_run
+from agentgym.cli.run_folder import model_folder_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import RunFolderError
 from agentgym.viewer import RunData, TokenText, read_run, write_report
@@ -40,13 +41,14 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym view ...`."""
     options = parse_options(ViewOptions, args, prog="agentgym view")
     data = read_run(options.run)  # reports a fault of the folder before one of its tokenizer
-    renderer = renderer_of_run(options.run, options.tokenizer)
+    folder = model_folder_of_run(options.run, options.tokenizer)
+    tokenizer = None if folder is None else ChatTokenizer.load(folder, needs_template=False)
     try:
-        path = _write(options, data, None if renderer is None else renderer.tokenizer.backend)
+        path = _write(options, data, None if tokenizer is None else tokenizer.backend)
     except OSError as error:
         raise RunFolderError(f"cannot write the report of {str(options.run)!r}: {error.strerror or error}") from error
     say(f"report: {path}")
-    if renderer is None:
+    if tokenizer is None:
         say("no tokenizer is known: any token ids are shown as numbers; --tokenizer FOLDER (of the model) names them")
     opened = options.open and webbrowser.open(path.resolve().as_uri())
     if options.open and not opened:

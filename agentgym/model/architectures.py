@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.loading import is_place
 from agentgym.model.rope import rope_refusal
 from agentgym.types import JSON
 
-__all__ = ["ARCHITECTURES", "SUPPORTED", "ModelBackend", "dequantization", "quantization", "refusal", "unknown_key"]
+__all__ = ["ARCHITECTURES", "SUPPORTED", "check_backend", "dequantization", "quantization", "refusal", "unknown_key"]
 
-ModelBackend = Literal["auto", "fast", "transformers"]
-"""The code that computes a model: the fast decoder, transformers, or the first of them that can."""
+BACKENDS = ("auto", "fast", "transformers")
+"""The code that computes a model: the first of the others that can, the fast decoder, transformers."""
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -25,6 +25,17 @@ DEQUANTIZED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
 """The methods of quantized weights that are turned into plain ones, mapped to their settings in transformers."""
 SUPPORTED = "Llama, Mistral, Qwen2 and Qwen3 (dense, with full attention)"
 """The supported models, as error messages name them."""
+
+
+def check_backend(name: str, engine: str = "local") -> None:
+    """Raises UnknownName unless `name` is of BACKENDS or the place of a class, ConfigError for an engine without it."""
+    if name not in BACKENDS and not is_place(name):
+        near = nearest(name, BACKENDS) or "."
+        raise UnknownName(
+            f"unknown model_backend {name!r}{near} Known: {', '.join(BACKENDS)}, or a class, path/to/file.py:Class"
+        )
+    if is_place(name) and engine in ("sglang", "vllm"):
+        raise ConfigError(f"{engine} has no class {name!r}, and would compute another model: sample with engine local")
 
 
 def refusal(config: Mapping[str, JSON]) -> str | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from agentgym.errors import RunFolderError
-from agentgym.model.architectures import ModelBackend, refusal
+from agentgym.errors import ConfigError, RunFolderError
+from agentgym.loading import is_place
+from agentgym.model.architectures import check_backend, refusal
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import load_decoder, reading
 from agentgym.model.transformers_model import TransformersModel, load_transformers_model
@@ -19,20 +20,36 @@ __all__ = ["backend_line", "folder_config", "is_fast", "load_policy"]
 
 
 def load_policy(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | str = torch.float32, backend: ModelBackend = "auto"
+    folder: str | os.PathLike[str], *, dtype: torch.dtype | str = torch.float32, backend: str = "auto"
 ) -> LanguageModel:
     """Loads the model of a folder in a type, such as `torch.bfloat16` or its name.
 
+    `backend` is `auto`, `fast`, `transformers`, or a class of transformers' kind by its place, `path/to/file.py:Class`.
+
     Raises RunFolderError for a folder without a whole model, ConfigError for a model that cannot be computed.
     """
+    check_backend(backend)
     path, dtype = Path(folder), getattr(torch, dtype) if isinstance(dtype, str) else dtype
     if is_fast(path, backend):
         return load_decoder(path, dtype=dtype)
     with reading(path):
-        return load_transformers_model(path, dtype=dtype)
+        model = load_transformers_model(path, dtype=dtype, own=backend if is_place(backend) else None)
+        if is_place(backend):
+            _check_attention(model)
+        return model
 
 
-def is_fast(folder: str | os.PathLike[str], backend: ModelBackend) -> bool:
+def _check_attention(model: TransformersModel) -> None:
+    """Raises ConfigError if some layers of a user's class attend without the interface that the engine replaces."""
+    num_found = len(model.kv_index)
+    if model.packs and num_found != model.num_layers:
+        raise ConfigError(
+            f"{num_found} of {model.num_layers} layers of {type(model.hf).__name__} attend through transformers'"
+            " AttentionInterface, as those of its own classes do, and without it nothing is sampled"
+        )
+
+
+def is_fast(folder: str | os.PathLike[str], backend: str) -> bool:
     """True if the fast decoder is to compute the model of a folder; raises RunFolderError if there is none."""
     return backend == "fast" or (backend == "auto" and _reason(Path(folder)) is None)
 
@@ -41,7 +58,9 @@ def backend_line(model: LanguageModel, folder: str | os.PathLike[str]) -> str | 
     """Returns a line that says why a model is computed by transformers and what that costs; None for the decoder."""
     if not isinstance(model, TransformersModel):
         return None
-    reason = _reason(Path(folder)) or "model_backend is transformers"
+    kind = type(model.hf)
+    own = "" if kind.__module__.startswith("transformers.") else f"its class is {kind.__name__}"
+    reason = own or _reason(Path(folder)) or "model_backend is transformers"
     rows = "" if model.packs else "; it keeps a state, so rows are not packed and prefixes are not shared"
     return f"the model is computed by transformers ({reason}){rows}"
 

@@ -19,12 +19,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from agentgym.errors import ConfigError, RunFolderError
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.model.architectures import dequantization
 from agentgym.model.context_window import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel, LayerCost
 from agentgym.model.linear import padded_size
 from agentgym.model.lora_layer import AdaptedWeight, add_adapters, find_adapters, remove_adapters
+from agentgym.model.model_class import class_of_model, first_line, load_fault
 from agentgym.model.packed_layout import MIN_SHARED, PackedLayout, similar_rows
 from agentgym.model.pass_attention import (
     HOOK,
@@ -41,7 +42,7 @@ from agentgym.model.routing import PassRouting, current_routing, find_routers, r
 from agentgym.model.state_cache import PassCache, StateName, keeps_state
 from agentgym.types import JSON
 
-__all__ = ["TransformersModel", "auto_class", "load_transformers_model"]
+__all__ = ["TransformersModel", "load_transformers_model"]
 
 # Shape suffixes: N packed tokens, M wanted entries, U computed tokens, E model width, V vocabulary.
 
@@ -283,8 +284,10 @@ def _recompute(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwar
     return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def load_transformers_model(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> TransformersModel:
-    """Loads the model of a folder with transformers.
+def load_transformers_model(
+    folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, own: str | None = None
+) -> TransformersModel:
+    """Loads the model of a folder with transformers, or with a user's class of its kind, `path/to/file.py:Class`.
 
     Raises RunFolderError for missing, torn or further tensors, and ConfigError for a model that cannot be trained.
     """
@@ -292,7 +295,9 @@ def load_transformers_model(folder: str | os.PathLike[str], *, dtype: torch.dtyp
     if not (path / "config.json").is_file():
         raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
     settings = json.loads((path / "config.json").read_text())
-    hf = _load(path, dtype, dequantization(settings))
+    hf = _load(path, dtype, dequantization(settings), own)
+    if own is not None:
+        settings["architectures"] = [type(hf).__name__]  # without the class, the folder is not read as another model
     model = TransformersModel(hf, {name: value for name, value in settings.items() if name != "quantization_config"})
     try:
         _check_head(model)
@@ -300,20 +305,11 @@ def load_transformers_model(folder: str | os.PathLike[str], *, dtype: torch.dtyp
     except ConfigError:
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise ConfigError(f"transformers cannot compute the model in {str(path)!r}: {_first_line(error)}") from error
+        raise load_fault(own, f"cannot compute the model in {str(path)!r}", error) from error
     return model
 
 
-def auto_class(config: Any) -> Any:
-    """Returns the class of transformers that loads a model with this configuration, vision tower included."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    sees = config.get_text_config() is not config and type(config) in AutoModelForImageTextToText._model_mapping
-    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
-
-
-def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object]) -> Any:
-    from transformers import AutoConfig
+def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object], own: str | None) -> Any:
     from transformers.utils import logging as transformers_logging
 
     register_hook()
@@ -321,8 +317,7 @@ def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object]) -> Any:
     transformers_logging.set_verbosity_error()  # what it would report of tensors is an error below
     transformers_logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        hf, found = auto_class(config).from_pretrained(
+        hf, found = class_of_model(path, own)[1].from_pretrained(
             path,
             dtype=dtype,
             attn_implementation=HOOK,
@@ -331,10 +326,12 @@ def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object]) -> Any:
             output_loading_info=True,
             **options,
         )
+    except AgentGymError:
+        raise
     except (OSError, SafetensorError) as error:
-        raise RunFolderError(f"no model can be read from {str(path)!r}: {_first_line(error)}") from error
+        raise RunFolderError(f"no model can be read from {str(path)!r}: {first_line(error)}") from error
     except Exception as error:  # the boundary: each architecture refuses settings in its own way
-        raise ConfigError(f"transformers cannot load the model in {str(path)!r}: {_first_line(error)}") from error
+        raise load_fault(own, f"cannot load the model in {str(path)!r}", error) from error
     finally:
         transformers_logging.set_verbosity(verbosity)
         if has_bar:
@@ -342,15 +339,11 @@ def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object]) -> Any:
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if names := sorted(map(str, found.get(kind) or ())):
             what = kind.partition("_")[0]
-            raise RunFolderError(f"{str(path)!r} has {len(names)} {what} tensors, the first is {names[0]}")
+            todo = f"; {own} has to be saved there with save_pretrained first" if own else ""
+            raise RunFolderError(f"{str(path)!r} has {len(names)} {what} tensors, the first is {names[0]}{todo}")
     if options:
         del hf._weight_conversions  # those of the quantized form, in which nothing is published
     return hf
-
-
-def _first_line(error: BaseException) -> str:
-    first, *others = (line.strip() for line in str(error).strip().splitlines() or [""])
-    return " ".join([first, *others[: first.endswith(":")]])[:300]
 
 
 @torch.no_grad()

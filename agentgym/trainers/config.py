@@ -15,7 +15,7 @@ from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.loading import is_place
-from agentgym.model.architectures import ModelBackend
+from agentgym.model.architectures import check_backend
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
@@ -77,12 +77,14 @@ class TrainConfig:
     model: str = "embedded"
     """The model to train: `embedded`, a folder with a model and its tokenizer, or an id of the Hugging Face hub such as
     `Qwen/Qwen3-0.6B@main`; config.yaml then names its commit."""
-    model_backend: ModelBackend = "auto"
+    model_backend: str = "auto"
     """The code that computes the model: `fast`, the decoder for Llama, Mistral, Qwen2 and Qwen3; `transformers`, for
-    any causal language model; `auto` is the fast one where it computes the architecture."""
+    any causal language model; `auto` is the fast one where it computes the architecture; or a class of your own that
+    derives from one of transformers', as `path/to/file.py:Class`."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None detects it from the chat template, and
-    config.yaml then names it."""
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `Renderer`; None detects it from the chat template, and config.yaml then names
+    it."""
     date: str | None = None
     """The present date for chat templates (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00. None is the
     moment at which the run begins; if the template writes it, config.yaml then holds that moment."""
@@ -176,6 +178,7 @@ class TrainConfig:
         if self.engine not in ENGINES and not is_place(self.engine):
             near = nearest(self.engine, ENGINES) or "."
             raise UnknownName(f"unknown engine {self.engine!r}{near} Known: {', '.join(ENGINES)}")
+        check_backend(self.model_backend, self.engine)
         if self.target_success is not None and not 0 < self.target_success <= 1:
             raise ConfigError(f"target_success is a share above 0 and at most 1, got {self.target_success}")
         check_at_least(0, self, "max_staleness")

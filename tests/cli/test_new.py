@@ -29,6 +29,7 @@ NEW = {
     "sampler": ("new", "sampler", "rising-levels"),
     "optimizer": ("new", "optimizer", "my_descent"),
     "engine": ("new", "engine", "counting-engine"),
+    "renderer": ("new", "renderer", "plain-json"),
     "loss": ("new", "algorithm", "my_loss", "--kind", "loss"),
 }
 

@@ -18,8 +18,8 @@ from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
 from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.transformers_step import TransformersStep
+from agentgym.model.model_class import auto_class
 from agentgym.model.routing import PassRouting, routing_of
-from agentgym.model.transformers_model import auto_class
 from agentgym.rollout.record.line_reader import LineReader
 
 ROOT = Path(__file__).parent.parent.parent

@@ -1,9 +1,10 @@
-"""Parts of a user's own, named by file: the choice of tasks, optimizer, schedule, engine, observers; and epochs."""
+"""Parts of a user's own, named by file: tasks, optimizer, schedule, engine, renderer, observers; and epochs."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ import torch
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.scripted import ScriptedEngine
+from agentgym.chat_templates import ChatMLRenderer
 from agentgym.trainers import TaskSampler, Unobserved
 from agentgym.types import Task
 
@@ -103,6 +105,11 @@ def local(model, folder, version):
     return LocalEngine(model, LocalEngineConfig(num_slots=8), version=version)
 
 
+class Shouted(ChatMLRenderer):
+    def text(self, messages, tools=(), **options):
+        return super().text(messages, tools, **options).replace("Call:", "CALL:")
+
+
 async def scripted(model, folder, version):
     return ScriptedEngine(lambda session, prompt, sampling: [*sampling.stop_ids], vocab_size=model.vocab_size)
 
@@ -111,6 +118,12 @@ def no_engine(model, folder, version):
     return model
 '''
 Train = Callable[..., Any]
+
+
+def forget_own_files() -> None:
+    """Has files of users run again, as in another process."""
+    for name in [name for name in sys.modules if name.startswith("agentgym_user_")]:
+        del sys.modules[name]
 
 
 @pytest.fixture
@@ -187,6 +200,23 @@ def test_the_cosine_ends_at_its_floor() -> None:
 
     assert [share(step, 0.5) for step in (0, 2, 7, 12)] == [1.0, 1.0, pytest.approx(0.75), 0.5]
     assert share(7, 0.0) == pytest.approx(0.5)
+
+
+def test_a_renderer_of_ones_own_is_recorded_and_verified(
+    quick: TrainConfig, own: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    config = replace(quick, steps=2, family=f"{own}:Shouted", checkpoint=replace(quick.checkpoint, every=1))
+    train(config, run)
+    whole = (run / "episodes.jsonl.zst").read_bytes()
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    train(config, run, resume=True)
+    assert (run / "episodes.jsonl.zst").read_bytes() == whole
+    assert main(["verify", str(run)]) == 0
+    Path(own).rename(tmp_path / "moved.py")
+    forget_own_files()
+    assert main(["verify", str(run)]) == 2
+    assert "cannot be opened; run the command where the run was started: no file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["local", "scripted"])

@@ -175,7 +175,7 @@ OPTIMIZER = (
     skip("liger_kernel_config", "learner.head_kernel: liger"),
     skip("cast_lm_head_to_fp32", "logprobs are float32, always"),
     skip("model_init_kwargs", "learner.dtype; a commit of a model is named as ID@COMMIT"),
-    skip("trust_remote_code", "no code of a model's folder is run"),
+    skip("trust_remote_code", "no code of a model's folder is run; model_backend takes file.py:Class"),
 )
 RUN = (
     Key("save_steps", "checkpoint.every", convert=values.trl_interval("save_strategy", "checkpoint.every")),

@@ -162,7 +162,7 @@ SFT_OWN = (
     *(same(name, "rows are packed, always") for name in ("packing", "packing_strategy", "eval_packing")),
     skip("dataset_text_field", "rows have messages"),
     skip("dataset_kwargs", "rows have messages"),
-    skip("chat_template_path", "the model's own template; family names a chat format"),
+    skip("chat_template_path", "the model's own template; family takes a renderer with another one, as file.py:name"),
     *(skip(name, CODE) for name in ("formatting_func", "compute_loss_func", "optimizer_cls_and_kwargs")),
     skip("preprocess_logits_for_metrics", CODE),
 )

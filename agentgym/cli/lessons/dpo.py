@@ -12,6 +12,7 @@ import tyro
 from agentgym.chat_templates.template_date import check_date
 from agentgym.cli.lessons.lesson import Pupil, config_as_options, open_pupil, play_options, recorded_settings, run_steps
 from agentgym.cli.options import parse_options
+from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
@@ -50,8 +51,12 @@ class DpoOptions:
     """The most pairs of a task's episodes: best and worst, second best and second worst, ..."""
     model: str = EMBEDDED
     """The model to begin with, which is the reference too: `embedded`, a folder, or an id of the hub."""
+    model_backend: str = "auto"
+    """The code that computes the model: `auto`, `fast`, `transformers`, or a class of your own that derives from one of
+    transformers', as `path/to/file.py:Class`."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
     date: str | None = None
     """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
     the run begins. If the template writes it, config.yaml then holds that moment."""
@@ -113,7 +118,7 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym dpo ...`; an interrupted run saves what was learned and has the exit code 130."""
     options = parse_options(DpoOptions, config_as_options(DpoOptions, args), prog="agentgym dpo")
     options.learning(1)  # refuses invalid settings before anything is read
-    pupil = open_pupil(options.model, options.family, options.date)
+    pupil = open_pupil(options.model, options.family, options.date, options.model_backend)
     found = _read(options, options.pairs or options.episodes, pupil)
     config = options.learning(len(found.pairs))
     validation = None
@@ -122,8 +127,7 @@ def main(args: Sequence[str]) -> int:
         validation = Validation(_read(options, options.validation, pupil).pairs, every)
     named = [*options.pairs, *options.episodes][0].resolve().stem
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
-    family = pupil.renderer.reply_format.name
-    given = asdict(options) | {"family": family, "steps": config.steps, "date": pupil.date}
+    given = asdict(options) | {"family": pupil.family, "steps": config.steps, "date": pupil.date}
     folder = SftFolder(path, recorded_settings("dpo", given))
     seen: list[PreferenceStep] = []
 
@@ -168,6 +172,7 @@ def _show(
     if interrupted:
         fail(f"interrupted after step {len(seen)}; what was learned is in {folder.path}")
     else:
-        say(f"try next: agentgym eval {play_options(found.task)} --policy {folder.path}")
+        own = own_code_options(options.family, options.model_backend)
+        say(f"try next: agentgym eval {play_options(found.task)} --policy {folder.path}{own}")
     if options.json:
         show_json({**numbers, "interrupted": interrupted})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_type_hints
 
 import agentgym
-from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.families import format_to_record, renderer_for
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import present_date
 from agentgym.cli.options import read_mapping
@@ -40,17 +40,19 @@ class Pupil:
     """The folder of its first weights, with the tokenizer."""
     renderer: TemplateRenderer
     model: LanguageModel
+    family: str | None
+    """The family to record."""
     date: str | None
     """The date to record: that of the chat template if it writes one, else the one that was given."""
 
 
-def open_pupil(name: str, family: str | None, date: str | None) -> Pupil:
+def open_pupil(name: str, family: str | None, date: str | None, backend: str) -> Pupil:
     """Loads the model of a name, and says which code computes it."""
     source, written = model_folder(name), date or present_date()
-    renderer, model = renderer_for(source, family, date=written), load_policy(source)
+    renderer, model = renderer_for(source, family, date=written), load_policy(source, backend=backend)
     if line := backend_line(model, source):
         say(line)
-    return Pupil(source, renderer, model, written if renderer.tokenizer.writes_date else date)
+    return Pupil(source, renderer, model, *format_to_record(renderer, family, date=written, given_date=date))
 
 
 def run_steps(

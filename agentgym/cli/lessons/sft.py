@@ -14,6 +14,7 @@ from agentgym.chat_templates.template_date import check_date
 from agentgym.cli.environment import load_env
 from agentgym.cli.lessons.lesson import Pupil, config_as_options, open_pupil, play_options, recorded_settings, run_steps
 from agentgym.cli.options import parse_options
+from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.envs.base.policies import policy_for
 from agentgym.envs.base.seeds import EVAL_SEED_START
@@ -50,8 +51,12 @@ class SftOptions:
     """Files or run folders like those of --conversations or --episodes, whose loss is measured after every pass."""
     model: str = EMBEDDED
     """The model to begin with: `embedded`, a folder with a model and its tokenizer, or an id of the hub."""
+    model_backend: str = "auto"
+    """The code that computes the model: `auto`, `fast`, `transformers`, or a class of your own that derives from one of
+    transformers', as `path/to/file.py:Class`."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
     date: str | None = None
     """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
     the run begins. If the template writes it, config.yaml then holds that moment."""
@@ -192,10 +197,10 @@ def main(args: Sequence[str]) -> int:
     env = None if options.env is None else load_env(options.env, options.env_kwargs)
     if env is not None:
         policy_for(env, options.policy)
-    pupil = open_pupil(options.model, options.family, options.date)
+    pupil = open_pupil(options.model, options.family, options.date, options.model_backend)
     options = replace(options, date=pupil.date)
     lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)
-    given = asdict(options) | {"family": pupil.renderer.reply_format.name, "steps": lesson.config.steps}
+    given = asdict(options) | {"family": pupil.family, "steps": lesson.config.steps}
     folder = SftFolder(options.output or _free_output(options), recorded_settings("sft", given))
     display = _Display()
 
@@ -267,12 +272,12 @@ def _show(options: SftOptions, lesson: _Lesson, folder: SftFolder, display: _Dis
         shown += f"demonstrations by {options.policy}, success {display.success or 0.0:.3f}"
     say(f"{shown}: {display.imitated_tokens:,} of {display.tokens:,} tokens imitated")
     say(f"model: {path}")
-    play = play_options(lesson.task)
+    play, own = play_options(lesson.task), own_code_options(options.family, options.model_backend)
     if interrupted:
         fail(f"interrupted after step {display.steps} of {steps}; what was learned is in {path}")
     else:
-        say(f"try next: agentgym eval {play} --policy {path}")
-        say(f"          agentgym train {play} --model {path}")
+        say(f"try next: agentgym eval {play} --policy {path}{own}")
+        say(f"          agentgym train {play} --model {path}{own}")
     if options.json:
         found: dict[str, JSON] = {
             "output": str(path),

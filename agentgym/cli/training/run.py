@@ -15,6 +15,7 @@ import yaml
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.environment import load_env
+from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training.display import TrainingDisplay
 from agentgym.cli.training.options import TrainOptions
@@ -97,7 +98,7 @@ def report(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
         files |= {"curve": str(folder / "curve.png"), "checkpoint": str(result.checkpoint)}
         data = read_run(folder)
         write_curve(data.metrics, folder / "curve.png", data.evaluations)
-        text = TokenText(ChatTokenizer.load(result.checkpoint).backend)
+        text = TokenText(ChatTokenizer.load(result.checkpoint, needs_template=False).backend)
         files["report"] = str(write_report(folder, decode_token=text, special_ids=text.special_ids))
     if any((folder / "profile").glob("step-*")):
         files["profile"] = str(folder / "profile")
@@ -150,18 +151,19 @@ def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
     functions = config.reward.function or ()
     functions = (functions,) if isinstance(functions, str) else functions
     reward = f"--reward.function {shlex.join(functions)} " if functions else ""
+    own = own_code_options(config.family, config.model_backend)
     if config.data.has_files:
         held_out, train = shlex.join(config.data.eval_files), shlex.join(config.data.train_files)
         data = f"--data.eval {held_out}" if held_out else f"--data.train {train}"
         data += f" --data.eval-fraction {config.data.eval_fraction:g}" if config.data.eval_fraction else ""
         env = "" if config.env == "Prompt-v0" else f"--env {config.env} "
         return (
-            [f"agentgym eval {env}{data} {reward}--policy {checkpoint}"]
+            [f"agentgym eval {env}{data} {reward}--policy {checkpoint}{own}"]
             if held_out or config.data.eval_fraction
             else []
         )
     return [
-        f"agentgym eval --env {choice.env} {_keywords(alone(choice.kwargs))}{reward}--policy {checkpoint}"
+        f"agentgym eval --env {choice.env} {_keywords(alone(choice.kwargs))}{reward}--policy {checkpoint}{own}"
         for choice in _environments(config)
     ]
 

@@ -16,6 +16,7 @@ from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
 from agentgym.evaluation.play.open_model import LocalModel
+from agentgym.model.architectures import check_backend
 from agentgym.model.model_name import EMBEDDED
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
@@ -66,7 +67,8 @@ class EvalConfig:
     tokenizer: str = EMBEDDED
     """The model folder whose chat format records the replies of a policy without a model."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None uses its chat template."""
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
     date: str | None = None
     """The date that a chat template uses as the present (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00.
     None is the start of the evaluation; if the template writes the date, config.yaml then holds that moment."""
@@ -84,6 +86,9 @@ class EvalConfig:
     the command ends, with the environment's name and stack. None: no limit."""
     engine: Literal["local", "sglang", "vllm"] = "local"
     """The engine that samples from a model: `local` is this process; `sglang` and `vllm` are servers."""
+    model_backend: str = "auto"
+    """The code with which the `local` engine computes the model: `auto`, `fast`, `transformers`, or a class of your own
+    that derives from one of transformers', as `path/to/file.py:Class`."""
     device: str = "cpu"
     """The device of the `local` engine: `cpu`, `cuda`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -108,6 +113,7 @@ class EvalConfig:
                 raise ConfigError(f"{name} is at least 1, got {value}")
         _ = self.sampling  # checks it
         self.reward.check_repeats(self.num_repeats, "num_repeats")
+        check_backend(self.model_backend, self.engine)
         if self.engine != "local" and (self.policy in POLICIES or is_url(self.policy)):
             raise ConfigError(f"engine {self.engine} samples from a model, and {self.policy} plays: leave engine out")
         SamplerConfig(env_processes=self.env_processes)
@@ -139,11 +145,13 @@ class EvalConfig:
         if self.engine == "vllm":
             return self.vllm
         num_slots = min(self.concurrency, num_requests)
-        return LocalModel(device=self.device, dtype=self.dtype, window=self.context_window, num_slots=num_slots)
+        window, backend = self.context_window, self.model_backend
+        return LocalModel(device=self.device, dtype=self.dtype, window=window, num_slots=num_slots, backend=backend)
 
     def to_json(self) -> dict[str, JSON]:
         """Returns what decides the result, for `config.yaml`: not `concurrency`, `env_processes`, `device`, a key."""
         plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "context_window": None, "engine": "local", "dtype": "auto"}
+        plain |= {"model_backend": "auto"}
         names = "env env_kwargs policy num_tasks num_repeats seed temperature max_turns turn_tokens".split()
         settings: dict[str, JSON] = {"kind": "eval", "agentgym": agentgym.__version__}
         settings |= {name: getattr(self, name) for name in names}

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.families import format_to_record, open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.template_date import present_date
 from agentgym.data import open_data
@@ -179,7 +179,7 @@ def config_tasks(config: EvalConfig) -> list[Task]:
     if not config.data.has_files:
         return eval_tasks(config.env, config.num_tasks, config.env_kwargs)
     tokenizer = config.tokenizer if config.policy in POLICIES or is_url(config.policy) else config.policy
-    count = count_prompt(renderer_for(model_folder(tokenizer), config.family, date=config.date))
+    count = count_prompt(open_renderer(model_folder(tokenizer), config.family, date=config.date))
     data = open_data(config.data, count, config.env)
     if not data.eval:
         raise ConfigError(
@@ -258,13 +258,13 @@ async def _loop(config: EvalConfig, num_episodes: int) -> EpisodeLoop:
 def policy_loop(config: EvalConfig) -> PolicyLoop:
     """Returns the loop of a policy that needs no model."""
     limits = Limits(max_turns=config.max_turns, turn_tokens=POLICY_TURN_TOKENS)
-    renderer = renderer_for(model_folder(config.tokenizer), config.family, date=config.date)
+    renderer = open_renderer(model_folder(config.tokenizer), config.family, date=config.date)
     return PolicyLoop(renderer, limits, history=config.history)
 
 
 async def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
     folder = model_folder(config.policy)
-    renderer: Renderer = renderer_for(folder, config.family, date=config.date)
+    renderer = open_renderer(folder, config.family, date=config.date)
     engine = await open_model(folder, config.model_settings(num_episodes))
     return RolloutLoop(
         engine, renderer, _limits(config), config.sampling, history=config.history, compaction=config.compaction
@@ -343,6 +343,6 @@ def _limits(config: EvalConfig) -> Limits:
 def _with_chat_format(config: EvalConfig, folder: Path) -> EvalConfig:
     """Returns the settings with the chat format of a model folder, and with the date if its template writes one."""
     date = config.date or present_date()
-    renderer = renderer_for(folder, config.family, date=date)
-    date_of_run = date if renderer.tokenizer.writes_date else config.date
-    return replace(config, family=renderer.reply_format.name, date=date_of_run)
+    renderer = open_renderer(folder, config.family, date=date)
+    family, written = format_to_record(renderer, config.family, date=date, given_date=config.date)
+    return replace(config, family=family, date=written)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, cast
 
-from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
 from agentgym.engines.sglang.engine import SglangConfig
@@ -163,16 +163,17 @@ def create_engine(
     """Loads a model that is ready to play: `embedded`, a model's folder, or an id of the Hugging Face hub.
 
     `local` runs it in this process; its settings are `device` (`cpu`, `cuda`), `dtype` (`auto`, `float32`, `bfloat16`),
-    `window` (tokens of prompt and reply together) and `num_slots` (requests at once). `sglang` and `vllm` launch
-    servers of it, or use those of `servers`. `family` is its chat format, by a name of `agentgym tools families`, if
-    its template is not recognized.
+    `window` (tokens of prompt and reply together), `num_slots` (requests at once) and `backend` (the code that computes
+    it, or the place of a class of one's own). `sglang` and `vllm` launch
+    servers of it, or use those of `servers`. `family` is its chat format, by a name of `agentgym tools families` or
+    the place of a function of one's own, if its template is not recognized.
 
     Raises RunFolderError for a folder without a model, ConfigError for settings that cannot work, EngineError for a
     server that does not start.
     """
     how = _how(kind, servers, settings)
     folder = model_folder(str(model))
-    renderer = renderer_for(folder, family)
+    renderer = open_renderer(folder, family)
     return ModelEngine(open_model(folder, how), renderer)
 
 

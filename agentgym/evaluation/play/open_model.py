@@ -25,6 +25,9 @@ class LocalModel:
     """The type of the weights; `auto` is bfloat16 on a GPU and float32 elsewhere."""
     window: int | None = None
     """The tokens of prompt and reply together; None is the model's window, as are larger numbers."""
+    backend: str = "auto"
+    """The code that computes the model: `auto`, `fast`, `transformers`, or the place of a class of transformers' kind,
+    `path/to/file.py:Class`."""
     num_slots: int = 64
     """The requests that run at once, or as many as fit into half of the free memory."""
 
@@ -51,7 +54,7 @@ def _open_local(folder: Path, how: LocalModel) -> Engine:
 
     on_gpu = how.device.startswith("cuda")
     dtype = ("bfloat16" if on_gpu else "float32") if how.dtype == "auto" else how.dtype
-    model = on_device(load_policy(folder, dtype=dtype), how.device)
+    model = on_device(load_policy(folder, dtype=dtype, backend=how.backend), how.device)
     check_forward(model, folder)
     if line := backend_line(model, folder):
         _log.info(line)

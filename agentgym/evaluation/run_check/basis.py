@@ -13,6 +13,7 @@ from agentgym.chat_templates.renderers.prompt_end import REACH
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.rollout.record.episodes_file import EpisodeRecord, message_from_json, record_from_json
 from agentgym.rollout.record.tools_file import Menus, menu_digest
+from agentgym.settings import is_bundled
 from agentgym.types import Message, ToolSpec
 
 __all__ = ["Basis", "Record", "StoredSpan"]
@@ -112,14 +113,15 @@ class Basis:
     def reply(self, record: Record, span: StoredSpan) -> Message:
         """Returns the message that the ids of a reply parse to.
 
-        A `TemplateRenderer` reads no more of the prompt than whether it opens reasoning: equal replies are parsed once.
+        Our own `TemplateRenderer`s read no more of the prompt than whether it opens reasoning: equal replies are parsed
+        once.
         """
         renderer, row = self.renderer, record["rows"][span.row]
         assert renderer is not None
         tools = self.tools(record, span.row)
         stop: str = record["turns"][span.turn].get("stop", "")
         ends = {"stop": stop} if stop else {}
-        if not isinstance(renderer, TemplateRenderer) or len(span.ids) > MAX_REPLY:
+        if not isinstance(renderer, TemplateRenderer) or not is_bundled(type(renderer)) or len(span.ids) > MAX_REPLY:
             return renderer.parse(span.ids, tools, _ids_before(row, span.start), **ends)
         opens = renderer.in_reasoning(_ids_before(row, span.start, REACH))
         key = (tuple(span.ids), str(row.get("tools")), opens, stop)

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from agentgym.errors import ConfigError, RunFolderError
-from agentgym.model.architectures import ModelBackend
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.lora_layer import join_adapters
 from agentgym.model.model_folder import reading, save_model_folder
@@ -96,7 +95,7 @@ def export_model(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float3
     folder is not empty or cannot be written; it appears once it is complete.
     """
     with _new_folder(checkpoint, folder) as part:
-        model = load_policy(checkpoint.path, backend=_backend(checkpoint) if average else "auto")
+        model = load_policy(checkpoint.path, backend=_backend(checkpoint))
         if average:
             state = checkpoint.learner_state()
             if "lora" in state:
@@ -220,11 +219,10 @@ def _load_average(model: LanguageModel, state: Mapping[str, Any], checkpoint: Ch
         parameters[name].copy_(mean)
 
 
-def _backend(checkpoint: Checkpoint) -> ModelBackend:
+def _backend(checkpoint: Checkpoint) -> str:
     """Returns the backend of the checkpoint's run, which names the parameters; `auto` for one without its run."""
     run = checkpoint.path.resolve().parent.parent
-    backend = read_settings(run).get("model_backend", "auto") if (run / "config.yaml").is_file() else "auto"
-    return cast(ModelBackend, backend)
+    return str(read_settings(run).get("model_backend", "auto")) if (run / "config.yaml").is_file() else "auto"
 
 
 def _first_model(checkpoint: Checkpoint) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.errors import AgentGymError, EngineError
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
@@ -68,7 +68,7 @@ class EpisodeActor:
         if part not in self._samplers:
             cast, config = self._cast, self._cast.config
             if self._renderer is None or self._engine is None:
-                self._renderer = renderer_for(Path(cast.model_folder), config.family, date=config.date)
+                self._renderer = open_renderer(Path(cast.model_folder), config.family, date=config.date)
                 self._engine = ClusterEngine(cast.engines)
             loop = loop_for(part, config, self._engine, self._renderer)
             home = next((sampler.home for sampler in self._samplers.values()), None)

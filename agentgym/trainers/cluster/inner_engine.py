@@ -116,7 +116,7 @@ class _InnerLocal:
     @cached_property
     def _tokenizer(self) -> ChatTokenizer:
         """The tokenizer that finds stop strings."""
-        return ChatTokenizer.load(self._folder)
+        return ChatTokenizer.load(self._folder, needs_template=False)
 
     async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
         sync = await self.engine.update_weights(weights, version)

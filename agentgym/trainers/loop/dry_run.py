@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.local.kv_cache import fitting_slots
 from agentgym.envs.catalog.resolve import make_env
@@ -39,7 +39,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     """Returns the counts of a run and a rough bound of its memory; makes one environment and loads the model."""
     config = with_token_budget(config)
     folder = model_folder(config.model)
-    renderer, model = renderer_for(folder, config.family, date=config.date), load_model(folder, config)
+    renderer, model = open_renderer(folder, config.family, date=config.date), load_model(folder, config)
     check_model_settings(model, config)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
     held_out = config.eval.episodes

@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates.families import format_to_record, open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.template_date import present_date
 from agentgym.model.language_model import LanguageModel
@@ -329,9 +329,9 @@ def open_run(
     """
     config, first_folder = _find_model(config, path if resume else None)
     date = config.date or (recorded_run_date(path) if resume else None) or present_date()
-    renderer = renderer_for(first_folder, config.family, date=date)
-    written = date if renderer.tokenizer.writes_date else config.date
-    config = with_token_budget(replace(config, family=renderer.reply_format.name, date=written))
+    renderer = open_renderer(first_folder, config.family, date=date)
+    family, written = format_to_record(renderer, config.family, date=date, given_date=config.date)
+    config = with_token_budget(replace(config, family=family, date=written))
     source, config = open_tasks(config, renderer)
     tracking = Tracking(config.trackers, config.tracking)
     folder, checkpoint, model = _open_folder(config, path, first_folder, resume=resume)

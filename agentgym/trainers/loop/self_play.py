@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates import open_renderer
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.envs.base.multi_agent import SELF
 from agentgym.envs.base.policies import POLICIES
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.loading import is_place
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.sampling.group_stream import GroupRequest
@@ -84,7 +85,8 @@ def rival_loop(config: TrainConfig) -> RolloutLoop | None:
     if not (folder / "config.json").is_file():
         raise RunFolderError(f"there is no model in {config.rival!r} to be the rival: name a checkpoint's folder")
     engine = LocalEngine(load_model(folder, config).requires_grad_(False), config.local)
-    return loop_for("train", config, engine, renderer_for(folder, date=config.date))
+    own = config.family if config.family and is_place(config.family) else None
+    return loop_for("train", config, engine, open_renderer(folder, own, date=config.date))
 
 
 def alone(kwargs: Mapping[str, JSON]) -> Mapping[str, JSON]:

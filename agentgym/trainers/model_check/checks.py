@@ -24,14 +24,16 @@ from agentgym.engines.local.step import StepRunner
 from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import AgentGymError
-from agentgym.model.architectures import ModelBackend, dequantization, quantization
+from agentgym.loading import is_place
+from agentgym.model.architectures import dequantization, quantization
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_class import class_of_model
 from agentgym.model.model_folder import published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import folder_config, load_policy
 from agentgym.model.routing import BatchRouting
-from agentgym.model.transformers_model import TransformersModel, auto_class
+from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.learner.lora import Adapters
 from agentgym.trainers.settings.lora import LoraConfig
 
@@ -64,6 +66,7 @@ class _Subject:
     folder: Path
     ours: LanguageModel
     theirs: Any
+    backend: str = "auto"
 
     @cached_property
     def rows(self) -> list[Tensor]:
@@ -87,20 +90,20 @@ class _Subject:
         return logits_TV.log_softmax(-1)
 
 
-def check_model(folder: Path, backend: ModelBackend = "auto") -> Iterator[CheckResult]:
+def check_model(folder: Path, backend: str = "auto") -> Iterator[CheckResult]:
     """Yields what each check finds of the model in a folder, in float32 on the CPU; nothing after one that cannot load.
 
     Both models and the gradients of both are in memory: four times the weights in float32.
     """
     with _quiet():
         try:
-            ours, theirs = load_policy(folder, backend=backend), _load_theirs(folder)
+            ours, theirs = load_policy(folder, backend=backend), _load_theirs(folder, backend)
         except Exception as error:  # noqa: BLE001  # the boundary: transformers fails at a folder in many ways
             yield CheckResult("loads", False, _reason(error))
             return
         way = "fast decoder" if isinstance(ours, Decoder) else "transformers"
         yield CheckResult("loads", True, way)
-        subject = _Subject(folder, ours, theirs)
+        subject = _Subject(folder, ours, theirs, backend)
         wanted = {name: check for name, check in _CHECKS.items() if ours.routers or name != "replay"}
         for name, check in wanted.items():
             try:
@@ -116,12 +119,10 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
-def _load_theirs(folder: Path) -> Any:
-    from transformers import AutoConfig
-
+def _load_theirs(folder: Path, backend: str) -> Any:
     given = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
     given |= dequantization(folder_config(folder))
-    theirs = auto_class(AutoConfig.from_pretrained(folder, local_files_only=True)).from_pretrained(folder, **given)
+    theirs = class_of_model(folder, backend if is_place(backend) else None)[1].from_pretrained(folder, **given)
     if hasattr(theirs, "_weight_conversions") and quantization(folder_config(folder)):
         del theirs._weight_conversions
     return theirs.eval()
@@ -269,7 +270,7 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
         adapted_NV = own.own_NV()
         moved = float((adapted_NV - subject.own_NV()).abs().max())
         save_model_folder(adapters.merge(), folder)
-        subject.theirs = _load_theirs(Path(folder))
+        subject.theirs = _load_theirs(Path(folder), subject.backend)
         wanted_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
     passed, found = _judge(float((adapted_NV - wanted_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers")
     return passed and moved > 10 * _NATS, found if moved > 10 * _NATS else f"adapters move logprobs by {moved:.1e} nats"
@@ -279,7 +280,7 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
 def _check_export(subject: _Subject) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as folder:
         save_model_folder(subject.ours, folder)
-        subject.theirs = _load_theirs(Path(folder))
+        subject.theirs = _load_theirs(Path(folder), subject.backend)
         again_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
     return _judge(float((subject.own_NV() - again_NV).abs().max()), _NATS, "nats")
 

@@ -15,7 +15,7 @@ import torch
 
 from agentgym.errors import ConfigError
 from agentgym.model.architectures import quantization
-from agentgym.model.transformers_model import auto_class
+from agentgym.model.model_class import auto_class, class_of_model
 from agentgym.types import JSON
 
 __all__ = ["ARCHITECTURES", "save_small_model", "shrink"]
@@ -238,8 +238,10 @@ def _mapping(settings: JSON) -> dict[str, JSON]:
     return dict(settings)
 
 
-def save_small_model(config: str | Mapping[str, Any], folder: Path) -> None:
+def save_small_model(config: str | Mapping[str, Any], folder: Path, place: str | None = None) -> None:
     """Saves a random model, of an architecture by its name or of a config.json, into a folder.
+
+    The model of a config.json may be of the user's class at `place`, `path/to/file.py:Class`.
 
     Raises ConfigError if transformers has no such model.
     """
@@ -253,11 +255,13 @@ def save_small_model(config: str | Mapping[str, Any], folder: Path) -> None:
                 own | {"text_config": _SHAPE | _mapping(own["text_config"])} if "text_config" in own else _SHAPE | own
             )
             settings = AutoConfig.for_model(config.partition(":")[0], **shape)
+            model_class = auto_class(settings)
         else:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "config.json").write_text(json.dumps(config))
-            settings = AutoConfig.from_pretrained(folder, local_files_only=True)
-        model = auto_class(settings).from_config(settings, attn_implementation="eager").float()
+            settings, model_class = class_of_model(folder, place)
+        make = model_class.from_config if place is None else model_class._from_config
+        model = make(settings, attn_implementation="eager").float()
     except Exception as error:  # the boundary: each architecture refuses settings in its own way
         reason = str(error).strip().partition("\n")[0][:100]
         raise ConfigError(f"transformers cannot make a small model: {type(error).__name__}: {reason}") from error

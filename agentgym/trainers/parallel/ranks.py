@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from agentgym.errors import ConfigError, InvalidTrajectory
-from agentgym.model.architectures import ModelBackend
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import decoder_config, fill_decoder
@@ -90,7 +89,7 @@ class Ranks:
         folder: str | os.PathLike[str],
         dtype: torch.dtype = torch.float32,
         *,
-        backend: ModelBackend = "auto",
+        backend: str = "auto",
     ) -> Sharded:
         """Loads and shards the model of a folder; raises as `load_policy` and `shard` do.
 
@@ -98,7 +97,7 @@ class Ranks:
         A model that transformers computes is loaded whole by each rank, into CPU memory, and then cut block by block.
         """
         if not is_fast(folder, backend):
-            return self.shard(load_policy(folder, dtype=dtype, backend="transformers"))
+            return self.shard(load_policy(folder, dtype=dtype, backend=backend))
         model = self._empty_model(decoder_config(folder), dtype)
         fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(like(stored, parameter)))
         return Sharded(model, self)

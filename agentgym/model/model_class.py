@@ -1,0 +1,68 @@
+"""The class of transformers' kind that computes a model: transformers' own, or a user's, `path/to/file.py:Class`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agentgym.errors import ConfigError, UserCodeFault
+from agentgym.loading import Wanted, load_named
+
+__all__ = ["auto_class", "class_of_model", "first_line", "load_fault", "own_class"]
+
+OWN_CLASS = Wanted(
+    noun="model class",
+    example="Class",
+    hint="It derives from transformers.PreTrainedModel, such as transformers.Qwen3ForCausalLM.",
+)
+
+
+def own_class(place: str) -> Any:
+    """Returns a user's class of transformers' kind; raises ConfigError for another object."""
+    found = load_named(place, OWN_CLASS)
+    lacking = [name for name in ("from_pretrained", "config_class") if getattr(found, name, None) is None]
+    if not isinstance(found, type) or lacking:
+        what = f"has no {lacking[0]}" if isinstance(found, type) else "is no class"
+        raise ConfigError(f"model_backend {place!r} {what}. {OWN_CLASS.hint}")
+    return found
+
+
+def class_of_model(folder: Path, place: str | None) -> tuple[Any, Any]:
+    """Returns the configuration in a folder, and the class that computes it: a user's, or that of transformers.
+
+    Raises ConfigError if the folder names a class that transformers lacks, and which may compute something else.
+    """
+    if place is not None:
+        own = own_class(place)
+        return own.config_class.from_pretrained(folder, local_files_only=True), own
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    known = {name.lower() for name in dir(transformers)}  # old folders have LLaMAForCausalLM
+    if unknown := [name for name in config.architectures or () if name.lower() not in known]:
+        raise ConfigError(
+            f"{str(folder)!r} is a model of the class {unknown[0]}, which transformers lacks: name yours by"
+            f" model_backend (--model-backend path/to/file.py:{unknown[0]})"
+        )
+    return config, auto_class(config)
+
+
+def auto_class(config: Any) -> Any:
+    """Returns the class of transformers that loads a model with this configuration, vision tower included."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    sees = config.get_text_config() is not config and type(config) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def load_fault(place: str | None, what: str, error: Exception) -> ConfigError | UserCodeFault:
+    """Returns the error to raise for one of transformers' code, or of a user's class, whose traceback is shown."""
+    if place is None:
+        return ConfigError(f"transformers {what}: {first_line(error)}")
+    return UserCodeFault(f"{place} {what}: {type(error).__name__}: {first_line(error)}")
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, with the next one if it ends in a colon."""
+    first, *others = (line.strip() for line in str(error).strip().splitlines() or [""])
+    return " ".join([first, *others[: first.endswith(":")]])[:300]
