@@ -15,7 +15,7 @@ from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.loading import is_place
 from agentgym.model.model_name import model_folder
 
-__all__ = ["model_folder_of_run", "own_code_options", "renderer_of_run", "settings_of_run"]
+__all__ = ["model_folder_of_run", "own_code_options", "own_renderer_of_run", "renderer_of_run", "settings_of_run"]
 
 KEYS = ("tokenizer", "model")
 """The keys of `config.yaml` that name a model folder, or `embedded`; the first one present counts."""
@@ -31,10 +31,17 @@ def model_folder_of_run(run: Path, tokenizer: str | None = None) -> Path | None:
     return None if name is None else model_folder(name)
 
 
+def own_renderer_of_run(run: Path) -> str | None:
+    """Returns the place of the code that the run renders with; None if it is a renderer of ours."""
+    family = settings_of_run(run).get("family")
+    return family if isinstance(family, str) and is_place(family) else None
+
+
 def renderer_of_run(run: Path, tokenizer: str | None = None) -> Renderer | None:
     """Returns the renderer of the run, or of the model folder `tokenizer`; None if the run does not name one.
 
-    Raises RunFolderError when the named folder, or the user's own renderer, cannot be opened any more.
+    A renderer of the user's own is code that this runs. Raises RunFolderError when it, or the named folder, cannot be
+    opened any more.
     """
     folder = model_folder_of_run(run, tokenizer)
     if folder is None:

@@ -75,7 +75,7 @@ KINDS = {
         "a renderer",
         (
             f"agentgym train --env TextGame-v0 --family {{place}} --output runs/own-renderer {SHORT}",
-            "agentgym verify runs/own-renderer",
+            "agentgym verify --deep runs/own-renderer",
         ),
         is_class=True,
     ),

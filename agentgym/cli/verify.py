@@ -15,11 +15,11 @@ import tyro
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.cli.options import parse_options
-from agentgym.cli.run_folder import renderer_of_run, settings_of_run
+from agentgym.cli.run_folder import own_renderer_of_run, renderer_of_run, settings_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
 from agentgym.evaluation.run_check.replay import Replay
-from agentgym.evaluation.run_check.verify import Recomputation, verify_run
+from agentgym.evaluation.run_check.verify import NO_TOKENIZER, Recomputation, verify_run
 
 __all__ = ["main"]
 
@@ -57,8 +57,11 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(VerifyOptions, args, prog="agentgym verify")
     if not 0 < options.share <= 1:
         raise ConfigError(f"--share is the share of episodes that are played again, in (0, 1], got {options.share:g}")
-    renderer = renderer_of_run(options.run, options.tokenizer)
-    report = verify_run(options.run, renderer, _recomputations(options, renderer) if options.deep else ())
+    own = None if options.deep else own_renderer_of_run(options.run)
+    renderer = None if own else renderer_of_run(options.run, options.tokenizer)
+    lacking = f"it needs the run's own renderer, {own}, which --deep runs" if own else NO_TOKENIZER
+    recomputations = _recomputations(options, renderer) if options.deep else ()
+    report = verify_run(options.run, renderer, recomputations, lacking=lacking)
     for line in report.lines():
         say(line)
     if options.json:

@@ -212,10 +212,13 @@ def test_a_renderer_of_ones_own_is_recorded_and_verified(
     shutil.rmtree(run / "checkpoints" / "step-000002")
     train(config, run, resume=True)
     assert (run / "episodes.jsonl.zst").read_bytes() == whole
-    assert main(["verify", str(run)]) == 0
+    assert main(["verify", "--deep", str(run)]) == 0
     Path(own).rename(tmp_path / "moved.py")
     forget_own_files()
-    assert main(["verify", str(run)]) == 2
+    capsys.readouterr()
+    assert main(["verify", str(run)]) == 0, "it runs no code of a run"
+    assert f"it needs the run's own renderer, {own}:Shouted, which --deep runs" in capsys.readouterr().out
+    assert main(["verify", "--deep", str(run)]) == 2
     assert "cannot be opened; run the command where the run was started: no file" in capsys.readouterr().err
 
 

@@ -29,7 +29,16 @@ from agentgym.rollout.record.line_reader import LineReader, find_episodes
 from agentgym.rollout.record.tools_file import read_menus
 from agentgym.types import JSON
 
-__all__ = ["PROPERTIES", "Property", "PropertyVerdict", "Recomputation", "VerifyReport", "Violation", "verify_run"]
+__all__ = [
+    "NO_TOKENIZER",
+    "PROPERTIES",
+    "Property",
+    "PropertyVerdict",
+    "Recomputation",
+    "VerifyReport",
+    "Violation",
+    "verify_run",
+]
 
 
 PROPERTIES = (
@@ -74,6 +83,7 @@ UNCHECKED = {
     "report": "there is no report.html with a digest",
 }
 """The reasons why nothing was checked, by property."""
+NO_TOKENIZER = "it needs the model's tokenizer (--tokenizer FOLDER)"
 BY_ENDPOINT = ("prompt", "prefix", "reply")
 """The properties of this package's own rendering and parsing."""
 
@@ -173,13 +183,18 @@ class Recomputation(Protocol):
 
 
 def verify_run(
-    run: Path, renderer: Renderer | None = None, recomputations: Sequence[Recomputation] = ()
+    run: Path,
+    renderer: Renderer | None = None,
+    recomputations: Sequence[Recomputation] = (),
+    *,
+    lacking: str = NO_TOKENIZER,
 ) -> VerifyReport:
     """Checks `PROPERTIES` of a run and reports its damage.
 
     They are checked on every line of `episodes.jsonl` and `metrics.jsonl`, on the checkpoints and the other files.
 
-    `renderer` is the one with which the run was made; without it the properties that need one are reported as skipped.
+    `renderer` is the one with which the run was made; without it the properties that need one are reported as skipped,
+    for the reason `lacking`.
     `recomputations` check further properties of the same episodes. Raises RunFolderError only if there is no episode
     file to read, or nothing in it.
     """
@@ -216,7 +231,9 @@ def verify_run(
     for recomputation in recomputations:
         recomputation.close(ledger)
     properties = (*PROPERTIES, *(entry for recomputation in recomputations for entry in recomputation.properties))
-    verdicts = tuple(_verdict(entry, ledger, renderer is None, counts.is_served) for entry in properties)
+    verdicts = tuple(
+        _verdict(entry, ledger, lacking if renderer is None else "", counts.is_served) for entry in properties
+    )
     return VerifyReport(run, counts.episodes, counts.tokens, verdicts, counts.without_ids, whole.digest)
 
 
@@ -249,13 +266,13 @@ def _episodes_of(run: Path) -> Path:
     return path
 
 
-def _verdict(entry: Property, ledger: Ledger, without_renderer: bool, is_served: bool) -> PropertyVerdict:
+def _verdict(entry: Property, ledger: Ledger, lacking: str, is_served: bool) -> PropertyVerdict:
     tally = ledger.tally(entry.name)
     skipped = None
     if entry.name in BY_ENDPOINT and is_served and tally.num_checked == 0:
         skipped = "a chat endpoint rendered the prompts and parsed the replies itself"
-    elif entry.needs_renderer and without_renderer:
-        skipped = "it needs the model's tokenizer (--tokenizer FOLDER)"
+    elif entry.needs_renderer and lacking:
+        skipped = lacking
     elif tally.num_checked == 0:
         skipped = "; ".join(tally.skipped) or UNCHECKED.get(entry.name, f"there are no {entry.unit} to check")
     return PropertyVerdict(entry, tally.num_checked, tally.num_failed, tally.first, skipped, tally.skipped)
