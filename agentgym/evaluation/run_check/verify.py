@@ -189,14 +189,11 @@ def verify_run(
     *,
     lacking: str = NO_TOKENIZER,
 ) -> VerifyReport:
-    """Checks `PROPERTIES` of a run and reports its damage.
+    """Checks `PROPERTIES` of a run, on every line and on all of its files, and reports its damage.
 
-    They are checked on every line of `episodes.jsonl` and `metrics.jsonl`, on the checkpoints and the other files.
-
-    `renderer` is the one with which the run was made; without it the properties that need one are reported as skipped,
-    for the reason `lacking`.
-    `recomputations` check further properties of the same episodes. Raises RunFolderError only if there is no episode
-    file to read, or nothing in it.
+    `renderer` is the one with which the run was made; without it the properties that need one are skipped, for the
+    reason `lacking`. `recomputations` check further properties of the same episodes. Raises RunFolderError only if
+    there is no episode file to read, or nothing in it.
     """
     path = _episodes_of(run)
     ledger = Ledger()
@@ -231,9 +228,8 @@ def verify_run(
     for recomputation in recomputations:
         recomputation.close(ledger)
     properties = (*PROPERTIES, *(entry for recomputation in recomputations for entry in recomputation.properties))
-    verdicts = tuple(
-        _verdict(entry, ledger, lacking if renderer is None else "", counts.is_served) for entry in properties
-    )
+    lacking = lacking if renderer is None else ""
+    verdicts = tuple(_verdict(entry, ledger, lacking, counts.is_served) for entry in properties)
     return VerifyReport(run, counts.episodes, counts.tokens, verdicts, counts.without_ids, whole.digest)
 
 

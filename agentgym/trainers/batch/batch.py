@@ -8,7 +8,7 @@ Shapes: `N` packed tokens, `B` row, `T` token of one row before the shift.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -21,6 +21,7 @@ from torch import Tensor
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.model.packed_layout import MIN_SHARED, shared_length
 from agentgym.trainers.algorithms.aggregation import RowCounts, StepTotals, turn_weights
+from agentgym.trainers.batch.batch_faults import batch_faults
 from agentgym.trainers.batch.credits import Advantages, GroupCredit, flat_credit
 from agentgym.trajectory import Group, Row, Trajectory
 
@@ -88,40 +89,9 @@ class TrainingBatch:
             raise InvalidTrajectory("a row of a batch holds at least one target")
         if self.ids_N.device.type != "cpu":  # it was checked before it was moved, and each look would wait for a GPU
             return
-        for fault, message in self._faults():
+        for fault, message in batch_faults(self._tensors(), self.seqlens):
             if bool(fault):
                 raise InvalidTrajectory(message)
-
-    def _faults(self) -> Iterable[tuple[Tensor, str]]:
-        """Yields each possible fault as a scalar bool tensor with its message."""
-        lengths_B = torch.tensor(self.seqlens, dtype=torch.int64, device=self.ids_N.device)
-        start_N = torch.repeat_interleave(lengths_B.cumsum(0) - lengths_B, lengths_B)
-        place_N = torch.arange(len(start_N), device=start_N.device)
-        inside_N = self.position_N > 0
-        yield (self.position_N != place_N - start_N).any(), "positions count from 0 within each row"
-        for name in ("row_N", "trajectory_N"):
-            index_N: Tensor = getattr(self, name)
-            yield ((index_N != index_N.roll(1)) & inside_N).any(), f"{name} is the same number along each row"
-        for name, kind in _DTYPES.items():
-            if kind is not torch.float32:
-                continue
-            values_N: Tensor = getattr(self, name)
-            yield (~values_N.isfinite()).any(), f"{name} holds a number that is not finite"
-            yield (values_N[~self.mask_N] != 0).any(), f"{name} is 0 wherever the target is not trained"
-        yield ((self.old_logp_N > 1e-6) | (self.sampled_logp_N > 1e-6)).any(), "logprobs are at most 0"
-        yield (self.correction_N < 0).any(), "corrections are at least 0"
-        yield (self.weight_N[self.mask_N] <= 0).any(), "weights are above 0 wherever the target is trained"
-        yield (
-            ((self.policy_version_N >= 0) != self.mask_N).any(),
-            "policy versions are given for exactly the trained targets",
-        )
-        yield (
-            ((self.reply_version_N >= 0) != self.mask_N).any(),
-            "reply versions are given for exactly the trained targets",
-        )
-        yield (self.reply_version_N > self.policy_version_N).any(), "no token is older than its reply"
-        joined_N = self.ids_N[1:] != self.target_N[:-1]
-        yield (joined_N & inside_N[1:]).any(), "within a row, each input is the target before it"
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in _DTYPES}
