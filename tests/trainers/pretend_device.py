@@ -14,7 +14,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 NAME = "pretend"
 WAITS: list[str] = []
-"""What read numbers of the device, each of which would wait for a GPU."""
+"""The operators that read numbers of the device, each of which would wait for a GPU; copies to it are not counted."""
 
 
 _WAITING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")

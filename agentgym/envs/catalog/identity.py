@@ -15,7 +15,7 @@ from gymnasium.envs.registration import registry
 
 from agentgym.envs.adapters.namespaces import namespace_of
 from agentgym.envs.base.card import version_of
-from agentgym.envs.catalog.packages import DISTRIBUTION, EnvPackage, load_packages
+from agentgym.envs.catalog.packages import DISTRIBUTION, EnvPackage, load_packages, top_module
 from agentgym.types import JSON
 
 __all__ = ["EnvIdentity", "identify_env"]
@@ -59,8 +59,7 @@ def identify_env(name: str) -> EnvIdentity:
         else:
             owners = load_packages()
             entry = registry[last].entry_point if last in registry else place
-            module = entry if isinstance(entry, str) else str(getattr(entry, "__module__", ""))
-            top = module.partition(":")[0].partition(".")[0]
+            top = top_module(entry)
             package, files = owners.get(last) or _package_named(top), _folder_of(top)
     return EnvIdentity(
         id=name,

@@ -17,7 +17,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-__all__ = ["DISTRIBUTION", "EnvPackage", "load_packages", "summary_of"]
+__all__ = ["DISTRIBUTION", "EnvPackage", "load_packages", "summary_of", "top_module"]
 
 _log = logging.getLogger(__name__)
 DISTRIBUTION = "agentgym-llm"
@@ -95,11 +95,12 @@ def _register(point: EntryPoint, package: EnvPackage) -> frozenset[str]:
         _loaded[point.value] = frozenset(
             env_id
             for env_id, spec in registration.registry.items()
-            if env_id not in before or _top_module(spec.entry_point) == top  # an import of it may have registered them
+            if env_id not in before or top_module(spec.entry_point) == top  # an import of it may have registered them
         )
     return _loaded[point.value]
 
 
-def _top_module(entry_point: object) -> str:
+def top_module(entry_point: object) -> str:
+    """Returns the top-level package of the class or the location in an entry of Gymnasium's registry."""
     place = entry_point if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
     return place.partition(":")[0].partition(".")[0]

@@ -63,7 +63,7 @@ class AttentionLevel:
 
     @property
     def is_itself(self) -> bool:
-        """Whether the keys are the rows, in a level of all rows each of which attends to itself."""
+        """True if the keys are the rows, in a level of all rows each of which attends to itself."""
         return len(self.key_L) == len(self.row_T)
 
 

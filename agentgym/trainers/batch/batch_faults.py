@@ -1,4 +1,4 @@
-"""What a batch promises of its numbers."""
+"""The promises of a batch about its numbers."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class Learner:
         return total.result(num_tokens, norm, learning_rate, self.kl.coefficient)
 
     def _total(self, reports: Sequence[Report], sizes: Sequence[int]) -> Report:
-        """The sums over all micro-batches of all ranks, the same on each, on the CPU: a GPU is waited for once."""
+        """The sums over all micro-batches of all ranks, the same on each, on the CPU: a GPU is read once."""
         rest = iter(reports)
         portions: list[Report] = [reduce(add, islice(rest, size)) for size in sizes or (len(reports),)]
         found = [portion.scalars_K for portion in portions]
