@@ -19,6 +19,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from agentgym.envs.catalog import packages
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.rollout import read_episodes
 
@@ -173,12 +174,21 @@ def test_check_takes_one_environment_or_all(agentgym: Command) -> None:
 
 
 @pytest.mark.slow
-def test_check_all_fails_where_one_environment_does(agentgym: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    gymnasium.register(id="Flaky-v0", entry_point="flaky:Broken")
-    monkeypatch.syspath_prepend(".")
+def test_check_all_fails_where_the_environment_of_a_package_does(
+    agentgym: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "flaky.py").open("a") as module:
+        module.write("\n\ndef register():\n    import gymnasium\n")
+        module.write("    gymnasium.register(id='Flaky-v0', entry_point='flaky:Broken')\n")
+    folder = tmp_path / "flaky-1.0.dist-info"  # what pip writes
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: flaky\nVersion: 1.0\nRequires-Dist: agentgym-llm\n")
+    (folder / "entry_points.txt").write_text("[gymnasium.envs]\n__root__ = flaky:register\n")
+    monkeypatch.syspath_prepend(tmp_path)
     try:
         done = agentgym("env", "check", "--all", "--json")
     finally:
+        packages._loaded.clear()
         del gymnasium.registry["Flaky-v0"]
     assert done.code == 1 and not done.json["ok"]
     expected = [(env_id, True) for env_id in BUNDLED] + [("Flaky-v0", False)]

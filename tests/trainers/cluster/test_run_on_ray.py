@@ -11,8 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,36 +137,33 @@ def test_adapters_that_two_ranks_train_are_resumed_and_exported(
     assert export_adapter(find_checkpoint(tmp_path / "ray"), tmp_path / "adapter").step == 4
 
 
-@pytest.mark.parametrize("victim", ["EngineActor", "EpisodeActor", "RankActor", "Board"])
-def test_a_run_outlives_the_death_of_any_actor(
-    cluster: str, run: TrainConfig, local_run: Path, tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
+ACTORS = {"EngineActor": "engine .", "EpisodeActor": "worker .", "RankActor": "learner .", "Board": "the board"}
+
+
+def test_a_run_outlives_the_death_of_each_actor(
+    cluster: str, run: TrainConfig, local_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = replace(run, checkpoint=CheckpointConfig(every=2))
+    run = replace(run, checkpoint=CheckpointConfig(every=2), executor="ray", ray=on(cluster, engines=2))
     folder = tmp_path / "ray"
-    killer = threading.Thread(target=kill_one, args=(victim, folder / "metrics.jsonl"), daemon=True)
-    killer.start()
-    Trainer(replace(run, executor="ray", ray=on(cluster, engines=2)), folder).fit()
-    killer.join(LIMIT_S)
-    assert not killer.is_alive()
+    with killer_of(list(ACTORS), folder / "metrics.jsonl"):
+        Trainer(run, folder).fit()
     assert episodes(folder) == episodes(local_run)
     assert losses(folder) == losses(local_run)
-    label = {"EngineActor": "engine .", "EpisodeActor": "worker .", "RankActor": "learner .", "Board": "the board"}
-    assert any(re.search(f"{label[victim]} is gone", one) for one in caplog.messages), caplog.messages
+    for label in ACTORS.values():
+        assert any(re.search(f"{label} is gone", one) for one in caplog.messages), caplog.messages
 
 
-@pytest.mark.parametrize("victim", ["EngineActor", "EpisodeActor", "RankActor"])
-def test_a_run_that_learns_while_later_steps_are_played_outlives_any_death(
-    cluster: str, run: TrainConfig, tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
+def test_a_run_that_learns_while_later_steps_are_played_outlives_each_death(
+    cluster: str, run: TrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two ranks, two engines, two workers: every group is learned from once, and no token is too old."""
     run = replace(run, max_staleness=2, checkpoint=CheckpointConfig(every=2), executor="ray")
     folder = tmp_path / "run"
-    killer = threading.Thread(target=kill_one, args=(victim, folder / "metrics.jsonl"), daemon=True)
-    killer.start()
-    Trainer(replace(run, ray=on(cluster, learners=2, engines=2)), folder).fit()
-    killer.join(LIMIT_S)
-    assert not killer.is_alive()
-    assert any("is gone" in one for one in caplog.messages), caplog.messages
+    victims = ["EngineActor", "EpisodeActor", "RankActor"]
+    with killer_of(victims, folder / "metrics.jsonl"):
+        Trainer(replace(run, ray=on(cluster, learners=2, engines=2)), folder).fit()
+    for victim in victims:
+        assert any(re.search(f"{ACTORS[victim]} is gone", one) for one in caplog.messages), caplog.messages
     records = [one for one in read_episodes(folder) if one.phase == "train"]
     assert [one.trajectory.status.trainable for one in records] == [True] * 6 * 4 * 4
     assert len({(one.trajectory.group, one.trajectory.member) for one in records}) == len(records)
@@ -197,11 +195,8 @@ def test_the_only_engine_is_waited_for_when_it_dies(
     cluster: str, run: TrainConfig, local_run: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "ray"
-    killer = threading.Thread(target=kill_one, args=("EngineActor", folder / "metrics.jsonl"), daemon=True)
-    killer.start()
-    Trainer(replace(run, executor="ray", ray=on(cluster)), folder).fit()
-    killer.join(LIMIT_S)
-    assert not killer.is_alive()
+    with killer_of(["EngineActor"], folder / "metrics.jsonl"):
+        Trainer(replace(run, executor="ray", ray=on(cluster)), folder).fit()
     assert episodes(folder) == episodes(local_run)
 
 
@@ -260,18 +255,35 @@ def test_a_cluster_that_is_too_small_says_what_it_has(cluster: str, run: TrainCo
     assert not (tmp_path / "run").exists()
 
 
-def kill_one(kind: str, metrics: Path) -> None:
-    """Kills a process of the actors of a kind, in the middle of the fourth step."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if metrics.exists() and len(metrics.read_text().splitlines()) >= 3:
-            break
-        time.sleep(0.05)
-    for process in psutil.Process().children(recursive=True):  # others on this machine may have a cluster too
-        with suppress(psutil.Error):
-            if any(f"ray::{kind}" in word for word in process.cmdline()):
-                os.kill(process.pid, signal.SIGKILL)
-                return
+@contextmanager
+def killer_of(kinds: Sequence[str], metrics: Path) -> Iterator[None]:
+    """Kills a process of the actors of each kind while the block runs: the first in the second step, then each a step
+    after the last."""
+    ended = threading.Event()
+
+    def kill_all() -> None:
+        for steps, kind in enumerate(kinds, 1):
+            while not metrics.exists() or len(metrics.read_text().splitlines()) < steps:
+                assert not ended.wait(0.05), f"the run ended before {kind} was killed"
+            kill_one(kind, ended)
+
+    with ThreadPoolExecutor(1) as pool:
+        killer = pool.submit(kill_all)
+        try:
+            yield
+        finally:
+            ended.set()
+        killer.result(LIMIT_S)
+
+
+def kill_one(kind: str, ended: threading.Event) -> None:
+    """Kills a process of the actors of a kind, as soon as there is one."""
+    while not ended.wait(0.05):
+        for process in psutil.Process().children(recursive=True):  # others on this machine may have a cluster too
+            with suppress(psutil.Error):
+                if any(f"ray::{kind}" in word for word in process.cmdline()):
+                    os.kill(process.pid, signal.SIGKILL)
+                    return
     raise AssertionError(f"no process of {kind} runs")
 
 
