@@ -24,6 +24,7 @@ from agentgym.types import JSON
 
 __all__ = [
     "decoder_config",
+    "empty_decoder",
     "fill_decoder",
     "is_read",
     "load_decoder",
@@ -35,6 +36,7 @@ __all__ = [
     "save_model_folder",
     "take_weights",
     "write_model",
+    "write_model_config",
 ]
 
 Model = TypeVar("Model", bound=LanguageModel)
@@ -133,6 +135,16 @@ def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.f
     """Loads a folder of `config.json` and safetensors, sharded or not; raises RunFolderError naming what is missing."""
     model = Decoder(decoder_config(folder)).to(dtype)
     fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(stored))
+    return model
+
+
+def empty_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Decoder:
+    """Returns the decoder of a folder without memory for its weights; raises RunFolderError as `load_decoder` does."""
+    with torch.device("meta"):
+        model = Decoder(decoder_config(folder)).to(dtype)
+    path = Path(folder)
+    with reading(path), _StoredTensors(path) as stored:
+        stored.check({name: view.shape for name, view in published_views(model)})
     return model
 
 
@@ -270,13 +282,17 @@ def write_model(config: Mapping[str, JSON], tensors: Mapping[str, Tensor], folde
 
     `transformers`' `from_pretrained` reads the folder.
     """
+    write_model_config(config, next(iter(tensors.values())).dtype, folder)
+    save_file(dict(tensors), Path(folder) / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_model_config(config: Mapping[str, JSON], dtype: torch.dtype, folder: str | os.PathLike[str]) -> None:
+    """Writes `config.json` with the dtype of the weights, and makes the folder if there is none."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    dtype = next(iter(tensors.values())).dtype
     settings = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
     settings.pop("dtype", None)  # a newer name of the same key
     (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    save_file(dict(tensors), path / "model.safetensors", metadata={"format": "pt"})
 
 
 def save_model_folder(

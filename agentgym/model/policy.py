@@ -8,15 +8,17 @@ from pathlib import Path
 
 import torch
 
-from agentgym.errors import ConfigError, RunFolderError
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.loading import is_place
 from agentgym.model.architectures import check_backend, refusal
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_folder import load_decoder, reading
+from agentgym.model.model_class import class_of_model, first_line, load_fault
+from agentgym.model.model_folder import empty_decoder, load_decoder, reading
+from agentgym.model.pass_attention import HOOK, register_hook
 from agentgym.model.transformers_model import TransformersModel, load_transformers_model
 from agentgym.types import JSON
 
-__all__ = ["backend_line", "folder_config", "is_fast", "load_policy"]
+__all__ = ["backend_line", "empty_policy", "folder_config", "is_fast", "load_policy"]
 
 
 def load_policy(
@@ -37,6 +39,33 @@ def load_policy(
         if is_place(backend):
             _check_attention(model)
         return model
+
+
+def empty_policy(
+    folder: str | os.PathLike[str], *, dtype: torch.dtype | str = torch.float32, backend: str = "auto"
+) -> LanguageModel:
+    """Returns the model of a folder as `load_policy` does, but on the meta device: with its sizes, without weights."""
+    check_backend(backend)
+    path, dtype = Path(folder), getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    if is_fast(path, backend):
+        return empty_decoder(path, dtype=dtype)
+    return _empty_transformers_model(path, dtype, backend if is_place(backend) else None)
+
+
+def _empty_transformers_model(path: Path, dtype: torch.dtype, own: str | None) -> TransformersModel:
+    register_hook()
+    try:
+        config, kind = class_of_model(path, own)
+        build = kind.from_config if own is None else kind._from_config
+        with torch.device("meta"):
+            hf = build(config, dtype=dtype, attn_implementation=HOOK)
+    except AgentGymError:
+        raise
+    except OSError as error:
+        raise RunFolderError(f"no model can be read from {str(path)!r}: {first_line(error)}") from error
+    except Exception as error:  # the boundary: each architecture refuses settings in its own way
+        raise load_fault(own, f"cannot make the model in {str(path)!r}", error) from error
+    return TransformersModel(hf, folder_config(path))
 
 
 def _check_attention(model: TransformersModel) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,16 +30,17 @@ MEAN_DIFFERENCE = 0.1
 def check_forward(model: LanguageModel, folder: str | os.PathLike[str]) -> float | None:
     """Computes logprobs of a few tokens here and with `transformers`; returns the largest difference in nats.
 
-    Both use the same tensors, so only activations take memory. Returns None, without a comparison, for a model that
-    transformers computes, and for a folder that agentgym wrote, whose config.json has nothing to misread. Raises
-    ConfigError if the two models differ by more than rounding.
+    Both use the same tensors, so only activations take memory. Of a model without memory, two layers with random
+    weights and a small vocabulary are compared. Returns None, without a comparison, for a model that transformers
+    computes, and for a folder that agentgym wrote, whose config.json has nothing to misread. Raises ConfigError if the
+    two models differ by more than rounding.
     """
     if not isinstance(model, Decoder):
         return None
     given = json.loads((Path(folder) / "config.json").read_text())
     if given == model.config.to_hf() | {"torch_dtype": given.get("torch_dtype")}:
         return None
-    ours_TV, theirs_TV = _logprobs(model, folder)
+    ours_TV, theirs_TV = _logprobs(_stand_in(model) if model.embed.is_meta else model, folder)
     difference_TV = (ours_TV - theirs_TV).abs()
     largest, mean = float(difference_TV.max()), float(difference_TV.mean())
     dtype = model.embed.dtype
@@ -52,6 +54,16 @@ def check_forward(model: LanguageModel, folder: str | os.PathLike[str]) -> float
     return largest
 
 
+def _stand_in(model: Decoder) -> Decoder:
+    """Returns a decoder that computes as the model does, with random weights, and only as large as it has to be."""
+    config, dtype = model.config, model.embed.dtype
+    layers, vocabulary = min(2, config.num_layers), min(1024, config.vocab_size)
+    made = Decoder(replace(config, num_layers=layers, vocab_size=vocabulary)).to(dtype)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else 1.0, parameter.shape[-1] ** -0.5)
+    return made.requires_grad_(False)
+
+
 @torch.no_grad()
 def _logprobs(model: Decoder, folder: str | os.PathLike[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns both models' logprobs of every id after each of a few tokens, `[T, V]` float32."""
@@ -60,6 +72,9 @@ def _logprobs(model: Decoder, folder: str | os.PathLike[str]) -> tuple[torch.Ten
     device = model.embed.device
     with torch.device("meta"):
         config = AutoConfig.from_pretrained(folder)
+        config.vocab_size, config.num_hidden_layers = model.vocab_size, model.num_layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[: model.num_layers]
         theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     tensors = dict(published_views(model))
     if model.head is None:

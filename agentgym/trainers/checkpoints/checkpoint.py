@@ -14,15 +14,18 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from agentgym.errors import RunFolderError
+from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import model_tensors, write_model
 from agentgym.rollout.record.manifest import what_is_torn, write_manifest
 from agentgym.trainers.checkpoints.sharded_state import copy_to_cpu, load_state, save_state
+from agentgym.trainers.parts.parts import SnapshotContent
 from agentgym.types import JSON
 
 __all__ = [
+    "LEARNER",
     "Checkpoint",
+    "LocalContent",
     "Snapshot",
     "checkpoint_folders",
     "copy_tokenizer",
@@ -61,16 +64,33 @@ class Checkpoint:
         return load_state(self.path / LEARNER)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Snapshot:
-    """A copy of all that a checkpoint of a step contains; later changes of the run do not affect it."""
+@dataclass(frozen=True, eq=False)
+class LocalContent:
+    """A copy in this process."""
 
-    step: int
     config: Mapping[str, JSON]
     """The contents of `config.json`."""
     model: Mapping[str, Tensor]
     """The weights by published name."""
     learner: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, model: LanguageModel, learner: Mapping[str, Any]) -> LocalContent:
+        """Copies the tensors of the model and of the learner's state."""
+        return cls(model.to_hf(), model_tensors(model), copy_to_cpu(learner))
+
+    def write(self, folder: Path) -> None:
+        """See `SnapshotContent`."""
+        write_model(self.config, self.model, folder)
+        save_state(self.learner, folder / LEARNER)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Snapshot:
+    """A copy of all that a checkpoint of a step contains; later changes of the run do not affect it."""
+
+    step: int
+    content: SnapshotContent
     tokenizer: Path
     """The folder whose tokenizer is copied into the checkpoint."""
     tasks: Mapping[str, JSON]
@@ -78,25 +98,10 @@ class Snapshot:
     record: Mapping[str, JSON] = field(default_factory=dict)
     """The digests of the run's record up to the step, by file (`RunFolder.heads`)."""
 
-    @classmethod
-    def of(
-        cls,
-        step: int,
-        model: LanguageModel,
-        learner: Mapping[str, Any],
-        *,
-        tokenizer: Path,
-        **states: Mapping[str, JSON],
-    ) -> Snapshot:
-        """Copies the tensors of the model and of the learner's state; `states` are `tasks`, `random` and `record`."""
-        tensors, config = model_tensors(model), model.to_hf()
-        return cls(step=step, config=config, model=tensors, learner=copy_to_cpu(learner), tokenizer=tokenizer, **states)
-
     def write(self, folder: Path) -> None:
         """Writes the files, with the manifest last."""
-        write_model(self.config, self.model, folder)
+        self.content.write(folder)
         copy_tokenizer(self.tokenizer, folder)
-        save_state(self.learner, folder / LEARNER)
         state = {"step": self.step, "policy_version": self.step, "tasks": self.tasks, "random": self.random}
         (folder / STATE).write_text(json.dumps(state, default=dict) + "\n")
         write_manifest(folder, {"step": self.step, "record": self.record})
@@ -150,7 +155,7 @@ def guard_writes(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # torch reports a failed write as RuntimeError
-        if isinstance(error, RunFolderError):
+        if isinstance(error, AgentGymError):
             raise
         reason = error if isinstance(error, OSError) else f"{_room(folder)}{error}"
         raise RunFolderError(

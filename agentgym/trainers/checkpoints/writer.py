@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import cast
 
-from agentgym.errors import RunFolderError, nearest
+from agentgym.errors import AgentGymError, nearest
 from agentgym.model.model_folder import is_read
 from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME
 from agentgym.rollout.record.manifest import replace_file, sync
@@ -131,7 +131,7 @@ class Checkpoints:
         """Waits until nothing is being written, and ends the thread; an error that was not raised yet is logged."""
         try:
             self.wait()
-        except RunFolderError as error:
+        except AgentGymError as error:
             logger.error("the last checkpoint was not written: %s", error)
         if self._thread is not None:
             self._thread.shutdown()

@@ -20,7 +20,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -33,6 +33,7 @@ __all__ = [
     "ActorLost",
     "Cluster",
     "Parcel",
+    "ParcelLost",
     "own_address",
     "restore_path",
     "together",
@@ -56,6 +57,10 @@ class ActorFailed(AgentGymError, RuntimeError):
     """Code in an actor raised an exception that is not an AgentGymError; the message contains its traceback."""
 
 
+class ParcelLost(EngineError):
+    """The process that stored an object died, so the object is lost."""
+
+
 @dataclass(frozen=True, eq=False)
 class Parcel:
     """An object in the cluster's object store, sent once however many processes fetch it."""
@@ -69,8 +74,22 @@ class Parcel:
         return cls(ray.put(content))
 
     async def open(self) -> Any:
-        """Returns the stored object."""
-        return await self.ref
+        """Returns the stored object; raises ParcelLost if the process that stored it is gone."""
+        with _parcel_errors():
+            return await self.ref
+
+    def take(self) -> Any:
+        """Returns the stored object as `open` does, and blocks meanwhile."""
+        with _parcel_errors():
+            return ray.get(self.ref)
+
+
+@contextmanager
+def _parcel_errors() -> Iterator[None]:
+    try:
+        yield
+    except ObjectLostError as error:
+        raise ParcelLost("the process that stored the weights is gone, and they with it") from error
 
 
 @dataclass(frozen=True, eq=False)

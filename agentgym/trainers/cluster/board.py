@@ -7,7 +7,8 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 
-from agentgym.trainers.cluster.actors import Actor, ActorLost, Parcel
+from agentgym.trainers.cluster.actors import Actor, ActorLost
+from agentgym.trainers.cluster.shipment import Shipment
 
 __all__ = ["Board", "BoardKeeper", "Posted", "report_warnings"]
 
@@ -23,7 +24,7 @@ class Posted:
     """The newest weights, which a restarted engine takes from the board."""
 
     version: int
-    weights: Parcel
+    shipment: Shipment
 
 
 class Board:

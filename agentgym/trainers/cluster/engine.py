@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
-
-from torch import Tensor
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.servers.replicated import Replica, ReplicatedEngine, ServingSettings
-from agentgym.engines.weights.buckets import fused_digests
 from agentgym.engines.weights.check import WeightCheck
 from agentgym.errors import EngineError
-from agentgym.model.published_weights import LoraWeights, Weights
-from agentgym.trainers.cluster.actors import Actor, ActorLost, Parcel
+from agentgym.model.published_weights import Weights
+from agentgym.trainers.cluster.actors import Actor, ActorLost, ParcelLost
 from agentgym.trainers.cluster.board import BoardKeeper, Posted
 from agentgym.trainers.cluster.engine_actor import EngineFacts
+from agentgym.trainers.cluster.shipment import Shipment
+from agentgym.trainers.parts.parts import LearnerLost
 
 __all__ = ["ClusterEngine", "Engines"]
 
@@ -40,28 +39,13 @@ class Engines:
     """The seconds that a request waits while all of them restart."""
 
 
-@dataclass(frozen=True, eq=False)
-class Shipment:
-    """Weights that are being sent to all engines."""
-
-    version: int
-    weights: Parcel
-    digests: Mapping[str, str]
-
-    @classmethod
-    def of(cls, weights: Mapping[str, Tensor], version: int) -> Shipment:
-        """Stores the weights in the cluster."""
-        tensors = {name: tensor.detach().cpu() for name, tensor in weights.items()}
-        return cls(version, Parcel.of(tensors), fused_digests(tensors))
-
-
 class ActorReplica:
     """A `Replica` that is an `EngineActor`."""
 
     def __init__(self, actor: Actor, dtype: str) -> None:
         self.actor = actor
         self.dtype = dtype
-        self.shipment: Shipment | None = None
+        self.posted: Posted | None = None
         """The weights of the next update."""
         self._check = WeightCheck(actor.label, is_exact=True)
 
@@ -102,14 +86,14 @@ class ActorReplica:
         await self._call("flush")
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Makes the actor fetch the shipment of these weights, and compares the digests of what arrived."""
-        shipment = self.shipment
-        if shipment is None or shipment.version != version:
+        """Makes the actor take the newest shipment, and compares the digests of what arrived."""
+        posted = self.posted
+        if posted is None or posted.version != version:
             raise EngineError(f"no shipment of version {version} was made for {self.name}")
-        answer: tuple[WeightSync, dict[str, str]] = await self._call("update", shipment.weights, version)
+        answer: tuple[WeightSync, dict[str, str]] = await self._call("update", posted)
         sync, digests = answer
         if digests:
-            self._check.compare(shipment.digests, digests, version)
+            self._check.compare(posted.shipment.digests, digests, version)
         return sync
 
     async def close(self) -> None:
@@ -149,21 +133,23 @@ class ClusterEngine(ReplicatedEngine):
         self._keeper = keeper
         self._search: asyncio.Task[None] | None = None
 
-    async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Stores the weights in the cluster once, for all engines and for those that restart."""
-        if isinstance(weights, LoraWeights):
-            raise EngineError("engines on a cluster take no adapter alone: give them the merged weights")
+    async def take_shipment(self, shipment: Shipment, version: int) -> WeightSync:
+        """Has all engines take the weights of a shipment, and those that restart later.
+
+        Raises LearnerLost if the rank that shipped them died meanwhile.
+        """
         assert self._keeper is not None
-        started = time.perf_counter()
-        shipment = Shipment.of(cast("Mapping[str, Tensor]", weights), version)
-        gather_s = time.perf_counter() - started
-        await self._keeper.post(Posted(version, shipment.weights))
+        posted = Posted(version, shipment)
+        await self._keeper.post(posted)
         for replica in self.replicas:
-            cast(ActorReplica, replica).shipment = shipment
-        sync = await super().update_weights(weights, version)
+            cast(ActorReplica, replica).posted = posted
+        try:
+            sync = await self.update_weights({}, version)
+        except ParcelLost as error:
+            raise LearnerLost(f"weights of version {version} did not arrive: {error}") from error
         for index in set(range(len(self.replicas))) - set(self.router.alive):
             self._actors[index].tell("catch_up")  # it may be alive and have answered too late
-        return replace(sync, gather_s=sync.gather_s + gather_s)
+        return replace(sync, gather_s=sync.gather_s + shipment.gather_s)
 
     async def abort(self, session: str) -> None:
         """Aborts the session's request in flight, and makes the engines forget the session."""

@@ -6,19 +6,18 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-
-from torch import Tensor
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import EngineError
-from agentgym.trainers.cluster.actors import Actor, ActorLost, Parcel, restore_path, was_restarted
+from agentgym.trainers.cluster.actors import Actor, ActorLost, restore_path, was_restarted
 from agentgym.trainers.cluster.board import Posted, report_warnings
 from agentgym.trainers.cluster.inner_engine import InnerEngine, Part, open_inner
+from agentgym.trainers.cluster.weight_store import read_weights
 
 __all__ = ["EngineActor", "EngineFacts"]
 
@@ -117,13 +116,13 @@ class EngineActor:
         async with self._engine_that_answers() as inner:
             await inner.prepare()
 
-    async def update(self, parcel: Parcel, version: int) -> tuple[WeightSync, dict[str, str]]:
-        """Loads a parcel's weights and returns the digests of the loaded weights, for the caller to compare.
+    async def update(self, posted: Posted) -> tuple[WeightSync, dict[str, str]]:
+        """Loads shipped weights and returns the digests of the loaded weights, for the caller to compare.
 
         A server compares them itself. The weights are fetched while the engine samples.
         """
         async with self._engine_that_answers() as inner:
-            return await self._take(inner, Posted(version, parcel))
+            return await self._take(inner, posted)
 
     async def catch_up(self) -> None:
         """Takes the newest weights if it has older ones, and resumes; it may have missed an update."""
@@ -178,7 +177,7 @@ class EngineActor:
 
     async def _take(self, inner: InnerEngine, posted: Posted) -> tuple[WeightSync, dict[str, str]]:
         started = time.perf_counter()
-        tensors: Mapping[str, Tensor] = await posted.weights.open()
+        tensors = await read_weights(posted.shipment)
         fetched = time.perf_counter()
         sync, digests = await inner.take(tensors, posted.version, is_paused=self._is_paused)
         self._version = posted.version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -12,23 +13,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.utils._pytree import tree_map_only
 
 from agentgym.engines.servers.server_process import free_port
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_folder import on_device, take_weights
+from agentgym.model.model_folder import on_device
 from agentgym.model.policy import load_policy
 from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.checkpoints.checkpoint import LEARNER, guard_writes
+from agentgym.trainers.checkpoints.sharded_state import StateShard, open_state, plans_of_ranks
 from agentgym.trainers.cluster.actors import Actor, ActorLost, own_address, together
 from agentgym.trainers.cluster.board import report_warnings
+from agentgym.trainers.cluster.shipment import Shipment
+from agentgym.trainers.cluster.weight_store import store_weights, write_weights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.critic import CriticStats
 from agentgym.trainers.learner.learner import Learner, StepStats
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.learner.mismatch import UNBOUNDED, MismatchBound
 from agentgym.trainers.parallel.ranks import Ranks
+from agentgym.trainers.parallel.sharded_tensor import shard
 from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.parts.parts import LearnerLost
+from agentgym.types import JSON
 
 __all__ = ["ClusterLearner", "RankActor"]
 
@@ -49,12 +58,33 @@ class Beginning:
     """The rendezvous address of the ranks: `host:port` of rank 0."""
 
 
+@dataclass(frozen=True, eq=False)
+class RankCopy:
+    """A rank's part of a checkpoint; on rank 0 with the weights."""
+
+    state: StateShard
+    shipment: Shipment | None
+
+    def write(self, folder: Path, config: Mapping[str, JSON]) -> list[WriteResult]:
+        """Writes the files of this rank; raises RunFolderError if they cannot be written."""
+        with guard_writes(folder):
+            if self.shipment is not None:
+                write_weights(self.shipment, config, folder)
+            return self.state.write(folder / LEARNER)
+
+
 class RankActor:
     """One of the processes that share a Learner; a single rank is a learner as in one process."""
 
     def __init__(self, label: str, board: Actor, rank: int, size: int) -> None:
         report_warnings(label, board)
         self._rank, self._size = rank, size
+        self._shipment: Shipment | None = None
+        """The weights that were shipped last, on rank 0; they are lost with this process."""
+        self._shipped_step: int | None = None
+        self._copies: dict[int, RankCopy] = {}
+        self._writes: dict[int, Future[list[WriteResult]]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
 
     def meeting_place(self) -> str:
         """Returns an address of this process's node with a free port."""
@@ -96,17 +126,13 @@ class RankActor:
         )
         return os.getpid()
 
-    def act(self, method: str, arguments: Sequence[object], options: Mapping[str, object]) -> Any:
-        """Calls a method of the learner, the same on all ranks; rank 0 returns its result, the others None.
+    def act_on(self, batch: TrainingBatch, method: str, options: Mapping[str, object]) -> Any:
+        """Calls a method of the learner with a batch, the same on all ranks; rank 0 returns its result.
 
         No tensor leaves on a GPU, which the process that reads it may not have.
         """
-        found = getattr(self._learner, method)(*arguments, **options)
+        found = getattr(self._learner, method)(batch, **options)
         return tree_map_only(Tensor, Tensor.cpu, found) if self._rank == 0 else None
-
-    def act_on(self, batch: TrainingBatch, method: str, options: Mapping[str, object]) -> Any:
-        """Calls `act` for a method whose first argument is a batch."""
-        return self.act(method, (batch,), options)
 
     def read_values(self, batch: TrainingBatch) -> tuple[Tensor, Tensor] | None:
         """Returns the result of the critic's `read` on a batch, from rank 0."""
@@ -114,9 +140,52 @@ class RankActor:
         values, ends = self._learner.critic.read(batch)
         return (values.cpu(), ends.cpu()) if self._rank == 0 else None
 
-    def weights(self) -> dict[str, Tensor]:
-        """Returns the trained parameters by their published names, from rank 0."""
-        return {name: tensor.cpu() for name, tensor in self._learner.weights()}
+    def ship(self) -> Shipment | None:
+        """Stores the current weights in the cluster, and returns what is known of them, from rank 0.
+
+        They replace those that were shipped before.
+        """
+        self._shipment, self._shipped_step = None, self.num_steps()
+        weights = self._learner.weights(trained_only=False)
+        if self._rank == 0:
+            self._shipment = store_weights(weights)
+        else:
+            for _ in weights:  # each is gathered from all ranks
+                pass
+        return self._shipment
+
+    def copy_state(self, number: int) -> None:
+        """Copies this rank's shards of the learner's state, and keeps the shipped weights of the same step."""
+        if self._shipped_step != self.num_steps():
+            self.ship()
+        state, plans = self._learner.state_dict(shard), (plans_of_ranks,) if self._size > 1 else ()
+        self._copies[number] = RankCopy(StateShard(state, self._rank, *plans), self._shipment)
+
+    def write_copy(self, number: int, folder: str, config: Mapping[str, JSON]) -> None:
+        """Begins to write what was copied into a checkpoint's folder, on a thread."""
+        self._check_has(number)
+        self._writes[number] = self._thread.submit(self._copies[number].write, Path(folder), config)
+
+    def results_of(self, number: int) -> list[WriteResult] | None:
+        """Returns what was written, or None while it is being written; raises RunFolderError if it cannot be."""
+        self._check_has(number)
+        write = self._writes[number]
+        return write.result() if write.done() else None
+
+    def end_copy(self, number: int) -> tuple[Any, Metadata]:
+        """Forgets what was copied; returns the structure and the metadata of the state."""
+        del self._writes[number]
+        state = self._copies.pop(number).state
+        return state.structure, state.metadata
+
+    def load_state(self, folder: str) -> None:
+        """Loads the learner's state from a checkpoint, of which this rank reads its shards."""
+        self._learner.load_state_dict(open_state(Path(folder)))
+        self._shipped_step = None
+
+    def _check_has(self, number: int) -> None:
+        if number not in self._copies:
+            raise LearnerLost("a rank was restarted, and what it was to write is lost")
 
     def num_steps(self) -> int:
         """Returns the number of optimizer steps so far."""
@@ -126,13 +195,12 @@ class RankActor:
 class ClusterLearner:
     """The ranks of a learner with the interface of `Learner`: all of them do each operation.
 
-    `model` is the driver's copy of the weights; it has the newest ones after each `update`.
+    This process has no weights.
     """
 
-    def __init__(self, ranks: Sequence[Actor], config: TrainConfig, model: LanguageModel) -> None:
+    def __init__(self, ranks: Sequence[Actor], config: TrainConfig) -> None:
         self.config = config.learner
         self.temperature = config.sampling.temperature
-        self.model = model
         self.critic = _DistantCritic(self) if config.learner.critic.exists else None
         self._ranks = tuple(ranks)
 
@@ -145,7 +213,6 @@ class ClusterLearner:
     def update(self, batch: TrainingBatch, *, version: int = 0, bound: MismatchBound = UNBOUNDED) -> StepStats:
         """See `Learner.update`."""
         stats: StepStats = self.ask("act_on", batch, "update", {"version": version, "bound": bound})
-        take_weights(self.model, self.ask("weights"))
         return stats
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
@@ -167,15 +234,6 @@ class ClusterLearner:
         """See `Learner.gradient_proxies`."""
         return self._tensor("act_on", batch, "gradient_proxies", {})
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Learner.state_dict`."""
-        state: dict[str, Any] = self.ask("act", "state_dict", (), {})
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Learner.load_state_dict`."""
-        self.ask("act", "load_state_dict", (dict(state),), {})
-
     @property
     def num_steps(self) -> int:
         """See `Learner.num_steps`."""
@@ -187,8 +245,12 @@ class ClusterLearner:
 
     def ask(self, method: str, *arguments: object) -> Any:
         """Calls the same method on all ranks and returns rank 0's result; raises LearnerLost if a rank is gone."""
+        return self.ask_all(method, *arguments)[0]
+
+    def ask_all(self, method: str, *arguments: object) -> list[Any]:
+        """Calls the same method on all ranks and returns their results; raises LearnerLost if a rank is gone."""
         try:
-            return together(self._ranks, method, *arguments)[0]
+            return together(self._ranks, method, *arguments)
         except ActorLost as error:
             raise LearnerLost(f"{error}; the other ranks cannot go on without it") from error
 

@@ -15,6 +15,7 @@ from agentgym.trainers.cluster.engine_actor import EngineActor, EngineFacts
 from agentgym.trainers.cluster.episodes import Cast, ClusterStage, EpisodeActor
 from agentgym.trainers.cluster.inner_engine import Part
 from agentgym.trainers.cluster.rank_actor import ClusterLearner, RankActor
+from agentgym.trainers.cluster.trained_weights import ClusterWeights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parallel.mesh import check_mesh
 from agentgym.trainers.parts.parts import Origin, RunParts
@@ -29,8 +30,7 @@ async def open_cluster(
     config: TrainConfig, origin: Origin, stack: AsyncExitStack, show: Callable[[str], None]
 ) -> RunParts:
     """Starts the actors of a run; the stack ends them. `show` is called with lines that a user should see."""
-    model = origin.model
-    check_mesh(config.learner.mesh, model, config.ray.learners)
+    check_mesh(config.learner.mesh, origin.model, config.ray.learners)
     cluster = stack.enter_context(Cluster(config.cluster))
     for line in resource_plan(config, cluster.nodes(), cluster.cores):
         show(line)
@@ -41,7 +41,7 @@ async def open_cluster(
     ranks, actors = begun.ranks(), begun.engines()
     engines = await _gather_engines(actors, config)
     workers = begun.workers(engines)
-    learner = ClusterLearner(ranks, config, model)
+    learner = ClusterLearner(ranks, config)
     meeting = asyncio.to_thread(learner.begin, config, origin.weights_folder, origin.model_folder)
     await asyncio.gather(
         meeting, *(worker.call("ready") for worker in workers), *(actor.call("prepare") for actor in actors)
@@ -50,7 +50,7 @@ async def open_cluster(
     stage = ClusterStage(config, workers)
     stack.push_async_callback(engine.close)
     stack.push_async_callback(stage.close)
-    return RunParts(engine, stage, learner)
+    return RunParts(engine, stage, learner, ClusterWeights(engine, learner, origin.model.to_hf()))
 
 
 @dataclass(frozen=True, eq=False)

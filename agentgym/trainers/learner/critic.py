@@ -24,7 +24,7 @@ from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.finite import NotFinite
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.parallel.gradient_threads import MicroResult
-from agentgym.trainers.parallel.sharded_tensor import like, whole
+from agentgym.trainers.parallel.sharded_tensor import Gather, Stored, like, whole
 from agentgym.trainers.parallel.world import LearnerRanks
 from agentgym.trainers.settings.critic import RATE, CriticConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -146,14 +146,15 @@ class Critic:
             explained_variance=1 - error / spread if spread else 0.0,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state that `load_state_dict` restores bitwise, in whole tensors.
+    def state_dict(self, gather: Gather = whole) -> dict[str, Any]:
+        """The state that `load_state_dict` restores bitwise, in whole tensors or shards.
 
         A shared backbone is the policy's and is saved with it.
         """
-        state: dict[str, Any] = {"head": _whole_state(self.head)}
+        state: dict[str, Any] = {"head": _module_state(self.head, gather)}
         if self.optimizer is not None:
-            state |= {"trunk": _whole_state(self.backbone), "optimizer": self.optimizer.state_dict()}
+            trunk = _module_state(self.backbone, gather)
+            state |= {"trunk": trunk, "optimizer": self.optimizer.state_dict(gather)}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -188,13 +189,13 @@ class Critic:
         return MicroResult(loss, loss.detach())
 
 
-def _whole_state(module: nn.Module) -> dict[str, Tensor]:
-    """The whole tensors of the trained parameters; frozen ones are those of the model that the run began with."""
-    return {name: whole(parameter) for name, parameter in module.named_parameters() if parameter.requires_grad}
+def _module_state(module: nn.Module, gather: Gather) -> dict[str, Tensor]:
+    """The tensors of the trained parameters; frozen ones are those of the model that the run began with."""
+    return {name: gather(parameter) for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 @torch.no_grad()
-def _load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+def _load_whole(module: nn.Module, state: Mapping[str, Tensor | Stored]) -> None:
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if trained.keys() != state.keys():
         odd = sorted(trained.keys() ^ state.keys())

@@ -35,7 +35,7 @@ from agentgym.trainers.learner.step_stats import Report, StepStats
 from agentgym.trainers.learner.target_scores import TargetScores
 from agentgym.trainers.learner.token_logprobs import gradient_proxy, scorer
 from agentgym.trainers.parallel.gradient_threads import MicroResult
-from agentgym.trainers.parallel.sharded_tensor import whole
+from agentgym.trainers.parallel.sharded_tensor import Gather, shard, whole
 from agentgym.trainers.parallel.world import Sharded, Share, learner_ranks
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -177,20 +177,21 @@ class Learner:
 
         return self._every_target(read_part, self._share(batch))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, gather: Gather = whole) -> dict[str, Any]:
         """The state that `load_state_dict` restores bitwise, in whole tensors; the next step may change them.
 
-        The model itself is not in it. All ranks must call it; rank 0 gets the state, and the others get nothing.
+        The model itself is not in it. All ranks must call it; rank 0 gets the state, and the others get nothing. With
+        `shard` for `gather`, each gets its shards of all tensors.
         """
-        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "kl_coefficient": self.kl.coefficient}
-        state |= {} if self.critic is None else {"critic": self.critic.state_dict()}
-        state |= {} if self.adapters is None else {"lora": self.adapters.state_dict()}
-        return state if self.world.rank == 0 else {}
+        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(gather), "kl_coefficient": self.kl.coefficient}
+        state |= {} if self.critic is None else {"critic": self.critic.state_dict(gather)}
+        state |= {} if self.adapters is None else {"lora": self.adapters.state_dict(gather)}
+        return state if self.world.rank == 0 or gather is shard else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the saved state of a learner of the same configuration, on any number of ranks.
 
-        All ranks are given the whole state.
+        All ranks are given the whole state, with tensors or with what reads them from a file.
         """
         self.optimizer.load_state_dict(state["optimizer"])
         if self.config.kl.coefficient:
@@ -201,13 +202,15 @@ class Learner:
             self.adapters.load_state_dict(state["lora"])
             self.world.run(self.adapters.publish)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the trained parameters under their published names, whole: all, or those with an adapter, merged.
+    def weights(self, *, trained_only: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Yields parameters under their published names, whole: all, or those with an adapter, merged.
 
-        All ranks must iterate to the end; rank 0 gets the tensors, and the others get nothing.
+        Without `trained_only` those without an adapter are yielded too. All ranks must iterate to the end; rank 0 gets
+        the tensors, and the others get nothing.
         """
-        named = published_views(self.model, whole) if self.adapters is None else self.adapters.merged_weights()
-        for name, tensor in named:
+        adapters = self.adapters
+        merged = None if adapters is None else adapters.merged_weights(adapted_only=trained_only)
+        for name, tensor in merged or published_views(self.model, whole):
             if self.world.rank == 0:
                 yield name, tensor
 

@@ -25,7 +25,7 @@ from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.published_weights import named_tensors, publish_blocks
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.rollout.seeds import derive
-from agentgym.trainers.parallel.sharded_tensor import is_sharded, like, whole
+from agentgym.trainers.parallel.sharded_tensor import Gather, Stored, is_sharded, like, whole
 from agentgym.trainers.settings.lora import PROJECTIONS, LoraConfig
 
 __all__ = ["Adapters", "Unadapted", "adapt"]
@@ -98,17 +98,19 @@ class Adapters:
         return Unadapted(self.model)
 
     @torch.no_grad()
-    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields each weight that has an adapter, whole, by its published name, with the adapter merged in."""
-        merged = self._merge_weights()
+    def merged_weights(self, *, adapted_only: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Yields weights whole, by published name, with adapters merged in: those with an adapter, or all."""
+        merged = self._merge_weights(adapted_only=adapted_only)
         model = self.model
         yield from publish_blocks(model.hf, model.blocks, merged) if isinstance(model, TransformersModel) else merged
 
-    def _merge_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields each merged weight by the name of the model's own module."""
+    def _merge_weights(self, *, adapted_only: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Yields weights by the name of the model's own module, see `merged_weights`."""
         for name, tensor in self._own_weights(self.model, whole):
             if name in self._weights:
                 yield name, self._weights[name].merge(tensor, self.config.alpha / self.config.rank, whole)
+            elif not adapted_only:
+                yield name, tensor
 
     @staticmethod
     def _own_weights(
@@ -140,19 +142,19 @@ class Adapters:
             self.model.remove_adapters()
         return self.model.requires_grad_(True)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state that `load_state_dict` restores bitwise: whole tensors by their projections, and the settings.
+    def state_dict(self, gather: Gather = whole) -> dict[str, Any]:
+        """The state that `load_state_dict` restores bitwise: tensors by their projections, and the settings.
 
         `stacks` are the projections in each parameter that has all experts of a layer.
         """
         stacks = {weight.name: list(weight.adapters) for weight in self._weights.values() if weight.is_stack}
-        tensors = {name: whole(tensor) for name, tensor in self._tensors()}
+        tensors = {name: gather(tensor) for name, tensor in self._tensors()}
         return {"settings": asdict(self.config), "tensors": tensors, "stacks": stacks}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the saved state of adapters of the same configuration; `publish` then updates the published model."""
-        tensors: dict[str, Tensor] = dict(state["tensors"])
+        tensors: dict[str, Tensor | Stored] = dict(state["tensors"])
         own = dict(self._tensors())
         if tensors.keys() != own.keys() or any(tensors[name].shape != own[name].shape for name in own):
             raise ConfigError(

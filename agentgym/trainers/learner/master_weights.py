@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
+from agentgym.trainers.parallel.sharded_tensor import Stored, like
 
 __all__ = ["MasterWeights"]
 
@@ -57,7 +58,7 @@ class MasterWeights:
         return [master.detach() for master in self._of.values()]
 
     @torch.no_grad()
-    def load(self, state: Iterable[Tensor]) -> None:
+    def load(self, state: Iterable[Tensor | Stored]) -> None:
         """Loads saved masters."""
         for master, saved in zip(self._of.values(), state, strict=True):
-            master.copy_(saved)
+            master.copy_(like(saved, master))

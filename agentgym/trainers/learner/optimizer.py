@@ -13,7 +13,7 @@ from agentgym.trainers.algorithms.optimizers import make_optimizer, schedule_sha
 from agentgym.trainers.learner.master_weights import MasterWeights
 from agentgym.trainers.learner.parameter_groups import divide_groups
 from agentgym.trainers.learner.weight_average import WeightAverage
-from agentgym.trainers.parallel.sharded_tensor import like, whole
+from agentgym.trainers.parallel.sharded_tensor import Gather, Stored, like, whole
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 __all__ = ["PolicyOptimizer"]
@@ -79,11 +79,11 @@ class PolicyOptimizer:
             part.zero_grad(set_to_none=True)
         return norm
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state that `load_state_dict` restores bitwise, in whole tensors, however the parameters are sharded."""
-        state = {"num_steps": self.num_steps, "parts": [_whole_state(part) for part in self._parts]}
+    def state_dict(self, gather: Gather = whole) -> dict[str, Any]:
+        """The state that `load_state_dict` restores bitwise, in whole tensors or shards, see `Learner.state_dict`."""
+        state = {"num_steps": self.num_steps, "parts": [_part_state(part, gather) for part in self._parts]}
         state |= {"masters": self._masters.state()} if len(self._masters) else {}
-        return state | ({} if self._average is None else {"average": self._average.state()})
+        return state | ({} if self._average is None else {"average": self._average.state(gather)})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the saved state of an optimizer of the same model and configuration."""
@@ -95,12 +95,12 @@ class PolicyOptimizer:
             part.load_state_dict(_state_like(part, saved))
 
 
-def _whole_state(part: torch.optim.Optimizer) -> dict[str, Any]:
+def _part_state(part: torch.optim.Optimizer, gather: Gather) -> dict[str, Any]:
     saved, parameters = part.state_dict(), _parameters(part)
     return {
         **saved,
         "state": {
-            index: {name: whole(tensor, of=parameters[index]) for name, tensor in state.items()}
+            index: {name: gather(tensor, of=parameters[index]) for name, tensor in state.items()}
             for index, state in saved["state"].items()
         },
     }
@@ -110,8 +110,8 @@ def _state_like(part: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[s
     """The saved state, sharded as the optimizer's parameters are; one number for a whole parameter stays as it is."""
     parameters = _parameters(part)
 
-    def cut(tensor: Tensor, parameter: Tensor) -> Tensor:
-        return like(tensor, parameter) if tensor.shape == parameter.shape else tensor
+    def cut(tensor: Tensor | Stored, parameter: Tensor) -> Tensor:
+        return like(tensor, parameter if tensor.shape == parameter.shape else torch.empty(tensor.shape))
 
     return {
         **saved,

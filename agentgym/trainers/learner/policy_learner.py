@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -51,12 +50,6 @@ class PolicyLearner(Protocol):
 
     def gradient_proxies(self, batch: TrainingBatch) -> Tensor:
         """The squared norms of the gradients by the logits."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state that a resumed run needs."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads a saved state."""
 
     def close(self) -> None:
         """Closes the learner."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from agentgym.trainers.parallel.sharded_tensor import like, whole
+from agentgym.trainers.parallel.sharded_tensor import Gather, Stored, like, whole
 
 __all__ = ["WeightAverage"]
 
@@ -26,11 +26,11 @@ class WeightAverage:
         for name, mean in self._means.items():
             mean.mul_(self.decay).add_(self._stepped[name].detach(), alpha=1.0 - self.decay)
 
-    def state(self) -> dict[str, Tensor]:
-        """The means, whole."""
-        return {name: whole(mean, of=self._parameters[name]) for name, mean in self._means.items()}
+    def state(self, gather: Gather = whole) -> dict[str, Tensor]:
+        """The means, whole or as shards."""
+        return {name: gather(mean, of=self._parameters[name]) for name, mean in self._means.items()}
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
+    def load(self, state: Mapping[str, Tensor | Stored]) -> None:
         """Loads saved means."""
         for name, mean in self._means.items():
             mean.copy_(like(state[name], self._parameters[name]))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 from agentgym.engines.local.engine import LocalEngine
-from agentgym.engines.protocol import Engine
+from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.errors import ConfigError
+from agentgym.model.language_model import LanguageModel
+from agentgym.trainers.checkpoints.checkpoint import LEARNER, LocalContent
+from agentgym.trainers.checkpoints.sharded_state import load_state
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
-from agentgym.trainers.parts.engine import load_model, open_engine
+from agentgym.trainers.parts.engine import load_model, open_engine, weights_for
 from agentgym.trainers.parts.parts import Origin, RunParts
 from agentgym.trainers.parts.stage import LocalStage
 
@@ -57,4 +62,26 @@ async def open_parts(
         reference=load_model(origin.model_folder, config) if config.learner.needs_first_weights else None,
     )
     stack.callback(learner.close)
-    return RunParts(engine, LocalStage(config, metered(engine), origin.renderer), learner)
+    weights = LocalWeights(engine, origin.model, learner)
+    return RunParts(engine, LocalStage(config, metered(engine), origin.renderer), learner, weights)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalWeights:
+    """See `TrainedWeights`: those of a model in this process."""
+
+    engine: Engine
+    model: LanguageModel
+    learner: Learner
+
+    async def send(self, version: int) -> WeightSync:
+        """Updates the engine's weights, unless it samples from the model itself."""
+        return await self.engine.update_weights(weights_for(self.engine, self.model), version)
+
+    def copy(self) -> LocalContent:
+        """Copies all tensors in memory."""
+        return LocalContent.of(self.model, self.learner.state_dict())
+
+    def load(self, checkpoint: Path) -> None:
+        """Loads the learner's whole state."""
+        self.learner.load_state_dict(load_state(checkpoint / LEARNER))

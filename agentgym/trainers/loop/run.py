@@ -138,7 +138,6 @@ class Run:
             config=self.config,
             folder=self.folder,
             model_folder=self.model_folder,
-            model=self.model,
             source=self.source,
             instruments=self.instruments,
             watch=self.watch,
@@ -158,8 +157,9 @@ class Run:
         weights = self.checkpoint.path if self.checkpoint else self.model_folder
         origin = Origin(self.model, self.renderer, self.model_folder, weights, step, self.folder.path / "servers")
         parts = await open_parts(config, origin, stack, self._show, self.instruments.meter_engine)
+        stack.callback(self.folder.checkpoints.close)  # what is being written may need the parts
         if self.checkpoint:
-            parts.learner.load_state_dict(self.checkpoint.learner_state())
+            parts.weights.load(self.checkpoint.path)
         configured = config.reward if self.reward is None else replace(config.reward, function=None)
         rewards = await stack.enter_async_context(open_rewards(configured, self.reward))
         player, lines = await open_player(config, parts.stage, self.source, self.held_out, rewards, stack)
@@ -167,7 +167,7 @@ class Run:
             self._show(line)
         if backend := backend_line(self.model, self.model_folder):
             self._show(backend)
-        publisher = WeightPublisher(parts.engine, self.model, player, self.instruments)
+        publisher = WeightPublisher(parts.weights, player, self.instruments)
         gate = ParityGate(config.parity, parts, player, publisher, is_mixture=bool(self.model.routers))
         await parts.engine.pause()
         await publisher.publish(step)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.engines.protocol import Engine, WeightSync
-from agentgym.model.language_model import LanguageModel
 from agentgym.rollout.record.episodes_file import EpisodeWriter
 from agentgym.trainers.batch.credits import GroupCredit
 from agentgym.trainers.checkpoints.checkpoint import Snapshot
@@ -24,7 +23,7 @@ from agentgym.trainers.monitoring.instruments import Instruments
 from agentgym.trainers.monitoring.metrics import EvalScore, RolloutSummary, StepMetrics
 from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.monitoring.watch import CollapseWatch
-from agentgym.trainers.parts.engine import weights_for
+from agentgym.trainers.parts.parts import TrainedWeights
 from agentgym.trainers.tasks import TaskSource
 from agentgym.trajectory import Group, shortest_floats
 
@@ -58,15 +57,14 @@ class Progress:
 class WeightPublisher:
     """Sends the learner's weights to the engine."""
 
-    engine: Engine
-    model: LanguageModel
+    weights: TrainedWeights
     player: Player
     instruments: Instruments
 
     async def publish(self, version: int) -> WeightSync:
         """Sends the current weights as `version`."""
         with self.instruments.doing("sync"):
-            sync = await self.engine.update_weights(weights_for(self.engine, self.model), version)
+            sync = await self.weights.send(version)
         self.player.on_publish(version)
         return sync
 
@@ -79,7 +77,6 @@ class TrainingSession:
     folder: RunFolder
     model_folder: Path
     """The folder of the run's first weights, with the tokenizer."""
-    model: LanguageModel
     source: TaskSource
     instruments: Instruments
     watch: CollapseWatch
@@ -98,8 +95,7 @@ class TrainingSession:
         if checkpoints.holds(step):
             return checkpoints.path_of(step)
         states = {"tasks": self.source.state(), "random": self.progress.random, "record": self.folder.heads}
-        learner = self.learner.state_dict()
-        snapshot = Snapshot.of(step, self.model, learner, tokenizer=self.model_folder, **states)
+        snapshot = Snapshot(step=step, content=self.publisher.weights.copy(), tokenizer=self.model_folder, **states)
         return checkpoints.save(snapshot, self.folder.steps())
 
     async def record_episodes(self, groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> RolloutSummary:

@@ -11,9 +11,11 @@ from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError
 from agentgym.loading import place_of
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.policy import load_policy
 from agentgym.rewards import RewardFunction
 from agentgym.rollout.hosting.event_loop import loop_runner
 from agentgym.rollout.hosting.watchdog import watch_calls
+from agentgym.trainers.checkpoints.checkpoint import newest_whole
 from agentgym.trainers.checkpoints.run_folder import RunFolder, free_run_folder, read_settings, save_model
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.loop.observer import Observer, Observers, Unobserved, own_observers
@@ -89,8 +91,12 @@ class Trainer:
 
     @property
     def model(self) -> LanguageModel:
-        """The model that is trained, or a copy of it if ranks train it."""
-        return self._run.model
+        """The model that is trained. Of a run on Ray it is that of the newest checkpoint, loaded by each call."""
+        if not self._run.model.embed.is_meta:
+            return self._run.model
+        newest = newest_whole(self.folder.path) if self.folder.has_run else None
+        folder = self._run.model_folder if newest is None else newest.path
+        return load_policy(folder, dtype=self.config.learner.weights_dtype, backend=self.config.model_backend)
 
     @property
     def renderer(self) -> Renderer:

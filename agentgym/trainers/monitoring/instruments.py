@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
 from agentgym.model.language_model import LanguageModel
@@ -66,10 +68,12 @@ class Instruments:
         config, cluster, weight = self.config, self.config.ray, self.model.embed
         if given := config.speed.peak_tflops:
             return given * 1e12
-        if config.executor == "local" or (cluster.learners == 1 and not cluster.gpus_per_learner):
+        if config.executor == "local":
             return peak_flops(weight.device, weight.dtype, config.learner.num_threads)
+        if cluster.learners == 1 and not cluster.gpus_per_learner:
+            return peak_flops(torch.device("cpu"), weight.dtype, config.learner.num_threads)
         # A rank of several computes on one core; GPUs of other processes are not known here.
-        return None if cluster.gpus_per_learner else peak_flops(weight.device, weight.dtype, cluster.learners)
+        return None if cluster.gpus_per_learner else peak_flops(torch.device("cpu"), weight.dtype, cluster.learners)
 
     def begin(self) -> None:
         """Starts the clock of the first step."""

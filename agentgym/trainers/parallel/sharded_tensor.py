@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -10,7 +11,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["is_sharded", "keep_rows", "like", "whole"]
+__all__ = ["Gather", "Stored", "is_sharded", "keep_rows", "like", "shard", "whole"]
+
+Gather: TypeAlias = Callable[..., Tensor]
+"""`whole` or `shard`: how a state has its tensors."""
 
 
 def whole(tensor: Tensor, of: Tensor | None = None) -> Tensor:
@@ -26,14 +30,41 @@ def whole(tensor: Tensor, of: Tensor | None = None) -> Tensor:
     return found if order is None else torch.empty_like(found).index_copy_(0, order.to(found.device), found)
 
 
+def shard(tensor: Tensor, of: Tensor | None = None) -> Tensor:
+    """Returns the tensor as `whole` does, but as this rank's part if that is a part of the whole as files have it."""
+    is_in_order = _kept_rows(tensor if of is None else of) is None
+    return tensor.detach() if is_in_order else whole(tensor, of)
+
+
+class Stored(Protocol):
+    """A tensor in a file."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def read(self) -> Tensor:
+        """Returns the whole tensor, on the CPU."""
+
+    def read_into(self, target: Tensor) -> Tensor:
+        """Fills a tensor of the same shape, or this rank's part of it, and returns it."""
+
+
 @torch.no_grad()
-def like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's shard of a whole tensor, sharded as the parameter is; the tensor itself if the parameter is whole."""
+def like(tensor: Tensor | Stored, parameter: Tensor) -> Tensor:
+    """This rank's shard of a whole tensor, sharded as the parameter is; the tensor itself if the parameter is whole.
+
+    Of a stored tensor only the shard is read.
+    """
+    order = _kept_rows(parameter)
+    if not isinstance(tensor, Tensor):
+        if is_sharded(parameter) and order is None:
+            return tensor.read_into(torch.empty_like(parameter, dtype=tensor.dtype))
+        tensor = tensor.read()
     if not is_sharded(parameter):
         return tensor
     from torch.distributed.tensor import distribute_tensor  # takes most of a second, and settings import this file
 
-    mesh, order = parameter.device_mesh, _kept_rows(parameter)
+    mesh = parameter.device_mesh
     kept = tensor.to(mesh.device_type)
     kept = kept if order is None else kept[order.to(kept.device)]
     sharded = distribute_tensor(kept, mesh, parameter.placements, src_data_rank=None).to(parameter.device)

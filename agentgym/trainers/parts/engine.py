@@ -24,7 +24,7 @@ from agentgym.model.architectures import quantization
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import on_device, published_views
-from agentgym.model.policy import folder_config, load_policy
+from agentgym.model.policy import empty_policy, folder_config, load_policy
 from agentgym.model.published_weights import Weights
 from agentgym.settings import convert_function_errors
 from agentgym.trainers.config import TrainConfig
@@ -48,8 +48,13 @@ OWN_ENGINE = Wanted(
 
 
 def load_model(folder: Path, config: TrainConfig) -> LanguageModel:
-    """The model of a folder, on the device and in the type of the learner; raises ConfigError for a missing device."""
+    """The model of a folder, on the device and in the type of the learner; raises ConfigError for a missing device.
+
+    A run on Ray has it without weights: its ranks load them.
+    """
     learner = config.learner
+    if config.executor == "ray":
+        return empty_policy(folder, dtype=learner.weights_dtype, backend=config.model_backend)
     model = load_policy(folder, dtype=getattr(torch, learner.weights_dtype), backend=config.model_backend)
     return on_device(model, learner.device)
 

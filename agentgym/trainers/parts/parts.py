@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.engines.protocol import Engine
+from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.errors import AgentGymError
 from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.learner.policy_learner import PolicyLearner
 from agentgym.trainers.parts.stage import Stage
 
-__all__ = ["LearnerLost", "Origin", "RunParts"]
+__all__ = ["LearnerLost", "Origin", "RunParts", "SnapshotContent", "TrainedWeights"]
 
 
 class LearnerLost(AgentGymError, RuntimeError):
@@ -24,7 +25,7 @@ class Origin:
     """The model and weights that a run starts or resumes with."""
 
     model: LanguageModel
-    """This process's weights: those that are trained, or a copy of those trained on a cluster."""
+    """The model with the weights that are trained, or without any if ranks on a cluster have them."""
     renderer: Renderer
     model_folder: Path
     """The folder of the run's first weights, with the tokenizer."""
@@ -36,6 +37,26 @@ class Origin:
     """The folder for the logs of launched servers."""
 
 
+class SnapshotContent(Protocol):
+    """A copy of the weights and of the learner's state."""
+
+    def write(self, folder: Path) -> None:
+        """Writes the files of the model, and the learner's state into its subfolder `learner`."""
+
+
+class TrainedWeights(Protocol):
+    """The weights of a run, and all else that its learner resumes with, wherever they are."""
+
+    async def send(self, version: int) -> WeightSync:
+        """Gives the engine the newest weights as a policy version."""
+
+    def copy(self) -> SnapshotContent:
+        """Copies weights and state, so that they can be written while the next step is learned."""
+
+    def load(self, checkpoint: Path) -> None:
+        """Loads the learner's state from the folder of a checkpoint, whose weights it has."""
+
+
 @dataclass(frozen=True, eq=False)
 class RunParts:
     """The engine, stage and learner of a run."""
@@ -43,3 +64,4 @@ class RunParts:
     engine: Engine
     stage: Stage
     learner: PolicyLearner
+    weights: TrainedWeights

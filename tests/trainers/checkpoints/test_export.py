@@ -13,7 +13,7 @@ from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.trainers.checkpoints.checkpoint import Snapshot
+from agentgym.trainers.checkpoints.checkpoint import LocalContent, Snapshot
 from agentgym.trainers.checkpoints.export import export_model, find_checkpoint
 from agentgym.trainers.checkpoints.writer import Checkpoints
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
@@ -34,7 +34,8 @@ def trained(tmp_path: Path) -> tuple[Path, Callable[[int], Decoder]]:
     checkpoints = Checkpoints(run, CheckpointConfig())
     metrics = [{"step": step, "success": float(step == 2)} for step in (1, 2, 3)]
     for step in (1, 2, 3):
-        made = Snapshot.of(step, model_of(step), {}, tokenizer=embedded_folder(), tasks={}, random={})
+        content = LocalContent.of(model_of(step), {})
+        made = Snapshot(step=step, content=content, tokenizer=embedded_folder(), tasks={}, random={})
         checkpoints.save(made, metrics[:step])
     checkpoints.close()
     (run / "config.yaml").write_text("algo: grpo\n")

@@ -25,7 +25,13 @@ from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder, reading
 from agentgym.rollout.record.manifest import write_manifest
 from agentgym.trainers.batch.batch import TrainingBatch
-from agentgym.trainers.checkpoints.checkpoint import Checkpoint, Snapshot, checkpoint_folders, newest_whole
+from agentgym.trainers.checkpoints.checkpoint import (
+    Checkpoint,
+    LocalContent,
+    Snapshot,
+    checkpoint_folders,
+    newest_whole,
+)
 from agentgym.trainers.checkpoints.random_states import random_states, seed_random, set_random_states
 from agentgym.trainers.checkpoints.sharded_state import copy_to_cpu, load_state, save_state
 from agentgym.trainers.checkpoints.writer import Checkpoints, best_step
@@ -64,7 +70,8 @@ class Unwritable(Snapshot):
 
 def snapshot(model: Decoder, step: int, kind: type[Snapshot] = Snapshot, **more: object) -> Snapshot:
     learner = {"optimizer": {"num_steps": step, "state": {0: {"mean": torch.full((3,), float(step))}}}}
-    made = Snapshot.of(step, model, learner, tokenizer=embedded_folder(), tasks={"seen": step}, random={})
+    content = LocalContent.of(model, learner)
+    made = Snapshot(step=step, content=content, tokenizer=embedded_folder(), tasks={"seen": step}, random={})
     return kind(**vars(made), **more)
 
 
@@ -170,7 +177,8 @@ def test_what_is_written_is_the_model_of_the_step_whatever_became_of_it_meanwhil
     mean = torch.ones(3)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
-    made = Snapshot.of(1, model, {"state": {0: mean, 1: [mean]}}, tokenizer=embedded_folder(), tasks={}, random={})
+    content = LocalContent.of(model, {"state": {0: mean, 1: [mean]}})
+    made = Snapshot(step=1, content=content, tokenizer=embedded_folder(), tasks={}, random={})
     held = Held(**vars(made), go=go)
     path = checkpoints.save(held, [])
     assert held.begun.wait(60)

@@ -1,11 +1,17 @@
-"""The log of the package, which actors take for themselves."""
+"""Parts of a cluster in this process."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+
+from agentgym.embedded import embedded_folder
+from agentgym.trainers.config import TrainConfig
 
 
 @pytest.fixture
@@ -15,3 +21,49 @@ def own_warnings() -> Iterator[None]:
     before = list(logger.handlers), logger.propagate
     yield
     logger.handlers, logger.propagate = before
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A parcel in this process."""
+
+    content: Any
+
+    @classmethod
+    def of(cls, content: Any) -> Stored:
+        return cls(content)
+
+    async def open(self) -> Any:
+        return self.content
+
+    def take(self) -> Any:
+        return self.content
+
+
+@pytest.fixture
+def parcels_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps in this process what would be in a cluster's object store."""
+    from agentgym.trainers.cluster import weight_store
+
+    monkeypatch.setattr(weight_store, "Parcel", Stored)
+
+
+class _NoBoard:
+    """A board whose warnings nobody reads."""
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Takes a warning."""
+
+
+@pytest.fixture
+def begin_rank(own_warnings: None) -> Callable[[TrainConfig, Path], Any]:
+    """`begin_rank(config, folder)` begins the only rank of a learner in this process, with the weights of a folder."""
+
+    def begin(config: TrainConfig, folder: Path) -> Any:
+        from agentgym.trainers.cluster.rank_actor import Beginning, RankActor
+
+        rank = RankActor("learner 0", cast(Any, _NoBoard()), 0, 1)
+        rank.begin(Beginning(config, str(folder), str(embedded_folder()), ""))
+        return rank
+
+    return begin

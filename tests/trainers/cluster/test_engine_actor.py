@@ -23,10 +23,11 @@ from agentgym.rollout import SamplingConfig
 from agentgym.testing.fake_server.server import FakeSglang
 from agentgym.testing.fixtures import fake_sglang
 from agentgym.trainers.cluster import engine_actor
-from agentgym.trainers.cluster.actors import Actor, Parcel
+from agentgym.trainers.cluster.actors import Actor
 from agentgym.trainers.cluster.board import Board, Posted
 from agentgym.trainers.cluster.engine_actor import EngineActor
 from agentgym.trainers.cluster.inner_engine import Part, open_inner
+from agentgym.trainers.cluster.weight_store import store_weights
 from agentgym.trainers.config import TrainConfig
 from agentgym.types import Message
 
@@ -48,13 +49,6 @@ class Local:
         """Warnings of an actor, which nobody reads here."""
 
 
-class Stored:
-    """A parcel that lies here."""
-
-    async def open(self) -> dict[str, Any]:
-        return dict(published_views(load_decoder(embedded_folder())))
-
-
 async def until_ready(actor: EngineActor) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not await actor.is_ready():
@@ -73,24 +67,26 @@ def test_nothing_fails_while_its_server_is_gone_and_it_answers_with_the_newest_w
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     own_warnings: None,
+    parcels_here: None,
 ) -> None:
     monkeypatch.setattr(engine_actor, "was_restarted", lambda: False)  # Ray says so inside of its actors alone
     server = fake_sglang()
     part = part_on(server, small_run, tmp_path)
-    board, parcel, sampling = Local(), cast(Parcel, Stored()), Sampling(max_tokens=4)
+    posted = Posted(1, store_weights(published_views(load_decoder(embedded_folder()))))
+    board, sampling = Local(), Sampling(max_tokens=4)
 
     async def run() -> None:
         actor = EngineActor("engine 0", part, cast(Actor, board))
         assert (await actor.identity()).vocab_size == 1984
-        await board.board.post(Posted(1, parcel))
-        await actor.update(parcel, 1)
+        await board.board.post(posted)
+        await actor.update(posted)
         await asyncio.to_thread(server.kill)
         orders = {
             "generate": lambda: actor.generate(PROMPT, sampling, "a"),
             "pause": actor.pause,
             "resume": actor.resume,
             "flush": actor.flush,
-            "update": lambda: actor.update(parcel, 1),
+            "update": lambda: actor.update(posted),
         }
         for _ in range(2):  # then it is asked whether it is ready, and tries to begin anew
             for order in orders.values():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import torch
@@ -19,10 +19,10 @@ from agentgym.engines.protocol import Sampling
 from agentgym.engines.weights.buckets import fused_digests
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.cluster import inner_engine, rank_actor
-from agentgym.trainers.cluster.actors import Actor
 from agentgym.trainers.cluster.inner_engine import Part, open_inner
-from agentgym.trainers.cluster.rank_actor import Beginning, RankActor
+from agentgym.trainers.cluster.rank_actor import RankActor
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.fsdp import FsdpConfig
@@ -81,23 +81,17 @@ def test_an_engine_with_a_gpu_samples_on_it_in_the_learners_type(
     asyncio.run(play())
 
 
-@pytest.mark.usefixtures("own_warnings")
 def test_one_learner_with_a_gpu_trains_on_it_in_bfloat16_and_gives_tensors_of_the_cpu(
-    gpu_run: TrainConfig, devices: list[str]
+    gpu_run: TrainConfig,
+    devices: list[str],
+    begin_rank: Callable[[TrainConfig, Path], RankActor],
+    fresh_batch: Callable[..., TrainingBatch],
 ) -> None:
-    class Board:
-        def tell(self, method: str, *arguments: Any) -> None:
-            """Warnings, which nobody reads here."""
-
-    moved: list[Tensor] = []
-    rank = RankActor("learner 0", cast(Actor, Board()), 0, 1)
-    folder = str(embedded_folder())
-    rank.begin(Beginning(gpu_run, folder, folder, ""))
+    rank = begin_rank(gpu_run, embedded_folder())
     assert devices[0] == "cuda"
     assert rank._learner.model.embed.dtype == torch.bfloat16
-    state = rank.act("state_dict", (), {})
-    assert {"num_steps", "parts", "masters"} <= set(state["optimizer"])
+    batch, moved = fresh_batch(rank._learner.model), list[Tensor]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "cpu", lambda tensor: moved.append(tensor) or tensor)
-        rank.act("state_dict", (), {})
-    assert len(moved) >= len(state["optimizer"]["masters"])
+        found = rank.act_on(batch, "logprobs", {})
+    assert any(tensor is found for tensor in moved)

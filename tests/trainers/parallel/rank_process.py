@@ -27,10 +27,11 @@ from agentgym.errors import AgentGymError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
 from agentgym.model.policy import load_policy
+from agentgym.trainers.checkpoints.sharded_state import StateShard, finish_state, open_state, plans_of_ranks
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.parallel.ranks import Ranks
-from agentgym.trainers.parallel.sharded_tensor import whole
+from agentgym.trainers.parallel.sharded_tensor import shard, whole
 from agentgym.trainers.parallel.world import Sharded
 
 LIMIT_S = 280
@@ -100,7 +101,9 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     batch, found = case["batch"], {}
     if case.get("differs") and dist.get_rank() == 1:
         batch = batch.select([0, 1])
-    if case.get("state"):
+    if isinstance(case.get("state"), Path):
+        learner.load_state_dict(open_state(case["state"]))
+    elif case.get("state"):
         learner.load_state_dict(copy.deepcopy(case["state"]))  # it is taken over, and the case is learned again
     else:
         kept = Kept(learner.model)
@@ -110,6 +113,8 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
             "state": copy.deepcopy(learner.state_dict()),
             "between": {name: one.clone() for name, one in learner.weights()},
         }
+    if ranks and case.get("saved"):
+        save_shards(learner, case["saved"])
     calls = Calls()
     with calls if case.get("counted") else nullcontext():  # it makes a step a third slower
         found["last"] = learner.update(batch)
@@ -121,6 +126,17 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
         found["values"], found["ends"] = learner.critic.read(batch)
     learner.close()
     return found
+
+
+def save_shards(learner: Learner, folder: Path) -> None:
+    """Writes a state as the ranks of a cluster do: each its own shards."""
+    rank = dist.get_rank()
+    copied = StateShard(learner.state_dict(shard), rank, plans_of_ranks)
+    results: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(results, copied.write(folder))
+    if rank == 0:
+        finish_state(folder, copied.structure, copied.metadata, results)
+    dist.barrier()
 
 
 def run_rank(folder: Path, rank: int, size: int) -> None:

@@ -16,6 +16,7 @@ from agentgym.errors import AgentGymError, ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import save_model_folder
 from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.checkpoints.sharded_state import load_state
 from agentgym.trainers.learner.learner import LearnerConfig
 from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.settings.critic import CriticConfig
@@ -247,6 +248,21 @@ def assert_close(found: list[Tensor], wanted: list[Tensor], bound: float) -> Non
         torch.testing.assert_close(one, two, rtol=0, atol=bound)
 
 
+def assert_equal(found: Any, wanted: Any) -> None:
+    """Compares trees of tensors and numbers, bit for bit; tuples are read back as lists."""
+    if isinstance(wanted, Tensor):
+        assert torch.equal(found, wanted)
+    elif isinstance(wanted, dict):
+        assert found.keys() == wanted.keys()
+        for key, value in wanted.items():
+            assert_equal(found[key], value)
+    elif isinstance(wanted, list | tuple):
+        for one, two in zip(found, wanted, strict=True):
+            assert_equal(one, two)
+    else:
+        assert found == wanted
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_two_ranks_learn_what_one_process_learns(
     name: str, settings_cases: dict[str, Case], quick_ranks: list[dict[str, Found]]
@@ -290,6 +306,25 @@ def test_each_rank_averages_its_own_shards(
     assert found.keys() == wanted.keys()
     for name, mean in wanted.items():
         torch.testing.assert_close(found[name], mean, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(tensor=2)], ids=str)
+def test_ranks_write_their_own_shards_of_a_state_which_any_number_of_ranks_reads(
+    mesh: MeshConfig, settings_cases: dict[str, Case], on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    plain = settings_cases["critic"]
+    case = sharing({**plain, "config": replace(plain["config"], ema_decay=0.5)}, mesh)
+    first, _ = on_ranks({"saved": {**case, "saved": tmp_path}}, 2)
+    saved = first["saved"]
+    assert {path.name[:4] for path in tmp_path.glob("*.distcp")} == {"__0_", "__1_"}
+    assert_equal(load_state(tmp_path), saved["state"])
+    whole = {**case, "state": saved["state"], "weights": saved["between"]}
+    alone = in_one_process(whole)
+    found = on_ranks({"shards": sharing({**whole, "state": tmp_path}, MeshConfig())}, 3)[0]["shards"]
+    assert_close(list(found["weights"].values()), list(alone["weights"].values()), 1e-6)
+    assert numbers_of(found["last"]) == pytest.approx(numbers_of(alone["last"]), rel=1e-5, abs=1e-6)
+    resumed = on_ranks({"shards": {**whole, "state": tmp_path}}, 2)[0]["shards"]
+    assert resumed["last"] == saved["last"], "to the last bit"
 
 
 @pytest.mark.slow

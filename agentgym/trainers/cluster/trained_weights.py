@@ -1,0 +1,66 @@
+"""The weights that the ranks of a run train: sent to engines, and written to checkpoints, by the ranks themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.storage import WriteResult
+
+from agentgym.engines.protocol import WeightSync
+from agentgym.trainers.checkpoints.checkpoint import LEARNER
+from agentgym.trainers.checkpoints.sharded_state import finish_state
+from agentgym.trainers.cluster.engine import ClusterEngine
+from agentgym.trainers.cluster.rank_actor import ClusterLearner
+from agentgym.types import JSON
+
+__all__ = ["ClusterWeights"]
+
+POLL_S = 0.2
+
+
+class ClusterWeights:
+    """See `TrainedWeights`; `config` is the contents of the model's `config.json`."""
+
+    def __init__(self, engine: ClusterEngine, learner: ClusterLearner, config: Mapping[str, JSON]) -> None:
+        self._engine, self._learner, self._config = engine, learner, config
+        self._numbers = count()
+
+    async def send(self, version: int) -> WeightSync:
+        """Has the ranks store the weights in the cluster, and the engines take them there."""
+        return await self._engine.take_shipment(await asyncio.to_thread(self._learner.ask, "ship"), version)
+
+    def copy(self) -> _DistantContent:
+        """Has each rank copy its shards of the learner's state; of the model the shipped weights are kept."""
+        number = next(self._numbers)
+        self._learner.ask("copy_state", number)
+        return _DistantContent(self._learner, self._config, number)
+
+    def load(self, checkpoint: Path) -> None:
+        """Has each rank read its shards of a checkpoint's state."""
+        self._learner.ask("load_state", str((checkpoint / LEARNER).absolute()))
+
+
+@dataclass(frozen=True, eq=False)
+class _DistantContent:
+    """What the ranks have copied of the state of a step."""
+
+    learner: ClusterLearner
+    config: Mapping[str, JSON]
+    number: int
+
+    def write(self, folder: Path) -> None:
+        """Has the ranks write their files while they train on, and waits until they have."""
+        path = str(folder.absolute())
+        self.learner.ask("write_copy", self.number, path, self.config)
+        results: list[list[WriteResult] | None] = [None]
+        while None in results:
+            time.sleep(POLL_S)
+            results = self.learner.ask_all("results_of", self.number)
+        known: tuple[Any, Any] = self.learner.ask("end_copy", self.number)
+        finish_state(folder / LEARNER, *known, [result for result in results if result is not None])
