@@ -9,15 +9,15 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
 from agentgym.engines.local.kv_cache import fitting_slots
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.architectures import ARCHITECTURES, refusal
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.model_folder import load_decoder, save_model_folder
+from agentgym.model.model_folder import empty_decoder, load_decoder, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.transformers_check import check_forward
 
@@ -159,6 +159,23 @@ def test_a_model_that_transformers_computes_differently_is_named_with_the_differ
         (foreign / "config.json").write_text(json.dumps({**settings, name: value}))
         with pytest.raises(ConfigError, match=r"their logprobs differ by up to [0-9.]+ nats"):
             check_forward(model, foreign)
+
+
+def test_a_model_without_memory_is_compared_by_two_random_layers_of_its_shape(foreign: Path) -> None:
+    model = empty_decoder(foreign)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    difference = check_forward(model, foreign)
+    assert difference is not None and difference < 2e-4
+    settings = json.loads((foreign / "config.json").read_text())
+    for name, value in (("hidden_act", "relu"), ("rms_norm_eps", 0.5)):
+        (foreign / "config.json").write_text(json.dumps({**settings, name: value}))
+        with pytest.raises(ConfigError, match=r"their logprobs differ by up to [0-9.]+ nats"):
+            check_forward(model, foreign)
+    with pytest.raises(RunFolderError, match="lacks 1 tensors"):
+        tensors = load_file(foreign / "model.safetensors")
+        tensors.pop("model.norm.weight")
+        save_file(tensors, foreign / "model.safetensors", metadata={"format": "pt"})
+        empty_decoder(foreign)
 
 
 def test_a_folder_that_agentgym_wrote_is_not_compared(foreign: Path, tmp_path: Path) -> None:

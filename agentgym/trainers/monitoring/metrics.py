@@ -181,7 +181,8 @@ class StepMetrics:
         times = {"generate_s": self.generate_s, "update_s": self.update_s, "elapsed_s": self.elapsed_s}
         times |= {f"sync_{name}": getattr(self.sync, name) for name in ("gather_s", "transfer_s", "load_s")}
         rounded = {name: round(value, 4) for name, value in times.items()}
-        sync = {"sync_version": self.sync.version, "sync_checksum": self.sync.checksum}
+        sent = {"sync_bytes": self.sync.num_bytes, "sync_checksum": self.sync.checksum}
+        sync = {"sync_version": self.sync.version, **sent}
         symptoms: dict[str, JSON] = {
             "signs": [symptom.name for symptom in self.symptoms],
             "warnings": [str(symptom) for symptom in self.symptoms if symptom.step == self.step],
