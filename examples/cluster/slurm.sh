@@ -13,7 +13,7 @@ MODEL=${MODEL:?the folder of the model}
 RUN=${RUN:-$PWD/runs/slurm}
 port=6379
 
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk 'NR == 1')
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
 export RAY_AUTH_MODE=token
 if [ ! -s "$HOME/.ray/auth_token" ]; then # which nodes and clients show to the head

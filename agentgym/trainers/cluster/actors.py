@@ -22,7 +22,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from agentgym.errors import AgentGymError, EngineError
 from agentgym.trainers.settings.cluster import ClusterConfig, Role
@@ -214,6 +214,11 @@ def restore_path() -> None:
         os.environ["PYTHONPATH"] = os.environ[_PATH]
 
 
+def _own_node() -> str:
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
 def own_address() -> str:
     """Returns the address at which other nodes of the cluster reach this process's node."""
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -230,7 +235,8 @@ class Cluster:
         self._was_connected = ray.is_initialized()
         self.cores: int | None = None
         """The cores of this machine if the cluster is local and ends with the run, otherwise None."""
-        self._run = secrets.token_hex(4)
+        self.run = secrets.token_hex(4)
+        """The name of the run in the cluster."""
 
     def __enter__(self) -> Cluster:
         config = self.config
@@ -264,13 +270,21 @@ class Cluster:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place),
         )
 
-    def post(self, label: str, kind: type, *arguments: object) -> Actor:
-        """Starts an actor that takes no resources."""
-        options = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": self.config.max_restarts}
+    def post(self, label: str, kind: type, *arguments: object, is_here: bool = False) -> Actor:
+        """Starts an actor that takes no resources, on the node of this process if it `is_here`."""
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": self.config.max_restarts}
+        if is_here:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(_own_node(), soft=False)
         return self._begin(label, kind, arguments, max_task_retries=0, **options)
 
+    @property
+    def has_other_nodes(self) -> bool:
+        """True if an actor is on another node than this process."""
+        table: Mapping[str, Any] = ray.util.placement_group_table(self._group)
+        return set(table["bundles_to_node_id"].values()) != {_own_node()}
+
     def _begin(self, label: str, kind: type, arguments: Sequence[object], **options: Any) -> Actor:
-        name = f"agentgym-{self._run}-{label.replace(' ', '-')}"
+        name = f"agentgym-{self.run}-{label.replace(' ', '-')}"
         remote: Any = ray.remote(kind)
         made = Actor(label, name, remote.options(name=name, **options).remote(*arguments))
         self._actors.append(made)

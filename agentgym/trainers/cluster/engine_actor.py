@@ -157,7 +157,8 @@ class EngineActor:
         """Returns the engine, with the newest weights if it did not start with the run."""
         inner, is_first = self._inner, self._inner is None and not was_restarted()
         if inner is None:
-            inner = self._inner = await open_inner(self._part)
+            folder = await asyncio.to_thread(self._part.files.folder, self._part.folder)
+            inner = self._inner = await open_inner(replace(self._part, folder=str(folder)))
             self._version = self._part.version
             self._watch = asyncio.ensure_future(self._end_with(inner))
         if not is_first and (posted := await self._newest()) is not None:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from agentgym.chat_templates import open_renderer
@@ -20,6 +19,7 @@ from agentgym.rollout.sampling.sampler import Sampler, cancelled_trajectory
 from agentgym.trainers.cluster.actors import Actor, ActorLost
 from agentgym.trainers.cluster.board import report_warnings
 from agentgym.trainers.cluster.engine import ClusterEngine, Engines
+from agentgym.trainers.cluster.node_files import ONE_NODE, NodeFiles
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parts.stage import Part, limits_for, loop_for
 from agentgym.trajectory import Status, StopReason, Trajectory
@@ -40,6 +40,7 @@ class Cast:
     model_folder: str
     engines: Engines
     board: Actor
+    files: NodeFiles = ONE_NODE
 
 
 class EpisodeActor:
@@ -54,11 +55,16 @@ class EpisodeActor:
 
     async def ready(self) -> bool:
         """Returns once the worker can play."""
+        folder = await asyncio.to_thread(self._cast.files.folder, self._cast.model_folder, has_weights=False)
+        self._renderer = open_renderer(folder, self._cast.config.family, date=self._cast.config.date)
+        self._engine = ClusterEngine(self._cast.engines)
         self._sampler("train")
         return True
 
     async def play(self, episode: Episode, part: Part) -> Trajectory:
         """Plays one episode; its failures are statuses, as in `Sampler.play`."""
+        if self._engine is None:  # it was restarted
+            await self.ready()
         sampler = self._sampler(part)
         assert self._engine is not None
         self._engine.look_for_dead()
@@ -66,10 +72,8 @@ class EpisodeActor:
 
     def _sampler(self, part: Part) -> Sampler:
         if part not in self._samplers:
-            cast, config = self._cast, self._cast.config
-            if self._renderer is None or self._engine is None:
-                self._renderer = open_renderer(Path(cast.model_folder), config.family, date=config.date)
-                self._engine = ClusterEngine(cast.engines)
+            config = self._cast.config
+            assert self._engine is not None and self._renderer is not None
             loop = loop_for(part, config, self._engine, self._renderer)
             home = next((sampler.home for sampler in self._samplers.values()), None)
             self._samplers[part] = Sampler(loop, config=config.sampler, home=home)

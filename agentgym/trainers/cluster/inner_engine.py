@@ -25,6 +25,7 @@ from agentgym.engines.weights.buckets import fused_digests, overall_digest
 from agentgym.errors import EngineError
 from agentgym.model.model_folder import on_device, published_views
 from agentgym.model.policy import load_policy
+from agentgym.trainers.cluster.node_files import ONE_NODE, NodeFiles
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parts.engine import local_settings, open_servers
 
@@ -47,6 +48,7 @@ class Part:
     """The folder for the servers' logs, on the actor's node."""
     version: int
     """The policy version of the folder's weights."""
+    files: NodeFiles = ONE_NODE
 
 
 class InnerEngine(Protocol):

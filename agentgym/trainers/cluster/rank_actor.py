@@ -26,6 +26,7 @@ from agentgym.trainers.checkpoints.checkpoint import LEARNER, guard_writes
 from agentgym.trainers.checkpoints.sharded_state import StateShard, open_state, plans_of_ranks
 from agentgym.trainers.cluster.actors import Actor, ActorLost, own_address, together
 from agentgym.trainers.cluster.board import report_warnings
+from agentgym.trainers.cluster.node_files import NodeFiles
 from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.cluster.weight_store import store_weights, write_weights
 from agentgym.trainers.config import TrainConfig
@@ -39,7 +40,7 @@ from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.parts.parts import LearnerLost
 from agentgym.types import JSON
 
-__all__ = ["ClusterLearner", "RankActor"]
+__all__ = ["ClusterLearner", "CopyTarget", "RankActor"]
 
 COLLECTIVE_S = 600.0
 """The seconds that a rank waits for the others."""
@@ -54,8 +55,20 @@ class Beginning:
     """The folder of the weights: the run's model, or the checkpoint that it resumes from."""
     reference_folder: str
     """The folder of the weights that a KL term is computed against."""
+    files: NodeFiles
     address: str
     """The rendezvous address of the ranks: `host:port` of rank 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyTarget:
+    """A folder that ranks write what they copied into."""
+
+    folder: str
+    marker: str
+    """The name of a file that is in the folder on nodes that have it."""
+    config: Mapping[str, JSON]
+    """The contents of the model's `config.json`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +78,16 @@ class RankCopy:
     state: StateShard
     shipment: Shipment | None
 
-    def write(self, folder: Path, config: Mapping[str, JSON]) -> list[WriteResult]:
+    def write(self, target: CopyTarget, files: NodeFiles) -> list[WriteResult]:
         """Writes the files of this rank; raises RunFolderError if they cannot be written."""
-        with guard_writes(folder):
+
+        def write_files(folder: Path) -> list[WriteResult]:
             if self.shipment is not None:
-                write_weights(self.shipment, config, folder)
+                write_weights(self.shipment, target.config, folder)
             return self.state.write(folder / LEARNER)
+
+        with guard_writes(Path(target.folder)):
+            return files.write(target.folder, target.marker, write_files)
 
 
 class RankActor:
@@ -107,7 +124,10 @@ class RankActor:
 
         lora, backend = config.learner.lora, config.model_backend
 
-        def load(folder: str) -> LanguageModel | Sharded:
+        self._files = beginning.files
+
+        def load(path: str) -> LanguageModel | Sharded:
+            folder = self._files.folder(path)
             if ranks is not None and not lora.rank:
                 return ranks.load(folder, backend=backend)
             if ranks is None:
@@ -161,10 +181,10 @@ class RankActor:
         state, plans = self._learner.state_dict(shard), (plans_of_ranks,) if self._size > 1 else ()
         self._copies[number] = RankCopy(StateShard(state, self._rank, *plans), self._shipment)
 
-    def write_copy(self, number: int, folder: str, config: Mapping[str, JSON]) -> None:
+    def write_copy(self, number: int, target: CopyTarget) -> None:
         """Begins to write what was copied into a checkpoint's folder, on a thread."""
         self._check_has(number)
-        self._writes[number] = self._thread.submit(self._copies[number].write, Path(folder), config)
+        self._writes[number] = self._thread.submit(self._copies[number].write, target, self._files)
 
     def results_of(self, number: int) -> list[WriteResult] | None:
         """Returns what was written, or None while it is being written; raises RunFolderError if it cannot be."""
@@ -180,7 +200,7 @@ class RankActor:
 
     def load_state(self, folder: str) -> None:
         """Loads the learner's state from a checkpoint, of which this rank reads its shards."""
-        self._learner.load_state_dict(open_state(Path(folder)))
+        self._learner.load_state_dict(open_state(self._files.folder(folder)))
         self._shipped_step = None
 
     def _check_has(self, number: int) -> None:
@@ -198,7 +218,8 @@ class ClusterLearner:
     This process has no weights.
     """
 
-    def __init__(self, ranks: Sequence[Actor], config: TrainConfig) -> None:
+    def __init__(self, ranks: Sequence[Actor], config: TrainConfig, files: NodeFiles) -> None:
+        self._files = files
         self.config = config.learner
         self.temperature = config.sampling.temperature
         self.critic = _DistantCritic(self) if config.learner.critic.exists else None
@@ -208,7 +229,7 @@ class ClusterLearner:
         """Makes the ranks join each other and load the model."""
         (address,) = together(self._ranks[:1], "meeting_place")
         folders = str(model_folder.absolute()), str(reference_folder.absolute())
-        self.ask("begin", Beginning(config, *folders, address))
+        self.ask("begin", Beginning(config, *folders, self._files, address))
 
     def update(self, batch: TrainingBatch, *, version: int = 0, bound: MismatchBound = UNBOUNDED) -> StepStats:
         """See `Learner.update`."""

@@ -14,6 +14,7 @@ from agentgym.trainers.cluster.engine import ClusterEngine, Engines
 from agentgym.trainers.cluster.engine_actor import EngineActor, EngineFacts
 from agentgym.trainers.cluster.episodes import Cast, ClusterStage, EpisodeActor
 from agentgym.trainers.cluster.inner_engine import Part
+from agentgym.trainers.cluster.node_files import FileServer, NodeFiles
 from agentgym.trainers.cluster.rank_actor import ClusterLearner, RankActor
 from agentgym.trainers.cluster.trained_weights import ClusterWeights
 from agentgym.trainers.config import TrainConfig
@@ -37,11 +38,15 @@ async def open_cluster(
     board = cluster.post("the board", Board)
     keeper = BoardKeeper(board)
     stack.push_async_callback(_end_relay, asyncio.ensure_future(keeper.relay()), keeper)
-    begun = _Beginning(config, origin, cluster, board)
+    folders = {origin.model_folder.absolute(), origin.weights_folder.absolute(), origin.run_folder.absolute()}
+    is_spread = cluster.has_other_nodes
+    server = cluster.post("the files", FileServer, [*map(str, folders)], is_here=True) if is_spread else None
+    files = NodeFiles(cluster.run, server)
+    begun = _Beginning(config, origin, cluster, board, files)
     ranks, actors = begun.ranks(), begun.engines()
     engines = await _gather_engines(actors, config)
     workers = begun.workers(engines)
-    learner = ClusterLearner(ranks, config)
+    learner = ClusterLearner(ranks, config, files)
     meeting = asyncio.to_thread(learner.begin, config, origin.weights_folder, origin.model_folder)
     await asyncio.gather(
         meeting, *(worker.call("ready") for worker in workers), *(actor.call("prepare") for actor in actors)
@@ -61,6 +66,7 @@ class _Beginning:
     origin: Origin
     cluster: Cluster
     board: Actor
+    files: NodeFiles
 
     def ranks(self) -> list[Actor]:
         number = self.cluster.config.learners
@@ -75,14 +81,14 @@ class _Beginning:
         folder = str((origin.weights_folder if is_model else origin.model_folder).absolute())
         logs, version = str(origin.logs.absolute()), origin.version
         for number in range(ray.engines):
-            part = Part(config=self.config, number=number, folder=folder, logs=logs, version=version)
+            part = Part(config=self.config, number=number, folder=folder, logs=logs, version=version, files=self.files)
             most = self.config.sampler.concurrency + 64
             made.append(self.cluster.actor("engine", number, EngineActor, part, self.board, max_concurrency=most))
         return made
 
     def workers(self, engines: Engines) -> list[Actor]:
         ray, made = self.cluster.config, []
-        part = Cast(self.config, str(self.origin.model_folder.absolute()), engines, self.board)
+        part = Cast(self.config, str(self.origin.model_folder.absolute()), engines, self.board, self.files)
         for number in range(ray.workers):
             most = self.config.sampler.concurrency + 16
             made.append(self.cluster.actor("worker", number, EpisodeActor, part, max_concurrency=most))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from agentgym.engines.protocol import WeightSync
 from agentgym.trainers.checkpoints.checkpoint import LEARNER
 from agentgym.trainers.checkpoints.sharded_state import finish_state
 from agentgym.trainers.cluster.engine import ClusterEngine
-from agentgym.trainers.cluster.rank_actor import ClusterLearner
+from agentgym.trainers.cluster.rank_actor import ClusterLearner, CopyTarget
 from agentgym.types import JSON
 
 __all__ = ["ClusterWeights"]
@@ -56,11 +57,14 @@ class _DistantContent:
 
     def write(self, folder: Path) -> None:
         """Has the ranks write their files while they train on, and waits until they have."""
-        path = str(folder.absolute())
-        self.learner.ask("write_copy", self.number, path, self.config)
+        marker = folder / f".{secrets.token_hex(8)}"
+        marker.touch()
+        target = CopyTarget(folder=str(folder.absolute()), marker=marker.name, config=self.config)
+        self.learner.ask("write_copy", self.number, target)
         results: list[list[WriteResult] | None] = [None]
         while None in results:
             time.sleep(POLL_S)
             results = self.learner.ask_all("results_of", self.number)
+        marker.unlink()
         known: tuple[Any, Any] = self.learner.ask("end_copy", self.number)
         finish_state(folder / LEARNER, *known, [result for result in results if result is not None])

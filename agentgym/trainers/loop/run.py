@@ -155,7 +155,7 @@ class Run:
         """Opens engine, learner and player, sends the weights, and checks the engine's logprobs."""
         config, step = self.config, self.progress.step
         weights = self.checkpoint.path if self.checkpoint else self.model_folder
-        origin = Origin(self.model, self.renderer, self.model_folder, weights, step, self.folder.path / "servers")
+        origin = Origin(self.model, self.renderer, self.model_folder, weights, step, self.folder.path)
         parts = await open_parts(config, origin, stack, self._show, self.instruments.meter_engine)
         stack.callback(self.folder.checkpoints.close)  # what is being written may need the parts
         if self.checkpoint:

@@ -33,8 +33,12 @@ class Origin:
     """The folder of the weights to continue with: the same, or a checkpoint."""
     version: int
     """The policy version of these weights."""
-    logs: Path
-    """The folder for the logs of launched servers."""
+    run_folder: Path
+
+    @property
+    def logs(self) -> Path:
+        """The folder for the logs of launched servers."""
+        return self.run_folder / "servers"
 
 
 class SnapshotContent(Protocol):

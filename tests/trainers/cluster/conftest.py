@@ -60,10 +60,11 @@ def begin_rank(own_warnings: None) -> Callable[[TrainConfig, Path], Any]:
     """`begin_rank(config, folder)` begins the only rank of a learner in this process, with the weights of a folder."""
 
     def begin(config: TrainConfig, folder: Path) -> Any:
+        from agentgym.trainers.cluster.node_files import ONE_NODE
         from agentgym.trainers.cluster.rank_actor import Beginning, RankActor
 
         rank = RankActor("learner 0", cast(Any, _NoBoard()), 0, 1)
-        rank.begin(Beginning(config, str(folder), str(embedded_folder()), ""))
+        rank.begin(Beginning(config, str(folder), str(embedded_folder()), ONE_NODE, ""))
         return rank
 
     return begin
