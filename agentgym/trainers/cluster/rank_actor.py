@@ -194,7 +194,8 @@ class RankActor:
 
     def end_copy(self, number: int) -> tuple[Any, Metadata]:
         """Forgets what was copied; returns the structure and the metadata of the state."""
-        del self._writes[number]
+        self._check_has(number)
+        self._writes.pop(number, None)
         state = self._copies.pop(number).state
         return state.structure, state.metadata
 

@@ -60,11 +60,18 @@ class _DistantContent:
         marker = folder / f".{secrets.token_hex(8)}"
         marker.touch()
         target = CopyTarget(folder=str(folder.absolute()), marker=marker.name, config=self.config)
-        self.learner.ask("write_copy", self.number, target)
-        results: list[list[WriteResult] | None] = [None]
-        while None in results:
-            time.sleep(POLL_S)
-            results = self.learner.ask_all("results_of", self.number)
+        try:
+            results = self._write(target)
+        finally:
+            known: tuple[Any, Any] = self.learner.ask("end_copy", self.number)
         marker.unlink()
-        known: tuple[Any, Any] = self.learner.ask("end_copy", self.number)
-        finish_state(folder / LEARNER, *known, [result for result in results if result is not None])
+        finish_state(folder / LEARNER, *known, results)
+
+    def _write(self, target: CopyTarget) -> list[list[WriteResult]]:
+        self.learner.ask("write_copy", self.number, target)
+        while True:
+            time.sleep(POLL_S)
+            results: list[list[WriteResult] | None] = self.learner.ask_all("results_of", self.number)
+            finished = [result for result in results if result is not None]
+            if len(finished) == len(results):
+                return finished

@@ -29,7 +29,9 @@ from agentgym.types import JSON
 
 __all__ = ["read_weights", "store_weights", "write_weights"]
 
-BUCKET_BYTES = 2**30
+BUCKET_BYTES = 2**28
+FILE_BUCKETS = 4
+"""The number of buckets in a file of weights."""
 ALIGNMENT = 64
 _LAYER = re.compile(r"^.*?\.\d+\.")
 
@@ -40,9 +42,12 @@ def store_weights(weights: Iterable[tuple[str, Tensor]], max_bytes: int = BUCKET
     A bucket is larger than `max_bytes` only if a layer is.
     """
     started = time.perf_counter()
-    buckets, digests = [], {}
+    buckets, digests, memory = [], {}, np.empty(0, np.uint8)
     for tensors in _portions(weights, max_bytes):
-        buckets.append(_pack(tensors))
+        places, size = _places_of(tensors)
+        if size > len(memory):  # new memory is slow: the system clears each page of it
+            memory = np.empty(size, np.uint8)
+        buckets.append(_pack(tensors, places, memory[:size]))
         digests.update(fused_digests(tensors))
     return Shipment(tuple(buckets), digests, time.perf_counter() - started)
 
@@ -58,18 +63,23 @@ async def read_weights(shipment: Shipment) -> dict[str, Tensor]:
 
 
 def write_weights(shipment: Shipment, config: Mapping[str, JSON], folder: Path) -> None:
-    """Writes a model folder as `transformers` does: a file for each bucket, with an index if there are several.
+    """Writes a model folder as `transformers` does: several files, with an index, if there are many buckets.
 
     `config` is the contents of `config.json`. Raises ParcelLost if the weights are gone.
     """
-    names, number = ["model.safetensors"], len(shipment.buckets)
+    starts = range(0, len(shipment.buckets), FILE_BUCKETS)
+    parts = [shipment.buckets[start : start + FILE_BUCKETS] for start in starts]
+    names, number = ["model.safetensors"], len(parts)
     if number > 1:
         names = [f"model-{index + 1:05}-of-{number:05}.safetensors" for index in range(number)]
     write_model_config(config, getattr(torch, shipment.buckets[0].tensors[0].dtype), folder)
-    for name, bucket in zip(names, shipment.buckets, strict=True):
-        save_file(_unpack(bucket, bucket.parcel.take()), folder / name, metadata={"format": "pt"})
+    for name, part in zip(names, parts, strict=True):
+        tensors: dict[str, Tensor] = {}
+        for bucket in part:
+            tensors |= _unpack(bucket, bucket.parcel.take())
+        save_file(tensors, folder / name, metadata={"format": "pt"})
     if number > 1:
-        _write_index(folder, names, shipment.buckets)
+        _write_index(folder, names, parts)
 
 
 def _portions(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[dict[str, Tensor]]:
@@ -84,14 +94,19 @@ def _portions(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator
     yield portion
 
 
-def _pack(tensors: Mapping[str, Tensor]) -> Bucket:
+def _places_of(tensors: Mapping[str, Tensor]) -> tuple[tuple[PackedTensor, ...], int]:
+    """Returns the positions of tensors in a bucket, and its size in bytes."""
     places, end = [], 0
     for name, tensor in tensors.items():
         start = -(-end // ALIGNMENT) * ALIGNMENT
         end = start + tensor.nbytes
         dtype = str(tensor.dtype).removeprefix("torch.")
         places.append(PackedTensor(name, dtype, tuple(tensor.shape), start, tensor.nbytes))
-    packed = np.zeros(end, np.uint8)
+    return tuple(places), end
+
+
+def _pack(tensors: Mapping[str, Tensor], places: Sequence[PackedTensor], packed: NDArray[Any]) -> Bucket:
+    """Stores tensors, which are copied to `packed` on their way."""
     for place, tensor in zip(places, tensors.values(), strict=True):
         part = torch.from_numpy(packed[place.start : place.start + place.num_bytes])
         part.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
@@ -110,10 +125,11 @@ def _unpack(bucket: Bucket, packed: NDArray[Any]) -> dict[str, Tensor]:
     }
 
 
-def _write_index(folder: Path, names: Sequence[str], buckets: Sequence[Bucket]) -> None:
-    pairs = [(place, name) for name, bucket in zip(names, buckets, strict=True) for place in bucket.tensors]
+def _write_index(folder: Path, names: Sequence[str], parts: Sequence[Sequence[Bucket]]) -> None:
+    pairs = zip(names, parts, strict=True)
+    tensors = [(place, name) for name, part in pairs for bucket in part for place in bucket.tensors]
     index = {
-        "metadata": {"total_size": sum(place.num_bytes for place, _ in pairs)},
-        "weight_map": {place.name: name for place, name in pairs},
+        "metadata": {"total_size": sum(place.num_bytes for place, _ in tensors)},
+        "weight_map": {place.name: name for place, name in tensors},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")

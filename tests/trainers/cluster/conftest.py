@@ -25,13 +25,13 @@ def own_warnings() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stored:
-    """A parcel in this process."""
+    """A parcel in this process, with a copy of the bytes as in the object store."""
 
     content: Any
 
     @classmethod
     def of(cls, content: Any) -> Stored:
-        return cls(content)
+        return cls(content.copy())
 
     async def open(self) -> Any:
         return self.content

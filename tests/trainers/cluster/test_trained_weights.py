@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,7 +71,7 @@ def test_weights_are_stored_in_buckets_of_whole_layers_and_written_as_transforme
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor)
     write_weights(shipment, model.to_hf(), tmp_path)
-    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) == len(shipment.buckets)
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) == math.ceil(len(shipment.buckets) / 4) > 1
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
     for name, tensor in views.items():
         assert torch.equal(theirs[name], tensor.float())
