@@ -43,7 +43,7 @@ from agentgym.trainers.monitoring.metrics import EvalScore, score
 from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.monitoring.target import has_stalled, is_target_near
 from agentgym.trainers.monitoring.watch import CollapseWatch
-from agentgym.trainers.parts.engine import check_model_settings, load_model
+from agentgym.trainers.parts.engine import check_model_settings, model_of_run
 from agentgym.trainers.parts.parts import Origin, RunParts
 from agentgym.trainers.resolve import inapplicable_symptoms
 from agentgym.trainers.speed.memory import peak_memory_mb
@@ -365,8 +365,8 @@ def _open_folder(
     """Returns the run's folder, a new one or that which is resumed, with its newest checkpoint and its model."""
     if resume:
         folder, checkpoint = RunFolder.reopen(path, config)
-        return folder, checkpoint, load_model(checkpoint.path if checkpoint else first_folder, config)
-    model = load_model(first_folder, config)
+        return folder, checkpoint, model_of_run(checkpoint.path if checkpoint else first_folder, config)
+    model = model_of_run(first_folder, config)
     check_forward(model, first_folder)
     check_model_settings(model, config)
     return RunFolder.create(path, config), None, model

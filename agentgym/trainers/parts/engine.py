@@ -35,6 +35,7 @@ __all__ = [
     "engine_window",
     "learner_bytes",
     "load_model",
+    "model_of_run",
     "open_engine",
     "open_servers",
     "weights_for",
@@ -48,15 +49,17 @@ OWN_ENGINE = Wanted(
 
 
 def load_model(folder: Path, config: TrainConfig) -> LanguageModel:
-    """The model of a folder, on the device and in the type of the learner; raises ConfigError for a missing device.
-
-    A run on Ray has it without weights: its ranks load them.
-    """
+    """The model of a folder, on the device and in the type of the learner; raises ConfigError for a missing device."""
     learner = config.learner
-    if config.executor == "ray":
-        return empty_policy(folder, dtype=learner.weights_dtype, backend=config.model_backend)
     model = load_policy(folder, dtype=getattr(torch, learner.weights_dtype), backend=config.model_backend)
     return on_device(model, learner.device)
+
+
+def model_of_run(folder: Path, config: TrainConfig) -> LanguageModel:
+    """The model of a folder in the process of a run: without weights if ranks on a cluster have them."""
+    if config.executor != "ray":
+        return load_model(folder, config)
+    return empty_policy(folder, dtype=config.learner.weights_dtype, backend=config.model_backend)
 
 
 def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:

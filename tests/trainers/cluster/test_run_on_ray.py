@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
 
@@ -28,6 +29,7 @@ from ray.cluster_utils import Cluster
 
 from agentgym.errors import AgentGymError
 from agentgym.evaluation.run_check.verify import verify_run
+from agentgym.model.model_folder import load_decoder
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.record.line_reader import LineReader
 from agentgym.trainers.checkpoints.export import export_adapter, find_checkpoint
@@ -89,9 +91,14 @@ def episodes(folder: Path) -> list[bytes]:
 def test_one_rank_gives_the_bytes_of_a_local_run(
     cluster: str, run: TrainConfig, local_run: Path, tmp_path: Path
 ) -> None:
-    Trainer(replace(run, executor="ray", ray=on(cluster, engines=2, workers=4)), tmp_path / "ray").fit()
+    trainer = Trainer(replace(run, executor="ray", ray=on(cluster, engines=2, workers=4)), tmp_path / "ray")
+    trainer.fit()
     assert episodes(tmp_path / "ray") == episodes(local_run)
     assert losses(tmp_path / "ray") == losses(local_run)
+    assert trainer._run.model.embed.is_meta, "this process has no weights"
+    local = load_decoder(find_checkpoint(local_run).path)
+    for mine, theirs in zip(trainer.model.parameters(), local.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_colocated_engines_that_give_their_memory_up_give_the_bytes_of_a_local_run(
