@@ -270,12 +270,14 @@ class Cluster:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place),
         )
 
-    def post(self, label: str, kind: type, *arguments: object, is_here: bool = False) -> Actor:
+    def post(
+        self, label: str, kind: type, *arguments: object, is_here: bool = False, max_concurrency: int = 1000
+    ) -> Actor:
         """Starts an actor that takes no resources, on the node of this process if it `is_here`."""
-        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": self.config.max_restarts}
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": self.config.max_restarts}
         if is_here:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(_own_node(), soft=False)
-        return self._begin(label, kind, arguments, max_task_retries=0, **options)
+        return self._begin(label, kind, arguments, max_concurrency=max_concurrency, max_task_retries=0, **options)
 
     @property
     def has_other_nodes(self) -> bool:

@@ -123,7 +123,6 @@ class RankActor:
         ranks = Ranks(learner.fsdp, device, mesh=learner.mesh) if size > 1 else None
 
         lora, backend = config.learner.lora, config.model_backend
-
         self._files = beginning.files
 
         def load(path: str) -> LanguageModel | Sharded:

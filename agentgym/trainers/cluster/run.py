@@ -14,7 +14,7 @@ from agentgym.trainers.cluster.engine import ClusterEngine, Engines
 from agentgym.trainers.cluster.engine_actor import EngineActor, EngineFacts
 from agentgym.trainers.cluster.episodes import Cast, ClusterStage, EpisodeActor
 from agentgym.trainers.cluster.inner_engine import Part
-from agentgym.trainers.cluster.node_files import FileServer, NodeFiles
+from agentgym.trainers.cluster.node_files import ONE_NODE, FileServer, NodeFiles
 from agentgym.trainers.cluster.rank_actor import ClusterLearner, RankActor
 from agentgym.trainers.cluster.trained_weights import ClusterWeights
 from agentgym.trainers.config import TrainConfig
@@ -25,6 +25,8 @@ from agentgym.trainers.settings.cluster import Role
 __all__ = ["open_cluster"]
 
 LAST_WORDS_S = 5.0
+FILE_READERS = 8
+"""The processes that the node of the command reads and writes files for at once."""
 
 
 async def open_cluster(
@@ -38,10 +40,7 @@ async def open_cluster(
     board = cluster.post("the board", Board)
     keeper = BoardKeeper(board)
     stack.push_async_callback(_end_relay, asyncio.ensure_future(keeper.relay()), keeper)
-    folders = {origin.model_folder.absolute(), origin.weights_folder.absolute(), origin.run_folder.absolute()}
-    is_spread = cluster.has_other_nodes
-    server = cluster.post("the files", FileServer, [*map(str, folders)], is_here=True) if is_spread else None
-    files = NodeFiles(cluster.run, server)
+    files = _open_files(origin, cluster)
     begun = _Beginning(config, origin, cluster, board, files)
     ranks, actors = begun.ranks(), begun.engines()
     engines = await _gather_engines(actors, config)
@@ -56,6 +55,17 @@ async def open_cluster(
     stack.push_async_callback(engine.close)
     stack.push_async_callback(stage.close)
     return RunParts(engine, stage, learner, ClusterWeights(engine, learner, origin.model.to_hf()))
+
+
+def _open_files(origin: Origin, cluster: Cluster) -> NodeFiles:
+    """Returns the run's folders for its actors; another node has them from an actor on this one."""
+    if not cluster.has_other_nodes:
+        return ONE_NODE
+    folders = {origin.model_folder, origin.weights_folder, origin.run_folder}
+    roots = [str(folder.absolute()) for folder in folders]
+    return NodeFiles(
+        cluster.run, cluster.post("the files", FileServer, roots, is_here=True, max_concurrency=FILE_READERS)
+    )
 
 
 @dataclass(frozen=True, eq=False)
