@@ -30,8 +30,11 @@ class FileServer:
     def __init__(self, roots: Sequence[str]) -> None:
         self._roots = [os.path.abspath(root) for root in roots]
 
-    def listing(self, folder: str) -> list[tuple[str, int]]:
-        """Returns name and size of each file in a folder, without those of its subfolders."""
+    def listing(self, folder: str) -> list[tuple[str, int, int]]:
+        """Returns name, size and time (ns) of each file in a folder, without those of its subfolders.
+
+        The time tells an older checkpoint of the same sizes, at the same path of another node, from this one.
+        """
         return _listing(self._path(folder))
 
     def read(self, path: str, start: int) -> bytes:
@@ -76,7 +79,7 @@ class NodeFiles:
         files = self._ask("listing", path)
         if _listing(Path(path)) == files:
             return Path(path)
-        wanted = [(name, size) for name, size in files if has_weights or not name.endswith(WEIGHTS)]
+        wanted = [name for name, _, _ in files if has_weights or not name.endswith(WEIGHTS)]
         home = self._home()
         copy = home / hashlib.sha256(f"{path} {has_weights}".encode()).hexdigest()[:16]
         with _exclusive_lock(copy.with_suffix(".lock")):
@@ -84,7 +87,7 @@ class NodeFiles:
                 part = copy.with_suffix(".part")
                 shutil.rmtree(part, ignore_errors=True)
                 part.mkdir()
-                for name, _ in wanted:
+                for name in wanted:
                     self._download(os.path.join(path, name), part / name)
                 os.replace(part, copy)
         return copy
@@ -141,10 +144,11 @@ _held: dict[Path, int] = {}
 """The locks that this process has on folders of copies, until it ends."""
 
 
-def _listing(folder: Path) -> list[tuple[str, int]]:
+def _listing(folder: Path) -> list[tuple[str, int, int]]:
     if not folder.is_dir():
         return []
-    return sorted((file.name, file.stat().st_size) for file in folder.iterdir() if file.is_file())
+    files = ((file.name, file.stat()) for file in folder.iterdir() if file.is_file())
+    return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
 
 
 @contextmanager

@@ -80,6 +80,9 @@ def test_a_folder_is_fetched_where_it_is_not_or_is_another(
         assert copy.parent.parent == temporary and copy == files.folder(str(there))
         for file in there.iterdir():
             assert (copy / file.name).read_bytes() == file.read_bytes()
+        stale = [(name, size, 0) for name, size, _ in own_listing(there)]
+        elsewhere.setattr(node_files, "_listing", lambda _: stale)
+        assert files.folder(str(there)) == copy, "files of the same sizes may be those of another run"
         small = files.folder(str(there), has_weights=False)
         assert sorted(path.name for path in small.iterdir()) == ["config.json", "empty.txt"]
     with pytest.raises(EngineError, match="in none of the run's folders"):
