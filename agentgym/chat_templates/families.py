@@ -13,6 +13,7 @@ from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.chat_templates.own_renderer import make_own_renderer
 from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.recorded_family import recorded_family
 from agentgym.chat_templates.renderers.chatml import BielikRenderer, ChatMLRenderer
 from agentgym.chat_templates.renderers.command_r import CommandRenderer
 from agentgym.chat_templates.renderers.deepseek import DeepSeekRenderer, DeepSeekV32Renderer
@@ -149,14 +150,15 @@ def renderer_for(
 ) -> TemplateRenderer:
     """Returns the renderer of a model folder or tokenizer.
 
-    `family` is a name of `FORMATS`, or of a function of one's own; without one the template decides, and an unknown
-    template gets the first format that reads the calls which the template writes. `variables` go to the template
+    `family` is a name of `FORMATS`, or of a function of one's own; without one a checkpoint has that of its run, else
+    the template decides, and an unknown one gets the first format that reads its calls. `variables` go to the template
     (`{"enable_thinking": False}` for Qwen3). `date` is the moment that the template uses as the present
     (`2026-03-01T08:30:00`), by default that of this call. Raises RunFolderError for a missing folder or tokenizer,
     UnknownName for an unknown family, RenderError for a template that is missing or cannot be continued exactly,
-    ConfigError for a renderer without a template.
+    ConfigError for a renderer without a template, and for a checkpoint of one's own renderer without `family`.
     """
     if isinstance(model, str | Path):
+        family = family or recorded_family(Path(model))
         tokenizer = ChatTokenizer.load(model)
     else:
         tokenizer = model if isinstance(model, ChatTokenizer) else ChatTokenizer.of(model)

@@ -9,9 +9,11 @@ from typing import Annotated
 
 import tyro
 
+from agentgym.chat_templates.families import renderer_for
 from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options, settings_of_run
 from agentgym.cli.terminal import say, show_json
+from agentgym.loading import is_place
 from agentgym.trainers.checkpoints.export import DType, export_adapter, export_model, find_checkpoint
 
 __all__ = ["main"]
@@ -50,7 +52,10 @@ def main(args: Sequence[str]) -> int:
     say(f"{what} of step {written.step} ({written.dtype}): {options.folder}")
     if not options.adapter:
         settings = settings_of_run(checkpoint.path.resolve().parent.parent)
-        own = own_code_options(settings.get("family"), settings.get("model_backend", "auto"))
+        family = settings.get("family")
+        own = own_code_options(family, settings.get("model_backend", "auto"))
+        if family and not is_place(family) and renderer_for(options.folder).reply_format.name != family:
+            own += f" --family {family}"
         say(f"try next: agentgym eval --env ID --policy {options.folder}{own}")
     if options.json:
         show_json({"folder": str(written.folder), "checkpoint": str(written.checkpoint), "step": written.step})

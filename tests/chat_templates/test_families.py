@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from agentgym.chat_templates import FAMILIES, ChatMLRenderer, ChatTokenizer, Renderer, TemplateRenderer, renderer_for
 from agentgym.chat_templates.formats.hermes import HERMES
 from agentgym.chat_templates.formats.registry import FORMATS
-from agentgym.errors import RenderError, RunFolderError, UnknownName
+from agentgym.errors import ConfigError, RenderError, RunFolderError, UnknownName
 from agentgym.types import Message, ToolCall
 
 USER = Message("user", "Begin.")
@@ -78,6 +79,29 @@ def test_a_family_may_be_asked_for(tiny: ChatTokenizer) -> None:
     assert {family.name for family in FAMILIES} <= set(FORMATS)
     with pytest.raises(UnknownName, match="did you mean 'chatml'"):
         renderer_for(tiny, "chatlm")
+
+
+@pytest.mark.parametrize("place", ["run/checkpoints/step-000001", "taught"])
+def test_a_model_has_the_family_that_it_was_trained_with(folder: Path, place: str) -> None:
+    model = folder / place
+    model.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, model / name)
+    settings = (folder / "run" if place.startswith("run") else model) / "config.yaml"
+    settings.write_text("agentgym: 0.1.0\nfamily: qwen3_coder\n")
+    assert renderer_for(model).reply_format.name == "qwen3_coder"
+    assert renderer_for(model, "hermes").reply_format.name == "hermes"
+    settings.write_text("agentgym: 0.1.0\nfamily: my_renderer.py:make\n")
+    with pytest.raises(ConfigError, match=r"a renderer of its own: name it with --family my_renderer\.py:make"):
+        renderer_for(model)
+    settings.write_text("family: [")
+    with pytest.raises(RunFolderError, match="name the chat format with --family"):
+        renderer_for(model)
+
+
+def test_settings_of_another_program_name_no_family(folder: Path) -> None:
+    (folder / "config.yaml").write_text("family: resnet\n")
+    assert renderer_for(folder).reply_format.name == "hermes"
 
 
 def test_a_chatml_template_with_other_rules_is_driven_by_jinja_and_says_so(

@@ -50,7 +50,7 @@ def test_an_adapter_is_exported_alone_or_merged(
     tmp_path: Path, finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = str(tmp_path / "run"), str(tmp_path / "out")
-    few = [*SMALL.split(), "--steps", "1", "--limits.max-turns", "2"]
+    few = [*SMALL.split(), "--steps", "1", "--limits.max-turns", "2", "--family", "granite4"]
     assert main([*few, "--learner.lora.rank", "2", "--output", run]) == 0
     capsys.readouterr()
     assert main(["export", run, out, "--adapter", "--dtype", "bfloat16"]) == 0
@@ -60,5 +60,6 @@ def test_an_adapter_is_exported_alone_or_merged(
     assert "is an adapter without its model" in capsys.readouterr().err
     assert main(["export", run, str(tmp_path / "merged")]) == 0
     assert (tmp_path / "merged" / "model.safetensors").is_file()
+    assert f"--policy {tmp_path / 'merged'} --family granite4\n" in capsys.readouterr().out
     assert main(["export", str(finished_run), str(tmp_path / "none"), "--adapter"]) == 2
     assert "Leave adapter out, or train with learner.lora.rank" in capsys.readouterr().err
