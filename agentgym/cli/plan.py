@@ -11,8 +11,9 @@ import tyro
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.trainers.planning.config import GIB, PlanConfig
+from agentgym.trainers.planning.find_shape import shape_of
 from agentgym.trainers.planning.fit import MemoryPlan, memory_plan, what_would_fit
-from agentgym.trainers.planning.shapes import ModelShape, shape_of
+from agentgym.trainers.planning.shapes import ModelShape
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -68,7 +69,7 @@ def _gpu_as_option(args: Sequence[str]) -> list[str]:
 
 def _show(shape: ModelShape, config: PlanConfig, plan: MemoryPlan) -> None:
     if shape.refusal:
-        say(f"note: transformers computes this model, in one process: {shape.refusal}")
+        say(f"note: transformers computes this model: {shape.refusal}")
     say(
         f"{shape.name}: {shape.num_parameters:,} parameters, {shape.kv_floats * config.engine.cache_bytes / 1024:,.0f}"
         f" KiB of keys and values a token; {config.gpu.name}, {config.gpu.memory / GIB:,.0f} GiB"

@@ -19,7 +19,9 @@ from typing import Any
 import gymnasium
 import pytest
 
+from agentgym.cli import env_check
 from agentgym.envs.catalog import packages
+from agentgym.envs.catalog.listing import listed_ids
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.rollout import read_episodes
 
@@ -185,15 +187,21 @@ def test_check_all_fails_where_the_environment_of_a_package_does(
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: flaky\nVersion: 1.0\nRequires-Dist: agentgym-llm\n")
     (folder / "entry_points.txt").write_text("[gymnasium.envs]\n__root__ = flaky:register\n")
     monkeypatch.syspath_prepend(tmp_path)
+    few = [
+        "GuessNumber-v0",
+        "ToolPrompt-v0",
+        "Terminal-v0",
+        "Flaky-v0",
+    ]  # the others have tests of their own
+    monkeypatch.setattr(env_check, "listed_ids", lambda: [env_id for env_id in listed_ids() if env_id in few])
     try:
         done = agentgym("env", "check", "--all", "--json")
     finally:
         packages._loaded.clear()
         del gymnasium.registry["Flaky-v0"]
     assert done.code == 1 and not done.json["ok"]
-    expected = [(env_id, True) for env_id in BUNDLED] + [("Flaky-v0", False)]
-    assert [(one["env"], one["ok"]) for one in done.json["envs"]] == expected
-    assert f"{len(BUNDLED)} of {len(BUNDLED) + 1} environments passed" in done.text
+    assert [(one["env"], one["ok"]) for one in done.json["envs"]] == [(env_id, env_id != "Flaky-v0") for env_id in few]
+    assert "3 of 4 environments passed" in done.text
 
 
 # ---- in a process of its own

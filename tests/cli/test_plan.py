@@ -14,13 +14,14 @@ Command = Callable[..., Any]
 
 
 def test_a_plan_shows_memory(agentgym: Command) -> None:
-    done = agentgym(*"plan --model 1.7B --learner.dtype bfloat16 --json".split())
+    done = agentgym(*"plan --model 1.7B --learner.micro-batch-tokens 16384 --json".split())
     assert done.code == 0
     for shown in ("1,720,574,976 parameters", "H100, 79 GiB", "learner: optimizer", "engine: keys and values"):
         assert shown in done.text
     found = done.json
     assert found["fits"] and found["parameters"] == 1_720_574_976
     assert sum(found["learner_memory_gib"].values()) == pytest.approx(found["learner_total_gib"], abs=0.01)
+    assert "learner: gradients" in done.text
     assert found["engine_sequences"] > 0
 
 

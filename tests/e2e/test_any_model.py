@@ -261,6 +261,9 @@ def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert main(["verify", str(parts), "--deep"]) == 0
+    if adapters:
+        assert main(["export", str(parts), str(tmp_path / "adapter"), "--adapter"]) == 0
+        assert load_file(tmp_path / "adapter" / "adapter_model.safetensors")
 
 
 def test_a_mixture_in_bfloat16_trains_with_the_experts_that_sampled(tmp_path: Path) -> None:

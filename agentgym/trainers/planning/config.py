@@ -130,7 +130,7 @@ class PlanConfig:
     def __post_init__(self) -> None:
         _check("", self, {"tasks": 1, "group_size": 1})
         self.learner.check_shares(self.ray.learners)
-        if self.ranks > 1 and self.learner.weights_dtype != "float32":
+        if self.ranks > 1 and self.learner.dtype != "auto":
             raise ConfigError(
                 "learner.dtype is that of a run in one process: with ray.learners above 1, learner.fsdp.param_dtype"
                 " sets it"
@@ -149,11 +149,18 @@ class PlanConfig:
         return self.ray.layout == "colocated"
 
     @property
-    def compute_bytes(self) -> int:
-        """The bytes of a number in the learner's forward and backward pass."""
-        return BYTES[self.learner.weights_dtype if self.ranks == 1 else self.learner.fsdp.param_dtype or "float32"]
+    def weights_dtype(self) -> str:
+        """The type of the learner's weights: by default bfloat16 in one process on a GPU, and float32 on ranks."""
+        if self.ranks > 1:
+            return "float32"
+        return "bfloat16" if self.learner.dtype == "auto" else self.learner.dtype
 
     @property
-    def threads(self) -> int:
-        """The number of micro-batches that a rank computes in parallel; more than one only on a CPU."""
-        return (self.learner.threads or 1) if self.ranks == 1 else 1
+    def compute_dtype(self) -> str:
+        """The type of the learner's forward and backward passes, by default bfloat16 on a GPU."""
+        return self.weights_dtype if self.ranks == 1 else self.learner.fsdp.param_dtype or "bfloat16"
+
+    @property
+    def compute_bytes(self) -> int:
+        """The bytes of a number in the learner's forward and backward pass."""
+        return BYTES[self.compute_dtype]

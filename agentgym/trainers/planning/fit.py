@@ -18,7 +18,6 @@ Changes = dict[str, object]
 """Settings by their names, such as `{"learner.fsdp.gradients": "sharded"}`."""
 MEMORY_SAVERS: Changes = {
     "learner.fsdp.gradients": "sharded",
-    "learner.fsdp.param_dtype": "bfloat16",
     "learner.activation_checkpointing": True,
 }
 """The settings that save memory on several ranks, in the order in which they are tried."""
@@ -37,7 +36,11 @@ class MemoryPlan:
 
 
 def memory_plan(shape: ModelShape, config: PlanConfig) -> MemoryPlan:
-    """Returns the memory of a learner's and an engine's GPU."""
+    """Returns the memory of a learner's and an engine's GPU; raises ConfigError for a layout that the code lacks."""
+    if shape.refusal and config.learner.mesh.sequence * config.learner.mesh.tensor > 1:
+        raise ConfigError(
+            f"ranks share passes of the fast decoder, and transformers computes {shape.name}: leave learner.mesh out"
+        )
     memory, tokens = config.gpu.memory, config.episode.tokens
     learner = learner_memory(shape, config)
     resting = learner.resting if config.is_colocated else 0.0
@@ -87,10 +90,10 @@ def _single_changes(config: PlanConfig) -> list[Changes]:
         {"learner.micro_batch_tokens": config.episode.tokens},
         {"learner.lora.rank": 32},
     ]
-    if config.ranks == 1:
-        changes.append({"learner.dtype": "bfloat16"})
-    else:
-        changes += [{"learner.fsdp.gradients": "sharded"}, {"learner.fsdp.param_dtype": "bfloat16"}]
+    if config.ranks > 1:
+        changes.append({"learner.fsdp.gradients": "sharded"})
+    if config.compute_dtype == "float32":
+        changes.append({"learner.dtype" if config.ranks == 1 else "learner.fsdp.param_dtype": "bfloat16"})
     return [change for change in changes if _apply_changes(config, change) not in (None, config)]
 
 
@@ -104,8 +107,8 @@ def _more_gpus(shape: ModelShape, config: PlanConfig, engine: Changes) -> list[C
             changes: Changes = {"ray.learners": ranks, **further}
             if config.is_colocated:
                 changes["ray.engines"] = ranks
-            if config.learner.weights_dtype != "float32":
-                changes |= {"learner.dtype": "float32", "learner.fsdp.param_dtype": config.learner.weights_dtype}
+            if config.ranks == 1 and config.learner.dtype != "auto":
+                changes |= {"learner.dtype": "auto", "learner.fsdp.param_dtype": config.learner.dtype}
             if _fits(shape, config, engine | changes):
                 found.setdefault(ranks, changes)
                 break

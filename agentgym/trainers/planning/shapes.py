@@ -1,25 +1,50 @@
-"""Shapes of decoders: their parameters, and their keys and values."""
+"""Shapes of models: their parameters, and their keys and values."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from agentgym.embedded import embedded_folder
-from agentgym.errors import ConfigError, nearest
-from agentgym.model.architectures import ARCHITECTURES, refusal
-from agentgym.model.model_name import is_model_id, model_folder
 from agentgym.trainers.settings.lora import PROJECTIONS
-from agentgym.types import JSON
 
-__all__ = ["SHAPES", "ModelShape", "shape_of"]
+__all__ = ["SHAPES", "Counts", "Experts", "ModelShape"]
+
+EXPERT_MATRICES = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The experts of each layer of a mixture."""
+
+    number: int
+    chosen: int
+    """The experts that compute a token."""
+    width: int
+    """The width of an expert's feed-forward."""
+    shared_width: int = 0
+    """The width of the experts that compute every token, together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """The numbers of a model whose weights were counted, and not computed from its widths."""
+
+    parameters: int
+    largest_block: int
+    """The parameters of the largest block that ranks gather at once."""
+    outside: int
+    """The parameters outside of all blocks."""
+    matrices: int
+    """The parameters of the matrices in the blocks."""
+    adapter: int
+    """The parameters of adapters of rank 1 on all matrices."""
+    kv_floats: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A decoder of the Llama, Mistral, Qwen2 and Qwen3 families, as published.
+    """A decoder of the Llama, Mistral, Qwen2 and Qwen3 families or a mixture of Qwen3, as published, or any other model
+    with what was counted of it.
 
     Example: `SHAPES["Qwen3-8B"].num_parameters` is 8,190,735,360, and a token's keys and values are 73,728 numbers.
     """
@@ -36,8 +61,10 @@ class ModelShape:
     """True if the head is the embedding."""
     qk_norm: bool = False
     qkv_bias: bool = False
+    experts: Experts | None = None
+    counts: Counts | None = None
     refusal: str = ""
-    """The reason that the fast decoder does not compute the model; empty if it does."""
+    """The reason that the fast decoder does not compute the model, which transformers does then; empty if it does."""
 
     @property
     def q_width(self) -> int:
@@ -56,30 +83,51 @@ class ModelShape:
         return dict(zip(PROJECTIONS, ((e, q), (e, kv), (e, kv), (q, e), (e, f), (e, f), (f, e)), strict=True))
 
     @property
+    def matrix_parameters(self) -> int:
+        """The number of weights of the matrices of all layers, of which an optimizer such as Muon takes whole ones."""
+        if self.counts is not None:
+            return self.counts.matrices
+        router = 0 if self.experts is None else self.width * self.experts.number
+        matrices = sum(self._copies(name) * inputs * outputs for name, (inputs, outputs) in self.matrices.items())
+        return self.num_layers * (matrices + router)
+
+    @property
     def layer_parameters(self) -> int:
-        """The number of weights of a layer, norms and biases included."""
-        matrices = sum(inputs * outputs for inputs, outputs in self.matrices.values())
+        """The number of weights of a layer, norms and biases included; of the largest one if layers differ."""
+        if self.counts is not None:
+            return self.counts.largest_block
         norms = 2 * self.width + (2 * self.head_width if self.qk_norm else 0)
-        return matrices + norms + (self.q_width + 2 * self.kv_width if self.qkv_bias else 0)
+        biases = self.q_width + 2 * self.kv_width if self.qkv_bias else 0
+        return self.matrix_parameters // self.num_layers + norms + biases
 
     @property
     def head_parameters(self) -> int:
         """The number of weights outside of the layers: embedding, head, last norm."""
+        if self.counts is not None:
+            return self.counts.outside
         return self.vocab_size * self.width * (1 if self.tied else 2) + self.width
 
     @property
     def num_parameters(self) -> int:
         """The number of all weights."""
+        if self.counts is not None:
+            return self.counts.parameters
         return self.num_layers * self.layer_parameters + self.head_parameters
 
     @property
     def kv_floats(self) -> int:
         """The number of values that a token has in the KV cache."""
-        return 2 * self.num_layers * self.kv_width
+        return 2 * self.num_layers * self.kv_width if self.counts is None else self.counts.kv_floats
 
     def adapter_parameters(self, rank: int, modules: Sequence[str] = PROJECTIONS) -> int:
         """Returns the number of weights of LoRA adapters on `modules` of all layers."""
-        return self.num_layers * rank * sum(sum(self.matrices.get(name, ())) for name in modules)
+        if self.counts is not None:
+            return rank * self.counts.adapter
+        adapted = sum(self._copies(name) * sum(self.matrices.get(name, ())) for name in modules)
+        return self.num_layers * rank * adapted
+
+    def _copies(self, name: str) -> int:
+        return self.experts.number if self.experts is not None and name in EXPERT_MATRICES else 1
 
 
 def _qwen3(name: str, layers: int, width: int, heads: int, ffn: int, *, tied: bool = False) -> ModelShape:
@@ -95,6 +143,12 @@ def _qwen3(name: str, layers: int, width: int, heads: int, ffn: int, *, tied: bo
         tied=tied,
         qk_norm=True,
     )
+
+
+def _qwen3_mixture(name: str, layers: int, width: int, heads: int, expert_width: int) -> ModelShape:
+    experts = Experts(number=128, chosen=8, width=expert_width)
+    shape = replace(_qwen3(name, layers, width, heads, expert_width), num_kv_heads=4, experts=experts)
+    return replace(shape, refusal="it is a mixture of experts")
 
 
 def _grouped_query_shape(name: str, layers: int, width: int, ffn: int, vocab: int) -> ModelShape:
@@ -119,6 +173,8 @@ def _known_shapes() -> dict[str, ModelShape]:
         _qwen3("Qwen3-8B", 36, 4096, 32, 12_288),
         _qwen3("Qwen3-14B", 40, 5120, 40, 17_408),
         _qwen3("Qwen3-32B", 64, 5120, 64, 25_600),
+        _qwen3_mixture("Qwen3-30B-A3B", 48, 2048, 32, 768),
+        _qwen3_mixture("Qwen3-235B-A22B", 94, 4096, 64, 1536),
         replace(_grouped_query_shape("Qwen2.5-7B", 28, 3584, 18_944, 152_064), num_kv_heads=4, qkv_bias=True),
         replace(_grouped_query_shape("Qwen2.5-72B", 80, 8192, 29_568, 152_064), qkv_bias=True),
         _grouped_query_shape("Llama-3.1-8B", 32, 4096, 14_336, 128_256),
@@ -129,67 +185,3 @@ def _known_shapes() -> dict[str, ModelShape]:
 
 SHAPES = _known_shapes()
 """The known shapes, by their published names."""
-
-
-def shape_of(model: str) -> ModelShape:
-    """Returns the shape of a name in `SHAPES`, a size, `embedded`, or a folder with a config.json.
-
-    A size is the first shape of that size (`8B` is Qwen3-8B). Raises ConfigError for any other name.
-    """
-    wanted = model.rsplit("/", 1)[-1].lower()
-    for name, shape in SHAPES.items():
-        if wanted in (name.lower(), name.lower().rpartition("-")[2]):
-            return shape
-    folder = embedded_folder() if model == "embedded" else Path(model)
-    if is_model_id(model):
-        folder = model_folder(model)
-    if folder.is_dir():
-        return _of_folder(folder)
-    sizes = [name.rpartition("-")[2] for name in SHAPES]
-    hint = nearest(model, [*SHAPES, *sizes, "embedded"]) or ""
-    raise ConfigError(
-        f"unknown model {model!r}{hint or '.'} A size ({', '.join(dict.fromkeys(sizes))}), a name such as Llama-3.1-8B,"
-        " `embedded` or a folder with a config.json was wanted"
-    )
-
-
-def _of_folder(folder: Path) -> ModelShape:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{str(path)!r} cannot be read as a model's configuration: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{str(path)!r} holds no configuration: it must be a JSON object")
-    family = config.get("model_type")
-    if family not in ARCHITECTURES:
-        raise ConfigError(
-            f"{str(path)!r} is of model_type {family!r}, and only {', '.join(ARCHITECTURES)} can be planned: give the"
-            " size of the nearest one, such as --model 32B"
-        )
-    return _of_config(folder.name, str(family), config)
-
-
-def _of_config(name: str, family: str, config: Mapping[str, JSON]) -> ModelShape:
-    def integer(key: str, default: int | None = None) -> int:
-        value = config.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"config.json of {name!r} needs a positive integer {key!r}, got {value!r}")
-        return value
-
-    width, heads = integer("hidden_size"), integer("num_attention_heads")
-    return ModelShape(
-        name=name,
-        vocab_size=integer("vocab_size"),
-        width=width,
-        num_layers=integer("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=integer("num_key_value_heads", heads),
-        head_width=integer("head_dim", width // heads),
-        ffn_width=integer("intermediate_size"),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        qk_norm=family == "qwen3",
-        qkv_bias=family == "qwen2",
-        refusal=refusal(config) or "",
-    )

@@ -32,7 +32,7 @@ from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.model.model_folder import load_decoder
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.record.line_reader import LineReader
-from agentgym.trainers.checkpoints.export import export_adapter, find_checkpoint
+from agentgym.trainers.checkpoints.export import find_checkpoint
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
@@ -130,18 +130,6 @@ def test_one_rank_trains_adapters_with_the_bytes_of_a_local_run(
     Trainer(replace(lora, executor="ray", ray=on(cluster)), tmp_path / "ray").fit()
     assert episodes(tmp_path / "ray") == episodes(tmp_path / "local")
     assert losses(tmp_path / "ray") == losses(tmp_path / "local")
-
-
-def test_adapters_that_two_ranks_train_are_resumed_and_exported(
-    cluster: str, lora: TrainConfig, tmp_path: Path
-) -> None:
-    lora = replace(lora, learner=replace(lora.learner, shares=2))  # or the last bits may change what is sampled later
-    Trainer(lora, tmp_path / "local").fit()
-    two = replace(lora, executor="ray", ray=on(cluster, learners=2))
-    Trainer(replace(two, steps=2), tmp_path / "ray").fit()
-    Trainer.load(tmp_path / "ray", steps=4).fit()
-    assert losses(tmp_path / "ray") == pytest.approx(losses(tmp_path / "local"), abs=1e-5)
-    assert export_adapter(find_checkpoint(tmp_path / "ray"), tmp_path / "adapter").step == 4
 
 
 ACTORS = {"EngineActor": "engine .", "EpisodeActor": "worker .", "RankActor": "learner .", "Board": "the board"}

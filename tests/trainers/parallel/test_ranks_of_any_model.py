@@ -51,6 +51,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sharded-gradients": {"fsdp": FsdpConfig(gradients="sharded")},
 }
 ADAPTERS = {"lora": {"lora": LORA}, "lora-kl": {"lora": LORA, "kl": KLConfig(coefficient=0.1)}}
+UNEVEN = ["plain", "critic", "gathered-once", "sharded-gradients", "lora-kl"]
+"""The settings whose tensors three ranks cannot divide equally; the others compute as two ranks do."""
 QUICK = [
     "qwen3_moe-plain",
     "qwen3_moe-balanced",
@@ -192,7 +194,7 @@ def test_a_stack_of_experts_costs_what_a_token_takes_of_it(cases: dict[str, Case
 def test_any_number_of_ranks_of_any_model_learns_what_one_process_learns(
     model: str, size: int, cases: dict[str, Case], on_ranks: OnRanks
 ) -> None:
-    names = [f"{model}-{setting}" for setting in SETTINGS | ADAPTERS]
+    names = [f"{model}-{setting}" for setting in (SETTINGS | ADAPTERS if size == 2 else UNEVEN)]
     found = on_ranks({name: cases[name] for name in names}, size)
     for name in names:
         check([rank[name] for rank in found], in_one_process(cases[name]))

@@ -13,6 +13,7 @@ from agentgym.trainers.planning.shapes import SHAPES
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.fsdp import FsdpConfig
 from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.mesh import MeshConfig
 
 SHARDED = LearnerConfig(fsdp=FsdpConfig(gradients="sharded", param_dtype="bfloat16"), activation_checkpointing=True)
 
@@ -60,3 +61,9 @@ def test_a_gpu_by_name_or_by_its_memory() -> None:
 def test_a_plan_that_makes_no_sense_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PlanConfig(**{"model": "8B", **settings})  # type: ignore[arg-type]
+
+
+def test_a_layout_that_the_code_lacks_is_refused() -> None:
+    ray, learner = ClusterConfig(learners=8), LearnerConfig(mesh=MeshConfig(sequence=2))
+    with pytest.raises(ConfigError, match=r"transformers computes Qwen3-30B-A3B: leave learner\.mesh out"):
+        memory_plan(SHAPES["Qwen3-30B-A3B"], PlanConfig(model="30B-A3B", ray=ray, learner=learner))
