@@ -70,9 +70,10 @@ def _gpu_as_option(args: Sequence[str]) -> list[str]:
 def _show(shape: ModelShape, config: PlanConfig, plan: MemoryPlan) -> None:
     if shape.refusal:
         say(f"note: transformers computes this model: {shape.refusal}")
+    kib = shape.kv_floats * config.engine.cache_bytes / 1024
     say(
-        f"{shape.name}: {shape.num_parameters:,} parameters, {shape.kv_floats * config.engine.cache_bytes / 1024:,.0f}"
-        f" KiB of keys and values a token; {config.gpu.name}, {config.gpu.memory / GIB:,.0f} GiB"
+        f"{shape.name}: {shape.num_parameters:,} parameters, {kib:,.{0 if kib >= 10 else 1}f} KiB of keys and values a"
+        f" token; {config.gpu.name}, {config.gpu.memory / GIB:,.0f} GiB"
     )
     rows = [[f"learner: {name}", _gib(size)] for name, size in plan.learner.parts.items()]
     rows += [
