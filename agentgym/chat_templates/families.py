@@ -6,14 +6,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentgym.chat_templates.formats.hermes import HERMES
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.chat_templates.own_renderer import make_own_renderer
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.chat_templates.recorded_family import recorded_family
+from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.renderers.chatml import BielikRenderer, ChatMLRenderer
 from agentgym.chat_templates.renderers.command_r import CommandRenderer
 from agentgym.chat_templates.renderers.deepseek import DeepSeekRenderer, DeepSeekV32Renderer
@@ -118,15 +118,22 @@ def family_of(tokenizer: ChatTokenizer) -> Family | None:
     return None
 
 
-def open_renderer(folder: str | Path, family: str | None = None, *, date: str | None = None) -> Renderer:
+def open_renderer(
+    folder: str | Path,
+    family: str | None = None,
+    *,
+    date: str | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Renderer:
     """Returns the renderer of a model folder as `renderer_for` does, or the user's own, which need have no template.
 
     The user's own is made by the function that `family` names, `path/to/file.py:name`.
     """
     if family is None or not is_place(family):
-        return renderer_for(folder, family, date=date)
+        return renderer_for(folder, family, date=date, variables=variables)
     tokenizer = ChatTokenizer.load(folder, needs_template=False)
-    return make_own_renderer(family, tokenizer, {"strftime_now": date or present_date()})
+    variables = recorded_format(Path(folder)).variables_with(variables or {})
+    return make_own_renderer(family, tokenizer, {"strftime_now": date or present_date(), **variables})
 
 
 def format_to_record(
@@ -152,13 +159,14 @@ def renderer_for(
 
     `family` is a name of `FORMATS`, or of a function of one's own; without one a checkpoint has that of its run, else
     the template decides, and an unknown one gets the first format that reads its calls. `variables` go to the template
-    (`{"enable_thinking": False}` for Qwen3). `date` is the moment that the template uses as the present
+    (`{"enable_thinking": False}` for Qwen3) beside those of a checkpoint's run. `date` is its present moment
     (`2026-03-01T08:30:00`), by default that of this call. Raises RunFolderError for a missing folder or tokenizer,
     UnknownName for an unknown family, RenderError for a template that is missing or cannot be continued exactly,
     ConfigError for a renderer without a template, and for a checkpoint of one's own renderer without `family`.
     """
     if isinstance(model, str | Path):
-        family = family or recorded_family(Path(model))
+        record = recorded_format(Path(model))
+        family, variables = family or record.family_for(model), record.variables_with(variables or {})
         tokenizer = ChatTokenizer.load(model)
     else:
         tokenizer = model if isinstance(model, ChatTokenizer) else ChatTokenizer.of(model)

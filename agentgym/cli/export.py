@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +58,9 @@ def main(args: Sequence[str]) -> int:
         own = own_code_options(family, settings.get("model_backend", "auto"))
         if family and not is_place(family) and renderer_for(options.folder).reply_format.name != family:
             own += f" --family {family}"
+        if variables := settings.get("chat_template_kwargs"):
+            words = (f"{name}={json.dumps(value)}" for name, value in variables.items())
+            own += f" --chat-template-kwargs {shlex.join(words)}"
         say(f"try next: agentgym eval --env ID --policy {options.folder}{own}")
     if options.json:
         show_json({"folder": str(written.folder), "checkpoint": str(written.checkpoint), "step": written.step})

@@ -21,6 +21,7 @@ from agentgym.evaluation.play.replies_file import RepliesFile, prompt_rows
 from agentgym.model.architectures import check_backend
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rollout.hosting.event_loop import run_async
+from agentgym.types import JSON
 
 __all__ = ["main"]
 
@@ -44,6 +45,8 @@ class GenerateOptions(GenerationConfig):
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The columns of a row's parts, such as prompt=problem."""
     resume: bool = False
@@ -107,7 +110,7 @@ def main(args: Sequence[str]) -> int:
 async def _sample(options: GenerateOptions) -> RepliesFile:
     """Writes the replies that are missing."""
     folder = model_folder(options.model)
-    renderer = open_renderer(folder, options.family)
+    renderer = open_renderer(folder, options.family, variables=options.chat_template_kwargs)
     settings = {setting.name: getattr(options, setting.name) for setting in fields(GenerationConfig)}
     engine = await open_model(folder, options.how)
     try:

@@ -49,7 +49,7 @@ def renderer_of_run(run: Path, tokenizer: str | None = None) -> Renderer | None:
     settings = settings_of_run(run)
     family, date = (str(settings[key]) if settings.get(key) else None for key in ("family", "date"))
     try:
-        return open_renderer(folder, family, date=date)
+        return open_renderer(folder, family, date=date, variables=settings.get("chat_template_kwargs"))
     except AgentGymError as error:
         if family is None or not is_place(family):
             raise

@@ -13,7 +13,7 @@ import tyro
 
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.chat_templates.jinja_template import ChatTemplate
-from agentgym.chat_templates.recorded_family import recorded_family
+from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
@@ -55,7 +55,7 @@ def main(args: Sequence[str]) -> int:
     template = _template(options.chat_template)
     folder = model_folder(options.model)
     tokenizer = _tokenizer(folder, template)
-    family = options.family or recorded_family(folder)
+    family = options.family or recorded_format(folder).family_for(folder)
     report = verify_model(tokenizer, family, _reference(folder, template))
     show_table(["property", "verdict", "checked", "what was found"], report.rows())
     say(report.summary())

@@ -85,6 +85,8 @@ class TrainConfig:
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `Renderer`; None detects it from the chat template, and config.yaml then names
     it."""
+    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     date: str | None = None
     """The present date for chat templates (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00. None is the
     moment at which the run begins; if the template writes it, config.yaml then holds that moment."""

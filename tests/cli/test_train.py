@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agentgym.chat_templates import renderer_for
 from agentgym.cli.main import main
 from agentgym.cli.training.options import MAIN_SETTINGS
+from agentgym.embedded import embedded_folder
 from agentgym.rollout import read_episodes
 from agentgym.testing.fake_server.faults import Faults
 from agentgym.testing.fake_server.server import FakeSglang
@@ -44,6 +47,34 @@ def test_a_run_prints_success_before_and_after_and_where_everything_lies(
     assert all(Path(path).exists() for path in result["files"].values())
     assert {"curve", "report", "checkpoint", "metrics", "episodes"} == set(result["files"])
     assert main(["verify", str(tmp_path / "run")]) == 0
+
+
+def test_variables_of_the_template_are_those_of_the_run_and_of_its_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, run, later = tmp_path / "model", tmp_path / "run", tmp_path / "later"
+    shutil.copytree(embedded_folder(), model, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text())
+    template = tokenizer["chat_template"].removesuffix("{%- endif -%}\n")
+    no_thoughts = "{%- if enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}"
+    tokenizer["chat_template"] = template + no_thoughts + "{%- endif -%}"  # as Qwen3's ends
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    few = [*SMALL, "--steps", "1", "--local.compile", "False", "--limits.max-turns", "2"]
+    given = ["--chat-template-kwargs", "enable_thinking=false"]
+    assert main([*few, "--model", str(model), *given, "--output", str(run)]) == 0
+    renderer = renderer_for(model)
+    for folder, further in ((run, ()), (later, ("--num-tasks", "2"))):
+        if further:
+            play = ["eval", "--env", "TextGame-v0", "--policy", str(run / "checkpoints" / "step-000001"), *further]
+            assert main([*play, "--max-turns", "2", "--output", str(folder)]) == 0
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
+        assert settings["chat_template_kwargs"] == {"enable_thinking": False}
+        row = next(read_episodes(folder)).trajectory.rows[0]
+        assert renderer.decode(row.spans[0].ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        assert main(["verify", str(folder)]) == 0
+    capsys.readouterr()
+    assert main(["export", str(run), str(tmp_path / "exported")]) == 0
+    assert "--chat-template-kwargs enable_thinking=false\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow

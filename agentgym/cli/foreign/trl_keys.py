@@ -112,7 +112,7 @@ GENERATION_KEYS = (
     skip("vllm_server_*", "vllm.urls names running servers"),
     skip("vllm_structured_outputs_regex", "the environment answers malformed replies"),
     skip("vllm_*", "how the server works: vllm.server_args"),
-    skip("chat_template_kwargs", "the chat template's own defaults are used: docs/families.md"),
+    Key("chat_template_kwargs", "chat_template_kwargs"),
     same("ds3_gather_for_generation", "the engine gets each step's weights"),
     same("pad_to_multiple_of", "rows are packed, without padding"),
     Key("generation_kwargs", "sampling.stop", "stop or stop_strings alone", convert=values.trl_stop),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -57,6 +57,8 @@ class DpoOptions:
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     date: str | None = None
     """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
     the run begins. If the template writes it, config.yaml then holds that moment."""
@@ -118,7 +120,7 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym dpo ...`; an interrupted run saves what was learned and has the exit code 130."""
     options = parse_options(DpoOptions, config_as_options(DpoOptions, args), prog="agentgym dpo")
     options.learning(1)  # refuses invalid settings before anything is read
-    pupil = open_pupil(options.model, options.family, options.date, options.model_backend)
+    pupil = open_pupil(options)
     found = _read(options, options.pairs or options.episodes, pupil)
     config = options.learning(len(found.pairs))
     validation = None
@@ -127,7 +129,7 @@ def main(args: Sequence[str]) -> int:
         validation = Validation(_read(options, options.validation, pupil).pairs, every)
     named = [*options.pairs, *options.episodes][0].resolve().stem
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
-    given = asdict(options) | {"family": pupil.family, "steps": config.steps, "date": pupil.date}
+    given = asdict(options) | pupil.chat_format | {"steps": config.steps}
     folder = SftFolder(path, recorded_settings("dpo", given))
     seen: list[PreferenceStep] = []
 

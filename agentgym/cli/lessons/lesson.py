@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
 
 import agentgym
 from agentgym.chat_templates.families import format_to_record, renderer_for
+from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import present_date
 from agentgym.cli.options import read_mapping
@@ -40,19 +41,45 @@ class Pupil:
     """The folder of its first weights, with the tokenizer."""
     renderer: TemplateRenderer
     model: LanguageModel
-    family: str | None
-    """The family to record."""
-    date: str | None
-    """The date to record: that of the chat template if it writes one, else the one that was given."""
+    chat_format: dict[str, Any]
+    """The settings of the chat format to record: `family`, `chat_template_kwargs`, and `date`, which is that of the
+    template if it writes one, else the one that was given."""
 
 
-def open_pupil(name: str, family: str | None, date: str | None, backend: str) -> Pupil:
-    """Loads the model of a name, and says which code computes it."""
-    source, written = model_folder(name), date or present_date()
-    renderer, model = renderer_for(source, family, date=written), load_policy(source, backend=backend)
+class PupilOptions(Protocol):
+    """The options of a command that teaches a model, as far as they name it and its chat format."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+
+    @property
+    def model_backend(self) -> str:
+        """The code that computes it."""
+
+    @property
+    def family(self) -> str | None:
+        """The chat format that was given."""
+
+    @property
+    def chat_template_kwargs(self) -> Mapping[str, JSON]:
+        """The variables of the template that were given."""
+
+    @property
+    def date(self) -> str | None:
+        """The date that was given."""
+
+
+def open_pupil(options: PupilOptions) -> Pupil:
+    """Loads the model that the options name, and says which code computes it."""
+    source, date = model_folder(options.model), options.date or present_date()
+    variables = recorded_format(source).variables_with(options.chat_template_kwargs)
+    renderer = renderer_for(source, options.family, date=date, variables=variables)
+    model = load_policy(source, backend=options.model_backend)
     if line := backend_line(model, source):
         say(line)
-    return Pupil(source, renderer, model, *format_to_record(renderer, family, date=written, given_date=date))
+    family, written = format_to_record(renderer, options.family, date=date, given_date=options.date)
+    return Pupil(source, renderer, model, {"family": family, "chat_template_kwargs": variables, "date": written})
 
 
 def run_steps(

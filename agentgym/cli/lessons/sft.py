@@ -57,6 +57,8 @@ class SftOptions:
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     date: str | None = None
     """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
     the run begins. If the template writes it, config.yaml then holds that moment."""
@@ -197,10 +199,10 @@ def main(args: Sequence[str]) -> int:
     env = None if options.env is None else load_env(options.env, options.env_kwargs)
     if env is not None:
         policy_for(env, options.policy)
-    pupil = open_pupil(options.model, options.family, options.date, options.model_backend)
-    options = replace(options, date=pupil.date)
+    pupil = open_pupil(options)
+    options = replace(options, date=pupil.chat_format["date"])
     lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)
-    given = asdict(options) | {"family": pupil.family, "steps": lesson.config.steps}
+    given = asdict(options) | pupil.chat_format | {"steps": lesson.config.steps}
     folder = SftFolder(options.output or _free_output(options), recorded_settings("sft", given))
     display = _Display()
 

@@ -69,6 +69,8 @@ class EvalConfig:
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     date: str | None = None
     """The date that a chat template uses as the present (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00.
     None is the start of the evaluation; if the template writes the date, config.yaml then holds that moment."""
@@ -129,8 +131,8 @@ class EvalConfig:
             raise ConfigError(f"{self.policy} is asked for no summary: leave compaction.at out, or evaluate a model")
         if self.history != "append" and is_url(self.policy):
             raise ConfigError("a chat endpoint renders the history itself, by its own template: leave history out")
-        if self.family is not None and is_url(self.policy):
-            raise ConfigError("a chat endpoint has its own chat format: leave family out")
+        if (self.family is not None or self.chat_template_kwargs) and is_url(self.policy):
+            raise ConfigError("a chat endpoint has its own chat format: leave family and chat_template_kwargs out")
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -164,6 +166,8 @@ class EvalConfig:
             return {**settings, "policy": endpoint_url(self.policy), "endpoint": endpoint}
         settings["tokenizer"] = self.tokenizer if self.policy in POLICIES else self.policy
         settings |= {} if self.date is None else {"date": self.date}
+        variables = dict(self.chat_template_kwargs)
+        settings |= {"chat_template_kwargs": variables} if variables else {}
         return {**settings, "family": self.family, "history": self.history, "compaction": asdict(self.compaction)}
 
 

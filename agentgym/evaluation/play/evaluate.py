@@ -13,6 +13,7 @@ from typing import Any
 
 from agentgym.chat_templates.families import format_to_record, open_renderer
 from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.template_date import present_date
 from agentgym.data import open_data
 from agentgym.engines.openai.config import is_url
@@ -179,7 +180,7 @@ def config_tasks(config: EvalConfig) -> list[Task]:
     if not config.data.has_files:
         return eval_tasks(config.env, config.num_tasks, config.env_kwargs)
     tokenizer = config.tokenizer if config.policy in POLICIES or is_url(config.policy) else config.policy
-    count = count_prompt(open_renderer(model_folder(tokenizer), config.family, date=config.date))
+    count = count_prompt(_open_renderer(model_folder(tokenizer), config))
     data = open_data(config.data, count, config.env)
     if not data.eval:
         raise ConfigError(
@@ -258,13 +259,13 @@ async def _loop(config: EvalConfig, num_episodes: int) -> EpisodeLoop:
 def policy_loop(config: EvalConfig) -> PolicyLoop:
     """Returns the loop of a policy that needs no model."""
     limits = Limits(max_turns=config.max_turns, turn_tokens=POLICY_TURN_TOKENS)
-    renderer = open_renderer(model_folder(config.tokenizer), config.family, date=config.date)
+    renderer = _open_renderer(model_folder(config.tokenizer), config)
     return PolicyLoop(renderer, limits, history=config.history)
 
 
 async def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
     folder = model_folder(config.policy)
-    renderer = open_renderer(folder, config.family, date=config.date)
+    renderer = _open_renderer(folder, config)
     engine = await open_model(folder, config.model_settings(num_episodes))
     return RolloutLoop(
         engine, renderer, _limits(config), config.sampling, history=config.history, compaction=config.compaction
@@ -343,6 +344,11 @@ def _limits(config: EvalConfig) -> Limits:
 def _with_chat_format(config: EvalConfig, folder: Path) -> EvalConfig:
     """Returns the settings with the chat format of a model folder, and with the date if its template writes one."""
     date = config.date or present_date()
-    renderer = open_renderer(folder, config.family, date=date)
+    renderer = _open_renderer(folder, replace(config, date=date))
     family, written = format_to_record(renderer, config.family, date=date, given_date=config.date)
-    return replace(config, family=family, date=written)
+    variables = recorded_format(folder).variables_with(config.chat_template_kwargs)
+    return replace(config, family=family, date=written, chat_template_kwargs=variables)
+
+
+def _open_renderer(folder: Path, config: EvalConfig) -> Renderer:
+    return open_renderer(folder, config.family, date=config.date, variables=config.chat_template_kwargs)

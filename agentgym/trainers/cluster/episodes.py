@@ -56,7 +56,9 @@ class EpisodeActor:
     async def ready(self) -> bool:
         """Returns once the worker can play."""
         folder = await asyncio.to_thread(self._cast.files.folder, self._cast.model_folder, has_weights=False)
-        self._renderer = open_renderer(folder, self._cast.config.family, date=self._cast.config.date)
+        config = self._cast.config
+        variables = config.chat_template_kwargs
+        self._renderer = open_renderer(folder, config.family, date=config.date, variables=variables)
         self._engine = ClusterEngine(self._cast.engines)
         self._sampler("train")
         return True

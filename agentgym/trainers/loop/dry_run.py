@@ -39,7 +39,8 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     """Returns the counts of a run and a rough bound of its memory; makes one environment and loads the model."""
     config = with_token_budget(config)
     folder = model_folder(config.model)
-    renderer, model = open_renderer(folder, config.family, date=config.date), load_model(folder, config)
+    renderer = open_renderer(folder, config.family, date=config.date, variables=config.chat_template_kwargs)
+    model = load_model(folder, config)
     check_model_settings(model, config)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
     held_out = config.eval.episodes

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from agentgym.chat_templates.families import format_to_record, open_renderer
 from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.template_date import present_date
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import is_model_id, model_folder, revised_name
@@ -329,9 +330,10 @@ def open_run(
     """
     config, first_folder = _find_model(config, path if resume else None)
     date = config.date or (recorded_run_date(path) if resume else None) or present_date()
-    renderer = open_renderer(first_folder, config.family, date=date)
+    variables = recorded_format(first_folder).variables_with(config.chat_template_kwargs)
+    renderer = open_renderer(first_folder, config.family, date=date, variables=variables)
     family, written = format_to_record(renderer, config.family, date=date, given_date=config.date)
-    config = with_token_budget(replace(config, family=family, date=written))
+    config = with_token_budget(replace(config, family=family, date=written, chat_template_kwargs=variables))
     source, config = open_tasks(config, renderer)
     tracking = Tracking(config.trackers, config.tracking)
     folder, checkpoint, model = _open_folder(config, path, first_folder, resume=resume)

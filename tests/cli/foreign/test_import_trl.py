@@ -37,7 +37,7 @@ def test_every_argument_of_trl_is_in_the_table() -> None:
 
 def test_every_setting_of_the_table_is_ours() -> None:
     known = [*our_defaults(), "advantage.settings", "learner.loss_settings", "learner.correction_settings"]
-    known += ["env_kwargs", "optimizer.decay_settings", "optimizer.weight_decays"]
+    known += ["env_kwargs", "chat_template_kwargs", "optimizer.decay_settings", "optimizer.weight_decays"]
     named = {name.strip() for key in TRL_KEYS for name in key.ours.split(",") if name.strip()}
     assert {name for name in named if not any(name == own or name.startswith(f"{own}.") for own in known)} == set()
 
@@ -152,6 +152,10 @@ def test_arguments_of_trls_own_command_are_read(agentgym: Command) -> None:
         ({"lr_scheduler_type": "linear"}, {"optimizer.decay_settings.flat": 0.0}),
         ({"mask_truncated_completions": True}, {"truncated_episodes": "leave_out"}),
         ({"max_tool_calling_iterations": 4, "tools": ["t.py:add"]}, {"env_kwargs.max_turns": 5}),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+        ),
         ({"eval_strategy": "steps", "eval_steps": 50}, {"eval.every": 50}),
     ],
 )

@@ -65,7 +65,13 @@ def test_every_setting_of_the_table_is_ours() -> None:
 
 
 def our_names() -> list[str]:
-    grouped = ["env_kwargs", "advantage.settings", "learner.loss_settings", "learner.correction_settings"]
+    grouped = [
+        "env_kwargs",
+        "chat_template_kwargs",
+        "advantage.settings",
+        "learner.loss_settings",
+        "learner.correction_settings",
+    ]
     return [*our_defaults(), *grouped, "optimizer.decay_settings", "reward.settings", "data.columns"]
 
 
@@ -217,6 +223,10 @@ def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeyp
             {"env_kwargs.max_turns": 3, "data.tools": ["b.yaml"]},
         ),
         ([f"{TURNS}.max_assistant_turns=4"], {"limits.max_turns": 4}),
+        (
+            ["+data.apply_chat_template_kwargs.enable_thinking=False"],
+            {"chat_template_kwargs.enable_thinking": False},
+        ),
     ],
 )
 def test_values_have_the_meaning_that_they_have_there(overrides: list[str], wanted: dict[str, Any]) -> None:
