@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoConfig
 
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.planning.activations import activation_bytes, rows_together
 from agentgym.trainers.planning.config import EngineSpec, EpisodeSpec, GpuSpec, PlanConfig
+from agentgym.trainers.planning.find_shape import shape_of
 from agentgym.trainers.planning.memory import LearnerMemory, engine_memory, learner_memory, micro_batches
 from agentgym.trainers.planning.shapes import SHAPES, ModelShape
 from agentgym.trainers.settings.cluster import ClusterConfig
@@ -178,8 +181,8 @@ def test_checkpointing_keeps_a_state_a_layer() -> None:
     assert again < keeps / 5
 
 
-H200 = Path(__file__).parents[3] / "benchmarks" / "gpu" / "h200"
-"""What a GPU has used at most in steps of the learner: `gpu/learning_cases.py` and `gpu/sizes_cases.py`."""
+GPU = Path(__file__).parents[3] / "benchmarks" / "gpu"
+"""`h200/*.jsonl` has what a GPU has used at most in steps of the learner."""
 KINDS = {
     "single": (2, 8, 512, 1050),
     "turns": (8, 1, 1, 2047),
@@ -188,27 +191,42 @@ KINDS = {
 }
 """Tasks, rows of each, tokens of a prompt and of a reply, of the workloads there."""
 SIZES = {shape.name.removeprefix("Qwen3-"): shape for shape in SHAPES.values() if shape.qk_norm}
+PUBLISHED = runpy.run_path(str(GPU / "probe_case.py"))["PUBLISHED"]
 
 
-def measured() -> list[dict[str, Any]]:
-    lines = [line for name in ("learning", "sizes") for line in (H200 / f"{name}.jsonl").read_text().splitlines()]
-    found = [json.loads(line) for line in lines]
+def measured(*names: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for name in names for line in (GPU / "h200" / f"{name}.jsonl").read_text().splitlines()]
     return [case for case in found if case.get("peak_gb") and case.get("attention") != "blocks"]
 
 
-@pytest.mark.parametrize(
-    "case", measured(), ids=lambda case: "-".join(map(str, (case["shape"], *list(case.values())[2:4])))
-)
-def test_the_most_is_near_what_a_gpu_has_used(case: dict[str, Any]) -> None:
+def most_gb(case: dict[str, Any], shape: ModelShape) -> float:
+    """The prediction for a step, without the runtime, and without the model that a run merges adapters into."""
     tasks, group_size, prompt, reply = KINDS[case.get("kind", "single")]
-    settings = {
-        name: case[name] for name in ("micro_batch_tokens", "activation_checkpointing", "dtype") if name in case
-    }
-    learner = LearnerConfig(**{"micro_batch_tokens": 16_384, **settings})
+    names = ("micro_batch_tokens", "activation_checkpointing", "dtype")
+    settings = {"micro_batch_tokens": 16_384, **{name: case[name] for name in names if name in case}}
+    learner = LearnerConfig(**settings, lora=LoraConfig(rank=case.get("lora_rank", 0)))
     episode = EpisodeSpec(prompt_tokens=prompt, reply_tokens=reply, tool_tokens=0, turns=1)
     plan = PlanConfig(model="", tasks=tasks, group_size=group_size, episode=episode, learner=learner)
-    found = learner_memory(SIZES[case["shape"]], plan)
-    assert (found.total - found.runtime) / 1e9 == pytest.approx(case["peak_gb"], rel=0.08)
+    found = learner_memory(shape, plan)
+    return (found.total - found.runtime - found.reference) / 1e9
+
+
+@pytest.mark.parametrize(
+    "case", measured("learning", "sizes"), ids=lambda case: f"{case['shape']}-{case.get('kind', 'single')}"
+)
+def test_the_most_is_near_what_a_gpu_has_used(case: dict[str, Any]) -> None:
+    assert most_gb(case, SIZES[case["shape"]]) == pytest.approx(case["peak_gb"], rel=0.08)
+
+
+@pytest.mark.parametrize("case", measured("published"), ids=lambda case: f"{case['model']}-{case['kind']}")
+def test_that_of_other_architectures_and_of_adapters_is_near_too(case: dict[str, Any], tmp_path: Path) -> None:
+    shape = SIZES.get(case["model"])
+    if shape is None:
+        family, sizes = PUBLISHED[case["model"]]
+        AutoConfig.for_model(family, **sizes).save_pretrained(tmp_path)
+        shape = shape_of(str(tmp_path))
+    assert shape.num_parameters == pytest.approx(case["parameters"], rel=1e-4)
+    assert most_gb(case, shape) == pytest.approx(case["peak_gb"], rel=0.1)
 
 
 def test_gpus_that_share_rows_share_their_activations() -> None:
