@@ -2,27 +2,30 @@
 
 Every operator of the real code is counted: launches of kernels, views, bytes read and written, operations of matrix
 products and attention, and the most bytes that live at once. The seconds are predicted for an H200: of each kernel the
-longest of its bytes at 4 TB/s, its operations at 700 TFLOP/s (attention at 330), and 2 microseconds; of the processor 6
-microseconds a launch and 1.5 a view. The longer of both sums is the prediction. Rotation and gate are counted as
-torch's operators, where a GPU takes one kernel each; the optimizer is not counted.
+longest of its bytes at 4 TB/s, its operations at up to 700 TFLOP/s (attention at 330), and 2 microseconds; of the
+processor 6 microseconds a launch and 1.5 a view. The longer of both sums is the prediction. The optimizer is not
+counted.
 
-Attention is that of a GPU, one flash call a layer. The fast decoder and the model of transformers are both counted.
+Attention is that of a GPU, one flash call a layer, and so are the fast decoder's norms, rotations and gates, one kernel
+each. The fast decoder and the model of transformers are both counted.
 
     python benchmarks/meta.py [--shapes 0.6B 8B] [--rows 8x2048 1x16384 1x32768]
 
-What was measured on an H200 (`gpu/h200/learning.jsonl`) is printed beside.
+What was measured on an H200 (`gpu/h200/learning.jsonl`) is printed beside, and what `agentgym plan` predicts of the
+memory of the forward pass.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from shapes import shape_of
+from shapes import PUBLISHED, shape_of
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,8 +39,14 @@ from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.pass_attention import HOOK, register_hook
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.learner.token_logprobs import score_targets
+from agentgym.trainers.planning.config import EpisodeSpec, PlanConfig
+from agentgym.trainers.planning.find_shape import shape_of as planned_shape
+from agentgym.trainers.planning.memory import learner_memory
+from agentgym.trainers.settings.learner import LearnerConfig
 
 BYTES_S, FLOPS_S, ATTENTION_FLOPS_S, LEAST_S = 4.0e12, 700e12, 330e12, 2e-6
+HALF_SIDE = 640
+"""The shortest side of a product that is computed at half of FLOPS_S: with it 0.6 B takes what was measured."""
 LAUNCH_S, VIEW_S = 6e-6, 1.5e-6
 MEASURED = {("0.6B", "8x2048"): 0.240, ("0.6B", "1x16384"): 0.522}
 """Seconds of a step on an H200, the optimizer included."""
@@ -112,7 +121,8 @@ class Counter(TorchDispatchMode):
             return (2.5 if is_back else 1.0) * products, ATTENTION_FLOPS_S
         if name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::addmm_"):
             left = inputs[-2]
-            return 2.0 * outputs[0].numel() * left.shape[-1], FLOPS_S
+            side = min(*outputs[0].shape[-2:], left.shape[-1])
+            return 2.0 * outputs[0].numel() * left.shape[-1], FLOPS_S * side / (side + HALF_SIDE)
         return 0.0, FLOPS_S
 
     def _follow(self, outputs: list[Tensor]) -> None:
@@ -132,28 +142,69 @@ def _size(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
 
+class _Norm(torch.autograd.Function):
+    """What torch's fused norm keeps, reads and writes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        return torch.empty_like(grads[0]), torch.empty_like(ctx.saved_tensors[1]), None
+
+
+class _Rotation(torch.autograd.Function):
+    """The same of `gpu_rows.rotate`."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_ND, sin_ND)
+        return torch.empty_like(x_NHD)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return torch.empty_like(grads[0]), None, None
+
+
+class _Gate(torch.autograd.Function):
+    """The same of `gpu_rows.gate`."""
+
+    @staticmethod
+    def forward(ctx: Any, flat_NF: Tensor) -> Tensor:
+        ctx.save_for_backward(flat_NF)
+        return torch.empty_like(flat_NF[:, : flat_NF.shape[1] // 2])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return torch.empty_like(ctx.saved_tensors[0])
+
+
 @contextmanager
-def attention_of_a_gpu() -> Iterator[None]:
-    """Makes the meta device attend by the kernel of a GPU."""
-    own = decoder.is_flash_attention, pass_attention.is_flash_attention
-    decoder.is_flash_attention = pass_attention.is_flash_attention = lambda *_: True
-    try:
+def kernels_of_a_gpu() -> Iterator[None]:
+    """Makes the meta device compute by the kernels of a GPU."""
+    with ExitStack() as stack:
+        for module in (decoder, pass_attention):
+            stack.enter_context(patch.object(module, "is_flash_attention", lambda *_: True))
+        for name, kernel in {"rms_norm": _Norm, "apply_rope": _Rotation, "_gate": _Gate}.items():
+            stack.enter_context(patch.object(decoder, name, kernel.apply))
         yield
-    finally:
-        decoder.is_flash_attention, pass_attention.is_flash_attention = own
 
 
 def model_of(shape: str, backend: str) -> LanguageModel:
     """Returns a model without memory, in bfloat16."""
-    config = shape_of(shape)
     with torch.device("meta"):
         if backend == "fast":
-            return Decoder(config).to(torch.bfloat16)
+            return Decoder(shape_of(shape)).to(torch.bfloat16)
         register_hook()
-        settings = config.to_hf()
-        hf_config = AutoConfig.for_model(**settings)
+        if shape in PUBLISHED:
+            family, settings = PUBLISHED[shape]
+            hf_config = AutoConfig.for_model(family, **settings)
+        else:
+            hf_config = AutoConfig.for_model(**shape_of(shape).to_hf())
         hf = AutoModelForCausalLM.from_config(hf_config, dtype=torch.bfloat16, attn_implementation=HOOK)
-        return TransformersModel(hf, settings)
+        return TransformersModel(hf, hf_config.to_dict())
 
 
 def count_step(model: LanguageModel, lengths: list[int], *, recomputes: bool = False) -> dict[str, Counts]:
@@ -166,7 +217,7 @@ def count_step(model: LanguageModel, lengths: list[int], *, recomputes: bool = F
     target_M = torch.zeros(int(wanted_N.sum()), dtype=torch.int64, device="meta")
     counts = {name: Counter(sum(n * (n + 1) // 2 for n in lengths)) for name in ("forward", "backward")}
     parameters = list(model.parameters())
-    with attention_of_a_gpu():
+    with kernels_of_a_gpu():
         with counts["forward"]:
             logp_M = score_targets(model.hidden_states(ids_N, layout), model.head_weight, target_M).logp_N
             loss = logp_M.sum()
@@ -176,30 +227,45 @@ def count_step(model: LanguageModel, lengths: list[int], *, recomputes: bool = F
     return {name: counter.counts for name, counter in counts.items()}
 
 
-def show(title: str, counts: dict[str, Counts], note: str = "") -> None:
+def planned_gib(name: str, backend: str, number: int, length: int) -> float:
+    """Returns what `agentgym plan` predicts of the forward pass of so many rows, without gradients."""
+    shape = planned_shape(name)
+    if backend == "transformers" and not shape.refusal:
+        shape = replace(shape, refusal="it is to be computed by transformers")
+    episode = EpisodeSpec(prompt_tokens=1, reply_tokens=length - 1, tool_tokens=0, turns=1)
+    learner = LearnerConfig(micro_batch_tokens=number * length)
+    found = learner_memory(shape, PlanConfig(model=name, tasks=number, group_size=1, episode=episode, learner=learner))
+    return (found.kept + found.logits) / 2**30
+
+
+def show(title: str, counts: dict[str, Counts], planned: float, note: str = "") -> None:
     """Prints a line of the table."""
     total_s = sum(part.predicted_s for part in counts.values())
     launches = "+".join(f"{part.launches:,}" for part in counts.values())
     moved = sum(part.bytes for part in counts.values()) / 1e12
     flops = sum(part.flops for part in counts.values()) / 1e12
     peak = max(part.peak_bytes for part in counts.values()) / 2**30
-    print(f"{title:34} {launches:>15} {moved:8.2f} {flops:9.0f} {peak:8.0f} {total_s:10.2f} {note}", flush=True)
+    forward = counts["forward"].peak_bytes / 2**30
+    memory = f"{peak:5.0f} {forward:8.0f} {planned:8.0f}"
+    print(f"{title:34} {launches:>13} {moved:6.2f} {flops:7.0f} {memory} {total_s:7.2f} {note}", flush=True)
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=["0.6B", "8B", "32B"])
+    parser.add_argument("--shapes", nargs="+", default=["0.6B", "8B", "32B", "qwen3-30b-a3b"])
     parser.add_argument("--rows", nargs="+", default=["8x2048", "1x16384", "1x32768"])
     given = parser.parse_args()
-    print(f"{'':34} {'launches':>15} {'TB moved':>8} {'TFLOP':>9} {'peak GiB':>8} {'predicted s':>10} measured s")
+    gib = f"{'GiB':>5} {'forward':>8} {'planned':>8}"
+    print(f"{'':34} {'launches':>13} {'TB':>6} {'TFLOP':>7} {gib} {'s':>7} measured s")
     for shape in given.shapes:
         for rows in given.rows:
             number, length = map(int, rows.split("x"))
-            for backend in ("fast", "transformers"):
+            for backend in ("transformers",) if shape in PUBLISHED else ("fast", "transformers"):
                 counts = count_step(model_of(shape, backend), [length] * number)
                 measured = MEASURED.get((shape, rows), "") if backend == "fast" else ""
-                show(f"{shape} {rows} {backend}", counts, str(measured))
+                planned = planned_gib(shape, backend, number, length)
+                show(f"{shape} {rows} {backend}", counts, planned, str(measured))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import save_model_folder
 
-__all__ = ["SHAPES", "Shape", "shape_of"]
+__all__ = ["PUBLISHED", "SHAPES", "Shape", "shape_of"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,41 @@ SHAPES = {
     "60M": Shape(512, 14, 8, 1536, 32_000),
     "500M": Shape(1024, 28, 16, 3072, 32_000, head_width=128),  # Qwen3-0.6B with a smaller vocabulary
 }
+
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma-3-1b": (
+        "gemma3_text",
+        {
+            "vocab_size": 262_144,
+            "hidden_size": 1152,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "intermediate_size": 6912,
+            "sliding_window": 512,
+            "max_position_embeddings": 32_768,
+        },
+    ),
+    "gpt-oss-20b": ("gpt_oss", {"num_hidden_layers": 24, "num_local_experts": 32}),
+    "qwen3-30b-a3b": (
+        "qwen3_moe",
+        {
+            "vocab_size": 151_936,
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "max_position_embeddings": 40_960,
+        },
+    ),
+}
+"""The kind and sizes of models by transformers' names of them; sizes that are left out are its own."""
 
 _SIZES = {  # width, layers, query heads, feed-forward, tied
     "0.6B": (1024, 28, 16, 3072, True),

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from shapes import shape_of
+from shapes import PUBLISHED, shape_of
 from torch import Tensor
 
 from agentgym.model.decoder import Decoder, DecoderConfig
@@ -59,42 +59,6 @@ def make_published(name: str, probe: Probe) -> TransformersModel:
     with torch.device(probe.device):
         hf = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=HOOK, **experts)
     return TransformersModel(hf, config.to_dict())
-
-
-PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma-3-1b": (
-        "gemma3_text",
-        {
-            "vocab_size": 262_144,
-            "hidden_size": 1152,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "head_dim": 256,
-            "intermediate_size": 6912,
-            "sliding_window": 512,
-            "max_position_embeddings": 32_768,
-        },
-    ),
-    "gpt-oss-20b": ("gpt_oss", {"num_hidden_layers": 24, "num_local_experts": 32}),
-    "qwen3-30b-a3b": (
-        "qwen3_moe",
-        {
-            "vocab_size": 151_936,
-            "hidden_size": 2048,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "moe_intermediate_size": 768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "norm_topk_prob": True,
-            "max_position_embeddings": 40_960,
-        },
-    ),
-}
-"""The kind and sizes of models by transformers' names of them; sizes that are left out are its own."""
 
 
 def make_learner(model: Any, **config: Any) -> Learner:

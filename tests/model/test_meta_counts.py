@@ -6,17 +6,23 @@ import pytest
 from meta import count_step, model_of
 
 
-@pytest.mark.parametrize(("backend", "launches"), [("fast", 4_300), ("transformers", 4_700)])
-def test_a_step_of_06b_stays_within_its_counts(backend: str, launches: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "launches", "moved", "fastest", "slowest"),
+    [("fast", 1_450, 0.27e12, 0.18, 0.24), ("transformers", 4_700, 0.66e12, 0.2, 0.31)],
+)
+def test_a_step_of_06b_stays_within_its_counts(
+    backend: str, launches: int, moved: float, fastest: float, slowest: float
+) -> None:
     counts = count_step(model_of("0.6B", backend), [2048] * 8)
     assert sum(part.launches for part in counts.values()) < launches
-    assert sum(part.bytes for part in counts.values()) < 0.66e12
-    assert 0.2 < sum(part.predicted_s for part in counts.values()) < 0.27, "0.24 s were measured on an H200"
+    assert sum(part.bytes for part in counts.values()) < moved
+    predicted_s = sum(part.predicted_s for part in counts.values())
+    assert fastest < predicted_s < slowest, "0.24 s were measured of the fast one on an H200, with the optimizer"
 
 
 def test_a_row_of_32k_tokens_takes_no_more_launches_and_bytes_for_a_token_than_shorter_ones() -> None:
     short, long = (count_step(model_of("8B", "fast"), [length]) for length in (16_384, 32_768))
     for name in ("forward", "backward"):
-        assert long[name].launches < 1.03 * short[name].launches
+        assert long[name].launches < short[name].launches + 50, "those of the head, which computes twice as many chunks"
         assert long[name].bytes < 2.0 * short[name].bytes
     assert long["backward"].predicted_s < 4.5

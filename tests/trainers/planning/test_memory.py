@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from meta import count_step, model_of, planned_gib
+from shapes import PUBLISHED
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig
 
@@ -191,7 +192,6 @@ KINDS = {
 }
 """Tasks, rows of each, tokens of a prompt and of a reply, of the workloads there."""
 SIZES = {shape.name.removeprefix("Qwen3-"): shape for shape in SHAPES.values() if shape.qk_norm}
-PUBLISHED = runpy.run_path(str(GPU / "probe_case.py"))["PUBLISHED"]
 
 
 def measured(*names: str) -> list[dict[str, Any]]:
@@ -227,6 +227,14 @@ def test_that_of_other_architectures_and_of_adapters_is_near_too(case: dict[str,
         shape = shape_of(str(tmp_path))
     assert shape.num_parameters == pytest.approx(case["parameters"], rel=1e-4)
     assert most_gb(case, shape) == pytest.approx(case["peak_gb"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("8B", "fast"), ("32B", "fast"), ("8B", "transformers"), ("qwen3-30b-a3b", "transformers")]
+)
+def test_what_a_pass_keeps_is_near_what_is_counted_of_it(name: str, backend: str) -> None:
+    counted = count_step(model_of(name, backend), [4096] * 4)["forward"].peak_bytes
+    assert planned_gib(name, backend, 4, 4096) == pytest.approx(counted / GIB, rel=0.08)
 
 
 def test_gpus_that_share_rows_share_their_activations() -> None:
