@@ -223,4 +223,4 @@ def test_the_plan_of_a_model_that_transformers_computes_says_so(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", "mlp_bias": True}))
     assert main(["plan", "--model", str(tmp_path), "--learner.dtype", "bfloat16"]) == 0
-    assert "in one process: mlp_bias is not supported" in " ".join(capsys.readouterr().out.split())
+    assert "transformers computes this model: mlp_bias is not supported" in " ".join(capsys.readouterr().out.split())
