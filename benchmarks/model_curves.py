@@ -4,7 +4,7 @@ A small random model is made in the shape of each, with the tokenizer of the emb
 the format and the game: calls that do something, of a random player, then those of a good one, and at last careless
 ones. `agentgym train` does the rest. What is finished is not run again, and what was cut off goes on.
 
-    python benchmarks/model_curves.py [--models llama qwen3_moe ...] [-- --tasks 8 --steps 100]
+    python benchmarks/model_curves.py [--models llama qwen3_moe ...] [-- --tasks 8 --practice.filter reward]
 
 What is behind `--` goes to every `agentgym train`.
 """
