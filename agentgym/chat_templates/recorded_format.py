@@ -13,6 +13,15 @@ from agentgym.types import JSON
 
 __all__ = ["RecordedFormat", "recorded_format"]
 
+OWN: Mapping[str, str] = {
+    "messages": "they are those of the episode",
+    "tools": "they are those of the environment",
+    "documents": "there are none",
+    "add_generation_prompt": "it is on before each reply",
+    "strftime_now": "date sets the present moment",
+}
+"""What a template is given by a renderer, and where it comes from."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedFormat:
@@ -31,7 +40,12 @@ class RecordedFormat:
         return self.family
 
     def variables_with(self, given: Mapping[str, Any]) -> dict[str, JSON]:
-        """Returns the variables of the template, those that are given before the recorded ones."""
+        """Returns the variables of the template: the recorded ones, and those that are given instead of or beside them.
+
+        Raises ConfigError for what a renderer sets itself.
+        """
+        if taken := [name for name in given if name in OWN]:
+            raise ConfigError(f"chat_template_kwargs {taken[0]!r} is set for each conversation: {OWN[taken[0]]}")
         return {**self.chat_template_kwargs, **given}
 
 

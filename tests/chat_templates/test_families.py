@@ -99,6 +99,11 @@ def test_a_model_has_the_family_that_it_was_trained_with(folder: Path, place: st
         renderer_for(model)
 
 
+def test_what_a_renderer_sets_itself_is_no_variable(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="'tools' is set for each conversation: they are those of the environment"):
+        renderer_for(folder, variables={"tools": []})
+
+
 def test_settings_of_another_program_name_no_family(folder: Path) -> None:
     (folder / "config.yaml").write_text("family: resnet\n")
     assert renderer_for(folder).reply_format.name == "hermes"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from agentgym.chat_templates import open_renderer
+from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.envs.base.multi_agent import SELF
 from agentgym.envs.base.policies import POLICIES
@@ -86,7 +87,8 @@ def rival_loop(config: TrainConfig) -> RolloutLoop | None:
         raise RunFolderError(f"there is no model in {config.rival!r} to be the rival: name a checkpoint's folder")
     engine = LocalEngine(load_model(folder, config).requires_grad_(False), config.local)
     own = config.family if config.family and is_place(config.family) else None
-    return loop_for("train", config, engine, open_renderer(folder, own, date=config.date))
+    variables = {**config.chat_template_kwargs, **recorded_format(folder).chat_template_kwargs}
+    return loop_for("train", config, engine, open_renderer(folder, own, date=config.date, variables=variables))
 
 
 def alone(kwargs: Mapping[str, JSON]) -> Mapping[str, JSON]:
