@@ -20,12 +20,12 @@ OWN: Mapping[str, str] = {
     "add_generation_prompt": "it is on before each reply",
     "strftime_now": "date sets the present moment",
 }
-"""What a template is given by a renderer, and where it comes from."""
+"""The variables of a template that a renderer sets, and where they come from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedFormat:
-    """What settings say of a chat format; the defaults leave it to the template."""
+    """The chat format that settings record; the defaults leave it to the template."""
 
     family: str | None = None
     chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)

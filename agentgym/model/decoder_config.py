@@ -62,8 +62,8 @@ class DecoderConfig:
         def integer(key: str, default: int | None = None) -> int:
             value = config.get(key)
             value = default if value is None else value
-            if not isinstance(value, int):
-                raise ConfigError(f"config.json needs an integer {key!r}, got {value!r}")
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"config.json needs a positive integer {key!r}, got {value!r}")
             return value
 
         num_heads, width = integer("num_attention_heads"), integer("hidden_size")

@@ -21,8 +21,12 @@ def test_a_step_of_06b_stays_within_its_counts(
 
 
 def test_a_row_of_32k_tokens_takes_no_more_launches_and_bytes_for_a_token_than_shorter_ones() -> None:
-    short, long = (count_step(model_of("8B", "fast"), [length]) for length in (16_384, 32_768))
-    for name in ("forward", "backward"):
-        assert long[name].launches < short[name].launches + 50, "those of the head, which computes twice as many chunks"
-        assert long[name].bytes < 2.0 * short[name].bytes
+    more = {}
+    for shape in ("0.6B", "8B"):
+        short, long = (count_step(model_of(shape, "fast"), [length]) for length in (16_384, 32_768))
+        for name in ("forward", "backward"):
+            assert long[name].bytes < 2.0 * short[name].bytes
+            more[shape, name] = long[name].launches - short[name].launches
     assert long["backward"].predicted_s < 4.5
+    for name in ("forward", "backward"):
+        assert more["0.6B", name] == more["8B", name] < 50, "those of the head's chunks: a layer takes no more"

@@ -1,4 +1,4 @@
-"""What the layers and the head of a model keep for the backward pass, in bytes of one GPU."""
+"""The bytes that the layers and the head of a model keep for the backward pass, on one GPU."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ def activation_bytes(shape: ModelShape, config: PlanConfig) -> tuple[float, floa
     is_flash = config.compute_dtype == "bfloat16"
     layer, pairs = computed * layer_floats(shape, is_flash=is_flash), 0.0
     if not is_flash:
-        layer += (
-            groups * (together * episode.tokens + (episode.prompt_tokens if together > 1 else 0)) * 2 * shape.q_width
-        )
+        seen = groups * (together * episode.tokens + (episode.prompt_tokens if together > 1 else 0))
+        layer += seen * 2 * shape.q_width
         pairs = groups * (episode.prompt_tokens**2 + together * (episode.tokens**2 - episode.prompt_tokens**2)) / 2
     layer, states = layer / learner.mesh.tensor, shape.width * computed
     kept, working = shape.num_layers * layer, 0.0

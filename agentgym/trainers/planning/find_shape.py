@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, nearest
 from agentgym.model.architectures import refusal
+from agentgym.model.decoder_config import DecoderConfig
 from agentgym.model.model_name import is_model_id, model_folder
 from agentgym.trainers.planning.shapes import SHAPES, ModelShape
-from agentgym.types import JSON
 
 __all__ = ["shape_of"]
 
@@ -54,31 +54,14 @@ def _of_folder(folder: Path) -> ModelShape:
         raise ConfigError(f"{str(path)!r} holds no configuration: it must be a JSON object")
     reason = refusal(config)
     if reason is None:
-        return _of_config(folder.name, str(config["model_type"]), config)
+        return _of_decoder(folder.name, DecoderConfig.from_hf(config))
     from agentgym.trainers.planning.counted_shape import counted_shape  # here, because it needs torch
 
     return counted_shape(folder, reason)
 
 
-def _of_config(name: str, family: str, config: Mapping[str, JSON]) -> ModelShape:
-    def integer(key: str, default: int | None = None) -> int:
-        value = config.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"config.json of {name!r} needs a positive integer {key!r}, got {value!r}")
-        return value
-
-    width, heads = integer("hidden_size"), integer("num_attention_heads")
+def _of_decoder(name: str, config: DecoderConfig) -> ModelShape:
     return ModelShape(
         name=name,
-        vocab_size=integer("vocab_size"),
-        width=width,
-        num_layers=integer("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=integer("num_key_value_heads", heads),
-        head_width=integer("head_dim", width // heads),
-        ffn_width=integer("intermediate_size"),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        qk_norm=family == "qwen3",
-        qkv_bias=family == "qwen2",
+        **{field.name: getattr(config, field.name) for field in fields(ModelShape) if hasattr(config, field.name)},
     )

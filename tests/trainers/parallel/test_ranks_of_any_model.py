@@ -52,7 +52,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ADAPTERS = {"lora": {"lora": LORA}, "lora-kl": {"lora": LORA, "kl": KLConfig(coefficient=0.1)}}
 UNEVEN = ["plain", "critic", "gathered-once", "sharded-gradients", "lora-kl"]
-"""The settings whose tensors three ranks cannot divide equally; the others compute as two ranks do."""
+"""The settings that shard or gather tensors in ways of their own, which three ranks cannot divide equally."""
 QUICK = [
     "qwen3_moe-plain",
     "qwen3_moe-balanced",
