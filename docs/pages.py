@@ -19,7 +19,7 @@ from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.trainers.algorithms.catalog import TABLES, Algorithm, all_algorithms
 from agentgym.trainers.model_check.known import KnownModel, known_models
 
-NUMBERS = ("logprobs", "gradients", "samples", "same bits", "adapters", "export", "replay", "sglang", "vllm")
+NUMBERS = ("logprobs", "gradients", "samples", "same bits", "adapters", "ranks", "export", "replay", "sglang", "vllm")
 """The checks of architectures whose findings the page shows."""
 BEGIN, END = "<!-- settings: python docs/pages.py -->", "<!-- end of settings -->"
 FOREIGN = {"verl": [("verl", VERL_KEYS)], "trl": [("SFTConfig", SFT_OWN), ("DPOConfig", DPO_OWN), ("TRL", TRL_KEYS)]}
@@ -122,6 +122,7 @@ def architectures_page() -> str:
         "- **rows**: packed, with shared prefixes computed once, or rows of their own, for a model with a state.",
         "- **samples**: two turns of four requests in the in-process engine. **same bits**: whatever is in flight.",
         "- **adapters**: merged in transformers, against adapters on the base. **export**: saved, and loaded again.",
+        "- **ranks**: the gradient of a step on two FSDP2 ranks, against that of the same step in one process.",
         "- **replay**: replies of a mixture of experts, against the learner with the experts that sampled them.",
         "- **sglang**, **vllm**: replies of these servers on a CPU, where they were tried.",
         "- **calls**: the usual format of tool calls, of those of `agentgym tools families`.",

@@ -65,6 +65,22 @@ class Broken(Qwen3ForCausalLM):
         raise KeyError("no such layer")
 
 
+class Uneven(Qwen3ForCausalLM):
+    """Another model where there are several ranks."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        scale = 1.001 if torch.distributed.is_initialized() else 1.0
+        self.model.layers[2].mlp.register_forward_hook(lambda module, given, found: scale * found)
+
+
+class Alone(Qwen3ForCausalLM):
+    def __init__(self, config):
+        if torch.distributed.is_initialized():
+            raise ValueError("no ranks")
+        super().__init__(config)
+
+
 class NoModel(nn.Module):
     pass
 
@@ -144,7 +160,18 @@ def test_a_run_of_it_is_resumed_exported_evaluated_and_verified(
 
 def test_every_check_of_an_architecture_passes(own: str, gated: Path) -> None:
     results = list(check_model(gated, f"{own}:Gated"))
-    assert len(results) >= 8 and [result for result in results if not result.passed] == []
+    assert len(results) >= 9 and [result for result in results if not result.passed] == []
+
+
+def test_the_check_of_ranks_finds_what_they_compute_otherwise(own: str) -> None:
+    (failed,) = (result for result in check_model(embedded_folder(), f"{own}:Uneven") if not result.passed)
+    assert failed.name == "ranks" and " of the largest in model.layers." in failed.found
+
+
+def test_an_error_of_a_rank_is_one_line(own: str) -> None:
+    (failed,) = (result for result in check_model(embedded_folder(), f"{own}:Alone") if not result.passed)
+    assert failed.name == "ranks" and "Alone cannot load the model" in failed.found and "no ranks" in failed.found
+    assert "\n" not in failed.found
 
 
 @pytest.mark.parametrize(

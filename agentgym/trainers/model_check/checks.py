@@ -35,18 +35,21 @@ from agentgym.model.policy import folder_config, load_policy
 from agentgym.model.routing import BatchRouting
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.learner.lora import Adapters
+from agentgym.trainers.model_check.rank_check import check_on_ranks
 from agentgym.trainers.settings.lora import LoraConfig
 
 __all__ = ["CHECKS", "CheckResult", "check_model"]
 
 # Shape suffixes: N packed tokens, T tokens of a sequence, V vocabulary.
 
-CHECKS = ("loads", "logprobs", "prefix", "gradients", "samples", "same bits", "adapters", "export", "replay")
+CHECKS = ("loads", "logprobs", "prefix", "gradients", "samples", "same bits", "adapters", "ranks", "export", "replay")
 """The names of the checks, in order."""
 _NATS = 1e-3
 """The largest difference of a logprob that rounding explains in float32."""
 _GRADIENT = 1e-3
 """The largest difference of a gradient that rounding explains, relative to the largest number of its tensor."""
+_RANKS = 1e-5
+"""The same between ranks and one process, which compute alike."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ class _Subject:
 def check_model(folder: Path, backend: str = "auto") -> Iterator[CheckResult]:
     """Yields what each check finds of the model in a folder, in float32 on the CPU; nothing after one that cannot load.
 
-    Both models and the gradients of both are in memory: four times the weights in float32.
+    Both models and the gradients of both are in memory: four times the weights in float32, and as much again in two
+    processes for the check of ranks.
     """
     with _quiet():
         try:
@@ -276,6 +280,12 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
     return passed and moved > 10 * _NATS, found if moved > 10 * _NATS else f"adapters move logprobs by {moved:.1e} nats"
 
 
+def _check_ranks(subject: _Subject) -> tuple[bool, str]:
+    worst, where = check_on_ranks(subject.folder, subject.backend)
+    passed, found = _judge(worst, _RANKS, "of the largest")
+    return passed, found if passed else f"{found} in {where}"
+
+
 @torch.no_grad()
 def _check_export(subject: _Subject) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as folder:
@@ -323,6 +333,7 @@ _CHECKS: dict[str, Callable[[_Subject], tuple[bool, str]]] = {
     "samples": _check_samples,
     "same bits": _check_bits,
     "adapters": _check_adapters,
+    "ranks": _check_ranks,
     "export": _check_export,
     "replay": _check_replay,
 }

@@ -33,6 +33,7 @@ _SHAPE: dict[str, JSON] = {
     "eos_token_id": 2,
 }
 _HEADS: dict[str, JSON] = {"head_dim": 32}
+_SMALL_TABLE: dict[str, JSON] = {"vocab_size_per_layer_input": 300}
 _WINDOW: dict[str, JSON] = {"sliding_window": 8}
 _EXPERTS: dict[str, JSON] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LOCAL: dict[str, JSON] = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -113,7 +114,7 @@ ARCHITECTURES: dict[str, dict[str, JSON]] = {
     "gemma": _HEADS,
     "gemma2": _HEADS | _WINDOW,
     "gemma3_text": _HEADS | _WINDOW,
-    "gemma4_text": _HEADS | _WINDOW,
+    "gemma4_text": _HEADS | _WINDOW | _SMALL_TABLE,
     "vaultgemma": _HEADS | _WINDOW,
     "phi": {},
     "phi3": {},
@@ -166,7 +167,7 @@ ARCHITECTURES: dict[str, dict[str, JSON]] = {
     "llama4_text": _HEADS | _LOCAL | _CHUNKS,
     "afmoe": _HEADS,
     "gemma3": {"text_config": _HEADS | _WINDOW, "vision_config": _VISION, "mm_tokens_per_image": 4},
-    "gemma4": {"text_config": _HEADS | _WINDOW, "vision_config": _VISION},
+    "gemma4": {"text_config": _HEADS | _WINDOW | _SMALL_TABLE, "vision_config": _VISION},
     "glm4v": {"text_config": _HEADS | _SECTIONS, "vision_config": _TOWER},
     "internvl": {"text_config": {"model_type": "qwen2"}, "vision_config": _VISION},
     "llama4": {
