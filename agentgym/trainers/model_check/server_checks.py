@@ -45,7 +45,7 @@ def check_on_server(folder: Path, kind: ServerKind, python: str = "") -> CheckRe
         return CheckResult(kind, *asyncio.run(_check(folder, kind, python)))
     except AgentGymError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        causes = [line for line in lines if "Error: " in line or "error: " in line]  # the log of a server that ended
+        causes = [line for line in lines if re.search(r"[eE]rror(: |$)", line)]  # the log of a server that ended
         return CheckResult(kind, False, re.sub(r"http://[\d.]+:\d+", "the server", (causes or lines)[-1])[-300:])
 
 
