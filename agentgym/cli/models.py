@@ -48,7 +48,8 @@ class ModelListOptions:
 class ModelCheckOptions:
     """Checks a model against transformers: logprobs, packed prefixes, gradients, samples, adapters and export.
 
-    In float32 on the CPU. Exit code 1 if a check failed, 2 if there is nothing to check.
+    A step of two ranks is compared with that of one process. In float32 on the CPU. Exit code 1 if a check failed, 2 if
+    there is nothing to check.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -69,13 +70,17 @@ class ModelCheckOptions:
 def _list(args: Sequence[str]) -> int:
     options = parse_options(ModelListOptions, args, prog="agentgym models list")
     version, models = known_models()
-    rows = []
+    rows, reasons = [], []
     for model in models:
-        failed = [f"{name}: {found}" for name, (passed, found) in model.results.items() if not passed]
-        prefix = model.results.get("prefix", (False, ""))[1]
-        packs = "rows of their own" if "rows of their own" in prefix else "packed"
-        rows.append([model.architecture, model.results["loads"][1], packs, model.family, "; ".join(failed) or "-"])
-    show_table(["architecture", "computed by", "rows", "usual calls", "what does not work"], rows)
+        failed = {name: found for name, (passed, found) in model.results.items() if not passed}
+        loads, backend = model.results["loads"]
+        is_own = "rows of their own" in model.results.get("prefix", (False, ""))[1]
+        computed = [backend, "own" if is_own else "packed"] if loads else ["-", "-"]
+        rows.append([model.architecture, *computed, model.family, ", ".join(failed) or "-"])
+        reasons += [f"{model.architecture}, {name}: {found}" for name, found in failed.items()]
+    show_table(["architecture", "computed by", "rows", "usual calls", "fails"], rows)
+    for reason in reasons:
+        say(reason)
     say(f"{len(models)} architectures, checked with transformers {version}")
     if options.json:
         stored: dict[str, JSON] = {model.architecture: _as_json(model.results) for model in models}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agentgym.errors import ConfigError, UserCodeFault
 from agentgym.loading import Wanted, load_named
 
-__all__ = ["auto_class", "class_of_model", "first_line", "load_fault", "own_class"]
+__all__ = ["auto_class", "class_of_model", "first_line", "load_fault", "own_class", "quiet_transformers"]
 
 OWN_CLASS = Wanted(
     noun="model class",
@@ -66,3 +68,19 @@ def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, with the next one if it ends in a colon."""
     first, *others = (line.strip() for line in str(error).strip().splitlines() or [""])
     return " ".join([first, *others[: first.endswith(":")]])[:300]
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silences the progress bars and the advice of transformers."""
+    from transformers.utils import logging
+
+    verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bar:
+            logging.enable_progress_bar()

@@ -25,7 +25,7 @@ from agentgym.model.context_window import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel, LayerCost
 from agentgym.model.linear import padded_size
 from agentgym.model.lora_layer import AdaptedWeight, add_adapters, find_adapters, remove_adapters
-from agentgym.model.model_class import class_of_model, first_line, load_fault
+from agentgym.model.model_class import class_of_model, first_line, load_fault, quiet_transformers
 from agentgym.model.packed_layout import MIN_SHARED, PackedLayout, similar_rows
 from agentgym.model.pass_attention import (
     HOOK,
@@ -310,32 +310,24 @@ def load_transformers_model(
 
 
 def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object], own: str | None) -> Any:
-    from transformers.utils import logging as transformers_logging
-
     register_hook()
-    verbosity, has_bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()  # what it would report of tensors is an error below
-    transformers_logging.disable_progress_bar()
     try:
-        hf, found = class_of_model(path, own)[1].from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation=HOOK,
-            experts_implementation=None if torch.cuda.is_available() else "eager",  # others mix the rows of a product
-            local_files_only=True,
-            output_loading_info=True,
-            **options,
-        )
+        with quiet_transformers():  # what it would report of tensors is an error below
+            hf, found = class_of_model(path, own)[1].from_pretrained(
+                path,
+                dtype=dtype,
+                attn_implementation=HOOK,
+                experts_implementation=None if torch.cuda.is_available() else "eager",  # others mix a product's rows
+                local_files_only=True,
+                output_loading_info=True,
+                **options,
+            )
     except AgentGymError:
         raise
     except (OSError, SafetensorError) as error:
         raise RunFolderError(f"no model can be read from {str(path)!r}: {first_line(error)}") from error
     except Exception as error:  # the boundary: each architecture refuses settings in its own way
         raise load_fault(own, f"cannot load the model in {str(path)!r}", error) from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if has_bar:
-            transformers_logging.enable_progress_bar()
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if names := sorted(map(str, found.get(kind) or ())):
             what = kind.partition("_")[0]

@@ -28,7 +28,7 @@ from agentgym.loading import is_place
 from agentgym.model.architectures import dequantization, quantization
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_class import class_of_model
+from agentgym.model.model_class import class_of_model, quiet_transformers
 from agentgym.model.model_folder import published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import folder_config, load_policy
@@ -134,19 +134,14 @@ def _load_theirs(folder: Path, backend: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the progress bars and the advice of transformers."""
-    from transformers.utils import logging as their_logging
-
-    verbosity, engine_log = their_logging.get_verbosity(), logging.getLogger("agentgym.engines.local.engine")
+    """Silences the advice of transformers and of our engine."""
+    engine_log = logging.getLogger("agentgym.engines.local.engine")
     level = engine_log.level
-    their_logging.set_verbosity_error()
-    their_logging.disable_progress_bar()
     engine_log.setLevel(logging.ERROR)  # a check of its own says what the engine would warn of
     try:
-        yield
+        with quiet_transformers():
+            yield
     finally:
-        their_logging.set_verbosity(verbosity)
-        their_logging.enable_progress_bar()
         engine_log.setLevel(level)
 
 

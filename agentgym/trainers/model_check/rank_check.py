@@ -16,6 +16,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 
 from agentgym.errors import AgentGymError
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_class import quiet_transformers
 from agentgym.model.model_folder import published_views
 from agentgym.model.policy import load_policy
 from agentgym.trainers.batch.batch import TrainingBatch, build_batch
@@ -83,7 +84,8 @@ def _learn_as_rank(rank: int, folder: Path, backend: str, made: Path) -> None:
     torch.set_num_threads(1)
     place, timeout = f"file://{made / 'store'}", timedelta(seconds=_LIMIT_S)
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=_SIZE, timeout=timeout)
-    weights = _weights_after_step(Ranks().load(folder, backend=backend))
+    with quiet_transformers():
+        weights = _weights_after_step(Ranks().load(folder, backend=backend))
     if rank == 0:
         save_file(weights, made / "weights.safetensors")
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ import torch
 
 from agentgym.errors import ConfigError
 from agentgym.model.architectures import quantization
-from agentgym.model.model_class import auto_class, class_of_model
+from agentgym.model.model_class import auto_class, class_of_model, quiet_transformers
 from agentgym.types import JSON
 
 __all__ = ["ARCHITECTURES", "save_small_model", "shrink"]
@@ -270,4 +270,5 @@ def save_small_model(config: str | Mapping[str, Any], folder: Path, place: str |
         for parameter in model.parameters():
             if parameter.ndim >= 2:
                 parameter.normal_(0, min(0.12, 1.0 / parameter.shape[-1] ** 0.5))
-    model.save_pretrained(folder)
+    with quiet_transformers():
+        model.save_pretrained(folder)
