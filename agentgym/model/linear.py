@@ -5,13 +5,15 @@ On x86, MKL (used by `F.linear`) runs at half of oneDNN's speed on processors th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["linear", "padded_size", "weight_gradient"]
+__all__ = ["FastProducts", "linear", "padded_size", "weight_gradient"]
 
 # Shape suffixes: N rows, I inputs, O outputs.
 
@@ -31,6 +33,35 @@ def linear(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         product: Tensor = _OneDnnLinear.apply(x_NI, weight_OI)  # type: ignore[no-untyped-call]
         return product
     return F.linear(x_NI, weight_OI)
+
+
+class FastProducts(TorchFunctionMode):
+    """Has `F.linear` in other code, such as the layers of transformers, computed by `linear` inside the context."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls the function, or `linear` on as many rows as `padded_size` says."""
+        given = kwargs or {}
+        if func is not F.linear or len(args) < 2 or not all(type(tensor) in _PLAIN for tensor in args[:2]):
+            return func(*args, **given)
+        x, weight_OI = args[:2]
+        num_rows = x.numel() // max(1, x.shape[-1])
+        if not _is_onednn(x) or num_rows < _FEW_ROWS:
+            return func(*args, **given)
+        x_NI = F.pad(x.reshape(num_rows, -1), (0, 0, 0, padded_size(num_rows) - num_rows))
+        product = linear(x_NI, weight_OI)[:num_rows].view(*x.shape[:-1], -1)
+        bias_O = args[2] if len(args) > 2 else given.get("bias")
+        return product if bias_O is None else product + bias_O
+
+
+_PLAIN = (Tensor, nn.Parameter)
+_FEW_ROWS = 32
+"""Below this many rows padding costs more than the faster kernel saves."""
 
 
 def _is_onednn(like: Tensor) -> bool:

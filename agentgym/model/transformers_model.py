@@ -23,7 +23,7 @@ from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.model.architectures import dequantization
 from agentgym.model.context_window import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel, LayerCost
-from agentgym.model.linear import padded_size
+from agentgym.model.linear import FastProducts, padded_size
 from agentgym.model.lora_layer import AdaptedWeight, add_adapters, find_adapters, remove_adapters
 from agentgym.model.model_class import class_of_model, first_line, load_fault, quiet_transformers
 from agentgym.model.packed_layout import MIN_SHARED, PackedLayout, similar_rows
@@ -196,8 +196,10 @@ class TransformersModel(LanguageModel):
 
     def hidden_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         """Returns the final states `[M, E]` of the wanted entries; see `LanguageModel`."""
-        if not self.packs:
-            return self._states_by_row(ids_N, layout)
+        with FastProducts():
+            return self._packed_states(ids_N, layout) if self.packs else self._states_by_row(ids_N, layout)
+
+    def _packed_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         every, entry_N = layout.every, torch.arange(len(ids_N), device=ids_N.device)
         with route_pass(layout.routing, entry_N, layout.place_N, len(layout.source_U)):
             states_UE = self.states(ids_N[layout.source_U][None], every.position_U[None], PackedAttention(layout))
@@ -278,7 +280,7 @@ def _recompute(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwar
     routing = current_routing()  # that of the backward pass is another one
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        with routing_of(routing):
+        with routing_of(routing), FastProducts():
             return forward(block, *args, **kwargs)
 
     return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
