@@ -48,6 +48,7 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Sampling
 from agentgym.model.decoder import Decoder
+from agentgym.model.linear import linear
 from agentgym.model.model_folder import load_decoder
 from agentgym.model.policy import load_policy
 
@@ -230,7 +231,7 @@ def machine_rates(dtype: torch.dtype) -> tuple[float, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     x, a = torch.ones(64 * 2**20), torch.randn(1024, 1024).to(dtype)
-    rates = 4 * x.numel() / best_s(x.sum), 2 * 1024**3 / best_s(lambda: a @ a)
+    rates = 4 * x.numel() / best_s(x.sum), 2 * 1024**3 / best_s(lambda: linear(a, a))
     torch.set_num_threads(threads)
     return rates
 
