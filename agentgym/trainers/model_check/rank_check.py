@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from agentgym.errors import AgentGymError
 from agentgym.model.language_model import LanguageModel
@@ -74,6 +74,9 @@ def _run_ranks(folder: Path, backend: str, made: Path) -> None:
                 raise AgentGymError(f"the ranks took longer than {_LIMIT_S:.0f} s")
     except ProcessRaisedException as error:
         raise AgentGymError(str(error).strip().splitlines()[-1].removeprefix("agentgym.errors.")) from error
+    except ProcessExitedException as error:
+        remedy = "a script calls it under `if __name__ == '__main__':`, because each rank imports the script"
+        raise AgentGymError(f"{error}; {remedy}") from error
     finally:
         for process in ranks.processes:
             process.kill()
