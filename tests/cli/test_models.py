@@ -21,6 +21,16 @@ def test_the_list_names_every_architecture(capsys: pytest.CaptureFixture[str]) -
     assert list(_report(capsys)["models"]) == list(ARCHITECTURES)
 
 
+def test_the_list_has_a_line_for_each_architecture_and_each_reason_below(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "list"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    table, reasons = lines[: len(ARCHITECTURES) + 2], lines[len(ARCHITECTURES) + 2 : -1]
+    assert max(len(line) for line in table[2:] if line.endswith("-")) <= 80
+    rows = {words[0]: line for line in table[2:] if (words := line.split())}
+    assert rows["phi"].split()[1:3] == ["-", "-"] and rows["phi"].endswith("loads")
+    assert [reason for reason in reasons if reason.startswith("phi, loads: a model without a linear output head")]
+
+
 def test_a_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_small_model("gemma3_text", tmp_path)
     capsys.readouterr()
