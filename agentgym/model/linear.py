@@ -51,9 +51,10 @@ class FastProducts(TorchFunctionMode):
             return func(*args, **given)
         x, weight_OI = args[:2]
         num_rows = x.numel() // max(1, x.shape[-1])
-        if not _is_onednn(x) or num_rows < _FEW_ROWS:
+        padding = padded_size(num_rows) - num_rows
+        if not _is_onednn(x) or num_rows < _FEW_ROWS or (padding and weight_OI.numel() < _WIDE):
             return func(*args, **given)
-        x_NI = F.pad(x.reshape(num_rows, -1), (0, 0, 0, padded_size(num_rows) - num_rows))
+        x_NI = F.pad(x.reshape(num_rows, -1), (0, 0, 0, padding))
         product = linear(x_NI, weight_OI)[:num_rows].view(*x.shape[:-1], -1)
         bias_O = args[2] if len(args) > 2 else given.get("bias")
         return product if bias_O is None else product + bias_O
@@ -62,6 +63,8 @@ class FastProducts(TorchFunctionMode):
 _PLAIN = (Tensor, nn.Parameter)
 _FEW_ROWS = 32
 """Below this many rows padding costs more than the faster kernel saves."""
+_WIDE = 1 << 17
+"""Below this many weights a product of as many rows as no other has, such as an expert's, is not worth its kernel."""
 
 
 def _is_onednn(like: Tensor) -> bool:
