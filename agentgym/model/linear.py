@@ -54,8 +54,9 @@ class FastProducts(TorchFunctionMode):
         padding = padded_size(num_rows) - num_rows
         if not _is_onednn(x) or num_rows < _FEW_ROWS or (padding and weight_OI.numel() < _WIDE):
             return func(*args, **given)
-        x_NI = F.pad(x.reshape(num_rows, -1), (0, 0, 0, padding))
-        product = linear(x_NI, weight_OI)[:num_rows].view(*x.shape[:-1], -1)
+        x_NI = x.reshape(num_rows, -1)
+        product_NO = linear(F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI, weight_OI)[:num_rows]
+        product = product_NO.view(*x.shape[:-1], -1)
         bias_O = args[2] if len(args) > 2 else given.get("bias")
         return product if bias_O is None else product + bias_O
 

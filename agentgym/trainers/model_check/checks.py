@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +35,7 @@ from agentgym.model.policy import folder_config, load_policy
 from agentgym.model.routing import BatchRouting
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.learner.lora import Adapters
-from agentgym.trainers.model_check.rank_check import check_on_ranks
+from agentgym.trainers.model_check.rank_check import step_on_ranks
 from agentgym.trainers.settings.lora import LoraConfig
 
 __all__ = ["CHECKS", "CheckResult", "check_model"]
@@ -170,20 +170,25 @@ def _check_gradients(subject: _Subject) -> tuple[bool, str]:
         model.requires_grad_()
     subject.own_NV().gather(1, target_N1).mean().backward()
     torch.cat([subject.their_logprobs(row) for row in subject.rows]).gather(1, target_N1).mean().backward()
-    worst, where = 0.0, ""
     with torch.no_grad(), _gradients_as_weights(ours), _gradients_as_weights(theirs):
-        wanted = _published_tensors(theirs)
-        for name, own in published_views(ours):
-            size = float(wanted[name].abs().max())
-            difference = float((own - wanted[name]).abs().max()) / size if size else 0.0
-            if not difference <= worst:  # also for what is not a number
-                worst, where = difference, name
-                if difference != difference:
-                    break
+        result = _judge_tensors(dict(published_views(ours)), _published_tensors(theirs), _GRADIENT)
     ours.zero_grad()
     theirs.zero_grad()
-    passed, found = _judge(worst, _GRADIENT, "of the largest")
-    return passed, found if passed else f"{found} in {where}"
+    return result
+
+
+def _judge_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], bound: float) -> tuple[bool, str]:
+    """Judges the largest difference relative to the largest number of its tensor, and names the tensor if it fails."""
+    worst, where = 0.0, ""
+    for name, own in found.items():
+        size = float(wanted[name].abs().max())
+        difference = float((own - wanted[name]).abs().max()) / (size or 1.0)
+        if not difference <= worst:  # also for what is not a number
+            worst, where = difference, name
+            if difference != difference:
+                break
+    passed, text = _judge(worst, bound, "of the largest")
+    return passed, text if passed else f"{text} in {where}"
 
 
 @contextmanager
@@ -276,9 +281,7 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
 
 
 def _check_ranks(subject: _Subject) -> tuple[bool, str]:
-    worst, where = check_on_ranks(subject.folder, subject.backend)
-    passed, found = _judge(worst, _RANKS, "of the largest")
-    return passed, found if passed else f"{found} in {where}"
+    return _judge_tensors(*step_on_ranks(subject.folder, subject.backend), _RANKS)
 
 
 @torch.no_grad()

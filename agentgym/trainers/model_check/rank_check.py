@@ -29,7 +29,7 @@ from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 
-__all__ = ["check_on_ranks"]
+__all__ = ["step_on_ranks"]
 
 _SIZE = 2
 _LIMIT_S = 300.0
@@ -37,29 +37,20 @@ _STEP = OptimizerConfig(name="sgd", learning_rate=1e3, warmup_steps=0, max_grad_
 """Plain gradient descent, at a rate at which a weight's rounding hides nothing of its gradient."""
 
 
-def check_on_ranks(folder: Path, backend: str = "auto") -> tuple[float, str]:
-    """Returns the largest difference of a gradient on two ranks from that in one process, and the tensor's name.
+def step_on_ranks(folder: Path, backend: str = "auto") -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns what a step changes in each published tensor on two ranks, and in one process: multiples of the gradient.
 
-    The difference is relative to the largest number of its tensor. The gradient is that of a step of three groups of
-    unequal rows, in several micro-batches. The ranks are processes of this machine, with gloo, on the CPU. Raises
-    AgentGymError if the ranks cannot compute the step.
+    The step is one of three groups of unequal rows, in several micro-batches. The ranks are processes of this machine,
+    with gloo, on the CPU. Raises AgentGymError if they cannot compute the step.
     """
     model = load_policy(folder, backend=backend)
     first = {name: view.detach().clone() for name, view in published_views(model)}
-    wanted = _weights_after_step(model)
+    alone = _weights_after_step(model)
     with tempfile.TemporaryDirectory() as made:
         _run_ranks(folder, backend, Path(made))
-        found = load_file(Path(made) / "weights.safetensors")
-    worst, where = 0.0, ""
-    for name, before in first.items():
-        size = float((wanted[name] - before).abs().max())
-        difference = float((found[name] - wanted[name]).abs().max())
-        share = difference / size if size else difference
-        if not share <= worst:  # also for what is not a number
-            worst, where = share, name
-            if share != share:
-                break
-    return worst, where
+        ranks = load_file(Path(made) / "weights.safetensors")
+    found, wanted = ({name: after[name] - before for name, before in first.items()} for after in (ranks, alone))
+    return found, wanted
 
 
 def _run_ranks(folder: Path, backend: str, made: Path) -> None:
