@@ -6,13 +6,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: train test engines adapters install check clean
+.PHONY: train test long-tests engines adapters install check clean
 
 train: $(STAMP)
 	$(BIN)/agentgym train --env TextGame-v0 --algo grpo $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+# What takes more than a second or two: whole runs, processes that are killed.
+long-tests: $(STAMP)
+	$(BIN)/python -m pytest -m "long and not slow and not engine and not adapter and not docker and not gpu" $(ARGS)
 
 # The real engines on CPU, each in an environment of its own, for `.venv/bin/python -m pytest -m engine`.
 engines: $(STAMP)

@@ -21,10 +21,10 @@ settings.load_profile("agentgym")  # in CI a commit meets the examples that it m
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process more than cores for the whole suite, as tests wait a sixth of their time; none for chosen tests."""
+    """One process more than cores for all plain or long tests, as they wait a sixth of their time; else none."""
     chosen = config.args != config.getini("testpaths") or config.option.keyword
-    is_plain = config.option.markexpr in config.getini("addopts")
-    return min(4, (os.cpu_count() or 1) + 1) if is_plain and not chosen else 0
+    are_many = "not slow" in config.option.markexpr
+    return min(4, (os.cpu_count() or 1) + 1) if are_many and not chosen else 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

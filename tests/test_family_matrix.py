@@ -109,6 +109,7 @@ def test_the_script_prints_the_page(folder: Path) -> None:
     assert {row[0] for row in table_rows(done.stdout)} == {entry.name for entry in FORMATS.values()}
 
 
+@pytest.mark.long
 def test_a_folder_without_templates_is_named(tmp_path: Path) -> None:
     done = run_script(tmp_path)
     assert done.returncode == 2

@@ -46,6 +46,7 @@ def test_lanes_meet_each_other_and_print_the_output_of_each_part_in_one_piece(tm
     assert done.stdout.endswith("passed\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "status", "message"),
     [

@@ -51,6 +51,7 @@ def test_every_bundled_environment_is_registered_and_none_is_loaded(tmp_path: Pa
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "imports",
     [

@@ -42,6 +42,7 @@ def test_plain_urls_and_texts_pass() -> None:
         refuse_credentials([*plain, f"https://user:{SECRET}@host"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

@@ -233,6 +233,7 @@ def fuzz(model: Model, num_examples: int) -> None:
     assert model.num_held and model.num_withstood, "every conversation was refused"
 
 
+@pytest.mark.long
 @every_template
 def test_a_few_conversations_are_exact_and_no_text_becomes_a_mark(name: str, models: Callable[[str], Model]) -> None:
     fuzz(models(name), NUM_QUICK)

@@ -61,6 +61,7 @@ def their_ids(
     return ids
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QWEN)
 @pytest.mark.parametrize("tools", [[], [GO]])
 @pytest.mark.parametrize("messages", [TALK, PLAY, [*PLAY, USER], TALK[:2]])
@@ -75,6 +76,7 @@ def test_qwen_renders_as_transformers_does(
     assert ours[name].render(messages, tools) == their_ids(theirs[name], messages, tools)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("thinking", [True, False])
 def test_qwen3_renders_both_ways_of_thinking(
     thinking: bool, real_folders: dict[str, Path], theirs: dict[str, PreTrainedTokenizerFast]

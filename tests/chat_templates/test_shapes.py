@@ -163,6 +163,7 @@ def test_every_shared_template_has_a_stand_in(shared: Path) -> None:
     assert {file.stem for file in (shared / "chat_templates").glob("*.jinja")} == set(STAND_INS)
 
 
+@pytest.mark.long
 def test_the_family_is_recognized_and_what_it_refuses_is_known(model: Model) -> None:
     renderer = model.renderer
     assert renderer.reply_format is FORMATS[STAND_INS[model.name].family]

@@ -32,6 +32,7 @@ def calls(message: Message) -> list[dict[str, Any]]:
     return [{"name": c.name, "arguments": c.arguments} for c in message.tool_calls if isinstance(c, ToolCall)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["hermes", "hermes_qwen25", "qwen3"])
 def test_every_bfcl_call_is_read_exactly(family: str, shared: Path, qwen: TemplateRenderer) -> None:
     rows = load(shared / "toolcalls_bfcl" / f"{family}.jsonl")

@@ -51,6 +51,7 @@ def test_the_page_is_what_the_script_writes() -> None:
     assert algorithms_page() == PAGE.read_text(encoding="utf-8"), "run python docs/pages.py"
 
 
+@pytest.mark.long
 def test_an_algorithm_of_a_user_is_a_function_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     program = """
 from agentgym.trainers import LOSSES

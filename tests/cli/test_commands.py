@@ -160,6 +160,7 @@ def test_check_finds_what_is_wrong(agentgym: Command) -> None:
     assert any("the machine fell apart" in finding["message"] for finding in done.json["findings"])
 
 
+@pytest.mark.long
 def test_check_says_of_every_check_what_came_of_it(agentgym: Command) -> None:
     done = agentgym("env", "check", "--env", "GuessNumber-v0", "--env-kwargs", "level=2", "--json")
     assert done.code == 0 and done.json["ok"]
@@ -222,6 +223,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 def test_a_model_without_torch_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, "eval", "serve", "train", "sft"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
@@ -257,6 +259,7 @@ def ignore_sigint() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stop", [signal.SIGTERM, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (signal.SIGINT, signal.SIGKILL))]
 )
@@ -280,6 +283,7 @@ def test_a_stopped_evaluation_loses_nothing_and_goes_on(
     assert Path("run/episodes.jsonl").read_bytes() == Path("whole/episodes.jsonl").read_bytes()
 
 
+@pytest.mark.long
 def test_a_full_disk_is_one_line(tmp_path: Path, tokenizer_folder: Path) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -321,6 +325,7 @@ def test_help_and_mistakes_of_train_need_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", ["", "--json"])
 def test_a_closed_pipe_is_no_error(option: str, tmp_path: Path) -> None:
     command = f"{sys.executable} -m agentgym tools list {option} | true; exit ${{PIPESTATUS[0]}}"
@@ -328,6 +333,7 @@ def test_a_closed_pipe_is_no_error(option: str, tmp_path: Path) -> None:
     assert done.returncode == 0 and "rror" not in done.stderr
 
 
+@pytest.mark.long
 def test_what_an_environment_prints_is_not_among_the_json(tmp_path: Path) -> None:
     code = "from agentgym import TextEnv\nprint('loaded')\n" + LOUD
     (tmp_path / "loud.py").write_text(code, encoding="utf-8")
@@ -338,6 +344,7 @@ def test_what_an_environment_prints_is_not_among_the_json(tmp_path: Path) -> Non
     assert "loaded" in done.stderr and "stepped" in done.stderr
 
 
+@pytest.mark.long
 def test_no_command_loads_what_it_does_not_need(tmp_path: Path, tokenizer_folder: Path) -> None:
     evaluation = [*ORACLE, "-n", "1", "--tokenizer", str(tokenizer_folder)]
     commands = [["--help"], ["env", "list"], ["tools", "list"], ["play", "TextGame-v0"], evaluation]

@@ -58,6 +58,7 @@ def fixes(answer: Any, kind: str) -> list[dict[str, Any]]:
     return [one for one in answer.json["fixes"] if one["kind"] == kind]
 
 
+@pytest.mark.long
 def test_it_names_versions_engines_and_sizes(agentgym: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
     done = agentgym("doctor", "--json")

@@ -46,6 +46,7 @@ def test_a_run_keeps_what_it_is_told_to_and_exports_it(tmp_path: Path, capsys: p
     assert (tmp_path / "run" / "checkpoints" / "step-000004").is_dir()
 
 
+@pytest.mark.long
 def test_an_adapter_is_exported_alone_or_merged(
     tmp_path: Path, finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

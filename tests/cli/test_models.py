@@ -31,6 +31,7 @@ def test_the_list_has_a_line_for_each_architecture_and_each_reason_below(capsys:
     assert [reason for reason in reasons if reason.startswith("phi, loads: a model without a linear output head")]
 
 
+@pytest.mark.long
 def test_a_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_small_model("gemma3_text", tmp_path)
     capsys.readouterr()
@@ -38,6 +39,7 @@ def test_a_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert _report(capsys)["loads"] == {"passed": True, "found": "transformers"}
 
 
+@pytest.mark.long
 def test_a_config_alone_is_checked_as_a_small_model_and_a_failed_check_is_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

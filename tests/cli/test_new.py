@@ -103,6 +103,7 @@ def test_env_new_is_new_env(agentgym: Command) -> None:
     assert second.json["commands"] == [one.replace("a/", "b/") for one in first.json["commands"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["number_lock", "number-lock", "NumberLock"])
 def test_a_new_environment_keeps_its_contract_however_its_name_is_spelled(name: str, tmp_path: Path) -> None:
     made = write_scaffold("env", name, tmp_path / "new")

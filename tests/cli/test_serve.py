@@ -122,6 +122,7 @@ def test_a_model_is_trained_on_what_an_agent_outside_has_played(
     assert own.read_bytes() == outside.read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [

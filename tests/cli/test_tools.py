@@ -165,6 +165,7 @@ def test_a_tool_of_a_file_is_listed_and_called(agentgym: Command, tmp_path: Path
     assert wrong.code == 1 and "missing argument 'word'" in wrong.err
 
 
+@pytest.mark.long
 def test_an_mcp_server_s_tools_are_listed_and_called(agentgym: Command) -> None:
     server = f"{sys.executable} {Path(__file__).parents[1] / 'tools' / 'mcp' / 'servers' / 'careless.py'}"
     listed = agentgym("tools", "list", "--mcp", server, "--json")

@@ -49,6 +49,7 @@ def test_a_run_prints_success_before_and_after_and_where_everything_lies(
     assert main(["verify", str(tmp_path / "run")]) == 0
 
 
+@pytest.mark.long
 def test_variables_of_the_template_are_those_of_the_run_and_of_its_checkpoints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +235,7 @@ def test_settings_of_another_engine_are_noticed_and_a_dry_run_tells_the_servers(
     assert "servers" not in local.out and not sglang.err
 
 
+@pytest.mark.long
 def test_a_server_that_is_none_is_named_and_the_folder_stays_free(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +256,7 @@ def test_a_server_that_is_none_is_named_and_the_folder_stays_free(
     assert main(["verify", str(tmp_path / "run")]) == 0
 
 
+@pytest.mark.long
 def test_a_run_whose_server_dies_tells_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     given = [*SMALL, "--engine", "sglang", "--output", str(folder), "--parity.max-mismatch", "1000"]
@@ -265,6 +268,7 @@ def test_a_run_whose_server_dies_tells_where_it_goes_on(tmp_path: Path, capsys: 
     assert f"--resume --output {folder} goes on from step 1" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -292,6 +296,7 @@ def test_a_typical_mistake_is_one_line_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
 )

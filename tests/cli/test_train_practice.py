@@ -70,6 +70,7 @@ def test_dapo_leaves_out_groups_of_equal_rewards_unless_it_is_told_otherwise(
         assert yaml.safe_load(capsys.readouterr().out)["practice"]["filter"] == wanted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("args", "told"),
     [

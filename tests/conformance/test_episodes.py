@@ -373,6 +373,7 @@ def test_case_11_a_mark_in_the_first_observation_is_plain_text(sample: Sample, r
     assert prompt.count(raw("<|im_start|>")[0]) == 3  # system, user and the reply's own
 
 
+@pytest.mark.long
 def test_case_12_the_same_seed_twice_gives_identical_bytes(
     renderer: Renderer, raw: Raw, setting: tuple[str, str]
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_file_that_verl_wrote_is_read_as_it_is(verl_20: Path) -> None:
     assert "not read: ability" in data.report[0]
 
 
+@pytest.mark.long
 def test_all_of_gsm8k_is_read_from_parquet_and_does_not_leak(gsm8k: Rows, tmp_path: Path) -> None:
     for split in ("train", "test"):
         rows = gsm8k(split)

@@ -160,6 +160,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(json_values)
 def test_json_stays_as_it_is(value: Any) -> None:
     assert to_json_value(value, "here") == value

@@ -148,6 +148,7 @@ def test_what_is_not_supported_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning")
 def test_adapters_of_a_mixture_of_experts_resume_to_the_bit_and_are_exported_merged_or_alone(tmp_path: Path) -> None:
@@ -196,6 +197,7 @@ def test_a_run_of_adapters_that_is_killed_goes_on_bitwise(kind: str, gemma: Path
     assert done.returncode == 0 and "bitwise equal" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_recorded_experts_are_replayed_and_a_run_with_them_resumes_to_the_bit(tmp_path: Path) -> None:
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
@@ -216,6 +218,7 @@ def test_recorded_experts_are_replayed_and_a_run_with_them_resumes_to_the_bit(tm
     assert all(len(step["router_loads"]) == 2 and step["mismatch_max"] < 1e-3 for step in steps)
 
 
+@pytest.mark.long
 def test_an_engine_that_takes_other_experts_is_refused_with_routing_as_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,6 +269,7 @@ def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_
         assert load_file(tmp_path / "adapter" / "adapter_model.safetensors")
 
 
+@pytest.mark.long
 def test_a_mixture_in_bfloat16_trains_with_the_experts_that_sampled(tmp_path: Path) -> None:
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "initializer_range": 0.2}
     first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)

@@ -33,6 +33,7 @@ def environments(module: str) -> list[str]:
     return [f"examples.{module}:{name}" for name in own]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", EXAMPLES)
 def test_an_example_is_sound(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert environments(module)

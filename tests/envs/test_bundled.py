@@ -55,6 +55,7 @@ def test_the_cheat_scores_zero(env_id: str, level: int) -> None:
         assert steps[-1][4]["metrics"]["success"] == 0.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_tasks", [1000, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("env_id", "level"), CASES)
 def test_a_seed_gives_the_same_bytes_and_other_seeds_other_tasks(env_id: str, level: int, num_tasks: int) -> None:
@@ -70,6 +71,7 @@ def test_a_seed_gives_the_same_bytes_and_other_seeds_other_tasks(env_id: str, le
     assert len(tasks) > 0.5 * num_tasks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env_id", IDS)
 def test_gymnasium_makes_checks_and_renders_it(env_id: str) -> None:
     env = gymnasium.make(env_id, level=2, render_mode="ansi")

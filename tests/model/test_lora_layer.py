@@ -78,6 +78,7 @@ def plain_weights(model: TransformersModel, plain: TransformersModel) -> dict[st
     return {f"hf.{own.name}": plain_sum(named[f"hf.{own.name}"], own) for own in model.adapted_weights()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_experts_adapters_are_those_of_the_summed_weights(kind: str, make: Make) -> None:
     model, plain = adapted(make(kind)), make(kind)
@@ -95,6 +96,7 @@ def test_gradients_of_experts_adapters_are_those_of_the_summed_weights(kind: str
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * max(1.0, float(wanted.abs().max())), msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [*KINDS, "granitemoe"])
 @torch.no_grad()
 def test_fresh_adapters_and_disabled_ones_change_no_bit_and_are_removed(kind: str, make: Make) -> None:

@@ -6,6 +6,7 @@ import pytest
 from meta import count_step, model_of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "launches", "moved", "fastest", "slowest"),
     [("fast", 1_450, 0.27e12, 0.18, 0.24), ("transformers", 4_700, 0.66e12, 0.2, 0.31)],
@@ -20,6 +21,7 @@ def test_a_step_of_06b_stays_within_its_counts(
     assert fastest < predicted_s < slowest, "0.24 s were measured of the fast one on an H200, with the optimizer"
 
 
+@pytest.mark.long
 def test_a_row_of_32k_tokens_takes_no_more_launches_and_bytes_for_a_token_than_shorter_ones() -> None:
     more = {}
     for shape in ("0.6B", "8B"):

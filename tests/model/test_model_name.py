@@ -105,6 +105,7 @@ def test_a_model_is_fetched_once_and_its_folder_names_the_commit(requests: list[
     assert not [request for request in requests if request.startswith("GET /org/tiny")]
 
 
+@pytest.mark.long
 def test_a_run_names_the_commit_of_its_model_and_resumes_with_it(requests: list[str], tmp_path: Path) -> None:
     small = ["--tasks", "1", "--group-size", "2", "--eval.episodes", "0", "--limits.turn-tokens", "8"]
     train = ["train", "--env", "TextGame-v0", "--model", "org/tiny", *small, "--output", str(tmp_path / "run")]

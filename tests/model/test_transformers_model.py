@@ -245,11 +245,13 @@ def test_capped_logits_have_the_scores_and_gradients_of_the_formula(temperature:
         torch.testing.assert_close(own.grad.double(), wanted.grad, atol=1e-4, rtol=0)
 
 
+@pytest.mark.long
 def test_a_row_of_the_engine_has_the_same_bits_whatever_is_in_flight(pair: tuple[Any, TransformersModel, Path]) -> None:
     ours = pair[1]
     assert batch_invariance_findings(TransformersStep(ours, SlotCache(ours, 6, 192))) == []
 
 
+@pytest.mark.long
 def test_two_turns_of_the_local_engine_have_the_logprobs_of_the_model(
     pair: tuple[Any, TransformersModel, Path],
 ) -> None:

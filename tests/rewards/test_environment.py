@@ -134,6 +134,7 @@ def test_its_error_fails_the_episode_with_its_traceback(num_processes: int, rend
     assert 'raise ValueError(f"the code' in str(scored.info["traceback"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["Inline", "Threaded"])
 def test_a_hang_fails_the_episode(kind: str, renderer: Renderer, file: Path) -> None:
     started = time.monotonic()

@@ -78,6 +78,7 @@ def test_it_runs_in_another_process_with_its_settings(written: str, episode: Mak
     assert first == second and first % 1 == 0.5 and first != os.getpid() + 0.5
 
 
+@pytest.mark.long
 def test_async_batch_and_whole_rewards_pass_the_border(written: str, episode: Make) -> None:
     played = [episode("a"), episode("b", replies=["c"])]
     assert [one.reward for one in run(pool(f"{written}:later"), lambda rewards: rewards.score(played))] == [2.0, 2.0]
@@ -88,6 +89,7 @@ def test_async_batch_and_whole_rewards_pass_the_border(written: str, episode: Ma
     assert whole.info["reward"] == {"said": "yes"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("word", "words", "survives"),
     [
@@ -117,6 +119,7 @@ def test_what_a_function_prints_and_reads_touches_no_reward(written: str, episod
     assert len({one.reward for one in scored}) == 1
 
 
+@pytest.mark.long
 def test_a_hang_is_killed_with_all_it_started(written: str, episode: Make) -> None:
     async def talk(rewards: Rewards) -> list[Trajectory]:
         return await rewards.score([episode("hang"), episode("a")])
@@ -128,6 +131,7 @@ def test_a_hang_is_killed_with_all_it_started(written: str, episode: Make) -> No
     assert not [one for one in left if one.info["ppid"] in (1, os.getpid())]
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_when_its_parent_is_killed_ends_by_itself(written: str) -> None:
     code = f"""
 import asyncio
@@ -159,6 +163,7 @@ asyncio.run(main())
     assert not alive
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [

@@ -103,6 +103,7 @@ def test_a_failed_episode_is_not_scored(episode: Make) -> None:
     assert seen == [2]
 
 
+@pytest.mark.long
 def test_a_hang_fails_its_episode_and_holds_up_no_other(episode: Make) -> None:
     released = threading.Event()
 

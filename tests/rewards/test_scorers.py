@@ -128,6 +128,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 def test_math_knows_what_is_equal(episode: Make) -> None:
     results = scored("math", [episode(reply, truth=truth) for reply, truth, _ in CASES])
     assert [one.reward for one in results] == [float(right) for *_, right in CASES]
@@ -139,6 +140,7 @@ def test_math_can_ask_for_a_box(score: Callable[..., Reward]) -> None:
     assert score("math", r"It is \boxed{42}", "42", boxed=True).value == 1.0
 
 
+@pytest.mark.long
 def test_math_that_computes_for_ever_is_killed(episode: Make) -> None:
     (failed,) = scored("math", [episode(r"\boxed{9^{9^{9^{9}}}}", truth="1")], timeout_s=3.0)
     assert failed.status is Status.ENV_ERROR and "no answer within 3 s" in str(failed.error)
@@ -262,6 +264,7 @@ def test_code_is_scored_by_its_tests(score: Callable[..., Reward], reply: str, t
     assert score("code", reply, truth).value == float(value == 1.0)
 
 
+@pytest.mark.long
 def test_a_program_that_takes_for_ever_is_wrong_and_its_other_tests_fail(score: Callable[..., Reward]) -> None:
     program = "def f(x):\n    while x: pass\n    return x"
     tests = ["assert f(0) == 0", "f(1)", "assert f(0) == 0"]

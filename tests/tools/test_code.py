@@ -61,6 +61,7 @@ def test_variables_and_files_live_for_an_episode(desk: Callable[..., Desk]) -> N
     assert "exit code 1" in ask(env, ("shell", "cat f"))[0]
 
 
+@pytest.mark.long
 def test_the_model_reads_how_a_program_ended(desk: Callable[..., Desk]) -> None:
     env = desk()
     ask(env, ("python", "x = 1"))

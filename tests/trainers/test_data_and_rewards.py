@@ -78,6 +78,7 @@ def phase(folder: Path, name: str) -> list[Trajectory]:
     return [record.trajectory for record in read_episodes(folder) if record.phase == name]
 
 
+@pytest.mark.long
 def test_a_parquet_file_of_verl_trains_and_evaluates_as_it_is(
     on_rows: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_run_on_rows_that_is_resumed_equals_one_that_was_never_stopped(
     assert files[0] == files[1]
 
 
+@pytest.mark.long
 def test_a_reward_function_takes_the_place_of_the_environments(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_reward_function_takes_the_place_of_the_environments(
         assert one.reward == pytest.approx(-one.num_trained_tokens / 100)
 
 
+@pytest.mark.long
 def test_components_of_a_reward_feed_the_advantage_that_weighs_them(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -129,6 +132,7 @@ def test_components_of_a_reward_feed_the_advantage_that_weighs_them(
     assert watcher.steps[0].update is not None and watcher.steps[0].update.grad_norm > 0
 
 
+@pytest.mark.long
 def test_a_batch_function_sees_all_episodes_of_a_step(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     reward = RewardConfig(function=f"{HERE}:ranks", manner="batch")
     train(replace(small_run, steps=1, eval=HeldOutConfig(episodes=3), reward=reward), tmp_path / "run")
@@ -139,6 +143,7 @@ def test_a_batch_function_sees_all_episodes_of_a_step(small_run: TrainConfig, tr
     )
 
 
+@pytest.mark.long
 def test_an_episode_whose_reward_fails_is_no_zero_and_too_many_end_the_run(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -201,6 +206,7 @@ def test_a_run_is_loaded_from_its_folder_and_goes_on(small_run: TrainConfig, tmp
     assert AutoModelForCausalLM.from_pretrained(whole) is not None and AutoTokenizer.from_pretrained(whole) is not None
 
 
+@pytest.mark.long
 def test_a_run_ends_well_inside_a_running_event_loop(small_run: TrainConfig, tmp_path: Path) -> None:
     import asyncio
 
@@ -225,6 +231,7 @@ def test_a_run_without_the_tasks_that_it_needs_is_refused_before_it_writes_anyth
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_the_command_line_names_the_evaluation_of_what_it_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

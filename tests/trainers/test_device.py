@@ -66,6 +66,7 @@ def test_the_devices_of_a_cluster_are_not_those_of_one_process() -> None:
         TrainConfig(env="TextGame-v0", executor="ray", learner=LearnerConfig(dtype="bfloat16"))
 
 
+@pytest.mark.long
 def test_a_gpu_learns_in_bfloat16_unless_another_type_is_given() -> None:
     def chosen(*args: str) -> str:
         run = parse_options(TrainConfig, ["--env", "TextGame-v0", *args], prog="agentgym train")

@@ -143,6 +143,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_sampler_chooses_tasks_by_results_and_a_resumed_run_goes_on_with_them(
     quick: TrainConfig, own: str, train: Train, tmp_path: Path
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_sampler_may_ask_what_it_has_just_made_up(quick: TrainConfig, own: str
     assert [task.options["ground_truth"] for task in asked] == ["1", "1", "2", "2"]
 
 
+@pytest.mark.long
 def test_an_optimizer_and_a_schedule_of_ones_own_train(
     quick: TrainConfig, own: str, train: Train, tmp_path: Path
 ) -> None:
@@ -180,6 +182,7 @@ def test_an_optimizer_and_a_schedule_of_ones_own_train(
     assert verify_run(run).ok
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "settings"), [("sgd", {"momentum": 0.9}), ("adafactor", {})])
 def test_optimizers_by_name_resume_to_the_bit(
     quick: TrainConfig, train: Train, tmp_path: Path, name: str, settings: dict[str, object]
@@ -202,6 +205,7 @@ def test_the_cosine_ends_at_its_floor() -> None:
     assert share(7, 0.0) == pytest.approx(0.5)
 
 
+@pytest.mark.long
 def test_a_renderer_of_ones_own_is_recorded_and_verified(
     quick: TrainConfig, own: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +236,7 @@ def test_an_engine_of_ones_own_plays(quick: TrainConfig, own: str, train: Train,
     assert verify_run(run).ok
 
 
+@pytest.mark.long
 def test_an_observer_is_told_of_steps(quick: TrainConfig, own: str, train: Train, tmp_path: Path) -> None:
     train(replace(quick, steps=2, observers=(f"{own}:Watcher",)), tmp_path / "run")
     from agentgym.loading import Wanted, load_named
@@ -301,6 +306,7 @@ def test_parts_that_are_none_are_refused_and_leave_no_run(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_epochs_set_the_steps(
     quick: TrainConfig, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_correction_that_rejects_everything_leaves_nothing_to_learn(tiny: Tiny
     learner.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_every_correction_leaves_samples_of_the_same_weights_as_they_are(
     name: str, tiny: Tiny, fresh_batch: Fresh

@@ -163,6 +163,7 @@ def all_texts(family: str) -> Iterator[tuple[Row, str]]:
             yield row, row["text"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", families(BFCL, GRADED, STREAMED))
 def test_a_reply_cut_anywhere_holds_no_call_that_the_whole_does_not(family: str) -> None:
     for row, text in all_texts(family):

@@ -170,6 +170,7 @@ def test_any_text_gives_an_assistant_message(family: ReplyFormat, data: st.DataO
     assert family.parse(text).role == "assistant"
 
 
+@pytest.mark.long
 @each_family
 @pytest.mark.parametrize("tail", ["", '{"', "functions.go:0"])
 def test_a_hostile_repetition_is_parsed_in_linear_time(family: ReplyFormat, tail: str) -> None:

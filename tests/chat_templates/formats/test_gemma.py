@@ -30,6 +30,7 @@ def written(value: object) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
+@pytest.mark.long
 @given(st.dictionaries(st.text(alphabet="abcé_1", min_size=1, max_size=3), VALUES, max_size=4))
 def test_any_arguments_are_read_back(arguments: dict[str, JSON]) -> None:
     (call,) = GEMMA4.parse(f"{OPEN}call:go{written(arguments)}{CLOSE}").tool_calls

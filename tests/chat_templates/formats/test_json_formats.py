@@ -92,6 +92,7 @@ def test_several_calls_are_read_in_order_with_nested_and_unicode_arguments(famil
     assert message.content == ""
 
 
+@pytest.mark.long
 @families
 @settings(max_examples=20)
 @given(several=several_calls)
@@ -201,6 +202,7 @@ def test_any_text_gives_a_message_whose_calls_it_spells(family: str, data: st.Da
         assert len({call.id for call in message.tool_calls}) == len(message.tool_calls)
 
 
+@pytest.mark.long
 @families
 def test_hostile_repetition_gives_a_message(family: str) -> None:
     half = WRITTEN[family]([NORTH])[:-25]

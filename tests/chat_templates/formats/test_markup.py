@@ -240,6 +240,7 @@ def test_a_reply_cut_anywhere_holds_whole_calls_and_a_truncated_one(family: str)
             assert text[:end].endswith(call.raw)
 
 
+@pytest.mark.long
 @every_grammar
 @given(arguments=st.dictionaries(st.sampled_from(["a", "b", "c"]), JSON_VALUES))
 def test_any_typed_arguments_arrive_unchanged(family: str, arguments: dict[str, JSON]) -> None:
@@ -257,6 +258,7 @@ def parts_of(form: ReplyFormat, write: Written) -> st.SearchStrategy[list[str]]:
     return st.lists(st.one_of(st.sampled_from(pieces), st.text(max_size=5)), max_size=30)
 
 
+@pytest.mark.long
 @every_grammar
 @given(data=st.data())
 def test_any_text_gives_a_message_whose_calls_it_spells(family: str, data: st.DataObject) -> None:
@@ -267,6 +269,7 @@ def test_any_text_gives_a_message_whose_calls_it_spells(family: str, data: st.Da
         assert (call.name if isinstance(call, ToolCall) else call.raw) in text
 
 
+@pytest.mark.long
 @every_family
 def test_a_hostile_repetition_is_read_in_linear_time(family: str) -> None:
     # A quadratic reader takes hours for this; a linear one seconds.

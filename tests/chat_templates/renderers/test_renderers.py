@@ -95,6 +95,7 @@ def test_appended_ids_are_those_of_the_whole(renderer: TemplateRenderer, content
     assert sampled + renderer.extend(sampled, new) == renderer.render([USER, reply, *new], [GO])
 
 
+@pytest.mark.long
 @given(st.lists(hostile_texts, max_size=4))
 def test_the_fast_extension_equals_that_of_the_template(
     chatml: ChatMLRenderer, tiny: ChatTokenizer, contents: list[str]
@@ -125,6 +126,7 @@ def test_an_assistant_message_is_never_appended(renderer: TemplateRenderer) -> N
         renderer.extend([], [USER, Message("assistant", "Hi.")])
 
 
+@pytest.mark.long
 @given(
     texts.map(str.strip).filter(bool) | st.just(""),
     texts.map(lambda text: text.strip("\n")).filter(bool) | st.none(),

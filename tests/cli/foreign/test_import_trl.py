@@ -57,6 +57,7 @@ def test_stop_strings_are_found_among_the_arguments_of_generation() -> None:
     assert "no setting for num_beams" in line.ours and "sampling.stop: ['a']" in line.ours
 
 
+@pytest.mark.long
 def test_a_script_is_imported_and_trains_a_step(agentgym: Command, tmp_path: Path) -> None:
     shutil.copytree(PROJECT, tmp_path, dirs_exist_ok=True)
     script = Path("train_lock.py")

@@ -92,6 +92,7 @@ def test_a_project_is_imported_with_overrides_and_its_file_is_a_run(agentgym: Co
     assert (run.optimizer.weight_decay, run.optimizer.beta2, run.optimizer.warmup_steps) == (0.01, 0.999, 0)
 
 
+@pytest.mark.long
 def test_a_project_trains_a_step(agentgym: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pyarrow import parquet
 
@@ -112,6 +113,7 @@ def test_a_project_trains_a_step(agentgym: Command, tmp_path: Path, monkeypatch:
     assert done.code == 0 and done.json["steps"] == 1, done.text
 
 
+@pytest.mark.long
 def test_a_project_with_an_interaction_trains_a_step(
     agentgym: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ def test_sft_and_dpo_read_the_new_rewards(agentgym: Command, run: Path) -> None:
         assert done.code == 0, done.err
 
 
+@pytest.mark.long
 def test_it_needs_no_torch(run: Path) -> None:
     code = (
         "import sys\nfrom agentgym.cli.main import main\n"

@@ -171,6 +171,7 @@ def test_training_wants_its_small_model_compiled_where_a_compiler_is_found(
     asyncio.run(engine.close())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "compiles"), [("gemma2", True), ("qwen3_moe", False), ("qwen3_5_text", False), ("lfm2", False)]
 )

@@ -67,6 +67,7 @@ async def replies(engine: LocalEngine, made: Sequence[Prompt], tag: str) -> list
     return list(await asyncio.gather(*tasks))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("heads", "compiled"),
     [
@@ -103,6 +104,7 @@ def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_wit
     asyncio.run(play())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], indirect=True)
 def test_turns_of_an_episode_reuse_their_prefix_and_have_the_bits_of_one_without_a_cache(compiled: bool) -> None:
     async def episode(engine: LocalEngine, number: int, *, forget: bool = False) -> list[Completion]:
@@ -301,6 +303,7 @@ def large_decoder() -> Decoder:
     return Decoder(config).initialize(0)
 
 
+@pytest.mark.long
 def test_memory_that_is_given_up_is_the_systems_until_new_weights_come() -> None:
     """What the engine then samples is, bit for bit, what it sampled before."""
     prompt, sampling = list(range(1000)), Sampling(max_tokens=4, seed=1)

@@ -46,6 +46,7 @@ def test_the_record_counts_among_the_bytes_of_a_slot(tmp_path: Path, monkeypatch
     assert free // 2 / recorded - free // 2 / plain == pytest.approx(record_bytes, rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next"])
 def test_experts_are_those_of_a_pass_over_the_whole_row(name: str, tmp_path: Path) -> None:
     model = load(name, tmp_path)

@@ -192,6 +192,7 @@ def test_a_stream_repeats_all_ids_so_far(url: str) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_whatever_bears_the_id_of_a_stream_two_seconds_after_it_is_aborted(url: str) -> None:
     async def conversation(post: Post) -> None:
         await post("/generate", generation("again", 2) | {"stream": True})
@@ -217,6 +218,7 @@ def test_an_abort_ends_a_reply_with_the_ids_so_far(url: str) -> None:
     talk(url, conversation)
 
 
+@pytest.mark.long
 def test_an_abort_also_ends_ids_that_begin_alike_and_no_others(url: str) -> None:
     async def conversation(post: Post) -> None:
         tasks = await begun(post, "a1", "a12", "b")
@@ -244,6 +246,7 @@ def test_the_cache_is_not_flushed_under_a_running_request(url: str) -> None:
     talk(url, conversation)
 
 
+@pytest.mark.long
 def test_an_in_place_pause_holds_ids_flushes_and_aborts(url: str) -> None:
     async def conversation(post: Post) -> None:
         kept, ended = await begun(post, "kept", "ended")
@@ -260,6 +263,7 @@ def test_an_in_place_pause_holds_ids_flushes_and_aborts(url: str) -> None:
     talk(url, conversation)
 
 
+@pytest.mark.long
 def test_a_retracting_pause_allows_a_flush_and_gives_aborted_ids_at_once(url: str) -> None:
     async def conversation(post: Post) -> None:
         kept, ended = await begun(post, "kept", "ended")
@@ -303,6 +307,7 @@ def test_an_abort_of_a_request_that_came_in_a_pause_is_lost(url: str) -> None:
     talk(url, conversation)
 
 
+@pytest.mark.long
 def test_a_new_version_in_mid_reply_shows_in_the_spans(url: str) -> None:
     async def conversation(post: Post) -> None:
         before = (await post("/generate", generation("r")))[1]["meta_info"]["weight_version"]
@@ -413,6 +418,7 @@ def test_an_update_without_a_pause_waits_for_what_is_in_flight(url: str) -> None
     talk(url, conversation)
 
 
+@pytest.mark.long
 def test_an_update_that_cannot_flush_fails_and_leaves_new_weights_under_the_old_version(url: str) -> None:
     async def conversation(post: Post) -> None:
         before = await checksums(post)

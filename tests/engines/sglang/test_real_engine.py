@@ -158,6 +158,7 @@ def test_an_abort_brings_back_what_was_sampled(fake_sglang: Fake) -> None:
     assert 0 < len(completion.ids) < 500
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pause", PAUSES)
 def test_an_abort_during_a_pause_ends_the_request(fake_sglang: Fake, pause: PauseMode) -> None:
     server = fake_sglang(token_s=0.01)
@@ -202,6 +203,7 @@ def test_a_caller_that_is_cancelled_leaves_nothing_in_flight(fake_sglang: Fake) 
     using(play, server)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pause", PAUSES)
 def test_an_update_in_mid_reply_shows_in_the_versions_of_its_tokens(fake_sglang: Fake, pause: PauseMode) -> None:
     server = fake_sglang(token_s=0.01)
@@ -399,6 +401,7 @@ def test_a_session_stays_on_its_server_and_servers_share_the_sessions(fake_sglan
     assert min(server.stats.requests for server in servers) > 240
 
 
+@pytest.mark.long
 def test_a_server_that_is_five_times_slower_loses_its_sessions(fake_sglang: Fake) -> None:
     slow = fake_sglang(latency_median_s=0.01, faults=Faults(slow_factor=5.0))
     fast = fake_sglang(latency_median_s=0.01)

@@ -221,6 +221,7 @@ def impatient_url() -> Iterator[str]:
         yield at
 
 
+@pytest.mark.long
 def test_a_server_that_pings_is_answered_while_the_model_thinks(impatient_url: str) -> None:
     env = make_env(impatient_url)
     assert env.reset(seed=0)[0] == "0"
@@ -229,6 +230,7 @@ def test_a_server_that_pings_is_answered_while_the_model_thinks(impatient_url: s
     env.close()
 
 
+@pytest.mark.long
 def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_step(impatient_url: str) -> None:
     env = make_env(impatient_url, {"reply_timeout_s": 2.0})
     env.reset(seed=0)
@@ -241,6 +243,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_step(im
     env.close()
 
 
+@pytest.mark.long
 def test_a_slow_server_fails_the_episode_and_is_no_tool_that_the_model_is_told_of(url: str, impatient_url: str) -> None:
     for at in (url, impatient_url):
         assert {one.timeout_s for one in vars(make_env(at))["_runner"].tools.values()} == {None}
@@ -332,6 +335,7 @@ def test_a_server_of_tool_calls_without_tools_is_refused(mcp_server: Callable[..
         make_env(mcp_server([]))
 
 
+@pytest.mark.long
 def test_an_episode_waits_for_a_session_that_is_taken(mcp_server: Callable[..., str]) -> None:
     url = mcp_server([ADD])
     first, second = make_env(url), make_env(url, {"reply_timeout_s": 0.5})

@@ -39,6 +39,7 @@ def played(env: TextEnv, kind: str, seed: int) -> tuple[float, dict[str, float]]
     return total, info["metrics"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env_id", GAMES)
 def test_every_claim_of_the_card_holds(env_id: str) -> None:
     verdicts = {one.check: one for one in examine_env(env_id)}

@@ -146,6 +146,7 @@ def test_an_identity_that_is_no_json_is_refused() -> None:
         Odd().reset(seed=0)
 
 
+@pytest.mark.long
 def test_env_check_counts_tasks_and_warns_where_held_out_ones_are_trained_on() -> None:
     def seen(kind: type[Shown]) -> str:
         (verdict,) = examine_env(kind, only=("held-out tasks",))

@@ -57,6 +57,7 @@ def python(*words: object, path: list[Path], cwd: Path) -> subprocess.CompletedP
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.long
 def test_a_written_package_is_found_by_its_id_in_every_command(tmp_path: Path) -> None:
     project = write_package("number-lock", tmp_path).folder
     assert project == tmp_path / "number-lock"
@@ -75,6 +76,7 @@ def test_a_written_package_is_found_by_its_id_in_every_command(tmp_path: Path) -
     assert tested.returncode == 0, tested.stdout
 
 
+@pytest.mark.long
 def test_a_list_shows_packages_without_importing_what_their_environments_need(tmp_path: Path) -> None:
     project = write_package("number-lock", tmp_path).folder
     assert project is not None

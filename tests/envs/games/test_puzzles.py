@@ -43,6 +43,7 @@ def played(env: TextEnv, kind: str, seed: int) -> tuple[float, float]:
     return total, info["metrics"]["success"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "env_id", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in IDS if name not in QUICK)]
 )
@@ -57,6 +58,7 @@ def test_every_claim_of_the_card_holds(env_id: str) -> None:
     assert unclaimed == {"fork", *partial.get(env_id, ())}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("env_id", "level"), CASES)
 def test_oracle_and_cheat_over_many_tasks(env_id: str, level: int) -> None:
     env = make_env(env_id, {"level": level})

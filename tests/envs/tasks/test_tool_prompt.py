@@ -152,6 +152,7 @@ def test_a_row_is_shown_the_tools_that_it_names(folder: Path) -> None:
             env.reset(seed=0, options=row(tools=tools))
 
 
+@pytest.mark.long
 def test_registered_tools_and_mcp_servers_are_named(tmp_path: Path) -> None:
     register_tool({"name": "shout", "description": "Shouts."}, lambda: "HEY")
     server = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'examples' / '_towns_server.py'))}"
@@ -387,6 +388,7 @@ def test_settings_give_rows_their_tools(folder: Path) -> None:
         TrainConfig(env="TextGame-v0", data=data)
 
 
+@pytest.mark.long
 def test_rows_of_an_agent_with_tools_are_trained_and_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, run = folder / "rows.jsonl", folder / "run"
     asked = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "agent_name": "tool_agent"} for n in range(4)]

@@ -97,6 +97,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return fetch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5", "gptoss", "mistral_nemo"))]
 )
@@ -137,6 +138,7 @@ def test_the_known_traps_of_qwen3_are_told(shared_tokenizers: Path) -> None:
     assert checked["marks"] > 20
 
 
+@pytest.mark.long
 def test_harmony_s_replies_end_as_they_do_without_a_generation_config(shared_tokenizers: Path) -> None:
     template = (SHARED / "chat_templates" / HARMONY).read_text(encoding="utf-8")
     renderer = renderer_for(ChatTokenizer.load(shared_tokenizers / "gptoss", template))

@@ -114,6 +114,7 @@ def test_an_endpoint_that_dies_leaves_what_it_played_and_resume_counts_nothing_t
     assert (result.use.num_requests, result.use.prompt_tokens, result.use.completion_tokens) == (30, 1500, 150)
 
 
+@pytest.mark.long
 def test_failures_on_the_way_are_survived_and_counted_apart(echo: str, tmp_path: Path) -> None:
     rates = {"error": 0.1, "drop": 0.05, "busy": 0.05}
     faults = Faults(rates=rates, schedule={5: "hang"}, retry_after_s=0.05, seed=3)

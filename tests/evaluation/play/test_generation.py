@@ -35,6 +35,7 @@ def ids(replies: list[Reply]) -> list[tuple[int, ...]]:
     return [reply.ids for reply in replies]
 
 
+@pytest.mark.long
 def test_replies_come_in_the_order_of_the_prompts_whatever_runs_beside_them(engine: ModelEngine) -> None:
     seen: list[Reply] = []
     together = engine.generate(PROMPTS, max_tokens=12, on_reply=seen.append)
@@ -206,6 +207,7 @@ def test_the_command_writes_the_replies_that_python_returns(
     assert "exists: go on with it by --resume" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_file_that_was_cut_off_is_resumed_to_the_same_bytes_and_another_one_is_refused(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +251,7 @@ def test_prompts_that_have_no_reply_are_counted_and_a_row_that_is_none_is_named(
     assert "no file" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_killed_command_is_resumed(tmp_path: Path) -> None:
     path, output = tmp_path / "prompts.jsonl", tmp_path / "replies.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"Say {number}."}) + "\n" for number in range(800)))

@@ -318,6 +318,7 @@ def test_a_finished_run_is_sound_when_it_is_computed_again(
         main([str(finished_run), "--deep", "--share", "2"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_what_a_wrong_writer_records_is_noticed_when_it_is_computed_again(
     name: str, run: Path, capsys: pytest.CaptureFixture[str]

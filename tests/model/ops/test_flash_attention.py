@@ -155,6 +155,7 @@ def test_outputs_and_gradients_are_those_of_masked_attention(rule: str, has_sink
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("kind", ["mistral", "gemma3_text", "gpt_oss", "llama4_text", "deepseek_v3"])
 def test_models_of_transformers_attend_by_levels(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

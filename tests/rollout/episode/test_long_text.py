@@ -52,6 +52,7 @@ async def play(renderer: Renderer, reply: list[int], num_characters: int, histor
     return await loop.run(Library(num_characters), Episode(Task("Library-v0", 1)))
 
 
+@pytest.mark.long
 def test_the_event_loop_waits_for_no_long_text(renderer: Renderer, raw: Raw, worst_lateness: Lateness) -> None:
     num_characters = 1_000_000
     started = time.perf_counter()

@@ -134,6 +134,7 @@ def test_a_result_of_a_megabyte_is_shown_whole_where_it_fits(play: Callable[...,
     assert len(trajectory.turns[0].observation) == MEGABYTE
 
 
+@pytest.mark.long
 def test_a_result_of_a_megabyte_that_does_not_fit_ends_the_episode_with_its_reason(
     play: Callable[..., Trajectory], raw: Raw
 ) -> None:

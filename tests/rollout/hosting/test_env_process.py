@@ -131,6 +131,7 @@ def lines(played: Mapping[str, Trajectory], names: Iterable[str]) -> list[str]:
     return [json.dumps(trajectory_to_json(played[name])) for name in names]
 
 
+@pytest.mark.long
 def test_equal_seeds_give_equal_episodes_wherever_their_environments_are(
     loop: RolloutLoop, envs: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +144,7 @@ def test_equal_seeds_give_equal_episodes_wherever_their_environments_are(
     assert capfd.readouterr().out.count("reset 7\n") == 2  # what they print goes where it always goes
 
 
+@pytest.mark.long
 def test_who_ends_its_process_fails_alone_and_others_play_on(loop: RolloutLoop, envs: str) -> None:
     healthy = {f"{seed}": Task(f"{envs}:Fault", seed) for seed in range(2)}
     faulty = {fault: Task(f"{envs}:Fault", 9, kwargs={"fault": fault}) for fault in ("exits", "is killed")}

@@ -70,6 +70,7 @@ class SlowCollections:
             self.now_s += 4.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("update_s", "apart_s"),
     [(100.0, EVERY * 100.0), (25.0, 400.0), (10.0, 400.0), (1.0, 400.0)],

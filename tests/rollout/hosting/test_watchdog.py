@@ -66,6 +66,7 @@ def spawn(folder: Path, env: str, *words: str) -> subprocess.Popen[str]:
 SLOW = [pytest.param(env, marks=pytest.mark.slow) for env in ("Inline", "Asynchronous")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env", ["Spin", *SLOW])
 def test_an_environment_that_holds_the_interpreter_ends_the_run_with_its_name_and_stack(
     env: str, tmp_path: Path
@@ -104,6 +105,7 @@ def test_stacks_are_told_by_the_number_of_the_thread() -> None:
     assert stack_of(dump, 0x7F03) == dump.strip()
 
 
+@pytest.mark.long
 def test_a_long_call_that_releases_the_interpreter_is_left_alone_and_nothing_stays() -> None:
     before = len(os.listdir("/proc/self/fd"))
     others = set(psutil.Process().children())

@@ -36,6 +36,7 @@ def credit_of(episodes: Sequence[Trajectory]) -> list[list[list[float]]]:
     return [[[number / 3 for number in range(row.num_trained_tokens)] for row in each.rows] for each in episodes]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize(("num_episodes", "num_tokens"), [(64, 2_000), (1, 400_000)])
 def test_the_event_loop_waits_for_no_step_and_no_long_episode(

@@ -54,6 +54,7 @@ def test_compare_names_an_environment_that_changed_in_between(
     assert "lock.py:NumberLock is not the same in a and c: its code or its data" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_training_run_has_the_file_and_its_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def failed(member: int = 0) -> Trajectory:
     )
 
 
+@pytest.mark.long
 @given(trajectories())
 def test_a_trajectory_reads_back_equal(trajectory: Trajectory) -> None:
     line = json.dumps(trajectory_to_json(trajectory), allow_nan=False, default=dict)

@@ -95,6 +95,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         FolderLock(tmp_path / "absent").take()
 
 
+@pytest.mark.long
 def test_a_run_that_is_going_on_elsewhere_is_not_resumed_and_loses_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     Trainer(

@@ -65,6 +65,7 @@ def test_a_line_is_read_by_its_offset_in_the_plain_text(tmp_path: Path, name: st
             assert reader.line_at(offsets[number]) == lines[number]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_frames")
 def test_a_file_torn_at_any_byte_reads_whole_frames_and_grows_to_the_same_bytes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

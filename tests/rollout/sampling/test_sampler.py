@@ -325,6 +325,7 @@ def test_an_environment_that_does_not_close_is_named_and_delays_nobody(
     assert any("still busy 0.05 s after it was asked to close" in text for text in warnings_of())
 
 
+@pytest.mark.long
 def test_cancelling_in_the_middle_closes_everything(renderer: Renderer, raw: Raw) -> None:
     async def main(engine: ScriptedEngine) -> None:
         sampler = sampler_of(renderer, engine, lambda task: Guess(), concurrency=50)

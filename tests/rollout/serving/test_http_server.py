@@ -216,6 +216,7 @@ def test_a_relay_of_64_episodes_at_once_leaves_the_record_of_the_loop(
     assert lines(tmp_path / "other", asyncio.run(from_outside())) == lines(tmp_path / "one", own)
 
 
+@pytest.mark.long
 def test_the_embedded_model_plays_the_same_game_through_a_relay(tmp_path: Path) -> None:
     renderer = renderer_for(embedded_folder())
     limits = Limits(max_turns=40, turn_tokens=64)

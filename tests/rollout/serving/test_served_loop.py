@@ -160,6 +160,7 @@ ACTS = ("chat", "chat", "step", "step", "note", "answer", "answer one", "forget"
 MARKERS = ("A note.", "So far: nothing.", "Be a pirate.", "done", "dial(", "clock(")
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(acts=["chat", "note", "note", "chat"], first=0, history="append")
 @example(acts=["chat", "answer one", "chat"], first=3, history="append")

@@ -218,6 +218,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
     KEPT.clear()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("env", "check", "seen"),
     [

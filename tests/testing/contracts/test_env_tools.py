@@ -131,6 +131,7 @@ def test_a_tool_that_raises_for_no_argument_fails_with_its_place(env: type[TextE
     assert f"{told} ({__file__}, line {line})" in found.findings[0].message
 
 
+@pytest.mark.long
 def test_env_check_fails_where_the_only_tool_raises_and_shows_little_of_what_it_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

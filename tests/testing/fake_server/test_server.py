@@ -320,6 +320,7 @@ def test_counters_tell_sessions_prompts_and_repeated_requests_apart(fake_sglang:
     assert (told["tokens"], told["sessions"]) == (12, {"a": 2, "b": 2})
 
 
+@pytest.mark.long
 def test_a_thousand_requests_are_in_flight_at_once(fake_sglang: Start) -> None:
     server = fake_sglang()
 
@@ -376,6 +377,7 @@ def command() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.long
 def test_the_command_serves_until_it_is_ended(command: Callable[..., subprocess.Popen[str]]) -> None:
     process = command("--port", "0", "--faults", "error=1.0")
     assert process.stdout is not None

@@ -68,6 +68,7 @@ FRAGMENTS = [
 ]
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=8), max_size=8).map("".join))
 def test_no_text_breaks_the_reader(text: str) -> None:
     for number, call in enumerate(read_calls(text, TOOLS)):

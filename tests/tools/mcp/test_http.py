@@ -106,6 +106,7 @@ def answering(request: pytest.FixtureRequest) -> Iterator[str]:
 FAILED = '{"jsonrpc": "2.0", "id": ID, "error": {"code": -32603, "message": "no such town"}}'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "answering", [(500, "oops"), (503, "<p>"), (429, '{"message": "slow down"}'), (401, ""), (403, "no")], indirect=True
 )

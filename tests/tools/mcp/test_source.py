@@ -36,6 +36,7 @@ def wait_until(done: Callable[[], bool], limit_s: float = 30.0) -> None:
 # ---- what the model is shown, and reads
 
 
+@pytest.mark.long
 def test_descriptions_and_schemas_are_the_server_s(long_desk: Any) -> None:
     spec = {one.name: one for one in long_desk.tool_specs}["add"]
     assert spec.description == "Adds to the counter."
@@ -117,6 +118,7 @@ def test_what_a_server_leaves_behind_ends_with_it(desk: Desk, server_of: ServerO
     assert has_ended(left)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_ends_with_a_program_that_is_killed(sent: int, server_of: ServerOf, has_ended: Ended) -> None:
     program = f"""
@@ -155,6 +157,7 @@ def test_a_server_that_crashes_is_an_infrastructure_failure(
     assert env.ask("add") == ("1", None)
 
 
+@pytest.mark.long
 def test_a_call_that_takes_too_long_is_answered_and_a_server_that_hangs_is_ended(
     desk: Desk, server_of: ServerOf, has_ended: Ended
 ) -> None:
@@ -174,6 +177,7 @@ def test_what_is_no_message_is_passed_over_and_told_where_the_server_fails(desk:
         env.ask("flood", mib=5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "told"),
     [

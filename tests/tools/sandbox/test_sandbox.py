@@ -162,6 +162,7 @@ def test_sessions_are_apart(sandbox: Sandbox) -> None:
         assert other.run("import os; os.listdir('.')").stdout == "[]\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cell", "ended", "exit_code"),
     [
@@ -236,6 +237,7 @@ def test_files_that_a_box_cannot_hold_are_refused_before_it_is_opened(sandbox: S
         sandbox.run("1", files={"a/b": b"", "a/b/c": b""})
 
 
+@pytest.mark.long
 def test_a_time_limit_that_passes_before_the_program_begins_ends_nothing_else(served: Sandbox) -> None:
     limits = [1e-4 * number for number in range(1, 41)]
     with ThreadPoolExecutor(3) as threads:
@@ -245,6 +247,7 @@ def test_a_time_limit_that_passes_before_the_program_begins_ends_nothing_else(se
     assert beside.result().stdout == "on\n"
 
 
+@pytest.mark.long
 def test_two_hundred_programs_leave_no_process_no_file_and_no_open_file(served: Sandbox) -> None:
     served.run("print(1)")
     server, ours = server_of(served), psutil.Process()

@@ -102,6 +102,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 """
 
 
+@pytest.mark.long
 def test_a_box_in_which_many_processes_compute_makes_way_for_others(served: Sandbox) -> None:
     with served.session() as session:
         nice = eval(session.run(COMPUTES).stdout)
@@ -131,6 +132,7 @@ def test_a_process_whose_first_thread_has_ended_ends_with_its_cell(served: Sandb
             time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_box_that_gives_no_answer_while_others_do_ran_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_sandbox("namespaces", limits=SandboxLimits(time_limit_s=1.0)) as sandbox:
         session = sandbox.session()

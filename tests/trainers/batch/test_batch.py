@@ -188,6 +188,7 @@ def groups(draw: st.DrawFn, *, name: str = "g", failures: bool = True) -> Group:
 STEPS = st.tuples(groups(name="g"), groups(name="h"))
 
 
+@pytest.mark.long
 @few
 @given(mode=st.sampled_from(MODES), step=STEPS, max_tokens=st.integers(1, 40))
 def test_splitting_into_micro_batches_leaves_the_gradient_unchanged(
@@ -199,6 +200,7 @@ def test_splitting_into_micro_batches_leaves_the_gradient_unchanged(
     torch.testing.assert_close(summed, table_gradient(batch), rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 @few
 @given(mode=st.sampled_from(MODES), group=groups())
 def test_splitting_an_episode_into_rows_leaves_the_gradient_unchanged(mode: str, group: Group) -> None:
@@ -227,6 +229,7 @@ def test_only_sampled_targets_have_a_gradient(step: tuple[Group, Group]) -> None
     assert gradient.isfinite().all()
 
 
+@pytest.mark.long
 @few
 @given(step=STEPS)
 def test_every_sampled_token_of_a_trained_member_is_a_target_once(step: tuple[Group, Group]) -> None:
@@ -245,6 +248,7 @@ def test_every_sampled_token_of_a_trained_member_is_a_target_once(step: tuple[Gr
     assert batch.totals == StepTotals(len(sampled), len(trained), len(turns))
 
 
+@pytest.mark.long
 @few
 @given(mode=st.sampled_from(MODES), group=groups(failures=False), data=st.data())
 def test_failed_members_change_nothing_for_the_others(mode: str, group: Group, data: st.DataObject) -> None:
@@ -271,6 +275,7 @@ def test_the_order_of_the_members_does_not_change_the_gradient(mode: str, group:
     )
 
 
+@pytest.mark.long
 @few
 @given(mode=st.sampled_from(MODES), step=STEPS)
 def test_dropping_rows_without_advantage_changes_neither_gradient_nor_denominators(
@@ -286,6 +291,7 @@ def test_dropping_rows_without_advantage_changes_neither_gradient_nor_denominato
     torch.testing.assert_close(table_gradient(kept), table_gradient(whole), rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 @few
 @given(step=STEPS, max_tokens=st.integers(1, 40))
 def test_micro_batches_hold_every_row_once_and_no_more_than_allowed(step: tuple[Group, Group], max_tokens: int) -> None:

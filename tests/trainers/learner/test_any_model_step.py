@@ -85,6 +85,7 @@ def row_by_row(folder: Path, batch: TrainingBatch, balance: float) -> dict[str, 
     return published_form(model.hf, tensors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAST)
 def test_both_backends_take_the_same_step(name: str, folder_of: Callable[[str], Path], batch: TrainingBatch) -> None:
     folder = folder_of(name)
@@ -122,6 +123,7 @@ def test_the_models_configuration_decides_about_the_load_balancing_loss(
     assert TransformersModel(model.hf, model.settings).balance_coefficient == BALANCE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"activation_checkpointing": True}, {"micro_batch_tokens": 64}])
 def test_chosen_experts_are_replayed_with_their_gradient(
     settings: dict[str, Any], folder_of: Callable[[str], Path], batch: TrainingBatch

@@ -179,6 +179,7 @@ def test_a_shared_trunk_has_the_gradient_of_the_policy_and_so_much_of_the_critic
     assert norms[1] > 1.1 * norms[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trunk", [pytest.param("own", marks=pytest.mark.slow), "shared"])
 def test_a_critic_learns_the_returns_that_it_is_shown(trunk: str, tiny: Tiny, fresh_batch: Fresh) -> None:
     model = tiny()

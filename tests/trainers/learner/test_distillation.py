@@ -185,6 +185,7 @@ def test_without_a_teacher_nothing_would_be_learned() -> None:
     assert inapplicable_symptoms(resolve_config(TrainConfig(env="TextGame-v0"))) == ()
 
 
+@pytest.mark.long
 def test_a_run_from_a_teacher_verifies_and_resumes_to_the_bit(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

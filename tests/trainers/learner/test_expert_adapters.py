@@ -47,6 +47,7 @@ def learner_of(folder: Path, **settings: Any) -> Learner:
     return Learner(load_policy(folder), config, STEP, total_steps=8, reference=load_policy(folder))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "gpt_oss"])
 def test_published_weights_of_each_expert_have_its_adapter(kind: str, folder_of: FolderOf, fresh_batch: Fresh) -> None:
     learner = learner_of(folder_of(kind), kl=KLConfig(coefficient=0.1))
@@ -80,6 +81,7 @@ def test_published_weights_of_each_expert_have_its_adapter(kind: str, folder_of:
     assert (learner.logprobs(batch) - batch.old_logp_N[batch.mask_N]).abs().max() > 0.01
 
 
+@pytest.mark.long
 def test_replies_of_adapted_experts_have_the_learners_logprobs(folder_of: FolderOf, fresh_batch: Fresh) -> None:
     learner = learner_of(folder_of("qwen3_moe"))
     assert learner.adapters is not None
@@ -112,6 +114,7 @@ def scores_of(model: Any, ids_T: Tensor) -> Tensor:
     return scores_TV
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -138,6 +141,7 @@ def test_a_saved_state_goes_on_to_the_bit(settings: dict[str, Any], folder_of: F
     assert not any("mlp.gate." in name for name in between), "routers have no adapter"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_either_optimizer_trains_experts(name: Any, folder_of: FolderOf, fresh_batch: Fresh) -> None:
     config = LearnerConfig(threads=1, lora=replace(LORA, target_modules=("up_proj", "down_proj")))
@@ -148,6 +152,7 @@ def test_either_optimizer_trains_experts(name: Any, folder_of: FolderOf, fresh_b
     assert losses[-1] < losses[0] - 0.01
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning")
 @pytest.mark.parametrize(

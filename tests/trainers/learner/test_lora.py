@@ -328,6 +328,7 @@ def test_a_run_resumes_to_the_bit_and_is_exported_merged_or_as_an_adapter(
         train(replace(run, learner=replace(learner, lora=LoraConfig(rank=8))), tmp_path / "parts", resume=True)
 
 
+@pytest.mark.long
 def test_a_run_without_an_adapter_has_none_to_export(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     train(replace(small_run, steps=1), tmp_path / "run")
     with pytest.raises(ConfigError, match="the run trained all weights"):

@@ -86,6 +86,7 @@ def test_a_share_that_averages_nothing_is_refused(decay: float) -> None:
         LearnerConfig(ema_decay=decay)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["auto", "transformers"])
 def test_a_run_exports_it_and_a_resumed_one_the_same(
     tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str]
@@ -113,6 +114,7 @@ def test_a_run_exports_it_and_a_resumed_one_the_same(
     assert "has no adapter" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_average_of_an_adapter_is_exported_as_one(
     tmp_path: Path, finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_run_records_two_trajectories_of_each_game(tmp_path: Path) -> None:
     assert step["episodes"] == 8
 
 
+@pytest.mark.long
 def test_a_frozen_rival_adds_no_row_to_the_loss(tmp_path: Path) -> None:
     Trainer(config(rival=str(embedded_folder())), tmp_path / "run").fit()
     played = [one.trajectory for one in read_episodes(tmp_path / "run")]

@@ -92,6 +92,7 @@ def test_a_run_leaves_metrics_episodes_and_a_checkpoint_that_transformers_loads(
     assert AutoTokenizer.from_pretrained(result.checkpoint).encode("<|im_end|>")
 
 
+@pytest.mark.long
 def test_equal_seeds_and_any_number_of_environment_threads_give_equal_bytes_and_losses(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_episodes_that_fail_leave_the_advantages_of_the_others_as_in_a_run_witho
         assert one.trajectory.rows[0].ids.tolist() == twin.trajectory.rows[0].ids.tolist()
 
 
+@pytest.mark.long
 def test_a_learning_rate_that_destroys_the_model_halts_and_keeps_what_was_written(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -200,6 +202,7 @@ def test_mistakes_end_before_anything_is_written(small_run: TrainConfig, train: 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other_settings(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -313,6 +316,7 @@ def interrupting_loss(logp: Any, old_logp: Any, advantages: Any, mask: Any, *, s
     return ppo_clip(logp, old_logp, advantages, mask)
 
 
+@pytest.mark.long
 def test_two_interrupts_in_a_half_made_step_write_no_checkpoint_of_it(small_run: TrainConfig, tmp_path: Path) -> None:
     learner = LearnerConfig(loss=f"{HERE}:interrupting_loss")
     config = replace(
@@ -328,6 +332,7 @@ def test_two_interrupts_in_a_half_made_step_write_no_checkpoint_of_it(small_run:
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.long
 def test_a_run_that_leaves_out_tokens_is_checked_as_far_as_it_goes_and_resumes(
     small_run: TrainConfig, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ README = Path(__file__).parents[3] / "README.md"
 PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ["llama:llama3", "qwen3_moe", "qwen3_5_text", "qwen3_vl", "jamba"])
 def test_what_is_stored_of_an_architecture_is_found_again(architecture: str, tmp_path: Path) -> None:
     save_small_model(architecture, tmp_path)
@@ -33,6 +34,7 @@ def test_what_is_stored_of_an_architecture_is_found_again(architecture: str, tmp
     assert found == {name: passed for name, (passed, _) in stored.results.items() if name in CHECKS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("check", "damage"),
     [("logprobs", "states"), ("gradients", "gradient"), ("gradients", "no number"), ("export", "published")],
@@ -60,6 +62,7 @@ def test_a_wrong_computation_is_found(check: str, damage: str, tmp_path: Path, m
     assert check in failed or (check == "logprobs" and failed == ["loads"])
 
 
+@pytest.mark.long
 def test_a_shape_is_checked_without_its_weights(tmp_path: Path) -> None:
     config = {**json.loads((_shape(tmp_path / "big") / "config.json").read_text()), "num_hidden_layers": 80}
     small = shrink({**config, "layer_types": config["layer_types"] * 20, "num_experts": 128})
@@ -112,6 +115,7 @@ def test_most_architectures_train_with_packed_rows_and_the_others_with_rows_of_t
     assert f"[{len(loaded)} architectures](docs/architectures.md)" in README.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_the_fast_decoder_is_checked_by_its_own_steps(tmp_path: Path) -> None:
     save_small_model("qwen3", tmp_path)
     results = {result.name: result for result in check_model(tmp_path)}

@@ -117,6 +117,7 @@ def poison() -> Iterator[dict[str, int]]:
     LOSSES.add("gpg", original, replace=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("env", "name"), [("Worthless", "dead_groups"), ("Priceless", "solved")])
 def test_an_environment_that_always_pays_the_same_is_named(
     quick: TrainConfig, train: Train, tmp_path: Path, env: str, name: str, caplog: pytest.LogCaptureFixture
@@ -133,6 +134,7 @@ def test_an_environment_that_always_pays_the_same_is_named(
     assert sum(text.startswith(name) for line in written for text in line["warnings"]) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", [10.0, 1e3])
 def test_a_learning_rate_that_destroys_the_policy_is_named_by_what_it_does(
     quick: TrainConfig, train: Train, tmp_path: Path, rate: float
@@ -178,6 +180,7 @@ def test_a_reward_that_punishes_calls_ends_in_no_calls_and_says_so(
     assert first(watcher.steps)["tools_lost"] <= vanished + 2
 
 
+@pytest.mark.long
 def test_a_loss_that_is_no_number_stops_with_the_batch_saved_and_the_weights_as_before(
     quick: TrainConfig, train: Train, tmp_path: Path, poison: dict[str, int]
 ) -> None:
@@ -205,6 +208,7 @@ def test_a_loss_that_is_no_number_stops_with_the_batch_saved_and_the_weights_as_
     learner.close()
 
 
+@pytest.mark.long
 def test_a_halted_step_is_viewed_and_verified_like_a_run(
     quick: TrainConfig, train: Train, tmp_path: Path, poison: dict[str, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +238,7 @@ def test_a_run_that_halted_is_resumed_from_the_last_whole_step_as_if_it_had_gone
     assert [line["step"] for line in lines(tmp_path / "run")] == list(range(1, 5))
 
 
+@pytest.mark.long
 def test_without_nan_among_the_signs_that_stop_the_step_is_left_out(
     quick: TrainConfig, train: Train, tmp_path: Path, poison: dict[str, int]
 ) -> None:
@@ -248,6 +253,7 @@ def test_without_nan_among_the_signs_that_stop_the_step_is_left_out(
     assert (tmp_path / "run" / "halted" / "step-000001" / "batch.pt").is_file()
 
 
+@pytest.mark.long
 def test_a_return_that_no_float_holds_stops_with_the_episodes_saved_or_leaves_the_step_out(
     quick: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -262,6 +268,7 @@ def test_a_return_that_no_float_holds_stops_with_the_episodes_saved_or_leaves_th
     assert [symptom.name for symptom in watcher.steps[0].symptoms] == ["nan"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rate", "epochs"), [(1e39, 1), (1e18, 1), (1e18, 2)])
 def test_a_step_that_destroys_the_weights_stops_before_they_are_played_with(
     quick: TrainConfig, train: Train, tmp_path: Path, rate: float, epochs: int
@@ -276,6 +283,7 @@ def test_a_step_that_destroys_the_weights_stops_before_they_are_played_with(
     assert not (tmp_path / "run" / "checkpoints").exists(), "lost weights are no checkpoint"
 
 
+@pytest.mark.long
 def test_a_sign_that_stops_leaves_a_checkpoint_of_the_last_whole_step(
     quick: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -303,6 +311,7 @@ def test_a_solved_run_ends_as_after_its_last_step(quick: TrainConfig, train: Tra
     assert result.checkpoint is not None and result.end == "solved"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_staleness", [0, 2])
 def test_what_was_played_is_kept_when_too_many_episodes_fail(
     quick: TrainConfig, train: Train, tmp_path: Path, max_staleness: int, caplog: pytest.LogCaptureFixture
@@ -323,6 +332,7 @@ def test_a_folder_without_a_halted_step_is_named(tmp_path: Path) -> None:
         load_batch(tmp_path)
 
 
+@pytest.mark.long
 def test_the_estimate_of_the_entropy_is_that_of_the_sampled_tokens(
     quick: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_every_second_step_is_followed_by_an_evaluation_and_a_resumed_run_has_equal_bytes(
     watched: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_every_second_step_is_followed_by_an_evaluation_and_a_resumed_run_has_eq
     assert [(run / name).read_bytes() for name in ("episodes.jsonl.zst",)] == whole
 
 
+@pytest.mark.long
 def test_a_number_that_its_episodes_do_not_give_is_found(watched: TrainConfig, train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(replace(watched, steps=3), run)
@@ -93,6 +95,7 @@ def test_a_run_has_stalled_once_no_late_evaluation_is_better(scores: list[float]
     assert has_stalled([(0.0, score) for score in scores], patience) is stalled
 
 
+@pytest.mark.long
 def test_patience_ends_a_run_and_says_so(
     watched: TrainConfig, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +126,7 @@ class Beside(Unobserved):
         self.seen.setdefault(name, []).append("learn_step" in running)
 
 
+@pytest.mark.long
 def test_an_engine_with_weights_of_its_own_evaluates_while_a_step_learns(watched: TrainConfig, tmp_path: Path) -> None:
     run, watcher = tmp_path / "run", Beside()
     checkpoint = CheckpointConfig(every=100, keep=1, keep_best="eval_reward_mean")
@@ -170,6 +174,7 @@ def test_who_shares_the_processor_with_the_learner_evaluates_between_steps(
     assert config_from_mapping(TrainConfig, {"env": "TextGame-v0", **given}).evaluates_while_learning is expected
 
 
+@pytest.mark.long
 def test_the_best_checkpoint_is_that_of_the_best_evaluation(watched: TrainConfig, train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
     checkpoint = CheckpointConfig(every=100, keep=1, keep_best="eval_reward_mean")
@@ -188,6 +193,7 @@ def test_the_number_of_an_evaluation_is_that_of_the_step_before_its_line() -> No
     assert best_step([3], told, "eval_success", 10) is None
 
 
+@pytest.mark.long
 def test_repeated_greedy_tasks_give_pass_at_k_and_one_reply(watched: TrainConfig, train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = HeldOutConfig(episodes=2, every=1, repeats=2, temperature=0.0)
@@ -201,6 +207,7 @@ def test_repeated_greedy_tasks_give_pass_at_k_and_one_reply(watched: TrainConfig
     assert main(["verify", str(run), "--deep"]) == 0
 
 
+@pytest.mark.long
 def test_held_out_tasks_may_be_those_of_other_environments(watched: TrainConfig, train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
     mix = {"TextGame-v0": {"kwargs": {"level": 2}}, "GuessNumber-v0": 2}
@@ -214,6 +221,7 @@ def test_held_out_tasks_may_be_those_of_other_environments(watched: TrainConfig,
     assert {record.trajectory.task.env_id for record in held_out(run)} == set(mix)
 
 
+@pytest.mark.long
 def test_a_run_of_an_earlier_version_is_resumed_with_its_held_out_tasks(
     watched: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -242,6 +250,7 @@ def test_settings_that_cannot_work_are_refused(given: dict[str, Any], message: s
         HeldOutConfig(**given)
 
 
+@pytest.mark.long
 def test_what_the_command_line_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["train", "--env", "TextGame-v0", "--output", str(tmp_path / "run")]
     assert main([*words, "--eval-episodes", "3"]) == 2

@@ -108,6 +108,7 @@ def train_on(small_run: TrainConfig, train: Train, monkeypatch: pytest.MonkeyPat
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "cause"),
     [
@@ -128,6 +129,7 @@ def test_an_engine_that_samples_from_something_else_is_refused_with_the_cause(
         train_on(engine, tmp_path / "run", sampling=sampling, parity=parity)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", [Warm, Cut])
 def test_the_start_is_refused_without_a_bound_too(train_on: Train, engine: type[LocalEngine], tmp_path: Path) -> None:
     with pytest.raises(TrainingHalted, match="Likely cause"):
@@ -135,6 +137,7 @@ def test_the_start_is_refused_without_a_bound_too(train_on: Train, engine: type[
     assert not list((tmp_path / "run").glob("*.*")), "the folder is free for the next try"
 
 
+@pytest.mark.long
 def test_rounding_at_the_start_sets_the_bound(train_on: Train, tmp_path: Path) -> None:
     train_on(Rounded, tmp_path / "run")
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2

@@ -60,6 +60,7 @@ def test_held_out_tasks_are_played_when_two_steps_reach_the_target_and_five_step
     assert [n for n in range(len(successes) + 1) if is_target_near(successes[:n], 0.95)] == played_after
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_staleness", [0, 2])
 def test_a_run_ends_at_its_target_and_its_evaluation_is_the_one_after_training(
     solvable: TrainConfig, train: Train, tmp_path: Path, max_staleness: int
@@ -74,6 +75,7 @@ def test_a_run_ends_at_its_target_and_its_evaluation_is_the_one_after_training(
     assert evaluations(tmp_path / "run") == [("eval_before", 0), ("eval_after", 2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", [{"target_success": None}, {"eval": HeldOutConfig(episodes=0)}])
 def test_a_run_without_a_target_or_without_held_out_tasks_takes_all_steps(
     solvable: TrainConfig, train: Train, tmp_path: Path, given: dict[str, Any]
@@ -82,6 +84,7 @@ def test_a_run_without_a_target_or_without_held_out_tasks_takes_all_steps(
     assert (result.end, result.steps) == ("steps", 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_staleness", [0, 2])
 def test_a_run_goes_on_while_held_out_tasks_fail_and_resumes_at_an_evaluation_with_equal_bytes(
     solvable: TrainConfig, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
@@ -111,6 +114,7 @@ def test_a_target_that_is_no_share_is_refused(target: float) -> None:
         TrainConfig(env="TextGame-v0", target_success=target)
 
 
+@pytest.mark.long
 def test_the_command_says_why_it_ended_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = f"train --env {__name__}:Harder --env-kwargs level=1 --tasks 2 --group-size 4 --eval.episodes 4"
     assert main([*command.split(), "--local.compile", "False", "--output", str(tmp_path / "run")]) == 0

@@ -95,6 +95,7 @@ def test_an_error_in_a_part_reaches_the_caller_and_close_ends_the_threads() -> N
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("agentgym-learner")]
 
 
+@pytest.mark.long
 def test_a_step_of_a_real_model_has_the_same_bits_with_any_number_of_threads(
     tiny: Callable[..., Decoder], fresh_batch: Callable[..., TrainingBatch]
 ) -> None:

@@ -293,6 +293,7 @@ def test_four_ranks_that_share_passes_learn_what_one_process_learns(
         check([rank[name] for rank in found], alone(name))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(tensor=2)], ids=str)
 def test_each_rank_averages_its_own_shards(
     mesh: MeshConfig, settings_cases: dict[str, Case], on_ranks: OnRanks
@@ -308,6 +309,7 @@ def test_each_rank_averages_its_own_shards(
         torch.testing.assert_close(found[name], mean, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(tensor=2)], ids=str)
 def test_ranks_write_their_own_shards_of_a_state_which_any_number_of_ranks_reads(
     mesh: MeshConfig, settings_cases: dict[str, Case], on_ranks: OnRanks, tmp_path: Path

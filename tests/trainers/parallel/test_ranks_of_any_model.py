@@ -128,6 +128,7 @@ def assert_near(found: list[Tensor], wanted: list[Tensor]) -> None:
         torch.testing.assert_close(one, two, rtol=0, atol=bound)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_two_ranks_of_any_model_learn_what_one_process_learns(
     name: str, cases: dict[str, Case], quick_ranks: list[dict[str, Found]]
@@ -135,6 +136,7 @@ def test_two_ranks_of_any_model_learn_what_one_process_learns(
     check([rank[name] for rank in quick_ranks], in_one_process(cases[name]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_two_ranks_of_any_model_have_the_bits_of_one_process_in_two_shares(
     name: str, cases: dict[str, Case], quick_ranks: list[dict[str, Found]]
@@ -146,11 +148,13 @@ def test_two_ranks_of_any_model_have_the_bits_of_one_process_in_two_shares(
     assert all(torch.equal(tensor, wanted["weights"][key]) for key, tensor in found["weights"].items())
 
 
+@pytest.mark.long
 def test_ranks_compute_tokens_with_the_experts_of_the_record(quick_ranks: list[dict[str, Found]]) -> None:
     plain, replayed = (quick_ranks[0][f"qwen3_moe-{name}"]["gradients"] for name in ("plain", "replayed"))
     assert not torch.allclose(plain[0], replayed[0], rtol=0.1)
 
 
+@pytest.mark.long
 def test_ranks_have_adapters_on_experts_and_publish_them_merged(
     cases: dict[str, Case], quick_ranks: list[dict[str, Found]]
 ) -> None:
@@ -176,6 +180,7 @@ def test_ranks_of_a_hybrid_have_different_numbers_of_batches(cases: dict[str, Ca
     assert len(numbers) == 2, numbers
 
 
+@pytest.mark.long
 def test_passes_that_ranks_share_are_those_of_the_fast_decoder(quick_ranks: list[dict[str, Found]]) -> None:
     for rank in quick_ranks:
         with pytest.raises(ConfigError, match=r"leave learner\.mesh out"):

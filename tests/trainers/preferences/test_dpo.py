@@ -75,6 +75,7 @@ def test_the_losses_are_those_of_their_papers() -> None:
     assert preference_loss(h, h, config)[0] == pytest.approx(math.log(2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, loss: Any, threads: int) -> None:
@@ -224,6 +225,7 @@ def test_episodes_of_a_task_make_pairs_by_their_rewards(renderer: Any, finished_
     assert len(pairs_of_episodes([finished_run], renderer, vocab_size, 1024).pairs) <= len(found.pairs)
 
 
+@pytest.mark.long
 def test_the_command_learns_writes_a_model_and_says_what_it_did(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

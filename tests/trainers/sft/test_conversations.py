@@ -229,6 +229,7 @@ QUICK = {"Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-V3.1", "google-gemma-3", "meta
 """Templates of every run of the tests, of one tokenizer; the others are with the slow ones."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
@@ -261,6 +262,7 @@ def _starts(mask: tuple[bool, ...]) -> Iterator[int]:
     return (n for n, flag in enumerate(mask) if flag and not mask[n - 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
 def test_real_tokenizers_have_the_ids_and_the_mask_of_transformers_text(
     name: str, tokenizers: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,7 @@ def test_what_is_not_imitated_has_no_gradient(tiny: Tiny) -> None:
     assert torch.equal(losses[0][1], losses[1][1])
 
 
+@pytest.mark.long
 def test_the_loss_falls_and_every_step_is_told(tiny: Tiny, renderer: Renderer) -> None:
     model = tiny(vocab_size=renderer.vocab_size, window=2048)
     env = make_env("GuessNumber-v0", {"level": 1})
@@ -160,6 +161,7 @@ def test_sizes_below_one_are_refused(name: str) -> None:
         ImitationConfig(**{name: 0})
 
 
+@pytest.mark.long
 def test_a_mixture_of_experts_also_learns_to_balance_them_as_its_configuration_says(tmp_path: Path) -> None:
     save_small_model("qwen3_moe", tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())

@@ -46,6 +46,7 @@ def world_of(level: int, seed: int) -> TextGameWorld:
 # ---- who wins
 
 
+@pytest.mark.long
 @ALL_LEVELS
 def test_the_oracle_wins_every_seed_within_the_turn_limit(level: int) -> None:
     env = TextGame(level)
@@ -82,6 +83,7 @@ def test_the_same_seed_and_replies_give_the_same_bytes(level: int) -> None:
             assert first == again
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_tasks", [1000, pytest.param(3000, marks=pytest.mark.slow)])
 @ALL_LEVELS
 def test_there_are_thousands_of_tasks_and_the_held_out_ones_are_others(level: int, num_tasks: int) -> None:
@@ -257,6 +259,7 @@ REPLIES = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(level=st.sampled_from(sorted(LEVELS)), seed=st.integers(0, 2**31), replies=st.lists(REPLIES, max_size=12))
 def test_no_reply_raises_or_gives_reward_beyond_one(level: int, seed: int, replies: list[str]) -> None:

@@ -245,6 +245,7 @@ def test_wrong_keywords_and_a_machine_without_a_sandbox_are_told(monkeypatch: py
         CodeTasks()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_oracle_and_cheat_over_several_tasks(level: int) -> None:
     env = make_env("CodeTasks-v0", {"level": level})

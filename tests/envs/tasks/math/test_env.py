@@ -98,6 +98,7 @@ def test_what_is_wrong_or_not_worked_out_pays_nothing(question: MathQuestion, re
     assert not pays(question, reply)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bomb", ["9^{9^{9^{9}}}", r"\frac{1}{" * 30 + "2" + "}" * 30, "(" * 150, r"x^{999999999}", "\\" * 90]
 )

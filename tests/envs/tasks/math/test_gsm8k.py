@@ -178,6 +178,7 @@ def test_calls_come_before_the_answer(tool: Any) -> None:
     env.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tool", ["none", pytest.param("calculator", marks=pytest.mark.slow)])
 def test_every_claim_of_the_card_holds(tool: str) -> None:
     verdicts = {one.check: one for one in examine_env("GSM8K-v0", {"tool": tool})}

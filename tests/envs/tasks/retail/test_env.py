@@ -42,6 +42,7 @@ def begun(level: int, wanted: Any, *, allowed: bool = True) -> Retail:
     raise AssertionError(f"no task of 500 wants {wanted}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", LEVELS)
 def test_oracle_and_cheat_over_many_tasks(level: int) -> None:
     env = make_env("Retail-v0", {"level": level})

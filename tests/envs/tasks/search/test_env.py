@@ -42,6 +42,7 @@ def test_every_claim_of_the_card_holds() -> None:
     assert {name for name, one in verdicts.items() if one.verdict == "not claimed"} == {"fork"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", LEVELS)
 def test_oracle_and_cheat_over_many_tasks(level: int) -> None:
     env = make_env("SearchQA-v0", {"level": level})

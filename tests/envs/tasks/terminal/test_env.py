@@ -34,6 +34,7 @@ def call(env: TextEnv, tool: str, **arguments: str) -> tuple[str, float, bool]:
     return observation, float(reward), over
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", TASKS)
 @pytest.mark.parametrize("backend", ["namespaces", "landlock", DOCKER])
 def test_the_oracle_scores_one_and_the_cheat_zero(level: int, backend: str, request: pytest.FixtureRequest) -> None:

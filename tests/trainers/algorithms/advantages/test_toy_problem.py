@@ -268,6 +268,7 @@ def within_two_standard_errors(estimate: tuple[Tensor, Tensor], exact: Tensor) -
     return standard_errors(estimate, exact) <= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "inputs", "settings", "factor"), MULTIPLES)
 def test_the_mean_gradient_is_the_said_multiple_of_the_policy_gradient(
     name: str, inputs: list[str], settings: dict[str, Any], factor: float, sample: Episodes

@@ -344,6 +344,7 @@ def test_the_type_of_the_logprobs_is_that_of_the_loss(name: str, dtype: torch.dt
         torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(signs=HUGE, gain=st.sampled_from([-2.0, 3.0]))
