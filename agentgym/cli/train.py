@@ -17,8 +17,10 @@ from agentgym.cli.options import (
     read_mapping,
     tools_as_option,
 )
+from agentgym.cli.terminal import say
 from agentgym.cli.training.options import MAIN_SETTINGS, TrainOptions
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.trainers.checkpoints.run_copy import fetch_missing_run
 from agentgym.trainers.config import TrainConfig, config_from_mapping, with_current_names
 from agentgym.trainers.tasks.mix import read_mix
 
@@ -28,6 +30,7 @@ __all__ = ["main"]
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym train ...`."""
     args = env_processes_as_option(profile_as_options(mix_as_options(tools_as_option(env_as_option(args)))))
+    _fetch_run(args)
     options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args), shown=MAIN_SETTINGS)
     # Here, and not above: help and mistakes need no torch.
     from agentgym.cli.training import run as training_run
@@ -61,13 +64,25 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
     return TrainOptions(run=run if named else replace(run, env=tyro.MISSING), config=path)
 
 
+def _fetch_run(args: Sequence[str]) -> None:
+    """Fetches the copy of the run that is resumed, where its folder has none."""
+    folder, address = _path_after("--output", args), _text_after("--checkpoint.copy-to", args)
+    if "--resume" in args and folder is not None and fetch_missing_run(folder, address):
+        say(f"fetched the run of {address} into {folder}")
+
+
 def _path_after(option: str, args: Sequence[str]) -> Path | None:
     """Returns the path that an option is given at its last occurrence."""
+    text = _text_after(option, args)
+    return None if text is None else Path(text)
+
+
+def _text_after(option: str, args: Sequence[str]) -> str | None:
     places = [index for index, arg in enumerate(args) if arg.partition("=")[0] == option]
     if not places:
         return None
     _, equals, value = args[places[-1]].partition("=")
-    return Path(value if equals else next(iter(args[places[-1] + 1 :]), ""))
+    return value if equals else next(iter(args[places[-1] + 1 :]), "")
 
 
 def _mixed_envs(practice: object) -> list[str]:

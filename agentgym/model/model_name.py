@@ -1,4 +1,4 @@
-"""Finds the folder of a model that a user names: `embedded`, a path, or an id of the Hugging Face hub."""
+"""Finds the folder of a model that a user names: `embedded`, a path, an address, or an id of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.remote import cached_folder, is_remote
 
 __all__ = ["EMBEDDED", "is_model_id", "model_folder", "revised_name"]
 
@@ -30,11 +31,12 @@ def is_model_id(name: str) -> bool:
 def model_folder(name: str) -> Path:
     """Returns the folder; raises RunFolderError if it is missing, or is that of a run or an adapter.
 
-    A model of the hub is fetched, unless it is in the hub's cache.
+    A model of the hub or at an address such as s3://bucket/model is fetched, unless it is in the cache.
     """
     if is_model_id(name):
         return _fetch(name)
-    folder = embedded_folder() if name == EMBEDDED else Path(name).expanduser()
+    folder = cached_folder(name, FILES) if is_remote(name) else Path(name).expanduser()
+    folder = embedded_folder() if name == EMBEDDED else folder
     if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
         raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")
     if not folder.is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +17,7 @@ from huggingface_hub import constants
 
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
-from agentgym.errors import RunFolderError
+from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.model_name import is_model_id, model_folder
 
 COMMIT = "5" * 40
@@ -147,3 +148,36 @@ def test_an_existing_folder_is_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not is_model_id("models/mine")
     assert is_model_id("models/other")
     assert model_folder("models/mine") == Path("models/mine")
+
+
+def test_a_model_at_an_address_is_fetched_again_only_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    remote = tmp_path / "model"
+    shutil.copytree(model_folder("embedded"), remote)
+    (remote / "learner").mkdir()
+    (remote / "learner/config.json").write_text("{}")
+    (remote / "weights.bin").touch()
+    first = model_folder(f"file://{remote}")
+    files = [path for path in model_folder("embedded").iterdir() if path.suffix in (".json", ".safetensors")]
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == {
+        path.name: path.read_bytes() for path in files
+    }
+    (first / "mark").touch()  # of this copy
+    assert (model_folder(f"file://{remote}") / "mark").exists()
+    (remote / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    changed = model_folder(f"file://{remote}")
+    assert changed != first and json.loads((changed / "generation_config.json").read_text()) == {"eos_token_id": 7}
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("file:///nowhere/model", "there is no model in 'file:///nowhere/model'"),
+        ("nothing://model", "'nothing://model' cannot be opened: Protocol not known: nothing"),
+    ],
+)
+def test_an_address_without_a_model_is_one_line(address: str, message: str) -> None:
+    with pytest.raises((ConfigError, RunFolderError), match=message):
+        model_folder(address)

@@ -367,6 +367,7 @@ TRAINER = (
     Key("trainer.log_val_generations", "tracking.episodes", convert=values.verl_sample_size),
     skip("trainer.experiment_name", "name the folder of the run: --output runs/NAME"),
     skip("trainer.default_local_dir", "name the folder of the run: --output"),
+    Key("trainer.default_hdfs_dir", "checkpoint.copy_to", "the record is copied too, and --resume fetches it"),
     same("trainer.val_before_train", "held-out tasks are played before training", True),
     skip("trainer.val_only", "`agentgym eval --data.eval FILE --policy MODEL`"),
     same("trainer.resume_mode", "--resume --output RUN goes on; a new run is a new folder", "auto", "disable"),

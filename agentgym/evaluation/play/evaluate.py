@@ -31,6 +31,7 @@ from agentgym.evaluation.play.policies import PolicyLoop, played_env
 from agentgym.loading import place_of
 from agentgym.model.context_window import folder_window
 from agentgym.model.model_name import EMBEDDED, is_model_id, model_folder
+from agentgym.remote import is_remote
 from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
@@ -314,7 +315,8 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
         played_env(config.policy)(Task(config.env, 0, kwargs=config.env_kwargs)).close()
         return _with_chat_format(config, model_folder(config.tokenizer))
     num_turns = turn_limit(config.env, config.env_kwargs)
-    if not (config.policy == EMBEDDED or is_model_id(config.policy) or Path(config.policy).expanduser().is_dir()):
+    is_elsewhere = is_model_id(config.policy) or is_remote(config.policy)
+    if not (config.policy == EMBEDDED or is_elsewhere or Path(config.policy).expanduser().is_dir()):
         kinds = [EMBEDDED, *POLICIES]
         near = nearest(config.policy, kinds) or "."
         if HOST.match(config.policy):

@@ -64,6 +64,11 @@ class RunFolder:
             record_environments(path, _environments_of(config))
         except OSError as error:
             raise RunFolderError(f"cannot write a run to {str(path)!r}: {error}; give another --output") from error
+        try:
+            folder.checkpoints.begin_copy(is_new=True)
+        except RunFolderError:
+            folder.abandon()
+            raise
         return folder
 
     @classmethod
@@ -87,6 +92,7 @@ class RunFolder:
         record_environments(path, _environments_of(config))
         newest = folder.checkpoints.resume()
         folder._forget_after(newest.step if newest else 0)
+        folder.checkpoints.begin_copy(is_new=False)
         return folder, newest
 
     def abandon(self) -> None:
@@ -130,6 +136,7 @@ class RunFolder:
                 with ChainedFile(self.metrics_path) as file:
                     heads["metrics.jsonl"] = file.head
             write_digests(self.path, heads, ("config.yaml", ENVIRONMENTS))
+        self.checkpoints.finish_copy()
 
     def _heads(self, episodes: str, metrics: str) -> dict[str, JSON]:
         config = file_digest(self.path / "config.yaml")

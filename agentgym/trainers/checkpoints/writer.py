@@ -15,7 +15,6 @@ from typing import cast
 
 from agentgym.errors import AgentGymError, nearest
 from agentgym.model.model_folder import is_read
-from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME
 from agentgym.rollout.record.manifest import replace_file, sync
 from agentgym.trainers.checkpoints.checkpoint import (
     Checkpoint,
@@ -25,6 +24,7 @@ from agentgym.trainers.checkpoints.checkpoint import (
     newest_whole,
     step_of,
 )
+from agentgym.trainers.checkpoints.run_copy import RECORDS, RunCopy
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.types import JSON
 
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 BEST = "best"
 WINDOW = 10
 """The least number of steps whose mean decides which checkpoint is best."""
-RECORDS = ("metrics.jsonl", FILE_NAME, PACKED_NAME, "tools.jsonl")
 
 
 class Checkpoints:
@@ -52,6 +51,18 @@ class Checkpoints:
         self._writing: Future[None] | None = None
         self._newest: Path | None = None
         self._has_warned = False
+        self._copy = RunCopy(run, config.copy_to) if config.copy_to else None
+
+    def begin_copy(self, *, is_new: bool) -> None:
+        """Sends what is there to `copy_to`; raises RunFolderError if that fails, or another run is there."""
+        if self._copy is not None:
+            self._copy.begin(is_new=is_new)
+
+    def finish_copy(self) -> None:
+        """Sends what was written since the last checkpoint to `copy_to`."""
+        self.wait()
+        if self._copy is not None:
+            self._copy.send()
 
     def resume(self) -> Checkpoint | None:
         """Returns the newest complete checkpoint, or None if there is none to resume from.
@@ -151,6 +162,8 @@ class Checkpoints:
             if best is not None:
                 replace_file(self.folder / BEST, f"{self.path_of(best).name}\n")
             self._delete_old(best)
+        if self._copy is not None:
+            self._copy.send()
 
     def _find_best(self, steps: Sequence[int], metrics: Sequence[Mapping[str, JSON]]) -> int | None:
         name = self.config.keep_best

@@ -28,6 +28,7 @@ from agentgym.rollout.sampling.sampler import TooManyFailures
 from agentgym.trainers.algorithms.estimators import needs_input
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint
 from agentgym.trainers.checkpoints.random_states import random_states, seed_random, set_random_states
+from agentgym.trainers.checkpoints.run_copy import fetch_missing_run
 from agentgym.trainers.checkpoints.run_folder import RunFolder, read_settings, recorded_run_date
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.learn_step import learn_step
@@ -328,6 +329,8 @@ def open_run(
 
     Raises for environments, files and models that do not exist before anything is written.
     """
+    if resume:
+        fetch_missing_run(path, config.checkpoint.copy_to)
     config, first_folder = _find_model(config, path if resume else None)
     date = config.date or (recorded_run_date(path) if resume else None) or present_date()
     variables = recorded_format(first_folder).variables_with(config.chat_template_kwargs)

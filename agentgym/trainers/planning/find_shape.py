@@ -11,6 +11,7 @@ from agentgym.errors import ConfigError, nearest
 from agentgym.model.architectures import refusal
 from agentgym.model.decoder_config import DecoderConfig
 from agentgym.model.model_name import is_model_id, model_folder
+from agentgym.remote import is_remote
 from agentgym.trainers.planning.shapes import SHAPES, ModelShape
 
 __all__ = ["shape_of"]
@@ -26,7 +27,7 @@ def shape_of(model: str) -> ModelShape:
         if wanted in (name.lower(), _size_of(name).lower()):
             return shape
     folder = embedded_folder() if model == "embedded" else Path(model)
-    if is_model_id(model):
+    if is_model_id(model) or is_remote(model):
         folder = model_folder(model)
     if folder.is_dir():
         return _of_folder(folder)

@@ -27,6 +27,11 @@ class CheckpointConfig:
     """Writes checkpoints while the run goes on, from a copy of its tensors, which takes the memory of one more model
     and optimizer meanwhile. The files are the same either way."""
 
+    copy_to: str | None = None
+    """The address of a folder, such as s3://bucket/run (fsspec and its library for s3), to which the run is copied
+    after each checkpoint. `--resume` fetches it into an --output that holds no run. The next checkpoint waits for the
+    copy of the one before."""
+
     @property
     def best_is_held_out(self) -> bool:
         """True if the best checkpoint is chosen by evaluations."""

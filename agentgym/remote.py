@@ -1,0 +1,143 @@
+"""Folders at an address that fsspec reads and writes: `s3://bucket/run`, `gs://bucket/model`, `file:///mnt/runs/run`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError
+
+__all__ = ["RemoteFolder", "cached_folder", "is_remote"]
+
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
+PIECE_BYTES = 8 * 2**20
+
+
+def is_remote(name: str) -> bool:
+    """Returns True for an address with a scheme.
+
+    >>> is_remote("s3://bucket/model"), is_remote("runs/model"), is_remote("Qwen/Qwen3-0.6B")
+    (True, False, False)
+    """
+    return ADDRESS.fullmatch(name) is not None
+
+
+class RemoteFolder:
+    """A folder in a file system of fsspec, whose own errors become RunFolderError with the address."""
+
+    def __init__(self, address: str) -> None:
+        """Raises ConfigError if the scheme is unknown, or the library of its file system is not installed."""
+        try:
+            from fsspec.core import url_to_fs  # here, because few folders are remote
+
+            self._files, self._root = url_to_fs(address)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"{address!r} cannot be opened: {error}") from error
+        self.address = address
+
+    def listing(self, folder: str = "") -> dict[str, str]:
+        """Returns a digest of what is known of each file below the folder, by its path; nothing if there is none."""
+        with self._naming_errors("read"):
+            top = self._path(folder)
+            self._files.invalidate_cache()
+            found: dict[str, dict[str, Any]] = self._files.find(top, detail=True) if self._files.exists(top) else {}
+        start = len(self._path("").rstrip("/")) + 1
+        return {
+            path[start:]: hashlib.sha256(str(sorted(info.items())).encode()).hexdigest() for path, info in found.items()
+        }
+
+    def read(self, path: str) -> bytes | None:
+        """Returns the content of a small file, or None if it does not exist."""
+        with self._naming_errors("read"):
+            self._files.invalidate_cache()
+            return bytes(self._files.cat_file(self._path(path))) if self._files.exists(self._path(path)) else None
+
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a small file."""
+        with self._naming_errors("write"):
+            self._make_parent(path)
+            self._files.pipe_file(self._path(path), content)
+
+    def download(self, path: str, into: Path, *, append: bool = False) -> None:
+        """Copies a file to this machine, after what `into` holds already if `append`."""
+        into.parent.mkdir(parents=True, exist_ok=True)
+        mode = "ab" if append else "wb"
+        with self._naming_errors("read"), self._files.open(self._path(path), "rb") as source, into.open(mode) as target:
+            shutil.copyfileobj(source, target, PIECE_BYTES)
+
+    def upload(self, file: Path, path: str, start: int = 0, end: int | None = None) -> None:
+        """Copies the bytes from `start` up to `end` of a file of this machine."""
+        left = (file.stat().st_size if end is None else end) - start
+        with self._naming_errors("write"):
+            self._make_parent(path)
+            with file.open("rb") as source, self._files.open(self._path(path), "wb") as target:
+                source.seek(start)
+                while left > 0 and (piece := source.read(min(left, PIECE_BYTES))):
+                    target.write(piece)
+                    left -= len(piece)
+
+    def delete(self, path: str) -> None:
+        """Deletes a file."""
+        with self._naming_errors("delete"):
+            self._files.rm_file(self._path(path))
+
+    def _path(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}" if path else self._root
+
+    def _make_parent(self, path: str) -> None:
+        """Makes the file's folder; a bucket, which is the top of the path, is never made."""
+        folder = self._path(path).rpartition("/")[0]
+        top = "/" * folder.startswith("/") + folder.strip("/").partition("/")[0]
+        if not self._files.exists(top):
+            raise FileNotFoundError(f"there is no {top!r}")
+        if folder.strip("/") != top.strip("/"):
+            self._files.makedirs(folder, exist_ok=True)
+
+    @contextmanager
+    def _naming_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except AgentGymError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise RunFolderError(f"cannot {what} {self.address!r}: {reason}") from error
+
+
+def cached_folder(address: str, patterns: tuple[str, ...]) -> Path:
+    """Returns a copy of the folder's own files with names like the patterns, fetched if they changed since.
+
+    Copies are in `agentgym/models` of the user's cache (XDG_CACHE_HOME, or ~/.cache). Raises RunFolderError if there is
+    no such file.
+    """
+    remote = RemoteFolder(address)
+    listed = remote.listing()
+    wanted = sorted(path for path in listed if any(fnmatch(path, pattern) for pattern in patterns) and "/" not in path)
+    if not wanted:
+        raise RunFolderError(f"there is no model in {address!r}: it has no file like {', '.join(patterns)}")
+    state = _digest("\n".join([address, *(f"{path} {listed[path]}" for path in wanted)]))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentgym/models"
+    copy = cache / state[:24]
+    if not copy.is_dir():
+        part = cache / f".{copy.name}.{secrets.token_hex(4)}"
+        part.mkdir(parents=True)
+        try:
+            for path in wanted:
+                remote.download(path, part / path)
+            if not copy.is_dir():  # another process was not faster
+                part.rename(copy)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return copy
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
