@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.engines.local.kernels.gpu_attention import GpuTiles, attend_stored, cut_prompts
+from agentgym.engines.local.kernels.gpu_attention import GpuTiles, attend_stored, cut_prompts, most_tiles
 from agentgym.engines.local.kernels.gpu_rows import rotate_and_store
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
@@ -72,8 +72,11 @@ class GraphedStep:
         ids_N, slot_N, position_N, first_C, count_C, decoded_N = inputs
         num_rows = len(ids_N)
         tiles = GpuTiles(slot_N, position_N, num_rows, num_splits=self._num_splits(num_rows))
-        if has_prompts:
-            tiles = replace(tiles, first_C=first_C, count_C=count_C, decoded=decoded_N[:1])
+        if has_prompts:  # as many programs as any step of this size needs: one without a token takes time too
+            num_slots = self.cache.num_slots
+            few = slice(most_tiles(num_rows, num_slots, self._group))
+            prompts = {"first_C": first_C[few], "count_C": count_C[few], "decoded": decoded_N[:1]}
+            tiles = replace(tiles, num_decode=min(num_rows, num_slots), **prompts)
         x_NE = F.embedding(ids_N, model.embed)
         for layer, kv in zip(model.layers, self.cache.kv, strict=True):
             assert isinstance(layer, DecoderLayer)

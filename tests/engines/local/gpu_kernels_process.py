@@ -7,17 +7,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from agentgym.engines.local.graphed_step import GraphedStep
 from agentgym.engines.local.kernels import gpu_attention, gpu_rows
 from agentgym.engines.local.kernels.gpu_attention import GpuTiles, attend_tiles, cut_prompts
 from agentgym.engines.local.kernels.gpu_rows import rotate_and_store
-from agentgym.model.decoder import apply_rope
+from agentgym.engines.local.kv_cache import SlotCache
+from agentgym.engines.local.rows import Rows
+from agentgym.engines.local.step import StepRunner
+from agentgym.model.decoder import Decoder, DecoderConfig, apply_rope
 from agentgym.model.ops import gpu_rows as training_rows
 from agentgym.model.ops.gpu_rows import gate, rotate
 from agentgym.model.pass_attention import Scores
@@ -112,6 +119,28 @@ def check_training_rows(num_heads: int, width: int) -> None:
         torch.testing.assert_close(*gradients)
 
 
+@torch.inference_mode()
+def check_step(num_heads: int, num_kv_heads: int) -> None:
+    """Compares the logits of steps, padded as in a graph, with those of the step of operators."""
+    sizes = {"vocab_size": 50, "width": 32, "num_layers": 2, "ffn_width": 24, "context_window": 256, "rope_theta": 1e4}
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_width": 16, "qk_norm": True}
+    model = Decoder(DecoderConfig(family="qwen3", **sizes, **heads)).initialize(0)
+    cache, others = (SlotCache(model, 3, 256) for _ in range(2))
+    cache.tokens_SW[:] = others.tokens_SW[:] = np.random.default_rng(0).integers(50, size=cache.tokens_SW.shape)
+    step, plain = GraphedStep(model, cache), StepRunner(model, others)
+    step._records, plain._attends_compiled = False, False
+    known = [0, 0, 0]
+    for decoded, extends in (([], [(0, 129)]), ([0], [(1, 2), (2, 66)]), ([0, 1], [(2, 5)]), ([0, 1, 2], [])):
+        parts = [*((slot, 1) for slot in decoded), *extends]
+        slot_N = np.concatenate([np.full(size, slot) for slot, size in parts])
+        position_N = np.concatenate([np.arange(known[slot], known[slot] + size) for slot, size in parts])
+        firsts = tuple((slot, known[slot], size) for slot, size in extends)
+        rows = Rows(slot_N, position_N, len(decoded), firsts, np.cumsum([size for _, size in parts]) - 1)
+        torch.testing.assert_close(step.forward(rows), plain.forward(rows), rtol=1e-4, atol=1e-5)
+        for slot, size in parts:
+            known[slot] += size
+
+
 def compile_kernel(kernel: Any, types: Mapping[str, str], constants: Mapping[str, object], stages: int) -> int:
     """Compiles a kernel for a Hopper GPU; returns the bytes of shared memory that it takes."""
     from triton.backends.compiler import GPUTarget
@@ -167,6 +196,9 @@ def main() -> None:
             check_rows(has_norms)
         for num_heads, width in ((4, 16), (3, 24)):
             check_training_rows(num_heads, width)
+        with patch.object(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=3)):
+            for num_heads, num_kv_heads in ((4, 2), (6, 1)):
+                check_step(num_heads, num_kv_heads)
     else:
         for number, element_size in (("bf16", 2), ("fp16", 2), ("fp32", 4)):
             compile_all(number, element_size)

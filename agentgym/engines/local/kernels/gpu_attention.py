@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentgym.model.pass_attention import Scores
 
-__all__ = ["GpuTiles", "attend_stored", "attend_tiles", "cut_prompts"]
+__all__ = ["GpuTiles", "attend_stored", "attend_tiles", "cut_prompts", "most_tiles"]
 
 # Shape suffixes: N tokens, C tiles, H query heads, K key/value heads, D width of a key or a value, S slots, W window, P
 # splits.
@@ -50,7 +50,7 @@ def cut_prompts(num_decode: int, sizes: Sequence[int], group: int) -> NDArray[np
 
     `group` query heads share a key/value head.
     """
-    most = max(1, _rows(_PROMPT_ROWS, group) // group)
+    most = _tile_tokens(group)
     firsts, counts, done = [], [], num_decode
     for size in sizes:
         start_C = np.arange(0, size, most)
@@ -58,6 +58,11 @@ def cut_prompts(num_decode: int, sizes: Sequence[int], group: int) -> NDArray[np
         counts.append(np.minimum(most, size - start_C))
         done += size
     return np.stack([np.concatenate(firsts), np.concatenate(counts)]) if sizes else np.zeros((2, 0), np.int64)
+
+
+def most_tiles(num_tokens: int, num_prompts: int, group: int) -> int:
+    """Returns the most tiles that so many prompts with so many tokens in all are cut into."""
+    return min(num_tokens, num_tokens // _tile_tokens(group) + num_prompts)
 
 
 def attend_tiles(
@@ -126,6 +131,10 @@ def attend_stored(
         launch(tiles.num_decode, out, (None, None, tiles.decoded), _DECODE_ROWS, splits)
     if tiles.first_C is not None and len(tiles.first_C):
         launch(len(tiles.first_C), out_NHD, (tiles.first_C, tiles.count_C, None), _PROMPT_ROWS, 1)
+
+
+def _tile_tokens(group: int) -> int:
+    return max(1, _rows(_PROMPT_ROWS, group) // group)
 
 
 def _rows(wanted: int, group: int) -> int:
