@@ -48,6 +48,8 @@ BYTES_S, FLOPS_S, ATTENTION_FLOPS_S, LEAST_S = 4.0e12, 700e12, 330e12, 2e-6
 HALF_SIDE = 640
 """The shortest side of a product that is computed at half of FLOPS_S: with it 0.6 B takes what was measured."""
 LAUNCH_S, VIEW_S = 6e-6, 1.5e-6
+FEW_ROWS = 1024
+"""A product of fewer rows is no further from FLOPS_S: it takes as long as reading its weights."""
 MEASURED = {("0.6B", "8x2048"): 0.240, ("0.6B", "1x16384"): 0.522}
 """Seconds of a step on an H200, the optimizer included."""
 
@@ -96,13 +98,16 @@ class Counter(TorchDispatchMode):
             self.counts.views += 1
             return found
         moved = float(sum(_size(x) for x in (*inputs, *outputs)))
-        flops, rate = self._flops(func, inputs, outputs)
+        self.add(moved, *self._flops(func, inputs, outputs))
+        self._follow(outputs)
+        return found
+
+    def add(self, moved: float, flops: float = 0.0, rate: float = FLOPS_S) -> None:
+        """Counts a kernel by the bytes that it reads and writes, and its operations at so many a second."""
         self.counts.launches += 1
         self.counts.bytes += moved
         self.counts.flops += flops
         self.counts.gpu_s += max(moved / BYTES_S, flops / rate, LEAST_S)
-        self._follow(outputs)
-        return found
 
     def go_on(self, before: Counter) -> None:
         """Begins with the memory that another counter saw last."""
@@ -119,10 +124,11 @@ class Counter(TorchDispatchMode):
                 query, key = (inputs[1], inputs[2]) if is_back else (inputs[0], inputs[1])
                 products = 4.0 * query.shape[:-1].numel() * key.shape[-2] * query.shape[-1]
             return (2.5 if is_back else 1.0) * products, ATTENTION_FLOPS_S
-        if name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::addmm_"):
-            left = inputs[-2]
-            side = min(*outputs[0].shape[-2:], left.shape[-1])
-            return 2.0 * outputs[0].numel() * left.shape[-1], FLOPS_S * side / (side + HALF_SIDE)
+        if name in ("aten::linear", "aten::mm", "aten::addmm", "aten::bmm", "aten::addmm_"):
+            inner = (inputs[0] if name == "aten::linear" else inputs[-2]).shape[-1]
+            rows, columns = outputs[0].shape[-2:]
+            side = min(max(rows, FEW_ROWS), columns, inner)
+            return 2.0 * outputs[0].numel() * inner, FLOPS_S * side / (side + HALF_SIDE)
         return 0.0, FLOPS_S
 
     def _follow(self, outputs: list[Tensor]) -> None:
