@@ -99,7 +99,11 @@ def test_both_backends_take_the_same_step(name: str, folder_of: Callable[[str], 
         assert float((change - other[key]).abs().max()) < NEAR * largest, key
 
 
-@pytest.mark.parametrize("name", [*MIXTURES, *OTHERS])
+QUICK = ("qwen3_moe", "gpt_oss", "gemma3_text", "lfm2")
+ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in (*MIXTURES, *OTHERS)]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_a_step_is_that_of_transformers_row_by_row(
     name: str, folder_of: Callable[[str], Path], batch: TrainingBatch
 ) -> None:
