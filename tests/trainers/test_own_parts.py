@@ -226,6 +226,7 @@ def test_a_renderer_of_ones_own_is_recorded_and_verified(
     assert "cannot be opened; run the command where the run was started: no file" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["local", "scripted"])
 def test_an_engine_of_ones_own_plays(quick: TrainConfig, own: str, train: Train, tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"

@@ -130,6 +130,7 @@ def assert_equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
         assert float((mine - theirs).abs().max()) <= 1e-6 * max(1.0, scale)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("micro_batch_tokens", [2048, 40])
 def test_splitting_trajectories_into_rows_leaves_the_gradient(

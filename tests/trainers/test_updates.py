@@ -135,6 +135,7 @@ def test_a_penalty_in_the_rewards_is_reported_with_the_coefficient_that_it_was_t
     learner.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("name", ["tis_token", "tis_sequence", "mis_token", "mis_sequence", "icepop"])
 def test_leaving_out_rows_without_a_gradient_changes_no_weight(

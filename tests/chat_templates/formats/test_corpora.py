@@ -184,6 +184,7 @@ def begins(cut: list[Row], whole: list[Row]) -> bool:
     return cut[:-1] == whole[: len(cut) - 1] and fewer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", families(BFCL, GRADED, STREAMED))
 def test_a_corrupted_reply_raises_nothing_and_holds_no_name_that_it_does_not_spell(family: str) -> None:
     for row, text in all_texts(family):

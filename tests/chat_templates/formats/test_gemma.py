@@ -114,6 +114,7 @@ def test_any_text_gives_an_assistant_message(parts: list[str]) -> None:
     assert GEMMA4.parse(text).role == FUNCTION_GEMMA.parse(text).role == "assistant"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", [*GEMMA4.marks, GO, f"{OPEN}call:go{{a:{QUOTE}", "{", "[", f"{OPEN}call:go{{a:["])
 def test_a_hostile_repetition_is_parsed_in_linear_time(unit: str) -> None:
     # A quadratic parser takes hours for these; a linear one seconds.

@@ -110,6 +110,7 @@ def test_any_text_gives_an_assistant_message_with_ids_in_order(parts: list[str])
     assert [call.id for call in message.tool_calls] == [f"call_{n}" for n in range(len(message.tool_calls))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", [*GPT_OSS.marks, GO, "<|message|><|start|>", " to=f", "<|channel|>a<|message|>{"])
 def test_a_hostile_repetition_is_parsed_in_linear_time(unit: str) -> None:
     # A quadratic parser takes hours for this; a linear one seconds.

@@ -145,6 +145,7 @@ def test_any_text_gives_an_assistant_message_with_ids_in_order(parts: list[str])
     assert [call.id for call in message.tool_calls] == [f"call_{n}" for n in range(len(message.tool_calls))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "unit", ["<think>", "</think>", "<tool_call>", "<think>a</think>b", GOOD, "a<think></think>", "<"]
 )

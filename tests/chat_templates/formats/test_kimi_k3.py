@@ -81,6 +81,7 @@ def test_a_reply_cut_anywhere_holds_only_calls_that_it_wrote_in_full() -> None:
         assert all(call.truncated for call in calls if isinstance(call, MalformedCall))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "unit", ["<|open|>", "<|open|>call ", '<|open|>call tool="go"<|sep|><|open|>argument key="', GO, "<|sep|>"]
 )

@@ -61,6 +61,7 @@ def test_rendering_ordinary_text_encodes_the_whole_at_once(renderer: TemplateRen
     assert ids == renderer.tokenizer.backend.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.long
 @given(st.lists(hostile_texts, max_size=6))
 def test_text_that_spells_marks_stays_text(renderer: TemplateRenderer, contents: list[str]) -> None:
     contents = [renderer.tokenizer.backend.normalizer.normalize_str(content) for content in contents]

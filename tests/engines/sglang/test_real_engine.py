@@ -418,6 +418,7 @@ def test_a_server_that_is_five_times_slower_loses_its_sessions(fake_sglang: Fake
     assert fast.stats.requests > 3 * slow.stats.requests
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_of_a_server_that_dies_are_answered_by_another_one(fake_sglang: Fake, stream: bool) -> None:
     first, second = fake_sglang(token_s=0.01), fake_sglang(token_s=0.01)

@@ -46,6 +46,7 @@ def score(env: TextEnv, reply: str, **options: Any) -> tuple[float, dict[str, fl
     return reward, info["metrics"]
 
 
+@pytest.mark.long
 def test_it_keeps_the_contract_of_environments() -> None:
     assert check_env("Prompt-v0") == []
 

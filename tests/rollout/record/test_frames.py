@@ -114,6 +114,7 @@ def test_damage_is_named_and_nothing_is_cut_off(tmp_path: Path) -> None:
         assert len(path.read_bytes()) == len(whole)
 
 
+@pytest.mark.long
 def test_a_reader_goes_on_while_a_run_writes(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, compress=True) as writer:
         writer.write([played(0, 5_000)])

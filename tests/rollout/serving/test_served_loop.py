@@ -273,6 +273,7 @@ def test_an_agent_that_goes_on_by_itself_for_ever_meets_the_turn_limit(renderer:
 # ---- what ends an episode
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_requests", [0, 1, 2])
 def test_an_agent_that_vanishes_ends_its_episode_as_a_time_out(renderer: Renderer, raw: Raw, num_requests: int) -> None:
     async def agent(player: Player) -> None:

@@ -65,6 +65,7 @@ def test_a_trajectory_weighs_the_same_in_one_row_or_in_many(mode: str, trajector
     assert weigh(mode, counts(trajectories)) == pytest.approx(weigh(mode, counts(joined)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 @given(trajectories=COUNTS, cut=st.integers(0, 6))
 def test_ranks_that_know_the_totals_weigh_as_one(mode: str, trajectories: list[list[list[int]]], cut: int) -> None:

@@ -220,6 +220,7 @@ def test_splitting_an_episode_into_rows_leaves_the_gradient_unchanged(mode: str,
     torch.testing.assert_close(table_gradient(cut), table_gradient(whole), rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 @few
 @given(step=STEPS)
 def test_only_sampled_targets_have_a_gradient(step: tuple[Group, Group]) -> None:

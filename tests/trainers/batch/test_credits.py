@@ -126,6 +126,7 @@ def test_a_step_without_survivors_trains_nothing() -> None:
     assert credit.members == (None, None) and credit.dead
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SIMPLE)
 @given(rewards=REWARDS)
 def test_survivors_have_the_advantages_of_a_run_without_the_failures(name: str, rewards: list[float | None]) -> None:
