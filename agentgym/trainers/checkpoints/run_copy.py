@@ -39,7 +39,7 @@ class RunCopy:
         """Part of the names of pieces: those of an earlier process may hold lines that a resumed run dropped."""
         self._pieces: dict[str, list[str]] = {}
         self._sent: dict[str, int] = {}
-        """The bytes of each growing file, or the time (ns) of any other, that were sent."""
+        """What was sent: the bytes of each growing file, the time (ns) of any other and of a checkpoint's manifest."""
 
     def begin(self, *, is_new: bool) -> None:
         """Checks that the address can be written and holds no other run; raises RunFolderError otherwise.
@@ -72,9 +72,7 @@ class RunCopy:
     def _send(self) -> None:
         checkpoints = sorted(path for path in (self.run / "checkpoints").glob("step-*") if (path / MANIFEST).is_file())
         for folder in checkpoints:
-            files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-            for file in [*files, folder / MANIFEST]:
-                self._send_whole(file)
+            self._send_checkpoint(folder)
         for name in SMALL:
             self._send_whole(self.run / name)
         for name in RECORDS:
@@ -87,6 +85,17 @@ class RunCopy:
             is_gone = path.startswith("checkpoints/step-") and path.split("/")[1] not in names
             if is_gone or (path.startswith(tuple(f"{name}." for name in RECORDS)) and path not in kept):
                 self.remote.delete(path)
+
+    def _send_checkpoint(self, folder: Path) -> None:
+        """Sends a checkpoint, unless its manifest, which is sent last, is there."""
+        manifest, name = folder / MANIFEST, folder.relative_to(self.run).as_posix()
+        if self._sent.get(name) == manifest.stat().st_mtime_ns:
+            return
+        if self.remote.read(f"{name}/{MANIFEST}") != manifest.read_bytes():
+            for file in sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest):
+                self.remote.upload(file, file.relative_to(self.run).as_posix())
+            self.remote.upload(manifest, f"{name}/{MANIFEST}")
+        self._sent[name] = manifest.stat().st_mtime_ns
 
     def _send_whole(self, file: Path) -> None:
         if file.is_file() and self._sent.get(name := file.relative_to(self.run).as_posix()) != file.stat().st_mtime_ns:

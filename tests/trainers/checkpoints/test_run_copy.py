@@ -108,6 +108,14 @@ def test_lines_are_sent_once_and_deleted_checkpoints_go(finished_run: Path, tmp_
     assert all(path.stat().st_mtime_ns == time for path, time in times.items() if path.name.startswith(RECORDS))
     fetch_missing_run(tmp_path / "fetched", f"file://{remote}")
     assert files_of(tmp_path / "fetched") == files_of(run)
+    times = {path: path.stat().st_mtime_ns for path in (remote / "checkpoints").rglob("*.safetensors")}
+    later = RunCopy(run, f"file://{remote}")  # of a process that resumed the run
+    later.begin(is_new=False)
+    later.send()
+    assert times and all(path.stat().st_mtime_ns == time for path, time in times.items())
+    assert all(len(pieces) == 1 for pieces in json.loads((remote / INDEX).read_text())["pieces"].values())
+    assert fetch_missing_run(tmp_path / "again", f"file://{remote}")
+    assert files_of(tmp_path / "again") == files_of(run)
 
 
 def test_whenever_it_fails_the_copy_is_of_a_whole_checkpoint_and_its_steps(
