@@ -6,7 +6,6 @@ import pytest
 from meta import count_step, model_of
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "launches", "moved", "fastest", "slowest"),
     [("fast", 1_450, 0.27e12, 0.18, 0.24), ("transformers", 4_700, 0.66e12, 0.2, 0.31)],
