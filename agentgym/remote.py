@@ -42,23 +42,24 @@ class RemoteFolder:
         except (ImportError, ValueError) as error:
             raise ConfigError(f"{address!r} cannot be opened: {error}") from error
         self.address = address
+        self._made: set[str] = set()
 
-    def listing(self, folder: str = "") -> dict[str, str]:
-        """Returns a digest of what is known of each file below the folder, by its path; nothing if there is none."""
+    def listing(self) -> dict[str, str]:
+        """Returns a digest of what is known of each file in it, by its path; nothing if there is none."""
         with self._naming_errors("read"):
-            top = self._path(folder)
             self._files.invalidate_cache()
-            found: dict[str, dict[str, Any]] = self._files.find(top, detail=True) if self._files.exists(top) else {}
-        start = len(self._path("").rstrip("/")) + 1
-        return {
-            path[start:]: hashlib.sha256(str(sorted(info.items())).encode()).hexdigest() for path, info in found.items()
-        }
+            top, files = self._root, self._files
+            found: dict[str, dict[str, Any]] = files.find(top, detail=True) if files.exists(top) else {}
+        start = len(self._root.rstrip("/")) + 1
+        return {path[start:]: _digest(str(sorted(info.items()))) for path, info in found.items()}
 
     def read(self, path: str) -> bytes | None:
         """Returns the content of a small file, or None if it does not exist."""
         with self._naming_errors("read"):
-            self._files.invalidate_cache()
-            return bytes(self._files.cat_file(self._path(path))) if self._files.exists(self._path(path)) else None
+            try:
+                return bytes(self._files.cat_file(self._path(path)))
+            except FileNotFoundError:
+                return None
 
     def write(self, path: str, content: bytes) -> None:
         """Writes a small file."""
@@ -90,16 +91,19 @@ class RemoteFolder:
             self._files.rm_file(self._path(path))
 
     def _path(self, path: str) -> str:
-        return f"{self._root.rstrip('/')}/{path}" if path else self._root
+        return f"{self._root.rstrip('/')}/{path}"
 
     def _make_parent(self, path: str) -> None:
         """Makes the file's folder; a bucket, which is the top of the path, is never made."""
         folder = self._path(path).rpartition("/")[0]
+        if folder in self._made:
+            return
         top = "/" * folder.startswith("/") + folder.strip("/").partition("/")[0]
         if not self._files.exists(top):
             raise FileNotFoundError(f"there is no {top!r}")
         if folder.strip("/") != top.strip("/"):
             self._files.makedirs(folder, exist_ok=True)
+        self._made.add(folder)
 
     @contextmanager
     def _naming_errors(self, what: str) -> Iterator[None]:

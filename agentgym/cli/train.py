@@ -78,7 +78,7 @@ def _path_after(option: str, args: Sequence[str]) -> Path | None:
 
 
 def _text_after(option: str, args: Sequence[str]) -> str | None:
-    places = [index for index, arg in enumerate(args) if arg.partition("=")[0] == option]
+    places = [index for index, arg in enumerate(args) if arg.partition("=")[0].replace("_", "-") == option]
     if not places:
         return None
     _, equals, value = args[places[-1]].partition("=")

@@ -35,8 +35,10 @@ def model_folder(name: str) -> Path:
     """
     if is_model_id(name):
         return _fetch(name)
-    folder = cached_folder(name, FILES) if is_remote(name) else Path(name).expanduser()
-    folder = embedded_folder() if name == EMBEDDED else folder
+    if is_remote(name):
+        folder = cached_folder(name, FILES)
+    else:
+        folder = embedded_folder() if name == EMBEDDED else Path(name).expanduser()
     if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
         raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")
     if not folder.is_dir():

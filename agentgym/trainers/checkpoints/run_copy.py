@@ -63,11 +63,13 @@ class RunCopy:
         self.remote.write(INDEX, index)
 
     def send(self) -> None:
-        """Sends what is new; logs a failure as a warning, as the next call sends the rest too."""
+        """Sends what is new; logs a failure as a warning, as the next call, also of a resumed run, sends the rest."""
         try:
             self._send()
         except RunFolderError as error:
-            logger.warning("the copy of the run is not up to date: %s. The next checkpoint tries again", error)
+            logger.warning(
+                "the copy of the run is not up to date: %s. The next checkpoint, or --resume, tries again", error
+            )
 
     def _send(self) -> None:
         checkpoints = sorted(path for path in (self.run / "checkpoints").glob("step-*") if (path / MANIFEST).is_file())

@@ -92,7 +92,11 @@ class RunFolder:
         record_environments(path, _environments_of(config))
         newest = folder.checkpoints.resume()
         folder._forget_after(newest.step if newest else 0)
-        folder.checkpoints.begin_copy(is_new=False)
+        try:
+            folder.checkpoints.begin_copy(is_new=False)
+        except RunFolderError:
+            folder.lock.release()
+            raise
         return folder, newest
 
     def abandon(self) -> None:

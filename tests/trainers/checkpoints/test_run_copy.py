@@ -142,7 +142,7 @@ def test_whenever_it_fails_the_copy_is_of_a_whole_checkpoint_and_its_steps(
         shutil.rmtree(fetched)
         if failing.left:
             break
-        assert "the network is gone" in caplog.text and "tries again" in caplog.text
+        assert "the network is gone" in caplog.text and "--resume, tries again" in caplog.text
     assert found == {1, 2} and not caplog.text
 
 
