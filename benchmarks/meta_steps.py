@@ -17,7 +17,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -29,13 +28,12 @@ from shapes import PUBLISHED
 from torch import Tensor
 
 from agentgym.engines.local import transformers_step
+from agentgym.engines.local.kernels.gpu_tiles import tile_tokens
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows, pad_rows
 
 TILE_FLOPS_S = 70e12
 """The speed of a prompt of 1,024 after another on an H200, without the time of its empty programs."""
-TILE_TOKENS = 32
-"""The tokens of a prompt that read their keys together, with two query heads for each of keys."""
 MEASURED = {"decode 1 at 1024": 1.46e-3, "decode 128 at 1024": 5.0e-3, "prompt of 1024": 6.88e-3}
 """Seconds of a step of 0.6 B, by the fast decoder."""
 KERNELS = "agentgym.engines.local.kernels"
@@ -67,8 +65,9 @@ def count_attention(counter: Counter, rows: Rows, q_NHD: Tensor, kv: Tensor) -> 
     num_heads, width = q_NHD.shape[1:]
     decoded = int((rows.position_N[: rows.num_decode] + 1).sum())
     pairs, read = decoded, decoded
+    tokens = tile_tokens(num_heads // kv.shape[2])
     for _, first, size in rows.extends:
-        ends = np.minimum(np.arange(TILE_TOKENS, size + TILE_TOKENS, TILE_TOKENS), size) + first
+        ends = np.minimum(np.arange(tokens, size + tokens, tokens), size) + first
         pairs += size * first + size * (size + 1) // 2
         read += int(ends.sum())
     moved = 2.0 * read * kv.shape[2] * kv.shape[4] * kv.element_size() + 2.0 * q_NHD.numel() * q_NHD.element_size()
@@ -92,12 +91,7 @@ def kernels_of_an_engine(counter: Counter, rows: Rows) -> Iterator[None]:
         return _empty(flat_NF, len(flat_NF), flat_NF.shape[1] // 2)
 
     modules = {
-        f"{KERNELS}.gpu_attention": {
-            "GpuTiles": _Tiles,
-            "attend_stored": attend_stored,
-            "cut_prompts": lambda *_: np.zeros((2, 0), np.int64),
-            "most_tiles": lambda *_: 0,
-        },
+        f"{KERNELS}.gpu_attention": {"attend_stored": attend_stored},
         f"{KERNELS}.gpu_rows": {"rotate_and_store": rotate_and_store},
         "agentgym.model.ops.gpu_rows": {"gate": gate},
     }
@@ -116,19 +110,6 @@ def kernels_of_an_engine(counter: Counter, rows: Rows) -> Iterator[None]:
 def _empty(like: Tensor, *shape: int) -> Tensor:
     with torch.utils._python_dispatch._disable_current_modes():
         return like.new_empty(shape)
-
-
-@dataclass
-class _Tiles:
-    """Stands for `GpuTiles`."""
-
-    slot_N: Tensor
-    position_N: Tensor
-    num_decode: int
-    first_C: Tensor | None = None
-    count_C: Tensor | None = None
-    decoded: Tensor | None = None
-    num_splits: int = 1
 
 
 def _attention_of(counter: Counter) -> Callable[..., Any]:

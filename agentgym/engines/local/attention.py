@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentgym.engines.local.kernels.gpu_tiles import GpuTiles, cut_prompts
 from agentgym.engines.local.kernels.slot_attention import SlotRows, attend_slots
 from agentgym.engines.local.kv_cache import L_BLOCK, SlotCache, round_up
 from agentgym.engines.local.rows import Rows, pad_rows
@@ -85,7 +86,7 @@ class SlotAttention:
     def _attend_tiles(
         self, qkv: tuple[Tensor, Tensor, Tensor], kv: Tensor, scores: Scores | None, first_N: Tensor | None
     ) -> Tensor:
-        from agentgym.engines.local.kernels.gpu_attention import GpuTiles, attend_tiles, cut_prompts
+        from agentgym.engines.local.kernels.gpu_attention import attend_tiles
 
         group = qkv[0].shape[1] // qkv[1].shape[1]
         if group not in self._tiles:

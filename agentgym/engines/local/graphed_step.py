@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.engines.local.kernels.gpu_attention import GpuTiles, attend_stored, cut_prompts, most_tiles
+from agentgym.engines.local.kernels.gpu_attention import attend_stored
 from agentgym.engines.local.kernels.gpu_rows import rotate_and_store
+from agentgym.engines.local.kernels.gpu_tiles import GpuTiles, cut_prompts, most_tiles
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.model.decoder import Decoder, DecoderLayer

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from agentgym.engines.local.graphed_step import GraphedStep
 from agentgym.engines.local.kernels import gpu_attention, gpu_rows
-from agentgym.engines.local.kernels.gpu_attention import GpuTiles, attend_tiles, cut_prompts
+from agentgym.engines.local.kernels.gpu_attention import attend_tiles
 from agentgym.engines.local.kernels.gpu_rows import rotate_and_store
+from agentgym.engines.local.kernels.gpu_tiles import GpuTiles, cut_prompts
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.step import StepRunner

@@ -9,60 +9,22 @@ once. A tile reads blocks of keys from the first that it sees, with a running so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 
+from agentgym.engines.local.kernels.gpu_tiles import PROMPT_ROWS, GpuTiles, tile_rows
 from agentgym.model.pass_attention import Scores
 
-__all__ = ["GpuTiles", "attend_stored", "attend_tiles", "cut_prompts", "most_tiles"]
+__all__ = ["attend_stored", "attend_tiles"]
 
 # Shape suffixes: N tokens, C tiles, H query heads, K key/value heads, D width of a key or a value, S slots, W window, P
 # splits.
 
 _KEYS, _STAGES = {2: 64, 4: 32}, {2: 3, 4: 1}  # keys of a block, and blocks in flight, by the bytes of a number
-_DECODE_ROWS, _PROMPT_ROWS = 16, 64  # rows of a tile: query heads of one key/value head, for each of its tokens
-
-
-@dataclass(frozen=True, eq=False)
-class GpuTiles:
-    """The slots and positions of the tokens of a step, and its tiles."""
-
-    slot_N: Tensor
-    position_N: Tensor
-    num_decode: int
-    """The first tokens, at most so many of which are decoded."""
-    first_C: Tensor | None = None
-    """The first token of each tile of a prompt, `count_C` the number of its tokens; None without prompts."""
-    count_C: Tensor | None = None
-    decoded: Tensor | None = None
-    """The number of decoded tokens, on the GPU; None if it is `num_decode`."""
-    num_splits: int = 1
-
-
-def cut_prompts(num_decode: int, sizes: Sequence[int], group: int) -> NDArray[np.int64]:
-    """Returns the tiles of prompts of these sizes after the decoded tokens, `[2, C]`: first token and number of tokens.
-
-    `group` query heads share a key/value head.
-    """
-    most = _tile_tokens(group)
-    firsts, counts, done = [], [], num_decode
-    for size in sizes:
-        start_C = np.arange(0, size, most)
-        firsts.append(done + start_C)
-        counts.append(np.minimum(most, size - start_C))
-        done += size
-    return np.stack([np.concatenate(firsts), np.concatenate(counts)]) if sizes else np.zeros((2, 0), np.int64)
-
-
-def most_tiles(num_tokens: int, num_prompts: int, group: int) -> int:
-    """Returns the most tiles that so many prompts with so many tokens in all are cut into."""
-    return min(num_tokens, num_tokens // _tile_tokens(group) + num_prompts)
+_DECODE_ROWS = 16  # the fewest rows of a tile of a decoded token
 
 
 def attend_tiles(
@@ -107,7 +69,7 @@ def attend_stored(
             *(q_NHD, keys, values, out, sums_PNH, tiles.slot_N, tiles.position_N, first_N, *of_tiles, sinks_H),
             *(softcap, num_tokens, *q_NHD.stride()[:2], *keys.stride()[:3], *out.stride()[-3:-1]),
             GROUP=group,
-            ROWS=_rows(rows, group),
+            ROWS=tile_rows(rows, group),
             KEYS=_KEYS[q_NHD.element_size()],
             SPLITS=num_splits,
             KEY_WIDTH=key_width,
@@ -130,15 +92,7 @@ def attend_stored(
         out = out_NHD if splits == 1 else q_NHD.new_empty(splits, *out_NHD.shape, dtype=torch.float32)
         launch(tiles.num_decode, out, (None, None, tiles.decoded), _DECODE_ROWS, splits)
     if tiles.first_C is not None and len(tiles.first_C):
-        launch(len(tiles.first_C), out_NHD, (tiles.first_C, tiles.count_C, None), _PROMPT_ROWS, 1)
-
-
-def _tile_tokens(group: int) -> int:
-    return max(1, _rows(_PROMPT_ROWS, group) // group)
-
-
-def _rows(wanted: int, group: int) -> int:
-    return int(max(wanted, triton.next_power_of_2(group)))
+        launch(len(tiles.first_C), out_NHD, (tiles.first_C, tiles.count_C, None), PROMPT_ROWS, 1)
 
 
 # The kernels: numbers of one letter are strides, of tokens (n), heads, slots and positions in the window (w).
