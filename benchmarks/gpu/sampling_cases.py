@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from probe_case import Probe, make_model
+from probe_case import Probe, make_model, shape_of
 
 from agentgym.engines.local.compiled_step import make_step
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.local.kernels.gpu_tiles import GpuTiles, cut_prompts
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.sampling import draw
@@ -78,11 +79,39 @@ def measure_steps(probe: Probe) -> None:
 
     def sample() -> dict[str, Any]:
         def work() -> object:
-            return draw(logits_RV, ones / 2, ones, np.zeros(num_slots, np.int64), ones)[0].cpu()
+            return draw(logits_RV, ones / 2, ones, np.zeros(num_slots, np.int64), ones, 0 * ones)[0].cpu()
 
         return {"ms": round(probe.seconds(work, 5) * 1e3, 2)} | probe.kernels(work)
 
     probe.case("draw", sample, rows=num_slots, shape=probe.shape)
+
+
+def attend_prompt(probe: Probe, length: int, at: int) -> dict[str, Any]:
+    """Measures the attention of one layer to a prompt after others, beside torch's flash kernel, on a GPU."""
+    from agentgym.engines.local.kernels.gpu_attention import attend_stored
+
+    config, end = shape_of(probe.shape), at + length
+    group, width = config.num_heads // config.num_kv_heads, config.head_width
+    numbers = {"device": probe.device, "dtype": torch.bfloat16}
+    kv = torch.randn(2, 1, config.num_kv_heads, end, width, **numbers)
+    q_NHD = torch.randn(length, config.num_heads, width, **numbers) * width**-0.5
+    cut = torch.from_numpy(cut_prompts(0, [length], group)).to(probe.device)
+    slot_N, position_N = (torch.arange(length, device=probe.device) * step for step in (0, 1))
+    tiles = GpuTiles(slot_N, position_N + at, 0, cut[0], cut[1], slot_N[:1])
+    out_NHD = torch.empty_like(q_NHD)
+    ours_s = probe.seconds(lambda: attend_stored(q_NHD, kv, tiles, out_NHD), 20, 3)
+    k_NKD, v_NKD = (part[0].transpose(0, 1)[None] for part in kv)
+    sizes = (None, None, length, end, 0.0, True, False)
+    flash = torch.ops.aten._flash_attention_forward
+    flash_s = probe.seconds(lambda: flash(q_NHD[None], k_NKD, v_NKD, *sizes, scale=1.0), 20, 3)
+    wanted_NHD = flash(q_NHD[None], k_NKD, v_NKD, *sizes, scale=1.0)[0][0]
+    flops = 4 * config.num_heads * width * (length * at + length * (length + 1) / 2)
+    return {
+        "ms": round(ours_s * 1e3, 4),
+        "flash_ms": round(flash_s * 1e3, 4),
+        "tflops": round(flops / ours_s / 1e12),
+        "differs_by": float((out_NHD - wanted_NHD).float().norm() / wanted_NHD.float().norm()),
+    }
 
 
 def measure_replies(probe: Probe) -> None:
@@ -108,25 +137,30 @@ def measure_replies(probe: Probe) -> None:
             "steps": steps,
         }
 
-    async def every() -> None:
-        engine = LocalEngine(model, LocalEngineConfig(num_slots=num_slots, window=window, max_step_tokens=2048))
+    async def measure(slots: int, longest: int, jobs: list[tuple[int, int, int]]) -> None:
+        engine = LocalEngine(model, LocalEngineConfig(num_slots=slots, window=longest, max_step_tokens=2048))
         await engine.prepare()
-        await play(engine, num_slots, 32, 4)
-        jobs = [(count, 32, reply) for count in (1, 8, num_slots // 2, num_slots)]
-        for count, prompt, num_tokens in [*jobs, (1, window // 2, 1), (8, window // 2, 1)]:
+        await play(engine, slots, 32, 4)
+        await play(engine, 1, longest - 1, 1)
+        for count, prompt, num_tokens in jobs:
             if probe.has_time:
                 found = await play(engine, count, prompt, num_tokens)
                 about = {"concurrency": count, "prompt": prompt, "reply": num_tokens, "shape": probe.shape}
                 probe.case("replies", lambda found=found: found, **about)
         await engine.close()
 
-    asyncio.run(every())
+    jobs = [(count, 32, reply) for count in (1, 8, num_slots // 2, num_slots)]
+    asyncio.run(measure(num_slots, window, [*jobs, (1, window // 2, 1), (8, window // 2, 1)]))
+    asyncio.run(measure(2, 8 * window, [(1, 8 * window - 1, 1)]))
 
 
 def main() -> None:
     """Runs the cases."""
     probe = Probe()
     probe.case("replies of an engine", lambda: measure_replies(probe) or {}, shape=probe.shape)
+    for length, at in ((1024, 0), (1024, 1023), (2048, 0), (2048, 14_336)) if probe.is_cuda else ():
+        about = {"length": length, "at": at, "shape": probe.shape}
+        probe.case("attention of a prompt", lambda length=length, at=at: attend_prompt(probe, length, at), **about)
     probe.case("single steps", lambda: measure_steps(probe) or {}, shape=probe.shape)
 
 

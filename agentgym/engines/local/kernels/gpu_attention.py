@@ -144,7 +144,17 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913
             most, total = tl.load(sinks_H + query, is_real, 0.0), total + 1.0
     q_block = _load_rows(q + token * q_n + query * q_h, is_real, KEY_WIDTH, KEY_PADDED)
     mixed = tl.zeros((ROWS, VALUE_PADDED), tl.float32)
-    for block in range(start, end, KEYS):
+    seen_by_all = start  # keys before this need no mask
+    if first_N is None:
+        least = tl.min(tl.where(is_real, last, end - 1), 0) + 1
+        seen_by_all = tl.maximum(start, start + (tl.minimum(least, end) - start) // KEYS * KEYS)
+    for block in range(start, seen_by_all, KEYS):
+        place = base + (block + tl.arange(0, KEYS)).to(tl.int64) * w
+        k_block = _load_columns(keys + place, None, KEY_WIDTH, KEY_PADDED)
+        score = _score(q_block, k_block, softcap, HAS_SOFTCAP, PRECISION)
+        v_block = _load_rows(values + place, None, VALUE_WIDTH, VALUE_PADDED)
+        mixed, most, total = _add(score, v_block, mixed, most, total, PRECISION)
+    for block in range(seen_by_all, end, KEYS):
         key = block + tl.arange(0, KEYS)
         place = base + key.to(tl.int64) * w
         k_block = _load_columns(keys + place, key < end, KEY_WIDTH, KEY_PADDED)
@@ -164,13 +174,21 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913
 @triton.jit  # type: ignore[untyped-decorator]
 def _load_rows(place, is_real, WIDTH: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
     d = tl.arange(0, PADDED)
-    return tl.load(place[:, None] + d[None], is_real[:, None] & (d < WIDTH)[None], 0.0)
+    if is_real is not None:
+        return tl.load(place[:, None] + d[None], is_real[:, None] & (d < WIDTH)[None], 0.0)
+    if WIDTH < PADDED:
+        return tl.load(place[:, None] + d[None], (d < WIDTH)[None], 0.0)
+    return tl.load(place[:, None] + d[None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _load_columns(place, is_real, WIDTH: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
     d = tl.arange(0, PADDED)
-    return tl.load(place[None] + d[:, None], is_real[None] & (d < WIDTH)[:, None], 0.0)
+    if is_real is not None:
+        return tl.load(place[None] + d[:, None], is_real[None] & (d < WIDTH)[:, None], 0.0)
+    if WIDTH < PADDED:
+        return tl.load(place[None] + d[:, None], (d < WIDTH)[:, None], 0.0)
+    return tl.load(place[None] + d[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
