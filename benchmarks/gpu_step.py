@@ -1,9 +1,10 @@
 """One GRPO step of a 0.6 B or 4 B model, bfloat16, on a GPU: `agentgym train`, and TRL on the same machine in one run.
 
 Makes a folder with a model of Qwen3's shape (random weights; the tokenizer is ours, the vocabulary padded to
-151,936), plays and learns TextGame-v0 with the `local` engine in the process, with SGLang too where it is installed,
-and then gives TRL's GRPOTrainer the prompts of our first step, groups of the same size and replies of the same length.
-A random model cannot play: an episode is one reply of `--reply` tokens, and its even token ids are its reward.
+151,936), plays and learns TextGame-v0 with the `local` engine in the process, with SGLang too where it is installed
+(then also with one that sleeps while the learner learns), and then gives TRL's GRPOTrainer the prompts of our first
+step, groups of the same size and replies of the same length. A random model cannot play: an episode is one reply of
+`--reply` tokens, and its even token ids are its reward.
 
 Ours are the numbers of metrics.jsonl. TRL keeps float32 weights and computes in bfloat16, its default: `trl` without
 gradient checkpointing, `trl_frugal` with. MFU of all is that of forward and backward over whole rows, three times the
@@ -32,6 +33,7 @@ from shapes import shape_of
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import save_model_folder
@@ -52,7 +54,7 @@ from agentgym.types import Task
 
 TRL_SCRIPT = Path(__file__).with_name("grpo_step_trl.py")
 TRL_SIDES = ("trl", "trl_frugal")
-ENGINES = ("local", "sglang")
+ENGINES = ("local", "sglang", "sglang_asleep")
 WARMUP = 2
 COLUMNS = {
     "step_s": "step s",
@@ -85,12 +87,15 @@ class Job:
     steps: int
     head_kernel: str
     lora_rank: int
+    sglang_python: str
+    sglang_args: str
 
     @classmethod
     def of(cls, given: argparse.Namespace, folder: Path) -> Job:
         """Returns the job of the command line; `folder` has or gets the model."""
         sizes = (given.tasks, given.group, given.reply, given.steps + WARMUP)
-        return cls(shape_of(given.shape), folder / "model", given.device, *sizes, given.head_kernel, given.lora_rank)
+        more = (given.head_kernel, given.lora_rank, given.sglang_python, given.sglang_args)
+        return cls(shape_of(given.shape), folder / "model", given.device, *sizes, *more)
 
     def config(self, engine: str) -> TrainConfig:
         """Returns the settings of our run."""
@@ -98,7 +103,7 @@ class Job:
         return TrainConfig(
             env="TextGame-v0",
             model=str(self.model),
-            engine=engine,
+            engine=engine.removesuffix("_asleep"),
             steps=self.steps,
             tasks=self.tasks,
             group_size=self.group,
@@ -115,7 +120,13 @@ class Job:
             limits=Limits(max_turns=1, turn_tokens=self.reply, context_window=window),
             sampler=SamplerConfig(concurrency=episodes),
             local=LocalEngineConfig(num_slots=episodes, window=window, max_step_tokens=2048, compile=None),
-            sglang=SglangConfig(dtype="bfloat16", device="auto" if self.device == "cpu" else "cuda"),
+            sglang=SglangConfig(
+                dtype="bfloat16",
+                device="auto" if self.device == "cpu" else "cuda",
+                python=self.sglang_python,
+                server_args=tuple(self.sglang_args.split()),
+                serving=ServingSettings(sleep=engine.endswith("_asleep")),
+            ),
         )
 
     @property
@@ -205,8 +216,8 @@ def run_trl(job: Job, side: str, prompts: list[list[int]]) -> dict[str, float | 
 def aside(given: argparse.Namespace, folder: Path, engine: str) -> dict[str, float | None]:
     """Returns the result of this file in a process of its own, with the GPU to itself."""
     arguments = ["--side", engine, "--output", str(folder)]
-    for name in ("shape", "device", "tasks", "group", "reply", "steps", "head_kernel", "lora_rank"):
-        arguments += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
+    names = "shape device tasks group reply steps head_kernel lora_rank sglang_python sglang_args".split()
+    arguments += [f"--{name.replace('_', '-')}={getattr(given, name)}" for name in names]
     done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"{engine} failed with exit status {done.returncode}")
@@ -222,7 +233,8 @@ def compare(given: argparse.Namespace, folder: Path) -> None:
     print(f"{given.shape} on {name}: {job.tasks} groups of {job.group} replies of {job.reply} tokens, bfloat16")
     print(f"{'':12}" + "".join(f"{title:>11}" for title in COLUMNS.values()), flush=True)
     found: dict[str, dict[str, float | None]] = {}
-    for engine in given.engines or [engine for engine in ENGINES if engine == "local" or find_spec(engine)]:
+    has_sglang = given.sglang_python or find_spec("sglang")
+    for engine in given.engines or (ENGINES if has_sglang else ENGINES[:1]):
         found[engine] = show(engine, aside(given, folder, engine))
     prompts = prompts_of(folder / next(iter(found)), job.tasks)
     for side in TRL_SIDES if given.trl else ():
@@ -258,6 +270,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--head-kernel", choices=("torch", "liger"), default="torch", help="see learner.head_kernel")
     parser.add_argument("--lora-rank", type=int, default=0, help="train adapters of this rank; 0 trains all weights")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, help="local, and sglang where it is installed")
+    parser.add_argument("--sglang-python", default="", help="the interpreter that has SGLang, if it is not this one")
+    parser.add_argument("--sglang-args", default="", help="further arguments of SGLang's server, as one word")
     parser.add_argument("--trl", action=argparse.BooleanOptionalAction, default=True, help="measure TRL too")
     parser.add_argument("--output", type=Path, help="folder of the model, the runs and gpu_step.json, kept afterwards")
     parser.add_argument("--side", choices=ENGINES, help=argparse.SUPPRESS)

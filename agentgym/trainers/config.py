@@ -184,6 +184,12 @@ class TrainConfig:
         if self.target_success is not None and not 0 < self.target_success <= 1:
             raise ConfigError(f"target_success is a share above 0 and at most 1, got {self.target_success}")
         check_at_least(0, self, "max_staleness")
+        for name, servers in (("sglang", self.sglang), ("vllm", self.vllm)):
+            if self.engine == name and servers.serving.sleep and self.max_staleness:
+                raise ConfigError(
+                    f"{name}.serving.sleep has the server free its memory while the learner learns, and max_staleness"
+                    f" {self.max_staleness} has it sample meanwhile: leave one of them out"
+                )
         if self.require_token and self.serve is None:
             raise ConfigError("require_token is about agents outside, which serve admits: add --serve PORT")
         if self.serve is not None:
@@ -225,17 +231,11 @@ class TrainConfig:
                 "learner.device and learner.dtype are those of a run in one process: on a cluster ray.gpus_per_learner"
                 " and learner.fsdp.param_dtype say it"
             )
-        if self.ray.layout == "colocated":
-            if self.max_staleness:
-                raise ConfigError(
-                    "ray.layout colocated has engines that give their memory up while the learner learns, and"
-                    f" max_staleness {self.max_staleness} has them sample meanwhile: leave one of them out"
-                )
-            if self.engine != "local":
-                raise ConfigError(
-                    "ray.layout colocated is for engine local, which gives its memory up: engine "
-                    f"{self.engine} has places of its own, leave ray.layout out"
-                )
+        if self.ray.layout == "colocated" and self.max_staleness:
+            raise ConfigError(
+                "ray.layout colocated has engines that give their memory up while the learner learns, and"
+                f" max_staleness {self.max_staleness} has them sample meanwhile: leave one of them out"
+            )
         for name, servers in (("sglang", self.sglang), ("vllm", self.vllm)):
             if self.engine == name and servers.replicas != 1:
                 raise ConfigError(

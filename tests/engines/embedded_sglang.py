@@ -17,7 +17,8 @@ from embedded_replies import LONG, PROBE, PROMPT, long_reply, met_by_an_update, 
 from safetensors.torch import load_file
 
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
-from agentgym.engines.servers.replicated import ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.embedded import EmbeddedSglang
 from agentgym.engines.sglang.engine import SglangConfig, open_sglang
 from agentgym.engines.sglang.replica import SglangReplica

@@ -38,6 +38,7 @@ def words_of(engine: str, python: str, folder: Path) -> list[str]:
     """The command line of a small run on one server."""
     words = f"train --env TextGame-v0 --executor ray --engine {engine} --{engine}.python {python} --steps 4 --tasks 3"
     words += " --group-size 4 --eval.episodes 0 --ray.workers 2 --ray.cpus-per-worker 0.2"
+    words += " --ray.layout colocated" * (engine == "sglang")  # it sleeps, which on CPU frees nothing
     return [*words.split(), "--output", str(folder)]
 
 

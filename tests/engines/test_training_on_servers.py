@@ -21,7 +21,8 @@ from agentgym.chat_templates import renderer_for
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import WeightSync
-from agentgym.engines.servers.replicated import PauseMode, ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
 from agentgym.engines.sglang.engine import SglangConfig, open_sglang
 from agentgym.engines.sglang.weight_sync import SglangSync
 from agentgym.engines.vllm.engine import VllmConfig
@@ -120,7 +121,7 @@ def test_weights_travel_by_disk_and_by_broadcast_too(
     train: Train, sync: Any, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     config = on_server("sglang", request)
-    serving = ServingSettings(sync=sync, bucket_mb=1)
+    serving = ServingSettings(sync=sync, bucket_mb=1, sleep=True)
     steps = train(replace(config, sglang=replace(config.sglang, serving=serving)), tmp_path / "run")
     assert [one.sync.version for one in steps] == [1, 2]
     assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
@@ -135,7 +136,8 @@ def test_sglang_0_5_17_is_paused_by_abort_and_updated_directly(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     url = start_sglang_0_5_17().url
-    steps = train(replace(small_run, engine="sglang", sglang=SglangConfig(urls=(url,))), tmp_path / "run")
+    sglang = SglangConfig(urls=(url,), serving=ServingSettings(sleep=True))
+    steps = train(replace(small_run, engine="sglang", sglang=sglang), tmp_path / "run")
     assert [one.sync.version for one in steps] == [1, 2]
     assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

@@ -99,6 +99,7 @@ GENERATION_KEYS = (
     ),
     Key("vllm_tensor_parallel_size", "vllm.server_args", convert=values.trl_with_vllm("--tensor-parallel-size")),
     Key("vllm_max_model_length", "limits.context_window"),
+    Key("vllm_enable_sleep_mode", "vllm.serving.sleep"),
     Key(
         "vllm_importance_sampling_correction",
         "learner.correction, learner.correction_settings",

@@ -249,7 +249,7 @@ ROLLOUT_KEYS = (
     same(ROLLOUT + "val_kwargs.do_sample", "in eval.temperature"),
     same(ROLLOUT + "val_kwargs.top_p", "evaluations draw from the whole distribution", 1, 1.0),
     same(ROLLOUT + "val_kwargs.top_k", "evaluations draw from the whole distribution", -1),
-    same(ROLLOUT + "free_cache_engine", "ray.layout colocated frees the engine's memory while the rank learns"),
+    Key(ROLLOUT + "free_cache_engine", "vllm.serving.sleep, sglang.serving.sleep", convert=machines.verl_sleep),
     same(ROLLOUT + "load_format", "the engine gets the learner's weights"),
     same(ROLLOUT + "enable_chunked_prefill", "on by default; vllm.server_args switches it off", True),
     same(ROLLOUT + "enable_prefix_caching", "on by default; vllm.server_args switches it off", True),

@@ -11,7 +11,7 @@ from agentgym.cli.foreign.verl_values import ROLLOUT
 
 __all__ = [
     *("verl_device", "verl_engine", "verl_engine_arg", "verl_has_gpu", "verl_machines"),
-    *("verl_parallel", "verl_ranks_only", "verl_split_gpus", "verl_tensor_parallel"),
+    *("verl_parallel", "verl_ranks_only", "verl_sleep", "verl_split_gpus", "verl_tensor_parallel"),
 ]
 
 SERVERS = ("vllm", "sglang")
@@ -42,6 +42,16 @@ def verl_engine_arg(key: str) -> Converter:
         return Several({f"{engine}.server_args": [option] if value is True else [option, str(value)]})
 
     return convert
+
+
+def verl_sleep(value: Any, theirs: Theirs) -> Several:
+    """Returns whether a server frees the learner's GPU while that learns."""
+    engine = theirs.get(ROLLOUT + "name")
+    if engine not in SERVERS:
+        raise SameMeaning("the engine local has the learner's weights")
+    if _num_gpus(theirs) > 1 or theirs.get("trainer.device") == "cpu":
+        raise SameMeaning("servers share no GPU with a rank, unless ray.layout is colocated")
+    return Several({f"{engine}.serving.sleep": bool(value)})
 
 
 def verl_has_gpu() -> bool:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import yaml
 
 from agentgym.engines.servers.http import check_addresses
-from agentgym.engines.servers.replicated import ServingSettings
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError
 
 __all__ = ["ServerConfig"]

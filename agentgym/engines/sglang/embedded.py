@@ -46,6 +46,8 @@ _ORDERS = {
     "/end_weight_update": ("EndWeightUpdateReqInput", "end_weight_update"),
     "/init_weights_update_group": ("InitWeightsUpdateGroupReqInput", "init_weights_update_group"),
     "/load_lora_adapter_from_tensors": ("LoadLoRAAdapterFromTensorsReqInput", "load_lora_adapter_from_tensors"),
+    "/release_memory_occupation": ("ReleaseMemoryOccupationReqInput", "release_memory_occupation"),
+    "/resume_memory_occupation": ("ResumeMemoryOccupationReqInput", "resume_memory_occupation"),
     "/pause_generation": ("PauseGenerationReqInput", "pause_generation"),
     "/unload_lora_adapter": ("UnloadLoRAAdapterReqInput", "unload_lora_adapter"),
     "/update_weight_version": ("UpdateWeightVersionReqInput", "update_weight_version"),

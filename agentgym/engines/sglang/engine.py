@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 from typing import Any, ClassVar
 
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, secret_headers, server_address
-from agentgym.engines.servers.replicated import ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import (
     ServerCommand,
@@ -25,6 +25,7 @@ from agentgym.engines.servers.server_process import (
     serving_device,
     start_together,
 )
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.api import SglangTransport
 from agentgym.engines.sglang.embedded import CPU_ARGUMENTS, CPU_ENVIRONMENT, EmbeddedSglang
 from agentgym.engines.sglang.replica import SglangReplica
@@ -93,7 +94,7 @@ async def open_sglang(config: SglangConfig, model_folder: Path, *, version: int 
     """
     model_limits(model_folder)  # before anything is started for it
     if config.embedded:
-        arguments = {"dtype": config.weights_dtype, **config.arguments}
+        arguments = {"dtype": config.weights_dtype, **dict.fromkeys(_sleep_options(config), True), **config.arguments}
         embedded = EmbeddedSglang(model_folder, on_cpu=serving_device(config.device) == "cpu", arguments=arguments)
         await embedded.start()
         return await sglang_engine([embedded], config.serving, model_folder=model_folder, version=version)
@@ -203,7 +204,14 @@ def sglang_command(config: SglangConfig, model_folder: Path, port: int) -> list[
         option = f"--{name.replace('_', '-')}"
         words.append(option if value is True else f"{option}={value}")
     words += ["--enable-return-routed-experts"] if config.serving.record_experts else []
+    words += [f"--{name.replace('_', '-')}" for name in _sleep_options(config)]
     return [*words, *config.server_args]
+
+
+def _sleep_options(config: SglangConfig) -> Sequence[str]:
+    """The options of a server that can free a GPU's memory and take it back."""
+    sleeps = config.serving.sleep and serving_device(config.device) == "cuda"
+    return ("enable_memory_saver", "enable_weights_cpu_backup") if sleeps else ()
 
 
 async def launch_sglang(config: SglangConfig, model_folder: Path) -> list[ServerProcess]:

@@ -9,13 +9,17 @@ from typing import Any
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable, check_token
-from agentgym.engines.servers.replicated import ServingSettings
+from agentgym.engines.servers.serving_settings import ServingSettings
+from agentgym.engines.servers.sleep import ServerSleep
 from agentgym.engines.sglang.api import SglangTransport, generate_payload, read_experts, read_sglang_completion
 from agentgym.engines.sglang.weight_sync import SglangSync
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import LoraWeights, Weights
 
 __all__ = ["SglangReplica"]
+
+_PARTS = ("weights", "kv_cache", "cuda_graph")
+"""What SGLang's memory saver releases."""
 
 
 class SglangReplica:
@@ -34,6 +38,7 @@ class SglangReplica:
         """The number of layers, and of experts of a token, where experts are recorded."""
         self.model_path = ""
         """The folder or name of the model that the server loaded."""
+        self._sleep = ServerSleep(self._release_memory, self._regain_memory, parts=_PARTS)
 
     @staticmethod
     async def connect(transport: SglangTransport, settings: ServingSettings, version: int) -> SglangReplica:
@@ -54,6 +59,10 @@ class SglangReplica:
         lengths = (info.get("context_length"), info.get("max_req_input_len"))
         replica.context_window = min((length for length in lengths if length), default=None)
         replica.model_path = str(info.get("model_path") or "")
+        if settings.sleep and info.get("device") == "cuda" and not info.get("enable_memory_saver"):
+            raise EngineError(
+                f"{transport.name} cannot sleep: start it with --enable-memory-saver --enable-weights-cpu-backup"
+            )
         await replica.sync.recover()
         await replica.sync.number(version)
         return replica
@@ -74,10 +83,11 @@ class SglangReplica:
         adapter = self.sync.adapter
         payload = generate_payload(prompt_ids, sampling, rid=rid, cache_key=f"v{version}", lora=adapter)
         payload |= {"return_routed_experts": True} if self.expert_shape else {}
-        if self.settings.stream:
-            answer = await self._read_stream(payload)
-        else:
-            answer = await self.transport.post("/generate", payload, timeout_s=self.settings.request_s)
+        with self._sleep.request():
+            if self.settings.stream:
+                answer = await self._read_stream(payload)
+            else:
+                answer = await self.transport.post("/generate", payload, timeout_s=self.settings.request_s)
         completion = read_sglang_completion(
             answer,
             name=self.name,
@@ -107,11 +117,14 @@ class SglangReplica:
         return True
 
     async def pause(self) -> None:
-        """Stops sampling at a token boundary, in the mode of the settings."""
+        """Stops sampling at a token boundary, in the mode of the settings; it may sleep then."""
         await self._order("/pause_generation", {"mode": self.settings.pause})
+        if self.settings.sleep:
+            await self._sleep.begin()
 
     async def resume(self) -> None:
         """Continues; adapters that are out of use are unloaded meanwhile, each when its last request has ended."""
+        await self._sleep.end()
         await self._order("/continue_generation", {})
         self.sync.unload_unused()
 
@@ -130,6 +143,7 @@ class SglangReplica:
             checked_weights,
         )
 
+        await self._sleep.end("weights")
         if isinstance(weights, LoraWeights):
             return await self.sync.load_adapter(weights, version)
         started = time.perf_counter()
@@ -146,6 +160,12 @@ class SglangReplica:
         """Disconnects from the server, and ends it if it was started for us."""
         await self.sync.close()
         await self.transport.close()
+
+    async def _release_memory(self) -> None:
+        await self._order("/release_memory_occupation", {"tags": _PARTS})
+
+    async def _regain_memory(self, parts: Sequence[str]) -> None:
+        await self._order("/resume_memory_occupation", {"tags": parts})
 
     async def _order(self, path: str, payload: dict[str, object]) -> None:
         await self.transport.post(path, payload, timeout_s=self.settings.update_s)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.engines.protocol import WeightSync
 from agentgym.engines.servers.http import HttpRefusal
-from agentgym.engines.servers.replicated import ServingSettings
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.api import SglangTransport
 from agentgym.engines.sglang.receiver import SglangReceiver
 from agentgym.engines.weights.check import WeightCheck
@@ -134,7 +134,7 @@ class SglangSync:
         Returns an empty string, with a warning, for an old release that has no checksum. Raises EngineError that names
         the first tensor which did not arrive, or the version that did not.
         """
-        from agentgym.engines.weights.buckets import fused_digests, overall_digest, pad_vocabulary
+        from agentgym.engines.weights.buckets import overall_digest
 
         await self.verify_version(version)
         try:
@@ -147,12 +147,19 @@ class SglangSync:
             self._warned = True
             return ""
         # What the engine keeps under another name (a head that equals the embedding) is not compared.
-        sent = {name: digest for name, digest in fused_digests(weights).items() if name in found}
-        wholes = {name: (tensor, pad_vocabulary(name, tensor)) for name, tensor in weights.items()}
-        padded = fused_digests({name: whole for name, (tensor, whole) in wholes.items() if whole is not tensor})
-        sent |= {name: digest for name, digest in padded.items() if found.get(name) == digest}
+        sent = {name: digest for name, digest in self._digests(weights, found).items() if name in found}
         self._check.compare(sent, found, version)
         return overall_digest(found)
+
+    def _digests(self, weights: Mapping[str, Tensor], found: Mapping[str, str]) -> dict[str, str]:
+        """Returns the digests of what was sent, to compare with those that were found."""
+        from agentgym.engines.weights.buckets import change_digests, fused_digests, pad_vocabulary
+
+        if not self._check.is_exact:
+            return change_digests(weights)
+        wholes = {name: (tensor, pad_vocabulary(name, tensor)) for name, tensor in weights.items()}
+        padded = fused_digests({name: whole for name, (tensor, whole) in wholes.items() if whole is not tensor})
+        return fused_digests(weights) | {name: sent for name, sent in padded.items() if found.get(name) == sent}
 
     async def verify_version(self, version: int) -> None:
         """Raises EngineError if the engine reports that it samples from another version."""

@@ -69,6 +69,12 @@ class VllmTransport(Protocol):
     async def resume(self) -> None:
         """Continues after `pause`."""
 
+    async def sleep(self) -> None:
+        """Frees the GPU's memory, with the weights in the CPU's; nothing is in flight."""
+
+    async def wake(self, parts: Sequence[str]) -> None:
+        """Takes memory back, of `weights` and `kv_cache`."""
+
     async def reset_prefix_cache(self, *, preempt: bool) -> bool:
         """Drops cached prefixes, with `preempt` those of requests in flight too; returns False if they prevent it."""
 

@@ -87,6 +87,14 @@ class EmbeddedVllm:
         """Continues after `pause`."""
         await self._llm.resume_generation()
 
+    async def sleep(self) -> None:
+        """Frees the GPU's memory."""
+        await self._llm.sleep(1)
+
+    async def wake(self, parts: Sequence[str]) -> None:
+        """Takes memory back."""
+        await self._llm.wake_up(list(parts))
+
     async def reset_prefix_cache(self, *, preempt: bool) -> bool:
         """Drops cached prefixes."""
         return bool(await self._llm.reset_prefix_cache(preempt))

@@ -13,7 +13,7 @@ from tempfile import mkdtemp
 from typing import ClassVar
 
 from agentgym.engines.servers.http import SERVER_SECRET
-from agentgym.engines.servers.replicated import ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import (
     ServerCommand,
@@ -23,6 +23,7 @@ from agentgym.engines.servers.server_process import (
     serving_device,
     start_together,
 )
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.vllm.api import VllmTransport
 from agentgym.engines.vllm.embedded import CPU_ENVIRONMENT, EmbeddedVllm
 from agentgym.engines.vllm.replica import VllmReplica
@@ -66,7 +67,7 @@ async def open_vllm(config: VllmConfig, model_folder: Path | None, *, version: i
     if config.embedded:
         if model_folder is None:
             raise ConfigError("an embedded engine needs a model folder")
-        arguments = {"dtype": config.weights_dtype, **config.arguments}
+        arguments = {"dtype": config.weights_dtype, "enable_sleep_mode": _sleeps(config), **config.arguments}
         llm = EmbeddedVllm(model_folder, on_cpu=serving_device(config.device) == "cpu", arguments=arguments)
         return await vllm_engine([llm], config.serving, version=version)
     servers: list[VllmServer] = []
@@ -124,7 +125,12 @@ def vllm_command(config: VllmConfig, model_folder: Path, port: int) -> list[str]
     words += ["--model", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.weights_dtype]
     words += ["--uvicorn-log-level", "warning", *_WORDS]
     words += _CPU_WORDS if serving_device(config.device) == "cpu" else []
+    words += ["--enable-sleep-mode"] if _sleeps(config) else []
     return [*words, *config.server_args]
+
+
+def _sleeps(config: VllmConfig) -> bool:
+    return config.serving.sleep and serving_device(config.device) == "cuda"
 
 
 def _server(config: VllmConfig, url: str, process: ServerProcess | None = None, *, secret: str) -> VllmServer:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
-from agentgym.engines.servers.replicated import PauseMode, ServingSettings
+from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
+from agentgym.engines.servers.sleep import ServerSleep
 from agentgym.engines.vllm.api import Holding, VllmTransport, read_vllm_completion, sampling_params
 from agentgym.engines.vllm.weight_sync import VllmSync, read_layout
 from agentgym.errors import EngineError
@@ -35,6 +36,7 @@ class VllmReplica:
         self._paused = False
         self._torn = ""
         self._num_updates = 0
+        self._sleep = ServerSleep(transport.sleep, transport.wake, parts=("weights", "kv_cache"))
 
     @staticmethod
     async def connect(transport: VllmTransport, settings: ServingSettings, version: int) -> VllmReplica:
@@ -72,7 +74,8 @@ class VllmReplica:
         num_updates = self._num_updates
         # The prefix cache is separated by update: what older weights left there is never read.
         salt = f"v{version}.{num_updates}"
-        reply = await self.transport.generate(prompt_ids, params, rid=rid, cache_salt=salt)
+        with self._sleep.request():
+            reply = await self.transport.generate(prompt_ids, params, rid=rid, cache_salt=salt)
         if reply.finish_reason is None and num_updates != self._num_updates:
             raise HttpUnreachable(f"{self.name} died over a weight update: the versions of what it sampled are unknown")
         return read_vllm_completion(reply, name=self.name, num_prompt_ids=len(prompt_ids), version=version)
@@ -86,12 +89,15 @@ class VllmReplica:
         return await self.transport.is_alive()
 
     async def pause(self) -> None:
-        """Stops sampling at a token boundary, in the mode of the settings."""
+        """Stops sampling at a token boundary, in the mode of the settings; it may sleep then."""
         await self._hold()
         self._paused = True
+        if self.settings.sleep and self.sync.layout.device != "cpu":
+            await self._sleep.begin()
 
     async def resume(self) -> None:
         """Continues after `pause`."""
+        await self._sleep.end()
         await self.transport.resume()
         self._paused = False
 
@@ -109,6 +115,7 @@ class VllmReplica:
 
         if isinstance(weights, LoraWeights):
             raise EngineError("the vllm engine takes whole weights: merge the adapter into the tensors it belongs to")
+        await self._sleep.end("weights")
         started = time.perf_counter()
         tensors = self.sync.wanted_tensors(checked_weights(weights))
         gather_s = time.perf_counter() - started

@@ -90,6 +90,17 @@ class VllmServer:
         """Continues after `pause`."""
         await self._order("/resume")
 
+    async def sleep(self) -> None:
+        """Frees the GPU's memory; raises EngineError if the server was started without that."""
+        try:
+            await self._order("/sleep?level=1")
+        except HttpRefusal as error:
+            raise EngineError(f"{self.name} cannot sleep ({error}): start it with --enable-sleep-mode") from error
+
+    async def wake(self, parts: Sequence[str]) -> None:
+        """Takes memory back."""
+        await self._order("/wake_up?" + "&".join(f"tags={part}" for part in parts))
+
     async def reset_prefix_cache(self, *, preempt: bool) -> bool:
         """Drops cached prefixes."""
         answer = await self._order(f"/reset_prefix_cache?reset_running_requests={str(preempt).lower()}")

@@ -32,6 +32,8 @@ class VllmLayout:
     """The shapes by published name; with several ranks, those of one rank's share."""
     dtype: str
     """The dtype of the first weight: `float32`."""
+    device: str
+    """The device of the workers: `cpu`, `cuda`."""
     seeds: bool
     """True if requests may have seeds: vLLM 0.32 on CPU dies if the prompt of a seeded one is read in several steps."""
 
@@ -49,6 +51,7 @@ async def read_layout(engine: VllmTransport) -> VllmLayout:
             num_ranks=int(answer["ranks"]),
             shapes={str(name): tuple(int(size) for size in shape) for name, shape, _ in weights},
             dtype=str(weights[0][2]),
+            device=str(answer["device"]),
             seeds=bool(answer["seeds"]),
         )
     except (HttpRefusal, KeyError, TypeError, ValueError, IndexError) as error:

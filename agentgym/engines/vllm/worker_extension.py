@@ -47,8 +47,9 @@ class WeightWorker:
     _agentgym_group: Any
 
     def agentgym_layout(self) -> dict[str, Any]:
-        """Returns `{"vocab_size", "ranks", "seeds", "logprobs", "weights": [[published name, shape, dtype], ...]}`.
+        """Returns what our engine asks for first.
 
+        `{"vocab_size", "ranks", "seeds", "device", "logprobs", "weights": [[published name, shape, dtype], ...]}`.
         Shapes are this rank's share, `logprobs` is vLLM's mode. `seeds` is true if requests may have them: on CPU a
         seeded request whose prompt is read in several steps ends vLLM 0.32 ("CPU Generator does not use offset").
         """
@@ -56,10 +57,11 @@ class WeightWorker:
         weights = [[name, list(part.shape), _dtype(part)] for name, part in _published_parameters(model)]
         ranks = int(self.vllm_config.parallel_config.world_size)
         vocab_size = int(self.vllm_config.model_config.get_vocab_size())
-        on_cpu = next(model.parameters()).device.type == "cpu"
-        seeds = not (on_cpu and self.vllm_config.scheduler_config.enable_chunked_prefill)
+        device = str(next(model.parameters()).device.type)
+        seeds = not (device == "cpu" and self.vllm_config.scheduler_config.enable_chunked_prefill)
         mode = str(self.vllm_config.model_config.logprobs_mode)
-        return {"vocab_size": vocab_size, "ranks": ranks, "seeds": seeds, "logprobs": mode, "weights": weights}
+        found = {"vocab_size": vocab_size, "ranks": ranks, "seeds": seeds, "device": device}
+        return {**found, "logprobs": mode, "weights": weights}
 
     def agentgym_load(self, payload: str) -> int:
         """Copies tensors into the parameters that they belong to; returns how many parameters were written.

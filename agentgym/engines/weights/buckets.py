@@ -19,6 +19,7 @@ from agentgym.types import JSON
 __all__ = [
     "adapter_payload",
     "as_dtype",
+    "change_digests",
     "checked_weights",
     "digest",
     "fused_digests",
@@ -41,6 +42,8 @@ _FUSED = {
 """The published parameters that form one parameter of SGLang and vLLM, in this order along the first dimension."""
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _VOCABULARY_ROWS = 64
+_WORDS_AT_ONCE = 1 << 24
+_MULTIPLIER = 0x1E3779B97F4A7C15
 _DTYPES = {
     "float32": torch.float32,
     "float": torch.float32,
@@ -157,6 +160,36 @@ def fused_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
         name: digest([parts[key] for key in sorted(parts, key=lambda key: order.index(key) if key else 0)])
         for name, parts in groups.items()
     }
+
+
+def change_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Returns a number for each parameter as SGLang holds it, which differs when the tensors do, but for chance.
+
+    It is computed where the tensors are, and read from there once: the digests of `fused_digests` are those of bytes on
+    the CPU. It is no checksum against intent.
+    """
+    if not weights:
+        return {}
+    sums = torch.stack([_sum_of_words(tensor) for tensor in weights.values()]).tolist()
+    found: dict[str, list[str]] = {}
+    for name, number in zip(weights, sums, strict=True):
+        found.setdefault(fused_name(name), []).append(f"{name}={number}")
+    return {name: ";".join(sorted(parts)) for name, parts in found.items()}
+
+
+def _sum_of_words(tensor: Tensor) -> Tensor:
+    """Returns the sum of a tensor's words, each times an odd number of its place, modulo 2^64."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    size = 4 if flat.nbytes % 4 == 0 else flat.element_size()
+    if flat.storage_offset() * flat.element_size() % size:
+        flat = flat.clone()
+    words = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    total = words.new_zeros((), dtype=torch.int64)
+    for start in range(0, len(words), _WORDS_AT_ONCE):
+        part = words[start : start + _WORDS_AT_ONCE]
+        place = torch.arange(start, start + len(part), device=part.device) * _MULTIPLIER
+        total += ((place ^ (place >> 29)) | 1).mul_(part).sum()
+    return total
 
 
 def pad_vocabulary(name: str, tensor: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ __all__ = ["VERSION", "FakeControl"]
 VERSION = "0.5.23"
 """The release of SGLang that has this contract."""
 MODES = ("abort", "in_place", "retract")
+PARTS = ("weights", "kv_cache", "cuda_graph")
 HEALTH_S = 20.0
 """The seconds after which a paused server reports that it is not healthy."""
 MAX_TOTAL_TOKENS = 1 << 20
@@ -44,6 +45,8 @@ class FakeControl:
         """The version in `/model_info`: an update whose flush fails does not change it."""
         self.num_updates = 0
         """The number of updates that succeeded; each bucket counts."""
+        self.released: set[str] = set()
+        """The parts of the memory that are released: `weights`, `kv_cache`, `cuda_graph`."""
         self.endpoints: dict[str, Endpoint] = {
             "/health": self._health,
             "/health_generate": self._health,
@@ -56,6 +59,8 @@ class FakeControl:
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/flush_cache": self._flush,
+            "/release_memory_occupation": self._release,
+            "/resume_memory_occupation": self._regain,
             "/begin_weight_update": self._begin,
             "/end_weight_update": self._end,
             "/update_weights_from_tensor": self._from_tensor,
@@ -148,6 +153,19 @@ class FakeControl:
             await asyncio.sleep(0.01)
         return HttpAnswer(FLUSHED)
 
+    async def _release(self, call: HttpCall) -> HttpAnswer:
+        if self.sampler.num_in_flight:
+            raise HttpError(500, {"message": "release_memory_occupation should be called only when server is idle."})
+        self.released |= set(call.body.get("tags") or PARTS)
+        return HttpAnswer()
+
+    async def _regain(self, call: HttpCall) -> HttpAnswer:
+        tags = set(call.body.get("tags") or PARTS)
+        if not tags <= self.released:
+            raise HttpError(500, {"message": f"{sorted(tags - self.released)} were not released"})
+        self.released -= tags
+        return HttpAnswer()
+
     # ---- weights
 
     async def _begin(self, _: HttpCall) -> HttpAnswer:
@@ -187,6 +205,8 @@ class FakeControl:
     ) -> HttpAnswer:
         if body.get("abort_all_requests"):
             self.sampler.abort("", everything=True)
+        if "weights" in self.released:
+            raise HttpError(500, {"message": "weights are released"})
         version = body.get("weight_version")
         async with self.sampler.exclusive():
             try:

@@ -109,6 +109,8 @@ class FakeStats:
     """The SHA-256 of each received payload, hex."""
     adapters: tuple[str, ...] = ()
     """The loaded LoRA adapters."""
+    released: tuple[str, ...] = ()
+    """The parts of the memory that are released now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

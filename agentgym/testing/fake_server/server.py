@@ -123,6 +123,7 @@ class FakeServer:
             tensors=self.weights.num_tensors,
             payload_digests=tuple(self.weights.digests),
             adapters=tuple(self.weights.adapters),
+            released=tuple(sorted(self.control.released)),
         )
 
     def _answer_errors(self, endpoint: Endpoint) -> Endpoint:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar, cast
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
-from agentgym.engines.servers.replicated import Replica, ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.replicated import Replica, ReplicatedEngine
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.weights.check import WeightCheck
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import Weights

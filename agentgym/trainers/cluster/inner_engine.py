@@ -22,7 +22,6 @@ from agentgym.engines.sglang.replica import SglangReplica
 from agentgym.engines.vllm.replica import VllmReplica
 from agentgym.engines.vllm.server import VllmServer
 from agentgym.engines.weights.buckets import fused_digests, overall_digest
-from agentgym.errors import EngineError
 from agentgym.model.model_folder import on_device, published_views
 from agentgym.model.policy import load_policy
 from agentgym.trainers.cluster.node_files import ONE_NODE, NodeFiles
@@ -95,6 +94,8 @@ async def open_inner(part: Part) -> InnerEngine:
     device = servers.device if servers.device != "auto" or config.ray.gpus_per_engine else "cpu"
     logs = servers.log_folder or part.logs
     own = replace(servers, urls=urls, device=device, log_folder=str(Path(logs) / f"engine-{part.number}"))
+    if config.ray.layout == "colocated":
+        own = replace(own, serving=replace(own.serving, sleep=True))
     mine = replace(config, executor="local", **{name: own})  # type: ignore[arg-type]
     engine = await open_servers(mine, Path(part.folder), version=part.version, log_folder=Path(logs))
     return _InnerServer(engine)
@@ -168,7 +169,7 @@ class _InnerServer:
         pass
 
     async def release_memory(self) -> None:
-        raise EngineError("a server keeps its memory: colocated engines are in process")
+        """Does nothing: a server that sleeps has released it in its pause."""
 
     async def is_alive(self) -> bool:
         return bool(self.engine.router.alive) and await self._replica.is_alive()

@@ -14,7 +14,8 @@ import torch
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Sampling
-from agentgym.engines.servers.replicated import ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.engine import SglangConfig, open_sglang
 from agentgym.engines.vllm.engine import VllmConfig, open_vllm
 from agentgym.errors import AgentGymError

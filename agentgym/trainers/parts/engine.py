@@ -167,7 +167,8 @@ _SHARED_GPU = 0.4
 
 def _server_args(config: TrainConfig, server: ServerConfig, option: str) -> tuple[str, ...]:
     """Returns the arguments of a server, which leaves memory to a learner on the same GPU unless they say otherwise."""
-    on_gpu = config.learner.device.startswith("cuda") and serving_device(server.device) == "cuda"
+    with_learner = config.learner.device.startswith("cuda") or config.ray.layout == "colocated"
+    on_gpu = with_learner and serving_device(server.device) == "cuda"
     shares = on_gpu and config.executor == "local" and not server.urls and server.replicas == 1
     return (f"{option}={_SHARED_GPU}", *server.server_args) if shares else server.server_args
 

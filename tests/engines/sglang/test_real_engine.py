@@ -16,7 +16,8 @@ from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.scripted import ScriptedReply
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient
-from agentgym.engines.servers.replicated import PauseMode, ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
 from agentgym.engines.sglang.api import read_spans
 from agentgym.engines.sglang.engine import SglangConfig, open_sglang
 from agentgym.engines.sglang.replica import SglangReplica
@@ -24,7 +25,9 @@ from agentgym.engines.sglang.weight_sync import SglangSync
 from agentgym.engines.vllm.engine import VllmConfig, open_vllm
 from agentgym.errors import EngineError
 from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.testing.fake_server.control import FakeControl
 from agentgym.testing.fake_server.faults import Faults
+from agentgym.testing.fake_server.http import HttpAnswer, HttpCall
 from agentgym.testing.fake_server.server import FakeSglang
 from agentgym.testing.fixtures import fake_sglang
 
@@ -477,3 +480,69 @@ def test_all_servers_dead_is_an_engine_error(fake_sglang: Fake) -> None:
             await engine.pause()
 
     using(play, server)
+
+
+# ---- sleeping
+
+
+def test_a_server_sleeps_while_paused_with_nothing_in_flight(fake_sglang: Fake) -> None:
+    server = fake_sglang()
+    seen: list[tuple[str, ...]] = []
+
+    async def play(engine: ReplicatedEngine) -> Completion:
+        await ask(engine)
+        await engine.pause()
+        seen.append(server.stats.released)
+        await engine.update_weights(weights(), 1)
+        seen.append(server.stats.released)
+        await engine.resume()
+        seen.append(server.stats.released)
+        return await ask(engine)
+
+    reply = using(play, server, sleep=True)
+    assert seen == [("cuda_graph", "kv_cache", "weights"), ("cuda_graph", "kv_cache"), ()]
+    assert reply.policy_versions == (1,) * 8
+
+
+def test_a_server_that_slept_goes_on_without_new_weights(fake_sglang: Fake) -> None:
+    server = fake_sglang()
+
+    async def play(engine: ReplicatedEngine) -> Completion:
+        await engine.pause()
+        await engine.pause()
+        await engine.resume()
+        return await ask(engine)
+
+    assert using(play, server, sleep=True).policy_versions == (0,) * 8
+    assert not server.stats.released
+
+
+def test_a_server_with_requests_in_flight_keeps_its_memory(fake_sglang: Fake) -> None:
+    server = fake_sglang(token_s=0.05)
+
+    async def play(engine: ReplicatedEngine) -> Completion:
+        reply = asyncio.ensure_future(ask(engine))
+        await asyncio.sleep(0.1)
+        await engine.pause()
+        assert not server.stats.released
+        await engine.resume()
+        return await reply
+
+    assert len(using(play, server, sleep=True).ids) == 8
+
+
+def test_a_gpu_server_without_a_memory_saver_is_refused(fake_sglang: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = FakeControl._server_info
+
+    async def on_gpu(control: FakeControl, call: HttpCall) -> HttpAnswer:
+        answer = await told(control, call)
+        return HttpAnswer({**answer.content, "device": "cuda"})
+
+    monkeypatch.setattr(FakeControl, "_server_info", on_gpu)
+    server = fake_sglang()
+
+    async def play(engine: ReplicatedEngine) -> None:
+        raise AssertionError("it is refused")
+
+    with pytest.raises(EngineError, match="--enable-memory-saver --enable-weights-cpu-backup"):
+        using(play, server, sleep=True)

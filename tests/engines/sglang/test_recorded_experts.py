@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.engines.servers.replicated import ServingSettings
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.api import read_experts
 from agentgym.engines.sglang.engine import SglangConfig, expert_shape, model_limits, sglang_command
 from agentgym.engines.weights.buckets import fused_digests, pad_vocabulary

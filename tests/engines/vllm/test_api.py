@@ -6,23 +6,26 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
-from agentgym.engines.servers.replicated import ServingSettings
+from agentgym.engines.servers.serving_settings import ServingSettings
+from agentgym.engines.sglang.engine import SglangConfig, sglang_command
 from agentgym.engines.vllm.api import VllmReply, join_pieces, read_reply, read_vllm_completion, sampling_params
 from agentgym.engines.vllm.engine import VllmConfig, open_vllm, vllm_command
 from agentgym.engines.vllm.server import VllmServer
 from agentgym.errors import ConfigError, EngineError, RunFolderError
 
 SPANS = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
-LAYOUT = {"vocab_size": 50, "ranks": 1, "seeds": True, "logprobs": "processed_logprobs"}
+LAYOUT = {"vocab_size": 50, "ranks": 1, "seeds": True, "device": "cpu", "logprobs": "processed_logprobs"}
 LAYOUT |= {"weights": [["w.weight", [2], "float32"]]}
 
 
@@ -188,6 +191,45 @@ def test_a_request_names_its_cache_by_version_and_has_no_seed_where_seeds_end_th
     assert "--no-enable-chunked-prefill" in caplog.text
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_gpu_server_sleeps_while_paused_and_wakes_its_weights_first(device: str) -> None:
+    asked: list[str] = []
+
+    def note(body: Any) -> Handler:
+        async def handler(request: web.Request) -> web.Response:
+            asked.append(str(request.rel_url))
+            return web.json_response(body)
+
+        return handler
+
+    async def play(url: str) -> None:
+        engine = await open_vllm(VllmConfig(urls=(url,), serving=ServingSettings(sleep=True, verify_sync=False)), None)
+        await engine.pause()
+        with suppress(EngineError):  # this server takes no weights; they would come now
+            await engine.update_weights({"w.weight": torch.zeros(2)}, 1)
+        await engine.resume()
+        await engine.close()
+
+    orders = {name: note({}) for name in ("pause", "resume", "sleep", "wake_up")}
+    layout = {"collective_rpc": fixed({"results": [{**LAYOUT, "device": device}]})}
+    asyncio.run(served(play, update_weight_version=fixed({"success": True}), **orders, **layout))
+    told = [path for path in asked if path.startswith(("/sleep", "/wake"))]
+    assert told == (["/sleep?level=1", "/wake_up?tags=weights", "/wake_up?tags=kv_cache"] if device == "cuda" else [])
+    assert asked.index("/resume") > max((asked.index(path) for path in told), default=0)
+
+
+def test_a_server_that_was_started_without_sleep_is_named() -> None:
+    async def play(url: str) -> None:
+        engine = await open_vllm(VllmConfig(urls=(url,), serving=ServingSettings(sleep=True)), None)
+        with pytest.raises(EngineError, match=r"cannot sleep .* start it with --enable-sleep-mode"):
+            await engine.pause()
+        await engine.close()
+
+    layout = fixed({"results": [{**LAYOUT, "device": "cuda"}]})
+    orders = {"pause": fixed({}), "resume": fixed({}), "sleep": fixed({"error": "no sleep mode"}, 500)}
+    asyncio.run(served(play, collective_rpc=layout, update_weight_version=fixed({"success": True}), **orders))
+
+
 def test_a_stream_that_breaks_off_gives_what_came_and_one_that_never_began_is_no_answer() -> None:
     async def halfway(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -256,3 +298,13 @@ def test_a_cpu_server_is_started_without_what_breaks_it(tmp_path: Path) -> None:
     assert {"--no-enable-chunked-prefill", "--enforce-eager", "processed_logprobs"} <= set(words)
     assert words[-2:] == ["--seed", "3"]
     assert "--no-enable-chunked-prefill" not in vllm_command(VllmConfig(device="cuda"), tmp_path, 1234)
+
+
+@pytest.mark.parametrize(("device", "sleep"), [("cuda", True), ("cuda", False), ("cpu", True)])
+def test_a_gpu_server_that_is_to_sleep_is_started_for_it(device: Any, sleep: bool, tmp_path: Path) -> None:
+    serving = ServingSettings(sleep=sleep)
+    vllm = vllm_command(VllmConfig(device=device, serving=serving), tmp_path, 1234)
+    sglang = sglang_command(SglangConfig(device=device, serving=serving), tmp_path, 1234)
+    starts = device == "cuda" and sleep
+    assert ("--enable-sleep-mode" in vllm) is ("--enable-memory-saver" in sglang) is starts
+    assert ("--enable-weights-cpu-backup" in sglang) is starts

@@ -18,8 +18,9 @@ import torch
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Engine, Sampling
-from agentgym.engines.servers.replicated import PauseMode, Replica, ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.replicated import Replica, ReplicatedEngine
 from agentgym.engines.servers.server_process import ServerProcess
+from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
 from agentgym.engines.vllm.api import read_vllm_completion, sampling_params
 from agentgym.engines.vllm.engine import VllmConfig, open_vllm, vllm_engine
 from agentgym.engines.vllm.replica import VllmReplica

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from agentgym.engines.weights.buckets import change_digests, fused_digests
 from agentgym.engines.weights.check import WeightCheck
 from agentgym.errors import EngineError
 
@@ -36,3 +38,31 @@ def test_what_arrives_after_an_update_that_did_not_is_taken() -> None:
         with pytest.raises(EngineError, match="2 of 3"):
             check.compare(NEW, OLD, 2)
         check.compare(NEW, NEW, 2)
+
+
+def test_digests_of_change_name_parameters_as_the_engine_does_and_see_any_change() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"q_proj.weight": (6, 5), "k_proj.weight": (3, 5), "norm.weight": (7,), "bias": (1,)}
+    weights = {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+    before = change_digests(weights)
+    assert before.keys() == fused_digests(weights).keys() == {"qkv_proj.weight", "norm.weight", "bias"}
+    assert before == change_digests({name: tensor.clone() for name, tensor in reversed(weights.items())})
+    for name, tensor in weights.items():
+        flat = tensor.view(-1)
+        for place in range(len(flat)):
+            kept = flat[place].clone()
+            flat[place] += flat[place] * 2**-7  # the smallest step of bfloat16
+            assert change_digests(weights) != before, (name, place)
+            flat[place] = kept
+    weights["norm.weight"] = weights["norm.weight"].flip(0)
+    changed = change_digests(weights)
+    assert {name for name in before if changed[name] != before[name]} == {"norm.weight"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
+def test_digests_of_change_do_not_depend_on_how_a_tensor_lies_in_memory(dtype: torch.dtype) -> None:
+    tensor = torch.arange(15).view(3, 5).to(dtype)
+    assert change_digests({"w": tensor.t()}) == change_digests({"w": tensor.t().contiguous()})
+    assert change_digests({"w": tensor[1:]}) == change_digests({"w": tensor[1:].clone()})
+    assert change_digests({"w": tensor[:0]}) == {"w": "w=0"}
+    assert change_digests({}) == {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import ConfigError
@@ -32,16 +33,20 @@ def test_colocated_ranks_and_engines_share_their_bundles() -> None:
     assert apart.needs("engine") == {"CPU": 1, "GPU": 1}
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"max_staleness": 1}, "max_staleness 1 has them sample meanwhile"),
-        ({"engine": "sglang"}, "ray.layout colocated is for engine local"),
-    ],
-)
-def test_what_cannot_share_memory_with_the_learner_is_not_colocated(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        TrainConfig(env="TextGame-v0", executor="ray", ray=ClusterConfig(layout="colocated"), **settings)
+@pytest.mark.parametrize("engine", ["local", "sglang", "vllm"])
+def test_an_engine_that_samples_meanwhile_is_not_colocated(engine: str) -> None:
+    settings: dict[str, Any] = {"env": "TextGame-v0", "executor": "ray", "ray": ClusterConfig(layout="colocated")}
+    TrainConfig(**settings, engine=engine)
+    with pytest.raises(ConfigError, match="max_staleness 1 has them sample meanwhile"):
+        TrainConfig(**settings, engine=engine, max_staleness=1)
+
+
+def test_a_server_that_sleeps_is_not_to_sample_meanwhile() -> None:
+    serving = ServingSettings(sleep=True)
+    settings: dict[str, Any] = {"env": "TextGame-v0", "sglang": SglangConfig(serving=serving), "max_staleness": 1}
+    TrainConfig(**settings, engine="local")
+    with pytest.raises(ConfigError, match=r"sglang\.serving\.sleep .* max_staleness 1"):
+        TrainConfig(**settings, engine="sglang")
 
 
 @pytest.mark.parametrize(

@@ -128,15 +128,7 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     token, query = begin + row // GROUP, head * GROUP + row % GROUP
     is_real = row < count * GROUP
     last = tl.load(position_N + token, is_real, -1)
-    end = tl.max(last, 0) + 1
-    start, first = end * 0, last * 0
-    if first_N is not None:
-        first = tl.load(first_N + token, is_real, 1 << 40)
-        start = tl.minimum(tl.min(first, 0) // KEYS * KEYS, end)
-    if SPLITS > 1:
-        part = tl.cdiv(tl.cdiv(end - start, SPLITS), KEYS) * KEYS
-        start = start + split * part
-        end = tl.minimum(end, start + part)
+    first, start, seen_by_all, end = _keys_of(last, first_N, token, is_real, KEYS, SPLITS)
     base = tl.load(slot_N + begin, count > 0, 0) * s + head * h
     most, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     if sinks_H is not None:  # noqa: SIM102  # the compiler knows this, and each program finds the next
@@ -144,24 +136,20 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913
             most, total = tl.load(sinks_H + query, is_real, 0.0), total + 1.0
     q_block = _load_rows(q + token * q_n + query * q_h, is_real, KEY_WIDTH, KEY_PADDED)
     mixed = tl.zeros((ROWS, VALUE_PADDED), tl.float32)
-    seen_by_all = start  # keys before this need no mask
-    if first_N is None:
-        least = tl.min(tl.where(is_real, last, end - 1), 0) + 1
-        seen_by_all = tl.maximum(start, start + (tl.minimum(least, end) - start) // KEYS * KEYS)
     for block in range(start, seen_by_all, KEYS):
         place = base + (block + tl.arange(0, KEYS)).to(tl.int64) * w
-        k_block = _load_columns(keys + place, None, KEY_WIDTH, KEY_PADDED)
-        score = _score(q_block, k_block, softcap, HAS_SOFTCAP, PRECISION)
-        v_block = _load_rows(values + place, None, VALUE_WIDTH, VALUE_PADDED)
-        mixed, most, total = _add(score, v_block, mixed, most, total, PRECISION)
+        mixed, most, total = _add(
+            q_block, keys + place, values + place, None, None, mixed, most, total, softcap,
+            KEY_WIDTH, VALUE_WIDTH, KEY_PADDED, VALUE_PADDED, HAS_SOFTCAP, PRECISION,
+        )  # fmt: skip
     for block in range(seen_by_all, end, KEYS):
         key = block + tl.arange(0, KEYS)
         place = base + key.to(tl.int64) * w
-        k_block = _load_columns(keys + place, key < end, KEY_WIDTH, KEY_PADDED)
-        score = _score(q_block, k_block, softcap, HAS_SOFTCAP, PRECISION)
         sees = (key[None] <= last[:, None]) & (key[None] >= first[:, None]) & (key < end)[None]
-        v_block = _load_rows(values + place, key < end, VALUE_WIDTH, VALUE_PADDED)
-        mixed, most, total = _add(tl.where(sees, score, float("-inf")), v_block, mixed, most, total, PRECISION)
+        mixed, most, total = _add(
+            q_block, keys + place, values + place, key < end, sees, mixed, most, total, softcap,
+            KEY_WIDTH, VALUE_WIDTH, KEY_PADDED, VALUE_PADDED, HAS_SOFTCAP, PRECISION,
+        )  # fmt: skip
     to = token
     if SPLITS > 1:
         to = token + split * num_tokens
@@ -169,6 +157,25 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     place = out + to[:, None] * out_n + query[:, None] * out_h + d[None]
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(place, mixed, is_real[:, None] & (d < VALUE_WIDTH)[None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _keys_of(last, first_N, token, is_real, KEYS: tl.constexpr, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the first key that each row sees, and for the program its first, its first with masks, and its end."""
+    end = tl.max(last, 0) + 1
+    start, first = end * 0, last * 0
+    if first_N is not None:
+        first = tl.load(first_N + token, is_real, 1 << 40)
+        start = tl.minimum(tl.min(first, 0) // KEYS * KEYS, end)
+    if SPLITS > 1:
+        part = tl.cdiv(tl.cdiv(end - start, SPLITS), KEYS) * KEYS
+        start = start + tl.program_id(2) * part
+        end = tl.minimum(end, start + part)
+    seen_by_all = start
+    if first_N is None:
+        least = tl.min(tl.where(is_real, last, end - 1), 0) + 1
+        seen_by_all = tl.maximum(start, start + (tl.minimum(least, end) - start) // KEYS * KEYS)
+    return first, start, seen_by_all, end
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -192,16 +199,21 @@ def _load_columns(place, is_real, WIDTH: tl.constexpr, PADDED: tl.constexpr):  #
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _score(q_block, k_block, softcap, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    score = tl.dot(q_block, k_block, input_precision=PRECISION)
+def _add(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    q_block, keys, values, is_key, sees, mixed, most, total, softcap,
+    KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, KEY_PADDED: tl.constexpr, VALUE_PADDED: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds a block of keys to a running softmax: the mixed values, the greatest score and the sum of exponentials.
+
+    `is_key` is None for a block within the slot, `sees` None for one that every row sees.
+    """
+    score = tl.dot(q_block, _load_columns(keys, is_key, KEY_WIDTH, KEY_PADDED), input_precision=PRECISION)
     if HAS_SOFTCAP:
         score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
-    return score
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _add(score, v_block, mixed, most, total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Adds a block of keys to a running softmax: the mixed values, the greatest score and the sum of exponentials."""
+    if sees is not None:
+        score = tl.where(sees, score, float("-inf"))
+    v_block = _load_rows(values, is_key, VALUE_WIDTH, VALUE_PADDED)
     higher = tl.maximum(most, tl.max(score, 1))
     safe = tl.where(higher == float("-inf"), 0.0, higher)
     weight, shrink = tl.exp(score - safe[:, None]), tl.exp(most - safe)
