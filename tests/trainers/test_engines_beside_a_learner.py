@@ -40,13 +40,19 @@ def command_of(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> list[str
     return command(opened[0], embedded_folder(), 1)
 
 
-def test_a_server_on_the_learners_gpu_takes_a_share_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = command_of(replace(SHARED, sglang=SGLANG), monkeypatch)
+@pytest.mark.parametrize(("gpus", "replicas"), [("0", 1), ("3", 1), ("0,1", 2), ("GPU-a,GPU-b", 5)])
+def test_a_server_on_the_learners_gpu_takes_a_share_of_its_memory(
+    gpus: str, replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    sglang, vllm = replace(SGLANG, replicas=replicas), replace(VLLM, replicas=replicas)
+    words = command_of(replace(SHARED, sglang=sglang), monkeypatch)
     assert "--mem-fraction-static=0.4" in words and words[words.index("--dtype") + 1] == "bfloat16"
-    assert "--gpu-memory-utilization=0.4" in command_of(replace(SHARED, engine="vllm", vllm=VLLM), monkeypatch)
+    assert "--gpu-memory-utilization=0.4" in command_of(replace(SHARED, engine="vllm", vllm=vllm), monkeypatch)
 
 
 def test_what_is_asked_for_comes_last_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     own = replace(SGLANG, server_args=("--mem-fraction-static=0.6",))
     assert command_of(replace(SHARED, sglang=own), monkeypatch)[-1] == "--mem-fraction-static=0.6"
 
@@ -57,11 +63,13 @@ def test_what_is_asked_for_comes_last_and_counts(monkeypatch: pytest.MonkeyPatch
         replace(SHARED, sglang=SGLANG, learner=LearnerConfig()),
         replace(SHARED, sglang=replace(SGLANG, device="cpu")),
         replace(SHARED, sglang=replace(SGLANG, replicas=2)),
+        replace(SHARED, sglang=SGLANG, learner=LearnerConfig(device="cuda:2")),
     ],
 )
 def test_a_server_with_a_device_of_its_own_has_its_own_default(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     assert "--mem-fraction-static=0.4" not in command_of(config, monkeypatch)
 
 

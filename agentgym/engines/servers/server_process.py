@@ -19,7 +19,7 @@ from agentgym.child_guard import guard_command
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, HttpRefusal, HttpUnreachable, secret_headers
 from agentgym.errors import ConfigError, EngineError
 
-__all__ = ["ServerCommand", "ServerProcess", "device_environment", "free_port", "serving_device", "start_together"]
+__all__ = ["ServerCommand", "ServerProcess", "free_port", "serving_device", "start_together"]
 
 _log = logging.getLogger(__name__)
 END_S = 12.0
@@ -41,6 +41,8 @@ class ServerCommand:
     """Variables in addition to our own environment."""
     secret: str = field(default="", repr=False)
     """The secret that the server requires with each request; it reads it from AGENTGYM_SERVER_SECRET."""
+    gpus: Sequence[str] = ()
+    """The GPUs that the server sees; empty if it sees what this process does."""
     ready_path: str = "/health"
     ready_s: float = 600.0
     """Seconds that it may take to load the model and answer `ready_path`."""
@@ -64,7 +66,8 @@ class ServerProcess:
         command = self.command
         command.log.parent.mkdir(parents=True, exist_ok=True)
         guard = guard_command("server", command.words)
-        secret = {SERVER_SECRET: command.secret} if command.secret else {}
+        more = {SERVER_SECRET: command.secret} if command.secret else {}
+        more |= {"CUDA_VISIBLE_DEVICES": ",".join(command.gpus)} if command.gpus else {}
         with open(command.log, "ab", opener=_open_private) as log:
             try:
                 self._process = subprocess.Popen(
@@ -72,7 +75,7 @@ class ServerProcess:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **(command.env or {}), **secret},
+                    env={**os.environ, **(command.env or {}), **more},
                     start_new_session=True,  # Ctrl-C is for us: the episodes in flight still need the server
                 )
             except OSError as error:
@@ -202,17 +205,6 @@ def _first_ephemeral_port() -> int:
     except (OSError, ValueError, IndexError):
         return 32768
     return first if first - NUM_PORTS > 1024 else 32768
-
-
-def device_environment(number: int, replicas: int) -> dict[str, str]:
-    """Returns the variable that shows the `number`-th of several servers one of the GPUs that this process sees.
-
-    A single server sees all of them.
-    """
-    if replicas == 1:
-        return {}
-    seen = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
-    return {"CUDA_VISIBLE_DEVICES": seen[number] if number < len(seen) else str(number)}
 
 
 def serving_device(wanted: str) -> str:

@@ -23,6 +23,10 @@ class SglangTransport(Protocol):
     def name(self) -> str:
         """The engine's name in an error message."""
 
+    @property
+    def gpus(self) -> Sequence[str] | None:
+        """The GPUs that it sees, its own first; None if they are unknown."""
+
     async def post(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> Any:
         """Returns the answer of the endpoint `path`; raises HttpRefusal or HttpUnreachable."""
 

@@ -11,13 +11,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agentgym.engines.servers.gpus import visible_gpus
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
 from agentgym.errors import ConfigError, EngineError
 
@@ -75,6 +76,8 @@ class EmbeddedSglang:
     def __init__(self, model_folder: Path, *, on_cpu: bool, arguments: Mapping[str, object]) -> None:
         """Prepares the engine of a model folder; `arguments` are SGLang's `ServerArgs`."""
         self.model_folder = model_folder
+        self.gpus: Sequence[str] = () if on_cpu else visible_gpus()
+        """The GPUs that it sees, as this process does."""
         for name, value in CPU_ENVIRONMENT.items() if on_cpu else ():
             os.environ.setdefault(name, value)
         self.server_args = {**(CPU_ARGUMENTS if on_cpu else {}), **arguments}

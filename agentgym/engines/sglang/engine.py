@@ -14,13 +14,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, ClassVar
 
+from agentgym.engines.servers.gpus import gpus_of_server
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, secret_headers, server_address
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import (
     ServerCommand,
     ServerProcess,
-    device_environment,
     free_port,
     serving_device,
     start_together,
@@ -66,6 +66,11 @@ class SglangServer:
         """The server's name in an error message."""
         return self.url
 
+    @property
+    def gpus(self) -> Sequence[str] | None:
+        """The GPUs that it sees, its own first; None if it was not launched here."""
+        return None if self.process is None else self.process.command.gpus
+
     async def post(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> Any:
         """Returns the answer of the endpoint `path`; raises HttpRefusal or HttpUnreachable."""
         return await self._client.post(path, payload, timeout_s=timeout_s)
@@ -85,12 +90,15 @@ class SglangServer:
             await self.process.close()
 
 
-async def open_sglang(config: SglangConfig, model_folder: Path, *, version: int = 0) -> ReplicatedEngine:
+async def open_sglang(
+    config: SglangConfig, model_folder: Path, *, version: int = 0, learner: str = "cpu"
+) -> ReplicatedEngine:
     """Opens the engine of a configuration; its servers are launched or found.
 
     `model_folder` is loaded by launched servers, and has the vocabulary and the window of either kind. `version` is the
-    policy version of the weights that the servers begin with. Raises EngineError if a server does not start or answer
-    (with the end of its log), ConfigError or RunFolderError for what cannot be served; nothing is left running.
+    policy version of the weights that the servers begin with, `learner` the device of this process's learner. Raises
+    EngineError if a server does not start or answer (with the end of its log), ConfigError or RunFolderError for what
+    cannot be served; nothing is left running.
     """
     model_limits(model_folder)  # before anything is started for it
     if config.embedded:
@@ -101,7 +109,7 @@ async def open_sglang(config: SglangConfig, model_folder: Path, *, version: int 
     secret = os.environ.get(SERVER_SECRET, "")
     servers = [SglangServer(url, secret=secret) for url in config.urls]
     if not servers:
-        launched = await launch_sglang(config, model_folder)
+        launched = await launch_sglang(config, model_folder, learner)
         servers = [SglangServer(process.url, process, secret=process.command.secret) for process in launched]
     return await sglang_engine(servers, config.serving, model_folder=model_folder, version=version)
 
@@ -214,9 +222,10 @@ def _sleep_options(config: SglangConfig) -> Sequence[str]:
     return ("enable_memory_saver", "enable_weights_cpu_backup") if sleeps else ()
 
 
-async def launch_sglang(config: SglangConfig, model_folder: Path) -> list[ServerProcess]:
+async def launch_sglang(config: SglangConfig, model_folder: Path, learner: str = "cpu") -> list[ServerProcess]:
     """Starts the servers of a configuration in parallel; all are ended if one does not start.
 
+    The GPU of the `learner` is taken last.
     Raises EngineError with the end of its log.
     """
     folder = Path(config.log_folder or mkdtemp(prefix="agentgym-sglang-")).absolute()
@@ -233,10 +242,8 @@ async def launch_sglang(config: SglangConfig, model_folder: Path) -> list[Server
             words=sglang_command(config, model_folder, port),
             port=port,
             log=folder / f"sglang-{number}.log",
-            env={
-                **(CPU_ENVIRONMENT if on_cpu else device_environment(number, config.replicas)),
-                "PYTHONPATH": path,
-            },
+            env={**(CPU_ENVIRONMENT if on_cpu else {}), "PYTHONPATH": path},
+            gpus=() if on_cpu else gpus_of_server(number, config.replicas, learner),
             secret=secrets.token_urlsafe(32),
             ready_s=config.ready_s,
         )

@@ -20,13 +20,20 @@ class SglangReceiver:
     """A `Receiver` that is an SGLang engine.
 
     `order` returns the answer of an endpoint and raises HttpRefusal and HttpUnreachable. An `is_modern` engine requires
-    an update to be opened and closed, and may empty its cache with it.
+    an update to be opened and closed, and may empty its cache with it. `opens` tells whether it can open handles of the
+    memory of a GPU, which is named by its index in this process.
     """
 
     def __init__(
-        self, order: Callable[[str, Mapping[str, object]], Awaitable[Any]], *, num_ranks: int, is_modern: bool
+        self,
+        order: Callable[[str, Mapping[str, object]], Awaitable[Any]],
+        *,
+        num_ranks: int,
+        is_modern: bool,
+        opens: Callable[[int], bool],
     ) -> None:
         self.order = order
+        self.opens = opens
         self.num_ranks = num_ranks
         self.is_modern = is_modern
 
@@ -48,9 +55,9 @@ class SglangReceiver:
 
     async def take(self, tensors: Mapping[str, Tensor], end: UpdateEnd | None) -> None:
         """Sends a bucket, once for each rank, as the pickle that SGLang reads."""
-        from agentgym.engines.weights.buckets import pickled_tensors
+        from agentgym.engines.weights.buckets import pickled_tensors, sendable
 
-        copies = [base64.b64encode(pickled_tensors(tensors)).decode()] * self.num_ranks
+        copies = [base64.b64encode(pickled_tensors(sendable(tensors, self.opens))).decode()] * self.num_ranks
         await self._send("/update_weights_from_tensor", {"serialized_named_tensors": copies}, end)
 
     async def read(self, folder: str, end: UpdateEnd) -> None:

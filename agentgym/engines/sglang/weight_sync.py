@@ -10,9 +10,11 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym.engines.protocol import WeightSync
+from agentgym.engines.servers.gpus import opens_handles
 from agentgym.engines.servers.http import HttpRefusal
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.api import SglangTransport
@@ -46,7 +48,8 @@ class SglangSync:
         self.adapter: str | None = None
         """The name of the LoRA adapter that requests use."""
         num_ranks = int(info.get("tp_size", 1))
-        receiver = SglangReceiver(self.order, num_ranks=num_ranks, is_modern=self.is_modern)
+        opens = partial(opens_handles, server.gpus, server.name, num_ranks)
+        receiver = SglangReceiver(self.order, num_ranks=num_ranks, is_modern=self.is_modern, opens=opens)
         self._path = weight_path(settings.sync, receiver, settings.bucket_mb * 1_000_000)
         self._check = WeightCheck(server.name, is_exact=info.get("device") == "cpu" and num_ranks == 1)
         self._prefix = f"policy-{secrets.token_hex(4)}"  # an earlier run may have left adapters

@@ -52,6 +52,10 @@ class VllmTransport(Protocol):
     def name(self) -> str:
         """The engine's name in an error message."""
 
+    @property
+    def gpus(self) -> Sequence[str] | None:
+        """The GPUs that it sees, its own first; None if they are unknown."""
+
     async def context_window(self) -> int:
         """Returns the most tokens that prompt and reply may have together."""
 

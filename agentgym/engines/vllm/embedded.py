@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgym.engines.servers.gpus import visible_gpus
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
 from agentgym.engines.vllm.api import Holding, VllmReply
 from agentgym.errors import ConfigError
@@ -44,6 +45,8 @@ class EmbeddedVllm:
             **arguments,
         )
         self._llm: Any = async_llm.AsyncLLM.from_engine_args(settings)
+        self.gpus: Sequence[str] = () if on_cpu else visible_gpus()
+        """The GPUs that it sees, as this process does."""
         self._in_flight: set[str] = set()
 
     @property

@@ -7,18 +7,18 @@ import secrets
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import ClassVar
 
+from agentgym.engines.servers.gpus import gpus_of_server
 from agentgym.engines.servers.http import SERVER_SECRET
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import (
     ServerCommand,
     ServerProcess,
-    device_environment,
     free_port,
     serving_device,
     start_together,
@@ -56,13 +56,15 @@ class VllmConfig(ServerConfig):
     """Further arguments of `vllm.entrypoints.openai.api_server`, or of `AsyncEngineArgs` if embedded."""
 
 
-async def open_vllm(config: VllmConfig, model_folder: Path | None, *, version: int = 0) -> ReplicatedEngine:
+async def open_vllm(
+    config: VllmConfig, model_folder: Path | None, *, version: int = 0, learner: str = "cpu"
+) -> ReplicatedEngine:
     """Opens the engine of a configuration; its servers are launched or found.
 
     `model_folder` is loaded by launched servers (None if `urls` are given). `version` is the policy version of the
-    weights that the servers begin with. Raises EngineError if a server does not start or answer (with the end of its
-    log), RunFolderError for a folder without a model, ConfigError for an embedded engine whose library is not
-    installed here; nothing is left running.
+    weights that the servers begin with, `learner` the device of this process's learner. Raises EngineError if a server
+    does not start or answer (with the end of its log), RunFolderError for a folder without a model, ConfigError for an
+    embedded engine whose library is not installed here; nothing is left running.
     """
     if config.embedded:
         if model_folder is None:
@@ -74,7 +76,7 @@ async def open_vllm(config: VllmConfig, model_folder: Path | None, *, version: i
     if config.urls:
         servers = [_server(config, url, secret=os.environ.get(SERVER_SECRET, "")) for url in config.urls]
     else:
-        launched = await launch_vllm(config, model_folder)
+        launched = await launch_vllm(config, model_folder, learner)
         servers = [_server(config, process.url, process, secret=process.command.secret) for process in launched]
     return await vllm_engine(servers, config.serving, version=version)
 
@@ -102,9 +104,10 @@ async def vllm_engine(
         raise
 
 
-async def launch_vllm(config: VllmConfig, model_folder: Path | None) -> list[ServerProcess]:
+async def launch_vllm(config: VllmConfig, model_folder: Path | None, learner: str = "cpu") -> list[ServerProcess]:
     """Starts the servers of a configuration in parallel; all are ended if one does not start.
 
+    The GPU of the `learner` is taken last.
     Raises EngineError with the end of its log, RunFolderError for a folder without a model.
     """
     if model_folder is None or not (model_folder / "config.json").is_file():
@@ -114,7 +117,11 @@ async def launch_vllm(config: VllmConfig, model_folder: Path | None) -> list[Ser
     # Copies under names of their own: vLLM's environment need not have agentgym, nor see the rest of ours.
     for name in ("worker_extension", "auth"):
         shutil.copyfile(Path(__file__).with_name(f"{name}.py"), folder / f"agentgym_vllm_{name}.py")
-    processes = [ServerProcess(_command(config, model_folder, folder, number)) for number in range(config.replicas)]
+    commands = [_command(config, model_folder, folder, number) for number in range(config.replicas)]
+    if serving_device(config.device) != "cpu":
+        every = [gpus_of_server(number, config.replicas, learner) for number in range(config.replicas)]
+        commands = [replace(command, gpus=gpus) for command, gpus in zip(commands, every, strict=True)]
+    processes = [ServerProcess(command) for command in commands]
     await start_together(processes, "--vllm.python")
     return processes
 
@@ -150,7 +157,6 @@ def _command(config: VllmConfig, model_folder: Path, folder: Path, number: int) 
     on_cpu = serving_device(config.device) == "cpu"
     env = {**_ENV, **(CPU_ENVIRONMENT if on_cpu else {})}
     env = {name: os.environ.get(name, value) for name, value in env.items()}
-    env |= {} if on_cpu else device_environment(number, config.replicas)
     env["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     return ServerCommand(
         name="vllm",

@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
+from agentgym.engines.servers.gpus import opens_handles
 from agentgym.engines.vllm.api import VllmTransport
 from agentgym.engines.weights.transports import Invitation, UpdateEnd
 
@@ -27,6 +29,7 @@ class VllmReceiver:
     def __init__(self, engine: VllmTransport, num_ranks: int) -> None:
         self.engine = engine
         self.num_ranks = num_ranks
+        self._opens = partial(opens_handles, engine.gpus, engine.name, num_ranks)
 
     def update(self) -> AbstractAsyncContextManager[None]:
         """Returns an update, which needs no opening: the engine is paused."""
@@ -34,8 +37,9 @@ class VllmReceiver:
 
     async def take(self, tensors: Mapping[str, Tensor], end: UpdateEnd | None) -> None:
         """Sends a bucket: its bytes, or handles of its memory on a GPU."""
-        from agentgym.engines.weights.buckets import memory_handle, safetensors_bytes
+        from agentgym.engines.weights.buckets import memory_handle, safetensors_bytes, sendable
 
+        tensors = sendable(tensors, self._opens)
         if any(tensor.is_cuda for tensor in tensors.values()):
             handles = [[name, memory_handle(tensor)] for name, tensor in tensors.items()]
             await self.engine.call("agentgym_load_handles", json.dumps(handles))

@@ -51,6 +51,11 @@ class VllmServer:
         """The server's name in messages."""
         return self.client.base_url
 
+    @property
+    def gpus(self) -> Sequence[str] | None:
+        """The GPUs that it sees, its own first; None if it was not launched here."""
+        return None if self.process is None else self.process.command.gpus
+
     async def context_window(self) -> int:
         """Returns the window that `/v1/models` reports; raises EngineError if this is not a vLLM server."""
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 
 import torch
@@ -30,6 +30,7 @@ __all__ = [
     "pickled_tensors",
     "portions",
     "safetensors_bytes",
+    "sendable",
 ]
 
 _FUSED = {
@@ -97,6 +98,12 @@ def memory_handle(tensor: Tensor) -> dict[str, JSON]:
         "event": b64encode(event).decode(),
         "event_sync": event_sync,
     }
+
+
+def sendable(tensors: Mapping[str, Tensor], opens: Callable[[int], bool]) -> Mapping[str, Tensor]:
+    """Returns the tensors, copied to the CPU if the receiver cannot open the memory of the GPU that they are on."""
+    indices = {tensor.device.index for tensor in tensors.values() if tensor.is_cuda}
+    return tensors if all(map(opens, indices)) else {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def pickled_tensors(tensors: Mapping[str, Tensor]) -> bytes:

@@ -13,6 +13,7 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.local.kv_cache import fitting_slots
 from agentgym.engines.protocol import Engine
+from agentgym.engines.servers.gpus import has_gpu_of_its_own
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import serving_device
@@ -153,12 +154,12 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
         sglang = replace(config.sglang, dtype=dtype, log_folder=logs, server_args=words)
         if config.learner.router.replay:
             sglang = replace(sglang, serving=replace(sglang.serving, record_experts=True))
-        return await open_sglang(sglang, model_folder, version=version)
+        return await open_sglang(sglang, model_folder, version=version, learner=config.learner.device)
     dtype = trained if config.vllm.dtype == "auto" else config.vllm.dtype
     words = _server_args(config, config.vllm, "--gpu-memory-utilization")
     logs = config.vllm.log_folder or str(log_folder)
     vllm = replace(config.vllm, dtype=dtype, log_folder=logs, server_args=words)
-    return await open_vllm(vllm, model_folder, version=version)
+    return await open_vllm(vllm, model_folder, version=version, learner=config.learner.device)
 
 
 _SHARED_GPU = 0.4
@@ -167,9 +168,11 @@ _SHARED_GPU = 0.4
 
 def _server_args(config: TrainConfig, server: ServerConfig, option: str) -> tuple[str, ...]:
     """Returns the arguments of a server, which leaves memory to a learner on the same GPU unless they say otherwise."""
-    with_learner = config.learner.device.startswith("cuda") or config.ray.layout == "colocated"
-    on_gpu = with_learner and serving_device(server.device) == "cuda"
-    shares = on_gpu and config.executor == "local" and not server.urls and server.replicas == 1
+    if server.urls or serving_device(server.device) != "cuda":
+        return server.server_args
+    learner, shares = config.learner.device, config.ray.layout == "colocated"
+    if learner.startswith("cuda"):
+        shares = not has_gpu_of_its_own(server.replicas, learner)
     return (f"{option}={_SHARED_GPU}", *server.server_args) if shares else server.server_args
 
 
