@@ -1,4 +1,4 @@
-"""Folders at an address that fsspec reads and writes: `s3://bucket/run`, `gs://bucket/model`, `file:///mnt/runs/run`."""
+"""Folders and files at an address of fsspec: `s3://bucket/run`, `gs://bucket/train.parquet`, `file:///mnt/runs/run`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 
-__all__ = ["RemoteFolder", "cached_folder", "is_remote"]
+__all__ = ["RemoteFolder", "cached_files", "cached_folder", "is_remote"]
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 PIECE_BYTES = 8 * 2**20
@@ -52,6 +52,14 @@ class RemoteFolder:
             found: dict[str, dict[str, Any]] = files.find(top, detail=True) if files.exists(top) else {}
         start = len(self._root.rstrip("/")) + 1
         return {path[start:]: _digest(str(sorted(info.items()))) for path, info in found.items()}
+
+    def matching(self, pattern: str) -> dict[str, str]:
+        """Returns the same of the folder's own files with names like the pattern."""
+        with self._naming_errors("read"):
+            self._files.invalidate_cache()
+            found: dict[str, dict[str, Any]] = self._files.glob(self._path(pattern), detail=True)
+        files = {path: info for path, info in found.items() if info.get("type") == "file"}
+        return {path.rpartition("/")[2]: _digest(str(sorted(info.items()))) for path, info in sorted(files.items())}
 
     def read(self, path: str) -> bytes | None:
         """Returns the content of a small file, or None if it does not exist."""
@@ -127,14 +135,32 @@ def cached_folder(address: str, patterns: tuple[str, ...]) -> Path:
     wanted = sorted(path for path in listed if any(fnmatch(path, pattern) for pattern in patterns) and "/" not in path)
     if not wanted:
         raise RunFolderError(f"there is no model in {address!r}: it has no file like {', '.join(patterns)}")
-    state = _digest("\n".join([address, *(f"{path} {listed[path]}" for path in wanted)]))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentgym/models"
+    return _copy_once(remote, {path: listed[path] for path in wanted}, "models")
+
+
+def cached_files(address: str) -> list[Path]:
+    """Returns copies of the files at an address, whose last part may be a pattern; fetched if they changed since.
+
+    Copies are in `agentgym/data` of the user's cache. Raises RunFolderError if there is no such file.
+    """
+    folder, _, pattern = address.rpartition("/")
+    remote = RemoteFolder(folder)
+    found = remote.matching(pattern)
+    if not found:
+        raise RunFolderError(f"no file {address!r}")
+    return [_copy_once(remote, {name: digest}, "data") / name for name, digest in found.items()]
+
+
+def _copy_once(remote: RemoteFolder, files: Mapping[str, str], kind: str) -> Path:
+    """Returns a folder of the user's cache with these files of a remote folder, each given with its digest."""
+    state = _digest("\n".join([remote.address, *(f"{path} {digest}" for path, digest in files.items())]))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentgym" / kind
     copy = cache / state[:24]
     if not copy.is_dir():
         part = cache / f".{copy.name}.{secrets.token_hex(4)}"
         part.mkdir(parents=True)
         try:
-            for path in wanted:
+            for path in files:
                 remote.download(path, part / path)
             if not copy.is_dir():  # another process was not faster
                 part.rename(copy)

@@ -29,8 +29,9 @@ that exists counts. `a.b` is the key b of the mappings in column a."""
 class DataConfig:
     """The files of tasks, and the steps between reading and playing them.
 
-    A file is .parquet, .jsonl or .json (both also .gz), a pattern such as 'data/*.parquet', a folder or name of the
-    `datasets` library (NAME:SPLIT or NAME:CONFIG:SPLIT), or path/to/file.py:generator.
+    A file is .parquet, .jsonl or .json (both also .gz), a pattern such as 'data/*.parquet', either at an address too
+    (s3://bucket/train.parquet), a folder or name of the `datasets` library (NAME:SPLIT or NAME:CONFIG:SPLIT), or
+    path/to/file.py:generator.
     """
 
     train: tuple[str, ...] | str = ()

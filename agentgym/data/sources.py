@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from agentgym.data.generators import open_generator
 from agentgym.data.json_files import JSON_SUFFIXES, open_json
 from agentgym.data.table import Table
 from agentgym.errors import ConfigError, nearest
+from agentgym.remote import cached_files, is_remote
 from agentgym.types import JSON
 
 __all__ = ["open_sources", "write_table"]
@@ -21,14 +23,19 @@ __all__ = ["open_sources", "write_table"]
 MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 DATASET = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)*")
 FORMS = (
-    "a file (.parquet, .jsonl, .json, .gz of the latter two), a pattern such as 'data/*.parquet', a folder or name of "
-    "the datasets library (NAME:SPLIT, NAME:CONFIG:SPLIT), or 'path/to/file.py:generator'"
+    "a file (.parquet, .jsonl, .json, .gz of the latter two), a pattern such as 'data/*.parquet', either at an address "
+    "too ('s3://bucket/*.parquet'), a folder or name of the datasets library (NAME:SPLIT, NAME:CONFIG:SPLIT), or "
+    "'path/to/file.py:generator'"
 )
 
 
 def open_sources(names: tuple[str, ...], limit: int | None = None) -> Iterator[Table]:
     """Yields the tables of `names` in order; each has at most `limit` rows."""
     for name in names:
+        if is_remote(name):
+            for path in cached_files(name):
+                yield replace(_open_file(path, limit), name=f"{name.rpartition('/')[0]}/{path.name}")
+            continue
         for source in _expand_pattern(name):
             yield _open(source, limit)
 

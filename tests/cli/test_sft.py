@@ -187,11 +187,14 @@ def test_recorded_episodes_that_succeeded_are_learned(agentgym: Command, model: 
     assert not (tmp_path / "none").exists()
 
 
-def test_conversations_are_learned(agentgym: Command, model: Path, tmp_path: Path) -> None:
+def test_conversations_are_learned(
+    agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     talk = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Ho."}] * 2
     (tmp_path / "talks.jsonl").write_text(f"{json.dumps({'messages': talk})}\n" * 5, encoding="utf-8")
     learned = ("sft", "--conversations", "talks.jsonl", "--model", model, "--optimizer.learning-rate", 0.01)
-    sizes = ("--steps", 4, "--batch-size", 2, "--threads", 1, "--validation", "talks.jsonl")
+    sizes = ("--steps", 4, "--batch-size", 2, "--threads", 1, "--validation", f"file://{tmp_path}/talks.jsonl")
     done = agentgym(*learned, *sizes, "--output", "out", "--json")
     assert done.code == 0, done.err
     assert f"validation loss {done.json['validation_loss']:.4f}" in done.text

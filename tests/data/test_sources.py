@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from agentgym.data import DataConfig, open_data
-from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
+from agentgym.errors import ConfigError, EnvironmentFault, RunFolderError, UnknownName
 from agentgym.types import Task
 
 ROWS: list[Mapping[str, Any]] = [
@@ -263,3 +263,35 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"needs the library pyarrow.*pip install 'agentgym-llm\[data\]'"):
         tasks_of(path)
+
+
+def test_files_at_an_address_are_fetched_once_and_again_when_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    remote = tmp_path / "bucket"
+    (remote / "old").mkdir(parents=True)
+    write_parquet(remote / "a.parquet", ROWS[:3])
+    for name in ("b.jsonl", "c.jsonl", "old/d.jsonl"):
+        (remote / name).write_text("".join(json.dumps(row) + "\n" for row in ROWS[3:]))
+    address = f"file://{remote}"
+    assert tasks_of(f"{address}/a.parquet", f"{address}/[bx].jsonl") == tasks_of(write_lines(tmp_path / "all.jsonl"))
+    (copy,) = tmp_path.glob("cache/agentgym/data/*/a.parquet")
+    before = copy.stat().st_ino
+    assert len(tasks_of(f"{address}/a.parquet")) == 3 and copy.stat().st_ino == before
+    (remote / "b.jsonl").write_text(json.dumps(ROWS[0]) + "\n{}\n")
+    with pytest.raises(ConfigError, match=rf"{address}/b\.jsonl, line 2"):
+        tasks_of(f"{address}/b.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("file:///nowhere/e*.jsonl", RunFolderError, r"no file 'file:///nowhere/e\*\.jsonl'"),
+        ("file:///usr/bin", RunFolderError, "no file 'file:///usr/bin'"),
+        ("nothing://bucket/a.parquet", ConfigError, "Protocol not known: nothing"),
+    ],
+)
+def test_an_address_without_files_is_named(name: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        tasks_of(name)

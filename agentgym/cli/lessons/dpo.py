@@ -40,12 +40,12 @@ class DpoOptions:
     """Trains a model to prefer better replies over worse ones to the same prompts (direct preference optimization).
     Name --pairs or --episodes."""
 
-    pairs: tuple[Path, ...] = ()
-    """Files (.jsonl, .parquet) whose rows have `chosen` and `rejected`, and `prompt` unless both begin with it: texts
-    or OpenAI's messages, and `tools` where there are any."""
-    episodes: tuple[Path, ...] = ()
+    pairs: tuple[str, ...] = ()
+    """Files (.jsonl, .parquet; at an address such as s3://bucket/rows.jsonl too) whose rows have `chosen` and
+    `rejected`, and `prompt` unless both begin with it: texts or OpenAI's messages, and `tools` where there are any."""
+    episodes: tuple[str, ...] = ()
     """Run folders: the best episode of a task with the worst, by their exact ids."""
-    validation: tuple[Path, ...] = ()
+    validation: tuple[str, ...] = ()
     """Files or run folders like those that are learned, whose loss and accuracy are measured after every pass."""
     pairs_per_task: int = 1
     """The most pairs of a task's episodes: best and worst, second best and second worst, ..."""
@@ -97,7 +97,7 @@ class DpoOptions:
         for name in ("epochs", "batch_size", "pairs_per_task"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for path in (*self.episodes, *(self.validation if self.episodes else ())):
+        for path in map(Path, (*self.episodes, *(self.validation if self.episodes else ()))):
             if not path.exists():
                 raise RunFolderError(f"there is no run folder {str(path)!r}")
 
@@ -127,7 +127,7 @@ def main(args: Sequence[str]) -> int:
     if options.validation:
         every = -(-len(found.pairs) // options.batch_size)
         validation = Validation(_read(options, options.validation, pupil).pairs, every)
-    named = [*options.pairs, *options.episodes][0].resolve().stem
+    named = Path([*options.pairs, *options.episodes][0]).resolve().stem
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
     given = asdict(options) | pupil.chat_format | {"steps": config.steps}
     folder = SftFolder(path, recorded_settings("dpo", given))
@@ -146,13 +146,13 @@ def main(args: Sequence[str]) -> int:
     return 130 if interrupted else 0
 
 
-def _read(options: DpoOptions, paths: Sequence[Path], pupil: Pupil) -> PairSet:
+def _read(options: DpoOptions, paths: Sequence[str], pupil: Pupil) -> PairSet:
     """Reads files of pairs or run folders; prints what was left out, and why."""
     if options.pairs:
         found = pairs_of_files(paths, pupil.renderer, pupil.model.context_window)
     else:
         sizes = (pupil.model.vocab_size, pupil.model.context_window)
-        found = pairs_of_episodes(paths, pupil.renderer, *sizes, per_task=options.pairs_per_task)
+        found = pairs_of_episodes([*map(Path, paths)], pupil.renderer, *sizes, per_task=options.pairs_per_task)
     for line in found.report:
         say(line)
     return found

@@ -43,11 +43,12 @@ class SftOptions:
     """Demonstrations of this environment: its id, package.module:Class or path/to/file.py:Class."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
-    conversations: tuple[Path, ...] = ()
-    """Files (.jsonl, .parquet) whose rows have OpenAI's `messages`, and `tools` where there are any."""
-    episodes: tuple[Path, ...] = ()
+    conversations: tuple[str, ...] = ()
+    """Files (.jsonl, .parquet; at an address such as s3://bucket/rows.jsonl too) whose rows have OpenAI's `messages`,
+    and `tools` where there are any."""
+    episodes: tuple[str, ...] = ()
     """Run folders whose recorded episodes are learned, by their exact ids: those that succeeded, or by --min-reward."""
-    validation: tuple[Path, ...] = ()
+    validation: tuple[str, ...] = ()
     """Files or run folders like those of --conversations or --episodes, whose loss is measured after every pass."""
     model: str = EMBEDDED
     """The model to begin with: `embedded`, a folder with a model and its tokenizer, or an id of the hub."""
@@ -109,7 +110,7 @@ class SftOptions:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for path in (*self.episodes, *(self.validation if self.episodes else ())):
+        for path in map(Path, (*self.episodes, *(self.validation if self.episodes else ()))):
             if not path.exists():
                 hint = f"; for so many demonstrations a step, --batch-size {path}" if path.name.isdigit() else ""
                 raise RunFolderError(f"there is no run folder {str(path)!r}{hint}")
@@ -237,23 +238,24 @@ def _of_rows(options: SftOptions, pupil: Pupil) -> _Lesson:
     return _Lesson(shown, options.imitation(steps), None, learned.task, num_rows, validation)
 
 
-def _read(options: SftOptions, paths: tuple[Path, ...], pupil: Pupil) -> SftRows:
+def _read(options: SftOptions, paths: Sequence[str], pupil: Pupil) -> SftRows:
     """Reads the rows of conversations or episodes; prints what was left out, and why."""
     renderer, window, vocab_size = pupil.renderer, pupil.model.context_window, pupil.model.vocab_size
     if options.conversations:
-        files = ConversationSource(paths=paths, skip_malformed=options.skip_malformed)
+        files = ConversationSource(paths=tuple(paths), skip_malformed=options.skip_malformed)
         found = SftRows.of_conversations(files, renderer, window)
     else:
-        runs = EpisodeSource(paths=paths, min_reward=options.min_reward, best_per_task=options.best_per_task)
-        found = SftRows.of_episodes(runs, renderer, vocab_size, window)
+        runs = tuple(map(Path, paths))
+        episodes = EpisodeSource(paths=runs, min_reward=options.min_reward, best_per_task=options.best_per_task)
+        found = SftRows.of_episodes(episodes, renderer, vocab_size, window)
     for line in found.report:
         say(line)
     return found
 
 
 def _free_output(options: SftOptions) -> Path:
-    named = (options.env or "").rpartition(":")[2] or str([*options.conversations, *options.episodes][0].resolve())
-    return free_folder(Path("runs") / f"{Path(named).stem}-sft-seed{options.seed}")
+    first = (options.env or "").rpartition(":")[2] or [*options.conversations, *options.episodes][0]
+    return free_folder(Path("runs") / f"{Path(first).resolve().stem}-sft-seed{options.seed}")
 
 
 def _first_seed(seed: int) -> int:

@@ -34,8 +34,8 @@ class PairSet:
     """A task of the episodes; None for pairs of files."""
 
 
-def pairs_of_files(paths: Sequence[Path], renderer: TemplateRenderer, window: int) -> PairSet:
-    """Reads files of preferences; raises ConfigError, naming the row, for one that is no pair."""
+def pairs_of_files(paths: Sequence[str], renderer: TemplateRenderer, window: int) -> PairSet:
+    """Reads files, named as in `data.train`; raises ConfigError, naming the row, for one that is no pair."""
     pairs: list[Pair] = []
     for path in paths:
         for where, row in rows_of_file(path, "pair"):

@@ -22,9 +22,9 @@ __all__ = ["ConversationSource", "EpisodeSource", "SftRows", "rows_of_file"]
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationSource:
-    """Files of conversations."""
+    """Files of conversations, named as in `data.train`."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[str, ...]
     skip_malformed: bool = False
     """Leaves out rows that are no conversation, or cannot be rendered in the model's chat format, without an error."""
 
@@ -86,9 +86,9 @@ class SftRows:
         return replace(_rows_in_window(rows, window, report), task=chosen.episodes[0].task)
 
 
-def rows_of_file(path: Path, wanted: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+def rows_of_file(path: str, wanted: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yields each row of a file with its location; raises ConfigError for a task, where `wanted` was."""
-    for table in open_sources((str(path),)):
+    for table in open_sources((path,)):
         for where, row in table.rows(table.columns):
             if isinstance(row, Task):
                 raise ConfigError(f"{where} is a task, and a {wanted} was wanted")

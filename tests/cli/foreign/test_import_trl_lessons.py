@@ -21,8 +21,8 @@ Command = Callable[..., Any]
 HERE = Path(__file__).parent
 KEYS = {"sft": SFT_KEYS, "dpo": DPO_KEYS}
 DEFAULTS = {
-    "sft": flatten_settings(asdict(SftOptions(conversations=(Path("rows.jsonl"),)))),
-    "dpo": flatten_settings(asdict(DpoOptions(pairs=(Path("rows.jsonl"),)))),
+    "sft": flatten_settings(asdict(SftOptions(conversations=("rows.jsonl",)))),
+    "dpo": flatten_settings(asdict(DpoOptions(pairs=("rows.jsonl",)))),
 }
 SFT_SCRIPT = """from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer

@@ -200,17 +200,17 @@ def test_what_is_no_pair_is_named(renderer: Any, tmp_path: Path, row: dict[str, 
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"prompt": "Hi", "chosen": "x", "rejected": "y"}\n' + json.dumps(row) + "\n")
     with pytest.raises(ConfigError, match=f"line 2: .*({message})"):
-        pairs_of_files([path], renderer, 1024)
+        pairs_of_files([str(path)], renderer, 1024)
 
 
 def test_pairs_that_are_too_long_are_left_out_and_counted(renderer: Any, tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     rows = [{"prompt": "Hi", "chosen": "x", "rejected": "y"}, {"prompt": "x" * 3000, "chosen": "x", "rejected": "y"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = pairs_of_files([path], renderer, 1024)
+    found = pairs_of_files([str(path)], renderer, 1024)
     assert len(found.pairs) == 1 and "left out: 1 longer than the window of 1024" in found.report[0]
     with pytest.raises(ConfigError, match="nothing is left to learn"):
-        pairs_of_files([path], renderer, 4)
+        pairs_of_files([str(path)], renderer, 4)
 
 
 def test_episodes_of_a_task_make_pairs_by_their_rewards(renderer: Any, finished_run: Path) -> None:

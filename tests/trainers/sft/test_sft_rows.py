@@ -43,7 +43,9 @@ def lines(path: Path, *rows: object) -> Path:
 
 
 def of(renderer: TemplateRenderer, *paths: Path, window: int = 2048, skip: bool = False) -> SftRows:
-    return SftRows.of_conversations(ConversationSource(paths=paths, skip_malformed=skip), renderer, window)
+    return SftRows.of_conversations(
+        ConversationSource(paths=tuple(map(str, paths)), skip_malformed=skip), renderer, window
+    )
 
 
 def test_jsonl_json_and_parquet_give_the_same_rows(renderer: TemplateRenderer, tmp_path: Path) -> None:
