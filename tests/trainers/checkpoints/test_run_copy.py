@@ -219,7 +219,9 @@ def test_a_run_is_copied_to_s3_resumed_from_it_and_plays_as_a_model_there(tmp_pa
         copied = ["--checkpoint.copy-to", "s3://bucket/runs/first"]
         refused = agentgym(*TRAIN, *copied, "--steps", "1", "--output", str(tmp_path / "none"))
         assert refused.returncode == 2 and "error: cannot write 's3://bucket/runs/first'" in refused.stderr
-        made = "import s3fs; s3fs.S3FileSystem().mkdir('bucket')"
+        row = json.dumps({"prompt": "What is 1 + 1?", "ground_truth": "2"})
+        made = "import s3fs; files = s3fs.S3FileSystem(); files.mkdir('bucket')"
+        made += f"; files.pipe_file('bucket/rows/a.jsonl', {row.encode()!r})"
         subprocess.run([sys.executable, "-c", made], env=environ, check=True, timeout=60)
         first = agentgym(*TRAIN, *copied, "--steps", "2", "--output", str(tmp_path / "first"))
         assert first.returncode == 0, first.stderr
@@ -231,5 +233,8 @@ def test_a_run_is_copied_to_s3_resumed_from_it_and_plays_as_a_model_there(tmp_pa
         policy = "s3://bucket/runs/first/checkpoints/step-000002"
         played = agentgym("eval", "--env", "TextGame-v0", "--policy", policy, "--num-tasks", "4")
         assert played.returncode == 0, played.stderr
+        rows = ["--data.eval", "s3://bucket/rows/*.jsonl", "--reward.function", "exact_match"]
+        asked = agentgym("eval", *rows, "--policy", policy, "--num-tasks", "1", "--turn-tokens", "8")
+        assert asked.returncode == 0, asked.stderr
     finally:
         server.stop()
