@@ -240,7 +240,7 @@ def _choose(found: object, name: str) -> tuple[str, str]:
     named = found if isinstance(found, Mapping) else {"default": found}
     template, tool_template = named.get("default"), named.get("tool_use", "")
     if not isinstance(template, str) or not isinstance(tool_template, str) or not template:
-        todo = "use an instruction-tuned model, or put a chat_template.jinja next to its tokenizer.json"
+        todo = "give one with --chat-template FILE, or put a chat_template.jinja next to its tokenizer.json"
         raise RenderError(f"the tokenizer {name!r} has no chat template, so it is not known how to talk to it: {todo}")
     return template, tool_template
 

@@ -45,6 +45,8 @@ class GenerateOptions(GenerationConfig):
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
+    chat_template: str = ""
+    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
     chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -109,7 +111,7 @@ def main(args: Sequence[str]) -> int:
 
 async def _sample(options: GenerateOptions) -> RepliesFile:
     """Writes the replies that are missing."""
-    folder = model_folder(options.model)
+    folder = model_folder(options.model, options.chat_template)
     renderer = open_renderer(folder, options.family, variables=options.chat_template_kwargs)
     settings = {setting.name: getattr(options, setting.name) for setting in fields(GenerationConfig)}
     engine = await open_model(folder, options.how)

@@ -28,7 +28,8 @@ def model_folder_of_run(run: Path, tokenizer: str | None = None) -> Path | None:
     """
     settings = settings_of_run(run)
     name = tokenizer or next((settings[key] for key in KEYS if isinstance(settings.get(key), str)), None)
-    return None if name is None else model_folder(name)
+    template = "" if tokenizer else str(settings.get("chat_template") or "")
+    return None if name is None else model_folder(name, template)
 
 
 def own_renderer_of_run(run: Path) -> str | None:

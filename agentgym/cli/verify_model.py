@@ -95,7 +95,8 @@ def _tokenizer(folder: Path, template: str | None) -> ChatTokenizer:
         for source in (tokenizer.template, tokenizer.tool_template):
             ChatTemplate(source, {})
     except RenderError as error:
-        raise ConfigError(f"{error}; --chat-template FILE names another one") from error
+        hint = "" if "--chat-template" in str(error) else "; --chat-template FILE names another one"
+        raise ConfigError(f"{error}{hint}") from error
     return tokenizer
 
 

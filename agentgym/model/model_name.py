@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import secrets
+import shutil
 from pathlib import Path
 
 from agentgym.embedded import embedded_folder
@@ -17,6 +21,8 @@ ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 """The form of an id: an owner, a name and, after an `@`, a branch, tag or commit."""
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """The files of a model and its tokenizer; weights in other formats are left out."""
+TEMPLATE = "chat_template.jinja"
+"""The file whose template is used, whatever else has one."""
 
 
 def is_model_id(name: str) -> bool:
@@ -28,11 +34,42 @@ def is_model_id(name: str) -> bool:
     return ID.fullmatch(name) is not None and not Path(name).exists()
 
 
-def model_folder(name: str) -> Path:
+def model_folder(name: str, chat_template: str = "") -> Path:
     """Returns the folder; raises RunFolderError if it is missing, or is that of a run or an adapter.
 
-    A model of the hub or at an address such as s3://bucket/model is fetched, unless it is in the cache.
+    A model of the hub or at an address such as s3://bucket/model is fetched, unless it is in the cache. With a
+    `chat_template`, a file, it is a folder of the user's cache with links to the model's files, and this template.
+    Raises ConfigError for one that cannot be read, or that is given for a checkpoint.
     """
+    folder = _find(name)
+    return _with_template(folder, chat_template) if chat_template else folder
+
+
+def _with_template(folder: Path, template: str) -> Path:
+    if folder.resolve().parent.name == "checkpoints":
+        raise ConfigError(f"the checkpoint {folder.name} has the chat template of its run: leave chat_template out")
+    try:
+        text = Path(template).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {template!r} cannot be read: {error}") from error
+    files = [file.absolute() for file in sorted(folder.iterdir()) if file.is_file() and file.name != TEMPLATE]
+    state = hashlib.sha256("\n".join([text, *map(str, files)]).encode()).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentgym/models"
+    copy = cache / state[:24]
+    if not copy.is_dir():
+        part = cache / f".{copy.name}.{secrets.token_hex(4)}"
+        part.mkdir(parents=True)
+        (part / TEMPLATE).write_text(text, encoding="utf-8")
+        for file in files:
+            (part / file.name).symlink_to(file)
+        try:
+            part.rename(copy)
+        except OSError:  # another process was faster
+            shutil.rmtree(part)
+    return copy
+
+
+def _find(name: str) -> Path:
     if is_model_id(name):
         return _fetch(name)
     if is_remote(name):

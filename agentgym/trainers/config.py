@@ -85,6 +85,8 @@ class TrainConfig:
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `Renderer`; None detects it from the chat template, and config.yaml then names
     it."""
+    chat_template: str = ""
+    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     date: str | None = None

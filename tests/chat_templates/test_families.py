@@ -129,7 +129,7 @@ def test_a_folder_without_a_tokenizer_says_what_to_save(tmp_path: Path) -> None:
 
 def test_a_tokenizer_without_a_template_says_what_to_add(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(RenderError, match=r"no chat template.*chat_template\.jinja"):
+    with pytest.raises(RenderError, match=r"no chat template.*--chat-template FILE.*chat_template\.jinja"):
         renderer_for(folder)
 
 

@@ -78,6 +78,31 @@ def test_variables_of_the_template_are_those_of_the_run_and_of_its_checkpoints(
     assert "--chat-template-kwargs enable_thinking=false\n" in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_a_base_model_gets_a_template_which_its_checkpoints_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model, run, file = tmp_path / "base", tmp_path / "run", tmp_path / "chat.jinja"
+    shutil.copytree(embedded_folder(), model, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text())
+    file.write_text(tokenizer.pop("chat_template"))
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    few = [*SMALL, "--model", str(model), "--local.compile", "False", "--limits.max-turns", "2"]
+    assert main([*few, "--steps", "1", "--output", str(tmp_path / "none")]) == 2
+    assert "give one with --chat-template FILE" in capsys.readouterr().err
+    assert main([*few, "--chat-template", str(file), "--steps", "1", "--output", str(run)]) == 0
+    assert main(["train", "--resume", "--output", str(run), "--steps", "2"]) == 0
+    assert main(["verify", str(run)]) == 0
+    checkpoint = run / "checkpoints/step-000002"
+    assert (checkpoint / "chat_template.jinja").read_text() == file.read_text()
+    file.unlink()
+    play = ["eval", "--env", "TextGame-v0", "--num-tasks", "2", "--max-turns", "2", "--output", str(tmp_path / "later")]
+    assert main([*play, "--policy", str(checkpoint)]) == 0
+    assert main([*play, "--policy", str(model), "--chat-template", str(file)]) == 2
+    assert "chat.jinja' cannot be read" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_history_and_the_chat_format_are_settings_that_the_run_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

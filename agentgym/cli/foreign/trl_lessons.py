@@ -54,6 +54,13 @@ def lesson_steps(value: Any, _: Theirs) -> int:
     return int(value)
 
 
+def template_file(value: Any, _: Theirs) -> str:
+    """Returns the file of a chat template."""
+    if not str(value).endswith(".jinja"):
+        raise NoCounterpart("chat_template is a file: save that tokenizer's template")
+    return str(value)
+
+
 def lesson_trackers(value: Any, _: Theirs) -> Any:
     """Says where the numbers of the steps are."""
     raise (SameMeaning if value in ("none", None, []) else NoCounterpart)("metrics.jsonl has a line for each step")
@@ -162,7 +169,7 @@ SFT_OWN = (
     *(same(name, "rows are packed, always") for name in ("packing", "packing_strategy", "eval_packing")),
     skip("dataset_text_field", "rows have messages"),
     skip("dataset_kwargs", "rows have messages"),
-    skip("chat_template_path", "the model's own template; family takes a renderer with another one, as file.py:name"),
+    Key("chat_template_path", "chat_template", convert=template_file),
     *(skip(name, CODE) for name in ("formatting_func", "compute_loss_func", "optimizer_cls_and_kwargs")),
     skip("preprocess_logits_for_metrics", CODE),
 )

@@ -88,7 +88,7 @@ MODEL_KEYS = (
     same(MODEL + "enable_activation_offload", MEMORY, False),
     skip(MODEL + "use_liger", "learner.head_kernel: liger is Liger's fused loss"),
     skip(MODEL + "*fused_kernel*", "learner.head_kernel: liger is a fused loss"),
-    skip(MODEL + "custom_chat_template", "put it into the model's folder, as chat_template.jinja"),
+    skip(MODEL + "custom_chat_template", "write it to a file, and name that in chat_template"),
     skip(MODEL + "trust_remote_code", "no code of a model's folder is run; model_backend takes file.py:Class"),
     skip(MODEL + "lora_adapter_path", "merge the adapter into a model folder, and train that"),
     skip(MODEL + "exclude_modules", "learner.lora.target_modules names those that are adapted"),

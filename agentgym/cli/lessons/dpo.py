@@ -57,6 +57,8 @@ class DpoOptions:
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
+    chat_template: str = ""
+    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
     chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     date: str | None = None

@@ -62,6 +62,10 @@ class PupilOptions(Protocol):
         """The chat format that was given."""
 
     @property
+    def chat_template(self) -> str:
+        """The file of the template that was given."""
+
+    @property
     def chat_template_kwargs(self) -> Mapping[str, JSON]:
         """The variables of the template that were given."""
 
@@ -72,7 +76,7 @@ class PupilOptions(Protocol):
 
 def open_pupil(options: PupilOptions) -> Pupil:
     """Loads the model that the options name, and says which code computes it."""
-    source, date = model_folder(options.model), options.date or present_date()
+    source, date = model_folder(options.model, options.chat_template), options.date or present_date()
     variables = recorded_format(source).variables_with(options.chat_template_kwargs)
     renderer = renderer_for(source, options.family, date=date, variables=variables)
     model = load_policy(source, backend=options.model_backend)

@@ -36,7 +36,7 @@ __all__ = ["main"]
 
 CONFIG = "config.yaml"
 RESULT = "rescore.json"
-KEPT = ("model", "tokenizer", "family", "chat_template_kwargs", "date", "env", "env_kwargs")
+KEPT = ("model", "tokenizer", "family", "chat_template", "chat_template_kwargs", "date", "env", "env_kwargs")
 """The settings of the run that readers of its episodes need."""
 
 

@@ -69,6 +69,8 @@ class EvalConfig:
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
+    chat_template: str = ""
+    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
     chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     date: str | None = None
@@ -131,8 +133,10 @@ class EvalConfig:
             raise ConfigError(f"{self.policy} is asked for no summary: leave compaction.at out, or evaluate a model")
         if self.history != "append" and is_url(self.policy):
             raise ConfigError("a chat endpoint renders the history itself, by its own template: leave history out")
-        if (self.family is not None or self.chat_template_kwargs) and is_url(self.policy):
-            raise ConfigError("a chat endpoint has its own chat format: leave family and chat_template_kwargs out")
+        if (self.family is not None or self.chat_template or self.chat_template_kwargs) and is_url(self.policy):
+            raise ConfigError(
+                "a chat endpoint has its own chat format: leave family, chat_template and chat_template_kwargs out"
+            )
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -168,6 +172,7 @@ class EvalConfig:
         settings |= {} if self.date is None else {"date": self.date}
         variables = dict(self.chat_template_kwargs)
         settings |= {"chat_template_kwargs": variables} if variables else {}
+        settings |= {"chat_template": self.chat_template} if self.chat_template else {}
         return {**settings, "family": self.family, "history": self.history, "compaction": asdict(self.compaction)}
 
 

@@ -181,7 +181,7 @@ def config_tasks(config: EvalConfig) -> list[Task]:
     if not config.data.has_files:
         return eval_tasks(config.env, config.num_tasks, config.env_kwargs)
     tokenizer = config.tokenizer if config.policy in POLICIES or is_url(config.policy) else config.policy
-    count = count_prompt(_open_renderer(model_folder(tokenizer), config))
+    count = count_prompt(_open_renderer(model_folder(tokenizer, config.chat_template), config))
     data = open_data(config.data, count, config.env)
     if not data.eval:
         raise ConfigError(
@@ -260,12 +260,12 @@ async def _loop(config: EvalConfig, num_episodes: int) -> EpisodeLoop:
 def policy_loop(config: EvalConfig) -> PolicyLoop:
     """Returns the loop of a policy that needs no model."""
     limits = Limits(max_turns=config.max_turns, turn_tokens=POLICY_TURN_TOKENS)
-    renderer = _open_renderer(model_folder(config.tokenizer), config)
+    renderer = _open_renderer(model_folder(config.tokenizer, config.chat_template), config)
     return PolicyLoop(renderer, limits, history=config.history)
 
 
 async def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
-    folder = model_folder(config.policy)
+    folder = model_folder(config.policy, config.chat_template)
     renderer = _open_renderer(folder, config)
     engine = await open_model(folder, config.model_settings(num_episodes))
     return RolloutLoop(
@@ -313,7 +313,7 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
     """
     if config.policy in POLICIES:
         played_env(config.policy)(Task(config.env, 0, kwargs=config.env_kwargs)).close()
-        return _with_chat_format(config, model_folder(config.tokenizer))
+        return _with_chat_format(config, model_folder(config.tokenizer, config.chat_template))
     num_turns = turn_limit(config.env, config.env_kwargs)
     is_elsewhere = is_model_id(config.policy) or is_remote(config.policy)
     if not (config.policy == EMBEDDED or is_elsewhere or Path(config.policy).expanduser().is_dir()):
@@ -325,7 +325,7 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
             f"no policy and no model folder {config.policy!r}{near} "
             f"A policy is {', '.join(kinds)}, the folder of a model, or the http:// address of a chat endpoint"
         )
-    folder = model_folder(config.policy)
+    folder = model_folder(config.policy, config.chat_template)
     config = _with_chat_format(config, folder)
     _require_torch()
     if not (folder / "config.json").is_file():

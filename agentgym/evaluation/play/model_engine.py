@@ -157,6 +157,7 @@ def create_engine(
     kind: Literal["local", "sglang", "vllm"] = "local",
     *,
     family: str | None = None,
+    chat_template: str = "",
     chat_template_kwargs: Mapping[str, JSON] | None = None,
     servers: SglangConfig | VllmConfig | None = None,
     **settings: Any,  # those of LocalModel, which checks them
@@ -167,14 +168,14 @@ def create_engine(
     `window` (tokens of prompt and reply together), `num_slots` (requests at once) and `backend` (the code that computes
     it, or the place of a class of one's own). `sglang` and `vllm` launch
     servers of it, or use those of `servers`. `family` is its chat format, by a name of `agentgym tools families` or
-    the place of a function of one's own, if its template is not recognized; `chat_template_kwargs` are variables of
-    the template, such as `{"enable_thinking": False}` for Qwen3.
+    the place of a function of one's own, if its template is not recognized; `chat_template` is a file that replaces the
+    template, and `chat_template_kwargs` are its variables, such as `{"enable_thinking": False}` for Qwen3.
 
     Raises RunFolderError for a folder without a model, ConfigError for settings that cannot work, EngineError for a
     server that does not start.
     """
     how = _how(kind, servers, settings)
-    folder = model_folder(str(model))
+    folder = model_folder(str(model), chat_template)
     renderer = open_renderer(folder, family, variables=chat_template_kwargs)
     return ModelEngine(open_model(folder, how), renderer)
 

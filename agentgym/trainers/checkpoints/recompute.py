@@ -111,7 +111,7 @@ class RecomputedLogprobs:
 
     def __init__(self, run: Path, config: TrainConfig, most: int = 8) -> None:
         self._config, self._most = config, most
-        first = model_folder(config.model)
+        first = model_folder(config.model, config.chat_template)
         self._folders = {0: first, **{step_of(folder): folder for folder in checkpoint_folders(run)}}
         self._kept: dict[int, list[tuple[int, Trajectory]]] = {}
         self._seen: dict[int, int] = {}

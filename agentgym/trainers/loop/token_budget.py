@@ -43,5 +43,5 @@ def with_token_budget(config: TrainConfig) -> TrainConfig:
 
 
 def _window(config: TrainConfig) -> int:
-    window = folder_window(model_folder(config.model))
+    window = folder_window(model_folder(config.model, config.chat_template))
     return min(window, config.local.window or window) if config.engine == "local" else window
