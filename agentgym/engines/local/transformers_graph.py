@@ -13,9 +13,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, SymbolicContext
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 
@@ -64,6 +61,11 @@ def has_static_step(model: TransformersModel) -> bool:
 
 def step_graph(model: TransformersModel, cache: SlotCache) -> StepGraph:
     """Traces the computation of a step of the model over a cache."""
+    # Here, because they take half a second, and most engines trace nothing.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, SymbolicContext
+
     tensors = dict(model.hf.named_parameters()) | dict(model.hf.named_buffers())
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     # Equal sizes are one symbol.

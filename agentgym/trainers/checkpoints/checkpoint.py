@@ -18,7 +18,7 @@ from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import model_tensors, write_model
 from agentgym.rollout.record.manifest import what_is_torn, write_manifest
-from agentgym.trainers.checkpoints.sharded_state import copy_to_cpu, load_state, save_state
+from agentgym.trainers.checkpoints.state_copy import copy_to_cpu
 from agentgym.trainers.parts.parts import SnapshotContent
 from agentgym.types import JSON
 
@@ -30,6 +30,7 @@ __all__ = [
     "checkpoint_folders",
     "copy_tokenizer",
     "guard_writes",
+    "load_learner",
     "newest_whole",
     "step_of",
 ]
@@ -61,7 +62,7 @@ class Checkpoint:
 
     def learner_state(self) -> Mapping[str, Any]:
         """Loads the state that `Learner.load_state_dict` takes."""
-        return load_state(self.path / LEARNER)
+        return load_learner(self.path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +83,8 @@ class LocalContent:
     def write(self, folder: Path) -> None:
         """See `SnapshotContent`."""
         write_model(self.config, self.model, folder)
+        from agentgym.trainers.checkpoints.sharded_state import save_state  # here: it takes a second
+
         save_state(self.learner, folder / LEARNER)
 
 
@@ -105,6 +108,13 @@ class Snapshot:
         state = {"step": self.step, "policy_version": self.step, "tasks": self.tasks, "random": self.random}
         (folder / STATE).write_text(json.dumps(state, default=dict) + "\n")
         write_manifest(folder, {"step": self.step, "record": self.record})
+
+
+def load_learner(checkpoint: Path) -> dict[str, Any]:
+    """Returns the state of the learner that a checkpoint contains, as `Learner.load_state_dict` takes it."""
+    from agentgym.trainers.checkpoints.sharded_state import load_state  # here: it takes a second
+
+    return load_state(checkpoint / LEARNER)
 
 
 def checkpoint_folders(run: Path) -> list[Path]:

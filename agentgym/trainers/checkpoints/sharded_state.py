@@ -28,7 +28,6 @@ from agentgym.trainers.parallel.sharded_tensor import is_sharded
 __all__ = [
     "StateShard",
     "StoredTensor",
-    "copy_to_cpu",
     "finish_state",
     "load_state",
     "open_state",
@@ -37,11 +36,6 @@ __all__ = [
 ]
 
 STRUCTURE = "structure.json"
-
-
-def copy_to_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the same tree with a copy of every tensor, on the CPU."""
-    return {key: _copy_value(value) for key, value in state.items()}
 
 
 class StateShard:
@@ -161,14 +155,6 @@ def _read_all(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {key: _read_all(value) for key, value in state.items()}
     return [_read_all(value) for value in state] if isinstance(state, list) else state
-
-
-def _copy_value(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return copy_to_cpu(value)
-    return [_copy_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _without_tensors(state: Any, name: str, tensors: dict[str, Tensor]) -> Any:

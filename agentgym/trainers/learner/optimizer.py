@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.algorithms.optimizers import make_optimizer, schedule_share
+from agentgym.trainers.learner.adamw import PlainAdamW
 from agentgym.trainers.learner.master_weights import MasterWeights
 from agentgym.trainers.learner.parameter_groups import divide_groups
 from agentgym.trainers.learner.weight_average import WeightAverage
@@ -138,7 +139,7 @@ def _make_parts(
     named = [(name, masters.of(parameter)) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
     def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
+        return PlainAdamW(
             [*parameters, *map(masters.of, further)],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),

@@ -12,8 +12,7 @@ from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
-from agentgym.trainers.checkpoints.checkpoint import LEARNER, LocalContent
-from agentgym.trainers.checkpoints.sharded_state import load_state
+from agentgym.trainers.checkpoints.checkpoint import LocalContent, load_learner
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.parts.engine import load_model, open_engine, weights_for
@@ -84,4 +83,4 @@ class LocalWeights:
 
     def load(self, checkpoint: Path) -> None:
         """Loads the learner's whole state."""
-        self.learner.load_state_dict(load_state(checkpoint / LEARNER))
+        self.learner.load_state_dict(load_learner(checkpoint))

@@ -33,7 +33,8 @@ from agentgym.trainers.checkpoints.checkpoint import (
     newest_whole,
 )
 from agentgym.trainers.checkpoints.random_states import random_states, seed_random, set_random_states
-from agentgym.trainers.checkpoints.sharded_state import copy_to_cpu, load_state, save_state
+from agentgym.trainers.checkpoints.sharded_state import load_state, save_state
+from agentgym.trainers.checkpoints.state_copy import copy_to_cpu
 from agentgym.trainers.checkpoints.writer import Checkpoints, best_step
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
