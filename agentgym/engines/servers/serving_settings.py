@@ -25,8 +25,7 @@ class ServingSettings:
     `broadcast` by a process group (NCCL on GPUs, where it is untested; Gloo on CPU)."""
     sleep: bool = False
     """Frees the GPU's memory of weights and cache while the learner learns, for a server on the learner's GPU. Weights
-    wait in the CPU's memory. Servers that are launched get the option that this needs; the others have no other client.
-    """
+    wait in the CPU's memory. Launched servers get the options for it; a running one needs them, and no other client."""
     bucket_mb: int = 512
     """Megabytes of tensors in one message of a weight update."""
     verify_sync: bool = True
