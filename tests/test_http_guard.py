@@ -29,14 +29,16 @@ from agentgym.http_guard import (
     listen,
     parse_json_object,
 )
+from agentgym.rewards import RewardConfig, open_rewards
+from agentgym.rewards.server import RewardServer
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
 from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.testing.fake_server.server import FakeConfig, FakeServer
 
 TOKEN = "a-token-of-some-length"
-DOORS = ("serve", "env serve", "fake-server")
-POSTS = {"serve": "/v1/chat/completions", "env serve": "/reset", "fake-server": "/generate"}
+DOORS = ("serve", "env serve", "reward-server", "fake-server")
+POSTS = {"serve": "/v1/chat/completions", "env serve": "/reset", "reward-server": "/", "fake-server": "/generate"}
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,13 @@ async def openenv(token: str | None) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
+async def reward(token: str | None) -> AsyncIterator[str]:
+    config = RewardConfig(function="exact_match")
+    async with open_rewards(config) as rewards, RewardServer(rewards, token=token) as server:
+        yield server.url
+
+
+@asynccontextmanager
 async def fake(token: str | None) -> AsyncIterator[str]:
     server = FakeServer(FakeConfig(token=token))
     try:
@@ -76,6 +85,8 @@ async def fake(token: str | None) -> AsyncIterator[str]:
 def door(name: str, renderer: Renderer, token: str | None = None) -> AbstractAsyncContextManager[str]:
     if name == "serve":
         return episodes(renderer, token)
+    if name == "reward-server":
+        return reward(token)
     return openenv(token) if name == "env serve" else fake(token)
 
 

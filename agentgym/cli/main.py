@@ -54,6 +54,7 @@ COMMANDS = {
     "models": "list the architectures that train; check a model before training",
     "verify": "recompute what a run recorded, token by token",
     "export": "write a checkpoint as a model folder",
+    "reward-server": "score the episodes of trainings elsewhere, with any reward",
     "fake-server": "serve scripted replies as an SGLang server would, without a GPU",
     "plan": "predict the memory of a run's GPUs",
     "doctor": "show versions, and what to install for what is missing",
@@ -64,6 +65,7 @@ MODULES = {
     "dpo": "lessons.dpo",
     "import": "foreign.command",
     "rescore": "scores.rescore",
+    "reward-server": "scores.reward_server",
     "episodes": "episodes.command",
 }
 """The commands that are modules of a folder in this package."""

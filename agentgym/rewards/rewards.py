@@ -75,6 +75,20 @@ class Rewards:
             result[index] = self._apply(trajectories[index], value)
         return result
 
+    def check_alone(self) -> None:
+        """Raises ConfigError unless each episode is scored alone, without its environment."""
+        if self.together:
+            raise ConfigError("this reward compares the episodes of a step, and `of` scores one: use it in training")
+        if self._source is not None and self._source.takes_environment:
+            raise ConfigError("this reward takes the environment, which is not at hand: leave environment out")
+
+    async def of(self, trajectory: Trajectory) -> Reward:
+        """Returns the reward of an episode that is scored alone; raises RewardFailure or InvalidReward without one."""
+        (value,) = await self._ask([trajectory])
+        if isinstance(value, RewardFailure):
+            raise value
+        return read_reward(value)
+
     async def score_groups(self, groups: Sequence[Group]) -> list[Group]:
         """Calls `score` for the groups of a step."""
         scored = iter(await self.score([trajectory for group in groups for trajectory in group.trajectories]))
