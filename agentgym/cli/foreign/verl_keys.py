@@ -343,7 +343,7 @@ REWARD = (
     Key("reward_model.num_workers", "reward.concurrency"),
     skip("reward_model.sandbox_fusion.*", "reward.function code runs programs in processes here: docs/rewards.md"),
     skip("reward_model.rollout.*", "reward.judge.url is a judge at any OpenAI-compatible endpoint"),
-    skip("reward_model.*", "how it computes: reward.model has folder, device, dtype"),
+    skip("reward_model.*", "reward.model has folder, device, dtype; agentgym reward-server has machines of its own"),
     skip("reward_manager.*", "write it as a reward function of (trajectories, tasks): docs/rewards.md"),
 )
 TRAINER = (
