@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 
-__all__ = ["RemoteFolder", "cached_files", "cached_folder", "is_remote"]
+__all__ = ["RemoteFolder", "cached_files", "cached_folder", "is_remote", "keep_folder"]
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 PIECE_BYTES = 8 * 2**20
@@ -153,20 +153,30 @@ def cached_files(address: str) -> list[Path]:
 
 def _copy_once(remote: RemoteFolder, files: Mapping[str, str], kind: str) -> Path:
     """Returns a folder of the user's cache with these files of a remote folder, each given with its digest."""
-    state = _digest("\n".join([remote.address, *(f"{path} {digest}" for path, digest in files.items())]))
+
+    def fill(part: Path) -> None:
+        for path in files:
+            remote.download(path, part / path)
+
+    return keep_folder(kind, [remote.address, *(f"{path} {digest}" for path, digest in files.items())], fill)
+
+
+def keep_folder(kind: str, state: Sequence[str], fill: Callable[[Path], None]) -> Path:
+    """Returns the folder of the user's cache for a state, such as the digests of files; `fill` writes a new one."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentgym" / kind
-    copy = cache / state[:24]
-    if not copy.is_dir():
-        part = cache / f".{copy.name}.{secrets.token_hex(4)}"
+    folder = cache / _digest("\n".join(state))[:24]
+    if not folder.is_dir():
+        part = cache / f".{folder.name}.{secrets.token_hex(4)}"
         part.mkdir(parents=True)
         try:
-            for path in files:
-                remote.download(path, part / path)
-            if not copy.is_dir():  # another process was not faster
-                part.rename(copy)
+            fill(part)
+            part.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # no other process was faster
+                raise
         finally:
             shutil.rmtree(part, ignore_errors=True)
-    return copy
+    return folder
 
 
 def _digest(text: str) -> str:

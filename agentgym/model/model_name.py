@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import secrets
-import shutil
 from pathlib import Path
 
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, RunFolderError
-from agentgym.remote import cached_folder, is_remote
+from agentgym.remote import cached_folder, is_remote, keep_folder
 
 __all__ = ["EMBEDDED", "is_model_id", "model_folder", "revised_name"]
 
@@ -53,20 +49,13 @@ def _with_template(folder: Path, template: str) -> Path:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template {template!r} cannot be read: {error}") from error
     files = [file.absolute() for file in sorted(folder.iterdir()) if file.is_file() and file.name != TEMPLATE]
-    state = hashlib.sha256("\n".join([text, *map(str, files)]).encode()).hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentgym/models"
-    copy = cache / state[:24]
-    if not copy.is_dir():
-        part = cache / f".{copy.name}.{secrets.token_hex(4)}"
-        part.mkdir(parents=True)
+
+    def fill(part: Path) -> None:
         (part / TEMPLATE).write_text(text, encoding="utf-8")
         for file in files:
             (part / file.name).symlink_to(file)
-        try:
-            part.rename(copy)
-        except OSError:  # another process was faster
-            shutil.rmtree(part)
-    return copy
+
+    return keep_folder("models", [text, *map(str, files)], fill)
 
 
 def _find(name: str) -> Path:

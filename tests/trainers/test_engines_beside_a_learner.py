@@ -51,6 +51,12 @@ def test_a_server_on_the_learners_gpu_takes_a_share_of_its_memory(
     assert "--gpu-memory-utilization=0.4" in command_of(replace(SHARED, engine="vllm", vllm=vllm), monkeypatch)
 
 
+def test_a_server_of_several_gpus_may_take_the_learners_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    wide = replace(SGLANG, server_args=("--tp-size", "2"))
+    assert "--mem-fraction-static=0.4" in command_of(replace(SHARED, sglang=wide), monkeypatch)
+
+
 def test_what_is_asked_for_comes_last_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     own = replace(SGLANG, server_args=("--mem-fraction-static=0.6",))

@@ -49,7 +49,7 @@ class ClusterWeights:
 
 @dataclass(frozen=True, eq=False)
 class _DistantContent:
-    """What the ranks have copied of the state of a step."""
+    """The copies of the state of a step that the ranks have made."""
 
     learner: ClusterLearner
     config: Mapping[str, JSON]

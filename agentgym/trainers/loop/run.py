@@ -385,5 +385,6 @@ def _find_model(config: TrainConfig, resumed: Path | None) -> tuple[TrainConfig,
     if resumed is not None and is_model_id(config.model):
         recorded = str(read_settings(resumed).get("model"))
         config = replace(config, model=recorded) if recorded.startswith(f"{config.model}@") else config
-    model = revised_name(config.model, model_folder(config.model))
-    return replace(config, model=model), model_folder(model, config.chat_template)
+    folder = model_folder(config.model)
+    config = replace(config, model=revised_name(config.model, folder))
+    return config, model_folder(config.model, config.chat_template) if config.chat_template else folder

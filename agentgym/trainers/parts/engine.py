@@ -162,6 +162,7 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
     return await open_vllm(vllm, model_folder, version=version, learner=config.learner.device)
 
 
+_SEVERAL_GPUS = ("--tp", "--tensor-parallel", "--pp", "--pipeline-parallel", "--dp", "--data-parallel")
 _SHARED_GPU = 0.4
 """The share of the learner's GPU for a server on it, which takes up to 0.9 of a GPU by default."""
 
@@ -171,8 +172,9 @@ def _server_args(config: TrainConfig, server: ServerConfig, option: str) -> tupl
     if server.urls or serving_device(server.device) != "cuda":
         return server.server_args
     learner, shares = config.learner.device, config.ray.layout == "colocated"
-    if learner.startswith("cuda"):
-        shares = not has_gpu_of_its_own(server.replicas, learner)
+    if learner.startswith("cuda"):  # a server of several GPUs may take the learner's too
+        shares = any(word.startswith(_SEVERAL_GPUS) for word in server.server_args)
+        shares = shares or not has_gpu_of_its_own(server.replicas, learner)
     return (f"{option}={_SHARED_GPU}", *server.server_args) if shares else server.server_args
 
 
