@@ -13,9 +13,9 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -28,6 +28,7 @@ __all__ = [
     "TOKEN_VARIABLE",
     "GuardLimits",
     "HttpGuard",
+    "JsonServer",
     "RequestRejected",
     "choose_token",
     "format_url",
@@ -191,6 +192,50 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class JsonServer:
+    """Answers requests with a status and JSON by their method and path; an asynchronous context manager.
+
+    An endpoint gets the body, and may raise RequestRejected; a refusal is answered as `{"error": {"message": ...}}`.
+    """
+
+    def __init__(
+        self,
+        endpoints: Mapping[tuple[str, str], Callable[[bytes], Awaitable[tuple[int, object]]]],
+        guard: HttpGuard,
+        host: str,
+        port: int,
+        *,
+        max_body: int,
+    ) -> None:
+        self.url = ""
+        """The URL `http://host:port`, once the server listens."""
+        self._guard, self._host, self._port = guard, host, port
+        app = web.Application(client_max_size=max_body, middlewares=[guard.middleware(_refusal)])
+        for (method, path), endpoint in endpoints.items():
+            app.router.add_route(method, path, _handler(endpoint))
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        self.url = await listen(self._runner, self._guard, self._host, self._port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+
+def _handler(endpoint: Callable[[bytes], Awaitable[tuple[int, object]]]) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        status, content = await endpoint(await request.read())
+        return web.json_response(content, status=status)
+
+    return answer
+
+
+def _refusal(refusal: RequestRejected) -> web.StreamResponse:
+    return web.json_response({"error": {"message": str(refusal)}}, status=refusal.status)
 
 
 async def listen(runner: web.BaseRunner, guard: HttpGuard, host: str, port: int, *, backlog: int = 1024) -> str:
