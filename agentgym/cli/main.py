@@ -172,7 +172,9 @@ def _module(name: str) -> str:
 
 
 def _help() -> str:
-    lines = [f"  {name:<11} {line}" for name, line in _available().items()]
+    available = _available()
+    width = max(map(len, available))
+    lines = [f"  {name:<{width}}  {line}" for name, line in available.items()]
     return "\n".join(
         [
             "usage: agentgym COMMAND [OPTIONS]",
