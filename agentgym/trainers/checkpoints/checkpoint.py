@@ -16,9 +16,9 @@ from torch import Tensor
 
 from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_folder import model_tensors, write_model
+from agentgym.model.model_folder import published_views, write_model
 from agentgym.rollout.record.manifest import what_is_torn, write_manifest
-from agentgym.trainers.checkpoints.state_copy import copy_to_cpu
+from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.parts.parts import SnapshotContent
 from agentgym.types import JSON
 
@@ -76,9 +76,10 @@ class LocalContent:
     learner: Mapping[str, Any]
 
     @classmethod
-    def of(cls, model: LanguageModel, learner: Mapping[str, Any]) -> LocalContent:
-        """Copies the tensors of the model and of the learner's state."""
-        return cls(model.to_hf(), model_tensors(model), copy_to_cpu(learner))
+    def of(cls, model: LanguageModel, learner: Mapping[str, Any], memory: CopyMemory) -> LocalContent:
+        """Copies the tensors of the model and of the learner's state into the memory."""
+        copies = memory.copy_tree({"model": dict(published_views(model)), "learner": learner})
+        return cls(model.to_hf(), copies["model"], copies["learner"])
 
     def write(self, folder: Path) -> None:
         """See `SnapshotContent`."""

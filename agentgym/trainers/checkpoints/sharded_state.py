@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from agentgym.trainers.checkpoints.dcp_metadata import MetadataReader
+from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.parallel.sharded_tensor import is_sharded
 
 __all__ = [
@@ -39,10 +40,11 @@ STRUCTURE = "structure.json"
 
 
 class StateShard:
-    """The part of a tree that one of several processes saves, copied to the CPU: later changes do not affect it.
+    """The part of a tree that one of several processes saves.
 
     Leaves are tensors, numbers, strings, booleans or None. `merge` is called with this process's plan and returns those
-    of all, in the order of their ranks.
+    of all, in the order of their ranks. With a `memory`, tensors are copied into it, and later changes of them do
+    not affect what is saved.
     """
 
     def __init__(
@@ -50,15 +52,16 @@ class StateShard:
         state: Mapping[str, Any],
         rank: int = 0,
         merge: Callable[[SavePlan], Sequence[SavePlan]] = lambda plan: [plan],
+        memory: CopyMemory | None = None,
     ) -> None:
         tensors: dict[str, Tensor] = {}
         self.structure = _without_tensors(state, "", tensors)
-        self._planner = _CopyPlanner()
+        self._planner = _PartPlanner()
         self._planner.set_up_planner(tensors, is_coordinator=rank == 0)
         plans = list(merge(self._planner.create_local_plan()))
         plans, self.metadata = self._planner.create_global_plan(plans)
         self._plan = self._planner.finish_plan(FileSystemWriter("").prepare_global_plan(plans)[rank])
-        self._planner.copy({item.index.fqn for item in self._plan.items})
+        self._planner.take_parts({item.index.fqn for item in self._plan.items}, memory)
 
     def write(self, folder: Path) -> list[WriteResult]:
         """Writes this process's files; `finish_state` has to be called with what all processes return."""
@@ -130,23 +133,22 @@ def load_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-class _CopyPlanner(DefaultSavePlanner):
-    """Plans with the tensors of a process, and writes copies of them."""
+class _PartPlanner(DefaultSavePlanner):
+    """Plans with the tensors of a process, and writes its local parts of them."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._copies: dict[str, Tensor] = {}
+        self._parts: dict[str, Tensor] = {}
 
-    def copy(self, names: set[str]) -> None:
-        """Copies the tensors, or their local parts, and forgets the others."""
-        for name in names:
-            tensor = self.state_dict[name]
-            local = tensor.to_local() if is_sharded(tensor) else tensor
-            self._copies[name] = local.detach().to("cpu", copy=True)
+    def take_parts(self, names: set[str], memory: CopyMemory | None) -> None:
+        """Keeps these tensors or their local parts, or copies of them, and forgets the others."""
+        found = {name: self.state_dict[name] for name in names}
+        parts = [tensor.to_local() if is_sharded(tensor) else tensor for tensor in found.values()]
+        self._parts = dict(zip(found, memory.copy(parts) if memory else parts, strict=True))
         self.state_dict = {}
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        return self._copies[index.fqn]
+        return self._parts[index.fqn]
 
 
 def _read_all(state: Any) -> Any:

@@ -24,6 +24,7 @@ from agentgym.model.policy import load_policy
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.checkpoint import LEARNER, guard_writes
 from agentgym.trainers.checkpoints.sharded_state import StateShard, open_state, plans_of_ranks
+from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.cluster.actors import Actor, ActorLost, own_address, together
 from agentgym.trainers.cluster.board import report_warnings
 from agentgym.trainers.cluster.node_files import NodeFiles
@@ -99,6 +100,7 @@ class RankActor:
         self._shipment: Shipment | None = None
         """The weights that were shipped last, on rank 0; they are lost with this process."""
         self._shipped_step: int | None = None
+        self._memory = CopyMemory()
         self._copies: dict[int, RankCopy] = {}
         self._writes: dict[int, Future[list[WriteResult]]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -110,6 +112,7 @@ class RankActor:
     def begin(self, beginning: Beginning) -> int:
         """Joins the other ranks and makes the learner; returns the process id."""
         config, size = beginning.config, self._size
+        self._is_colocated = config.ray.layout == "colocated"
         on_gpu = bool(config.ray.gpus_per_learner)
         if size > 1:
             dist.init_process_group(
@@ -171,14 +174,17 @@ class RankActor:
         else:
             for _ in weights:  # each is gathered from all ranks
                 pass
+        if self._is_colocated:
+            torch.cuda.empty_cache()  # an engine on this GPU takes its memory back
         return self._shipment
 
     def copy_state(self, number: int) -> None:
         """Copies this rank's shards of the learner's state, and keeps the shipped weights of the same step."""
         if self._shipped_step != self.num_steps():
             self.ship()
-        state, plans = self._learner.state_dict(shard), (plans_of_ranks,) if self._size > 1 else ()
-        self._copies[number] = RankCopy(StateShard(state, self._rank, *plans), self._shipment)
+        state, plans = self._learner.state_dict(shard), {"merge": plans_of_ranks} if self._size > 1 else {}
+        copied = StateShard(state, self._rank, memory=self._memory, **plans)
+        self._copies[number] = RankCopy(copied, self._shipment)
 
     def write_copy(self, number: int, target: CopyTarget) -> None:
         """Begins to write what was copied into a checkpoint's folder, on a thread."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Engine, WeightSync
+from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.checkpoints.checkpoint import LocalContent, load_learner
+from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.parts.engine import load_model, open_engine, weights_for
@@ -72,14 +76,17 @@ class LocalWeights:
     engine: Engine
     model: LanguageModel
     learner: Learner
+    memory: CopyMemory = field(default_factory=CopyMemory)
 
     async def send(self, version: int) -> WeightSync:
         """Updates the engine's weights, unless it samples from the model itself."""
+        if isinstance(self.engine, ReplicatedEngine) and self.engine.settings.sleep:
+            torch.cuda.empty_cache()  # a server that wakes on this GPU takes its memory back
         return await self.engine.update_weights(weights_for(self.engine, self.model), version)
 
     def copy(self) -> LocalContent:
         """Copies all tensors in memory."""
-        return LocalContent.of(self.model, self.learner.state_dict())
+        return LocalContent.of(self.model, self.learner.state_dict(), self.memory)
 
     def load(self, checkpoint: Path) -> None:
         """Loads the learner's whole state."""

@@ -94,6 +94,7 @@ class TrainingSession:
         step, checkpoints = self.progress.step, self.folder.checkpoints
         if checkpoints.holds(step):
             return checkpoints.path_of(step)
+        checkpoints.wait()  # until its copy is free again
         states = {"tasks": self.source.state(), "random": self.progress.random, "record": self.folder.heads}
         snapshot = Snapshot(step=step, content=self.publisher.weights.copy(), tokenizer=self.model_folder, **states)
         return checkpoints.save(snapshot, self.folder.steps())

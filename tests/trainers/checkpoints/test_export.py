@@ -15,6 +15,7 @@ from agentgym.model.model_folder import load_decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.checkpoints.checkpoint import LocalContent, Snapshot
 from agentgym.trainers.checkpoints.export import export_model, find_checkpoint
+from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.checkpoints.writer import Checkpoints
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 
@@ -34,7 +35,7 @@ def trained(tmp_path: Path) -> tuple[Path, Callable[[int], Decoder]]:
     checkpoints = Checkpoints(run, CheckpointConfig())
     metrics = [{"step": step, "success": float(step == 2)} for step in (1, 2, 3)]
     for step in (1, 2, 3):
-        content = LocalContent.of(model_of(step), {})
+        content = LocalContent.of(model_of(step), {}, CopyMemory())
         made = Snapshot(step=step, content=content, tokenizer=embedded_folder(), tasks={}, random={})
         checkpoints.save(made, metrics[:step])
     checkpoints.close()

@@ -34,7 +34,7 @@ from agentgym.trainers.checkpoints.checkpoint import (
 )
 from agentgym.trainers.checkpoints.random_states import random_states, seed_random, set_random_states
 from agentgym.trainers.checkpoints.sharded_state import load_state, save_state
-from agentgym.trainers.checkpoints.state_copy import copy_to_cpu
+from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.checkpoints.writer import Checkpoints, best_step
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
@@ -71,7 +71,7 @@ class Unwritable(Snapshot):
 
 def snapshot(model: Decoder, step: int, kind: type[Snapshot] = Snapshot, **more: object) -> Snapshot:
     learner = {"optimizer": {"num_steps": step, "state": {0: {"mean": torch.full((3,), float(step))}}}}
-    content = LocalContent.of(model, learner)
+    content = LocalContent.of(model, learner, CopyMemory())
     made = Snapshot(step=step, content=content, tokenizer=embedded_folder(), tasks={"seen": step}, random={})
     return kind(**vars(made), **more)
 
@@ -178,7 +178,7 @@ def test_what_is_written_is_the_model_of_the_step_whatever_became_of_it_meanwhil
     mean = torch.ones(3)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
-    content = LocalContent.of(model, {"state": {0: mean, 1: [mean]}})
+    content = LocalContent.of(model, {"state": {0: mean, 1: [mean]}}, CopyMemory())
     made = Snapshot(step=1, content=content, tokenizer=embedded_folder(), tasks={}, random={})
     held = Held(**vars(made), go=go)
     path = checkpoints.save(held, [])
@@ -350,7 +350,30 @@ def same(one: object, other: object) -> bool:
 def test_any_tree_is_read_as_it_was_written(state: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("state")
     save_state(state, folder)
-    assert same(load_state(folder), state) and same(copy_to_cpu(state), state)
+    assert same(load_state(folder), state) and same(CopyMemory().copy_tree(state), state)
+
+
+def test_copies_take_the_memory_of_copies_that_nothing_refers_to_and_no_other() -> None:
+    memory, state = CopyMemory(), {"a": torch.arange(6.0), "b": [torch.ones(3, dtype=torch.bfloat16).t(), 1]}
+    first = memory.copy_tree(state)
+    state["a"] += 1  # type: ignore[operator]
+    place, second = first["a"].data_ptr(), memory.copy_tree(state)
+    assert first["a"].tolist() == [0, 1, 2, 3, 4, 5] and second["a"].tolist() == [1, 2, 3, 4, 5, 6]
+    kept, place = second["b"][0], second["a"].data_ptr()
+    del first, second
+    third = memory.copy_tree(state)
+    assert third["a"].data_ptr() != place and kept.tolist() == [1, 1, 1]
+    place = third["a"].data_ptr()
+    del third
+    assert memory.copy_tree(state)["a"].data_ptr() == place
+
+
+def test_a_copy_has_a_storage_of_its_own_which_a_file_is_no_larger_for(tmp_path: Path) -> None:
+    copies = CopyMemory().copy([torch.zeros(2, 3).t(), torch.zeros(100_000), torch.zeros(0, 4), torch.tensor(2.0)])
+    assert [copy.untyped_storage().nbytes() for copy in copies] == [24, 400_000, 0, 4]
+    assert [tuple(copy.shape) for copy in copies] == [(3, 2), (100_000,), (0, 4), ()]
+    torch.save(copies[0], tmp_path / "small.pt")
+    assert (tmp_path / "small.pt").stat().st_size < 2000
 
 
 def test_a_tree_keeps_its_dtypes_its_numbered_keys_and_its_empty_parts(tmp_path: Path) -> None:

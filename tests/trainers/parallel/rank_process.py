@@ -28,6 +28,7 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
 from agentgym.model.policy import load_policy
 from agentgym.trainers.checkpoints.sharded_state import StateShard, finish_state, open_state, plans_of_ranks
+from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.parallel.ranks import Ranks
@@ -131,7 +132,7 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
 def save_shards(learner: Learner, folder: Path) -> None:
     """Writes a state as the ranks of a cluster do: each its own shards."""
     rank = dist.get_rank()
-    copied = StateShard(learner.state_dict(shard), rank, plans_of_ranks)
+    copied = StateShard(learner.state_dict(shard), rank, plans_of_ranks, CopyMemory())
     results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(results, copied.write(folder))
     if rank == 0:
