@@ -186,12 +186,11 @@ class TrainConfig:
         if self.target_success is not None and not 0 < self.target_success <= 1:
             raise ConfigError(f"target_success is a share above 0 and at most 1, got {self.target_success}")
         check_at_least(0, self, "max_staleness")
-        for name, servers in (("sglang", self.sglang), ("vllm", self.vllm)):
-            if self.engine == name and servers.serving.sleep and self.max_staleness:
-                raise ConfigError(
-                    f"{name}.serving.sleep has the server free its memory while the learner learns, and max_staleness"
-                    f" {self.max_staleness} has it sample meanwhile: leave one of them out"
-                )
+        if self.servers_sleep and self.max_staleness:
+            raise ConfigError(
+                f"{self.engine}.serving.sleep has the server free its memory while the learner learns, and"
+                f" max_staleness {self.max_staleness} has it sample meanwhile: leave one of them out"
+            )
         if self.require_token and self.serve is None:
             raise ConfigError("require_token is about agents outside, which serve admits: add --serve PORT")
         if self.serve is not None:
@@ -287,7 +286,18 @@ class TrainConfig:
         """True if the engine computes beside the learner, on weights of its own."""
         if self.executor == "ray":
             return self.ray.layout == "disaggregated"
-        return self.max_staleness > 0 or self.engine in ("sglang", "vllm")
+        return self.max_staleness > 0 or (self.engine in ("sglang", "vllm") and not self.servers_sleep)
+
+    @property
+    def servers_sleep(self) -> bool:
+        """True if servers free their memory while the learner learns."""
+        servers = {"sglang": self.sglang, "vllm": self.vllm}.get(self.engine)
+        return servers is not None and servers.serving.sleep
+
+    @property
+    def computes_elsewhere(self) -> bool:
+        """True if the learner is not on the cores of this process."""
+        return self.executor == "ray" or self.learner.device != "cpu"
 
 
 C = TypeVar("C")

@@ -1,5 +1,5 @@
 """`device_process.py FOLDER DEVICE` trains each case for a step or two, and ends with a line of JSON: their metrics,
-and how often each update waited for the device."""
+and how often each update waited for the device, and on how many cores an operator of its thread computes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pretend_device
+import torch
 
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.rollout.limits import Limits
@@ -60,12 +61,13 @@ def main(folder: str, device: str) -> None:
     """Trains the cases one after the other."""
     if device == pretend_device.NAME:
         pretend_device.register()
-    found, waits, update = {}, [], Learner.update
+    torch.set_num_threads(2)
+    found, counts, update = {}, [], Learner.update
 
     def count(learner: Learner, *given: Any, **options: Any) -> Any:
         pretend_device.WAITS.clear()
         stats = update(learner, *given, **options)
-        waits.append(len(pretend_device.WAITS))
+        counts.append({"waits": len(pretend_device.WAITS), "cores": torch.get_num_threads()})
         return stats
 
     Learner.update = count
@@ -73,8 +75,9 @@ def main(folder: str, device: str) -> None:
         trainer = Trainer(config_of(case, device), Path(folder, f"{case}-{device}"))
         trainer.fit()
         assert trainer.model.embed.device.type == device
-        found[case] = [{**step, "waits": number} for step, number in zip(trainer.metrics, waits, strict=True)]
-        waits.clear()
+        assert torch.get_num_threads() == 2
+        found[case] = [{**step, **counted} for step, counted in zip(trainer.metrics, counts, strict=True)]
+        counts.clear()
     print(json.dumps(found), flush=True)
     os._exit(0)  # torch ends its threads for a device of Python by an abort
 

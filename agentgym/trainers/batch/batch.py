@@ -362,7 +362,7 @@ def _columns(trained: _TrainedRow, weights: Sequence[float]) -> dict[str, Tensor
         return torch.where(mask_N, number_T[1:], 0.0)
 
     weight_T = torch.zeros(len(row))
-    weight_T[mask_T] = torch.tensor(weights).repeat_interleave(torch.tensor(trained.turn_tokens))
+    weight_T[mask_T] = torch.from_numpy(np.repeat(np.asarray(weights, np.float32), trained.turn_tokens))
     length = len(mask_N)
     logp_N = torch.where(mask_N, torch.tensor(row.logprobs)[1:], 0.0)
     return {
