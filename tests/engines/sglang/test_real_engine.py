@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.embedded import embedded_folder
@@ -30,6 +31,10 @@ from agentgym.testing.fake_server.faults import Faults
 from agentgym.testing.fake_server.http import HttpAnswer, HttpCall
 from agentgym.testing.fake_server.server import FakeSglang
 from agentgym.testing.fixtures import fake_sglang
+from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.loop.open_parts import LocalWeights
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 __all__ = ["fake_sglang"]
 Fake = Callable[..., FakeSglang]
@@ -502,6 +507,25 @@ def test_a_server_sleeps_while_paused_with_nothing_in_flight(fake_sglang: Fake) 
     reply = using(play, server, sleep=True)
     assert seen == [("cuda_graph", "kv_cache", "weights"), ("cuda_graph", "kv_cache"), ()]
     assert reply.policy_versions == (1,) * 8
+
+
+@pytest.mark.parametrize("sleep", [True, False])
+def test_a_learner_gives_back_what_it_has_cached_of_a_gpu_before_a_server_wakes(
+    sleep: bool, fake_sglang: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, model = fake_sglang(), load_decoder(embedded_folder())
+    asleep: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asleep.append("weights" in server.stats.released))
+    learner = Learner(model, LearnerConfig(threads=1), OptimizerConfig(), total_steps=1)
+
+    async def play(engine: ReplicatedEngine) -> None:
+        await engine.pause()
+        await LocalWeights(engine, model, learner).send(1)
+        await engine.resume()
+
+    using(play, server, sleep=sleep)
+    learner.close()
+    assert asleep == ([True] if sleep else [])
 
 
 def test_a_server_that_slept_goes_on_without_new_weights(fake_sglang: Fake) -> None:
