@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -225,6 +226,11 @@ class _StoredTensors:
                     f"tensor {name!r} of {str(self._path)!r} has shape {stored}, config.json says {tuple(shape)}"
                 )
 
+    @property
+    def num_parameters(self) -> int:
+        """The numbers of all tensors."""
+        return sum(math.prod(file.get_slice(name).get_shape()) for name, file in self._files.items())
+
     def read(self, name: str) -> Tensor:
         """Returns the tensor with this name."""
         tensor: Tensor = self._files[name].get_tensor(name)
@@ -243,6 +249,12 @@ def on_device(model: Model, device: str) -> Model:
     except (RuntimeError, AssertionError) as error:  # torch's errors for a missing device
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"device {device!r} cannot be used ({reason}); a model runs on cpu everywhere") from error
+
+
+def count_parameters(folder: Path) -> int:
+    """Returns the numbers that a model folder's files hold, by their headers; raises RunFolderError if it has none."""
+    with _StoredTensors(folder) as stored:
+        return stored.num_parameters
 
 
 @contextmanager

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 from agentgym.errors import ConfigError
+from agentgym.model.model_folder import count_parameters
 from agentgym.settings import is_bundled
 from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.algorithms.estimators import check_estimator, check_penalized, needs_groups, needs_input
 from agentgym.trainers.algorithms.optimizers import check_optimizer, schedule_share
 from agentgym.trainers.algorithms.presets import preset_of
+from agentgym.trainers.checkpoints.run_folder import read_settings
 from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.learner.objective import policy_loss
 from agentgym.trainers.settings.collapse import SymptomName
 
-__all__ = ["inapplicable_symptoms", "resolve_config"]
+__all__ = ["inapplicable_symptoms", "resolve_config", "with_optimizer"]
 
 NO_ADVANTAGE = "none"
 """The estimator that credits nothing."""
@@ -53,12 +58,26 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     config = replace(config, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
     policy_loss(config.learner)
     optimizer = config.optimizer
-    check_optimizer(optimizer.name, optimizer.learning_rate, optimizer.settings)
+    check_optimizer(optimizer.name or "adamw", optimizer.learning_rate or 1e-6, optimizer.settings)
     for step in (0, config.steps - 1):
         position = {"step": step, "total_steps": config.steps, "warmup_steps": optimizer.warmup_steps}
         schedule_share(optimizer.decay, optimizer.decay_settings, position)
     _check_algorithm(config)
     return config
+
+
+def with_optimizer(config: TrainConfig, folder: Path, resumed: Path | None = None) -> TrainConfig:
+    """Returns the run with the optimizer and the rate of the run that is resumed, or else that its model usually has.
+
+    `folder` is that of the model. Settings that are given stay.
+    """
+    optimizer = config.optimizer
+    if resumed is not None:
+        recorded = cast(Mapping[str, Any], read_settings(resumed).get("optimizer", {}))
+        names = [name for name in ("name", "learning_rate") if getattr(optimizer, name) is None]
+        missing: dict[str, Any] = {name: recorded.get(name) for name in names}
+        optimizer = replace(optimizer, **missing)
+    return replace(config, optimizer=optimizer.for_size(count_parameters(folder)))
 
 
 def _check_algorithm(config: TrainConfig) -> None:

@@ -83,7 +83,7 @@ class Critic:
         self.backbone = policy if config.trunk == "shared" else world.copy(policy)
         self.optimizer: PolicyOptimizer | None = None
         if config.trunk == "own":
-            rate = config.learning_rate or RATE * optimizer.learning_rate
+            rate = config.learning_rate or RATE * optimizer.peak_rate
             settings = replace(optimizer, learning_rate=rate)
             self.optimizer = PolicyOptimizer(self.backbone, settings, total_steps, self.head.parameters())
         self._micro_batch_tokens = micro_batch_tokens

@@ -80,6 +80,7 @@ class Learner:
             self.model.freeze_routers()
         balance = config.router.balance
         self._balance = self.model.balance_coefficient if balance is None else balance
+        optimizer = optimizer.for_size(sum(parameter.numel() for parameter in self.model.parameters()))
         self.reference: LanguageModel | Unadapted | None = None
         if config.kl.coefficient:
             self.reference = self._reference(reference)

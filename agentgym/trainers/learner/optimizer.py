@@ -35,7 +35,7 @@ class PolicyOptimizer:
         further: Iterable[nn.Parameter] = (),
         ema_decay: float | None = None,
     ) -> None:
-        self.config = config
+        self.config = config = config.for_size(sum(parameter.numel() for parameter in model.parameters()))
         self.total_steps = max(1, total_steps)
         self.num_steps = 0
         more = list(further)
@@ -57,7 +57,7 @@ class PolicyOptimizer:
         config = self.config
         position = {"step": self.num_steps, "total_steps": self.total_steps, "warmup_steps": config.warmup_steps}
         warm = min(1.0, (self.num_steps + 1) / max(1, config.warmup_steps))
-        return config.learning_rate * warm * schedule_share(config.decay, config.decay_settings, position)
+        return config.peak_rate * warm * schedule_share(config.decay, config.decay_settings, position)
 
     def step(self) -> float:
         """Clips the accumulated gradients, applies and clears them; returns their norm before clipping.
@@ -141,7 +141,7 @@ def _make_parts(
     def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return PlainAdamW(
             [*parameters, *map(masters.of, further)],
-            lr=config.learning_rate,
+            lr=config.peak_rate,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
             fused=True,
@@ -151,7 +151,7 @@ def _make_parts(
         return [adamw(parameter for _, parameter in named)]
     if config.name != "muon":
         parameters = [*(parameter for _, parameter in named), *map(masters.of, further)]
-        return [make_optimizer(config.name, parameters, config.learning_rate, config.settings)]
+        return [make_optimizer(config.name or "", parameters, config.peak_rate, config.settings)]
     # Muon is for the matrices between hidden states; embeddings, head and norms go to AdamW, as its authors say.
     ends = {id(masters.of(parameter)) for parameter in _ends(model)}
     matrices = [parameter for _, parameter in named if parameter.ndim == 2 and id(parameter) not in ends]
@@ -159,7 +159,7 @@ def _make_parts(
         return [adamw(parameter for _, parameter in named)]
     chosen = {id(parameter) for parameter in matrices}
     muon = torch.optim.Muon(
-        matrices, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+        matrices, lr=config.peak_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
     rest = [parameter for _, parameter in named if id(parameter) not in chosen]
     return [muon, adamw(rest)] if rest or further else [muon]

@@ -22,6 +22,7 @@ from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.loop.run_tasks import open_tasks
 from agentgym.trainers.loop.token_budget import with_token_budget
 from agentgym.trainers.parts.engine import check_model_settings, engine_window, learner_bytes, load_model
+from agentgym.trainers.resolve import with_optimizer
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import apportion
 from agentgym.types import JSON, Message, Task
@@ -39,6 +40,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     """Returns the counts of a run and a rough bound of its memory; makes one environment and loads the model."""
     config = with_token_budget(config)
     folder = model_folder(config.model, config.chat_template)
+    config = with_optimizer(config, folder)
     renderer = open_renderer(folder, config.family, date=config.date, variables=config.chat_template_kwargs)
     model = load_model(folder, config)
     check_model_settings(model, config)
@@ -74,7 +76,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         *([("most groups ahead", config.tasks * (config.max_staleness + 1), "played while steps learn")] * ahead),
         ("episodes per step", episodes, f"{config.tasks} tasks x group size {config.group_size}"),
         *_practice(config, choices),
-        ("optimizer steps", config.steps * learner.steps_per_batch, f"{learner.steps_per_batch} after each batch"),
+        ("optimizer steps", config.steps * learner.steps_per_batch, _describe_steps(config)),
         ("episodes in all", episodes * config.steps, f"and {num_held_out} held-out ones"),
         ("first prompt tokens", prompt, f"of a window of {window}"),
         ("most tokens per reply", min(config.limits.turn_tokens or window, window), "limits.turn_tokens"),
@@ -98,6 +100,11 @@ def _describe(model: LanguageModel, folder: Path) -> str:
     if isinstance(model, Decoder):
         return f"{model.config.family}, {model.config.num_layers} layers of width {model.config.width}"
     return f"{model.num_layers} layers of width {model.width}; {backend_line(model, folder)}"
+
+
+def _describe_steps(config: TrainConfig) -> str:
+    optimizer, each = config.optimizer, config.learner.steps_per_batch
+    return f"{each} after each batch, by {optimizer.name} at a rate of {optimizer.peak_rate:g}"
 
 
 def _count_trained_parameters(model: LanguageModel, config: TrainConfig) -> tuple[int, str]:

@@ -48,7 +48,8 @@ from agentgym.trainers.monitoring.watch import CollapseWatch
 from agentgym.trainers.parallel.gradient_threads import one_core
 from agentgym.trainers.parts.engine import check_model_settings, model_of_run
 from agentgym.trainers.parts.parts import Origin, RunParts
-from agentgym.trainers.resolve import inapplicable_symptoms
+from agentgym.trainers.resolve import inapplicable_symptoms, with_optimizer
+from agentgym.trainers.settings.optimizer import BIG
 from agentgym.trainers.speed.memory import peak_memory_mb
 from agentgym.trainers.tasks import StepGroups, TaskSource
 from agentgym.trainers.trackers import Tracking
@@ -172,6 +173,8 @@ class Run:
             self._show(line)
         if backend := backend_line(self.model, self.model_folder):
             self._show(backend)
+        if sum(parameter.numel() for parameter in self.model.parameters()) >= BIG:
+            self._show(f"{config.optimizer.name} at a learning rate of {config.optimizer.peak_rate:g}")
         publisher = WeightPublisher(parts.weights, player, self.instruments)
         gate = ParityGate(config.parity, parts, player, publisher, is_mixture=bool(self.model.routers))
         await parts.engine.pause()
@@ -335,6 +338,7 @@ def open_run(
     if resume:
         fetch_missing_run(path, config.checkpoint.copy_to)
     config, first_folder = _find_model(config, path if resume else None)
+    config = with_optimizer(config, first_folder, path if resume else None)
     date = config.date or (recorded_run_date(path) if resume else None) or present_date()
     variables = recorded_format(first_folder).variables_with(config.chat_template_kwargs)
     renderer = open_renderer(first_folder, config.family, date=date, variables=variables)

@@ -145,7 +145,7 @@ def _gathered_numbers(shape: ModelShape, config: PlanConfig) -> float:
 
 def _optimizer_numbers(shape: ModelShape, config: PlanConfig, trained: int) -> int:
     average = trained if config.learner.ema_decay is not None else 0
-    if config.optimizer.name == "adamw" or config.learner.lora.rank:
+    if config.optimizer.name in (None, "adamw") or config.learner.lora.rank:
         return 2 * trained + average
     return 2 * trained - shape.matrix_parameters + average
 

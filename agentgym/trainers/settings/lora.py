@@ -59,4 +59,4 @@ class LoraConfig:
         """The optimizer's settings, with the adapters' learning rate if adapters are trained."""
         if not self.rank:
             return optimizer
-        return replace(optimizer, learning_rate=self.learning_rate or RATE * optimizer.learning_rate)
+        return replace(optimizer, learning_rate=self.learning_rate or RATE * optimizer.peak_rate)

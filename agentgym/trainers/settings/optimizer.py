@@ -5,26 +5,41 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero
 
-__all__ = ["OptimizerConfig"]
+__all__ = ["BIG", "OptimizerConfig", "UsualOptimizer"]
+
+BIG = 50_000_000
+"""The parameters from which a model is taken for a published one, which too large a rate would ruin."""
+
+
+@dataclass(frozen=True)
+class UsualOptimizer:
+    """The optimizer and its peak rate where none is given: for models up to `BIG` parameters, and above."""
+
+    small: tuple[str, float]
+    big: tuple[str, float]
+
+
+_USUAL = UsualOptimizer(("adamw", 4e-4), ("adamw", 1e-6))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The optimizer and its learning rate schedule."""
 
-    name: str = "adamw"
+    name: str | None = None
     """`adamw`; `muon`, which orthogonalizes the update of matrices (Jordan et al. 2024) and leaves the rest to AdamW;
-    `sgd`, `adafactor`, or your own as `path/to/file.py:name`; `agentgym algorithms list` shows all."""
+    `sgd`, `adafactor`, or your own as `path/to/file.py:name`; `agentgym algorithms list` shows all. None is `adamw`, or
+    `muon` where `agentgym sft` teaches a model below 50 million parameters."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """The settings of an optimizer other than adamw and muon, such as momentum=0.9."""
-    learning_rate: float = 4e-4
-    """The peak rate. The default suits the embedded model (a million parameters); published runs on billions use about
-    1e-6."""
+    learning_rate: float | None = None
+    """The peak rate. None goes by the model: 4e-4 suits the embedded one (a million parameters), and models of 50
+    million or more get 1e-6, as in published runs. `sft` and `dpo` have rates of their own."""
     warmup_steps: int = 2
     """Optimizer steps over which the rate rises to its full value."""
     decay: str = "constant"
@@ -50,8 +65,19 @@ class OptimizerConfig:
     max_grad_norm: float = 1.0
     """The gradient is scaled down if its global 2-norm is above this."""
 
+    def for_size(self, num_parameters: int, usual: UsualOptimizer = _USUAL) -> OptimizerConfig:
+        """Returns the settings for a model of this size: with the usual optimizer and rate where none is given."""
+        name, rate = usual.small if num_parameters < BIG else usual.big
+        return replace(self, name=self.name or name, learning_rate=self.learning_rate or rate)
+
+    @property
+    def peak_rate(self) -> float:
+        """The learning rate, which `for_size` sets where none is given."""
+        assert self.learning_rate is not None, "for_size sets it"
+        return self.learning_rate
+
     def __post_init__(self) -> None:
-        check_above_zero(self, "learning_rate", "max_grad_norm")
+        check_above_zero(self, *(["learning_rate"] if self.learning_rate is not None else []), "max_grad_norm")
         if not 0.0 < self.layer_decay <= 1.0:
             raise ConfigError(f"layer_decay must be in (0, 1], got {self.layer_decay}; 1 switches it off")
         for name in ("rates", "weight_decays"):
