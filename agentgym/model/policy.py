@@ -13,12 +13,12 @@ from agentgym.loading import is_place
 from agentgym.model.architectures import check_backend, refusal
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_class import class_of_model, first_line, load_fault
-from agentgym.model.model_folder import empty_decoder, load_decoder, reading
+from agentgym.model.model_folder import empty_decoder, load_decoder, on_device, reading
 from agentgym.model.pass_attention import HOOK, register_hook
 from agentgym.model.transformers_model import TransformersModel, load_transformers_model
 from agentgym.types import JSON
 
-__all__ = ["backend_line", "empty_policy", "folder_config", "is_fast", "load_policy"]
+__all__ = ["backend_line", "empty_policy", "folder_config", "is_fast", "load_policy", "load_policy_on"]
 
 
 def load_policy(
@@ -39,6 +39,18 @@ def load_policy(
         if is_place(backend):
             _check_attention(model)
         return model
+
+
+def load_policy_on(
+    device: str, folder: str | os.PathLike[str], *, dtype: str = "auto", backend: str = "auto"
+) -> LanguageModel:
+    """Loads the model of a folder onto a device, as `load_policy` does; `auto` is bfloat16 on a GPU, else float32.
+
+    Raises ConfigError if the device is not available too.
+    """
+    if dtype == "auto":
+        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    return on_device(load_policy(folder, dtype=dtype, backend=backend), device)
 
 
 def empty_policy(

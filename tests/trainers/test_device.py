@@ -40,7 +40,7 @@ def test_a_run_on_another_device_gives_the_numbers_of_the_cpu(tmp_path: Path) ->
     assert [one.returncode for one in begun] == [0, 0]
     cpu, other = (json.loads(one.splitlines()[-1]) for one in told)
     learned = {case: [step["grad_norm"] > 0 for step in steps] for case, steps in other.items()}
-    steps = {"regularized": 2, "critic": 2, "sequences": 1, "bfloat16": 1, "micro-batches": 1}
+    steps = {"regularized": 2, "critic": 2, "sequences": 1, "bfloat16": 1, "micro-batches": 1, "sft": 2, "dpo": 2}
     assert learned == {case: [True] * number for case, number in steps.items()}
     assert [step["waits"] for step in other["micro-batches"]] == [2], "for the gradient's norm and for the statistics"
     assert {step["cores"] for steps in other.values() for step in steps} == {1}, (

@@ -107,6 +107,13 @@ def kept_for_lessons(key: Key) -> Key:
     return replace(key, ours=ours, remark=remark, convert=convert)
 
 
+def lesson_device(value: Any, _: Theirs) -> str:
+    """Returns the CPU, if that is asked for."""
+    if not value:
+        raise SameMeaning("device: cpu; set it to cuda on a machine with a GPU")
+    return "cpu"
+
+
 def common(rows: str, rate: float) -> tuple[Key, ...]:
     """Returns the keys of both trainers; `rows` is our setting for the files."""
     return (
@@ -132,14 +139,16 @@ def common(rows: str, rate: float) -> tuple[Key, ...]:
         *(same(name, "rows are packed, without padding") for name in ("padding_free", "pad_to_multiple_of")),
         *(same(name, "the model's own tokenizer") for name in ("processing_class", "pad_token", "eos_token")),
         same("dataset_num_proc", "rows are read in this process"),
-        *(same(name, MEMORY) for name in ("gradient_checkpointing", "gradient_checkpointing_kwargs")),
+        Key("gradient_checkpointing", "activation_checkpointing"),
+        same("gradient_checkpointing_kwargs", "activation_checkpointing"),
         *(same(name, MEMORY) for name in ("activation_offloading", "cast_lm_head_to_fp32")),
         skip("use_liger_kernel", MEMORY),
         skip("liger_kernel_config", MEMORY),
-        skip("bf16", "weights and passes are float32"),
-        same("use_cpu", "on the CPU", True),
+        Key("bf16", "dtype", convert=values.trl_dtype),
+        same("fp16", "dtype is float32 or bfloat16", False),
+        Key("use_cpu", "device", convert=lesson_device),
         skip("model_init_kwargs", "a commit of a model is named as ID@COMMIT"),
-        skip("router_aux_loss_coef", "routers are trained without a balance loss"),
+        skip("router_aux_loss_coef", "sft takes that of the model's config.json"),
         same("eval_strategy", MEASURED, "epoch", "no"),
         *(skip(name, MEASURED) for name in ("eval_steps", "per_device_eval_batch_size")),
         *(skip(name, SAVED) for name in ("save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -80,7 +80,16 @@ class DpoOptions:
     batch_size: int = DEFAULTS.pairs
     """Pairs a step."""
     threads: int = DEFAULTS.threads
-    """Threads that share a step's pairs; part of the recipe, as sums depend on it in their last bits."""
+    """CPU threads that share a step's pairs; part of the recipe, as sums depend on it in their last bits."""
+    device: str = "cpu"
+    """The device on which the model learns: `cpu`, `cuda`, `cuda:1`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The type of weights and passes, and of the model that is written; `auto` is bfloat16 on a GPU, with an optimizer
+    that steps on float32 copies, and float32 on a CPU."""
+    micro_batch_tokens: int | None = None
+    """The most tokens of a forward pass; a pair is never split. None is no bound on a CPU, and 16,384 on a GPU."""
+    activation_checkpointing: bool = False
+    """Recompute inner states in the backward pass: a third more arithmetic, and far less memory."""
     optimizer: OptimizerConfig = field(default_factory=lambda: PreferenceConfig().optimizer)
     lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int = 0
@@ -114,6 +123,8 @@ class DpoOptions:
             steps=-(-self.epochs * num_pairs // self.batch_size) if self.steps is None else self.steps,
             pairs=self.batch_size,
             threads=self.threads,
+            micro_batch_tokens=self.micro_batch_tokens,
+            activation_checkpointing=self.activation_checkpointing,
             lora=replace(self.lora, seed=self.seed if self.lora.seed is None else self.lora.seed),
         )
 
@@ -123,6 +134,7 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(DpoOptions, config_as_options(DpoOptions, args), prog="agentgym dpo")
     options.learning(1)  # refuses invalid settings before anything is read
     pupil = open_pupil(options)
+    options = replace(options, optimizer=options.learning(1).with_optimizer(pupil.model).optimizer)
     found = _read(options, options.pairs or options.episodes, pupil)
     config = options.learning(len(found.pairs))
     validation = None

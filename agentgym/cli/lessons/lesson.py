@@ -19,7 +19,7 @@ from agentgym.cli.terminal import progress, say
 from agentgym.errors import AgentGymError, ConfigError, nearest
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import model_folder
-from agentgym.model.policy import backend_line, load_policy
+from agentgym.model.policy import backend_line, load_policy_on
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.types import JSON, Task
 
@@ -73,13 +73,21 @@ class PupilOptions(Protocol):
     def date(self) -> str | None:
         """The date that was given."""
 
+    @property
+    def device(self) -> str:
+        """The device that it learns on."""
+
+    @property
+    def dtype(self) -> str:
+        """The type of its weights."""
+
 
 def open_pupil(options: PupilOptions) -> Pupil:
     """Loads the model that the options name, and says which code computes it."""
     source, date = model_folder(options.model, options.chat_template), options.date or present_date()
     variables = recorded_format(source).variables_with(options.chat_template_kwargs)
     renderer = renderer_for(source, options.family, date=date, variables=variables)
-    model = load_policy(source, backend=options.model_backend)
+    model = load_policy_on(options.device, source, dtype=options.dtype, backend=options.model_backend)
     if line := backend_line(model, source):
         say(line)
     family, written = format_to_record(renderer, options.family, date=date, given_date=options.date)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -84,7 +84,16 @@ class SftOptions:
     batch_size: int = ImitationConfig.episodes
     """Demonstrations, or rows, a step; every demonstration is a new task."""
     threads: int = ImitationConfig.threads
-    """Threads that share a step's demonstrations; part of the recipe, as sums depend on it in their last bits."""
+    """CPU threads that share a step's demonstrations; part of the recipe, as sums depend on it in their last bits."""
+    device: str = "cpu"
+    """The device on which the model learns: `cpu`, `cuda`, `cuda:1`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The type of weights and passes, and of the model that is written; `auto` is bfloat16 on a GPU, with an optimizer
+    that steps on float32 copies, and float32 on a CPU."""
+    micro_batch_tokens: int | None = None
+    """The most tokens of a forward pass; a row is never split. None is no bound on a CPU, and 16,384 on a GPU."""
+    activation_checkpointing: bool = False
+    """Recompute inner states in the backward pass: a third more arithmetic, and far less memory."""
     optimizer: OptimizerConfig = field(default_factory=lambda: ImitationConfig().optimizer)
     lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int = 0
@@ -125,6 +134,8 @@ class SftOptions:
             steps=steps,
             episodes=self.batch_size,
             threads=self.threads,
+            micro_batch_tokens=self.micro_batch_tokens,
+            activation_checkpointing=self.activation_checkpointing,
             lora=replace(self.lora, seed=self.seed if self.lora.seed is None else self.lora.seed),
         )
 
@@ -203,7 +214,8 @@ def main(args: Sequence[str]) -> int:
     if env is not None:
         policy_for(env, options.policy)
     pupil = open_pupil(options)
-    options = replace(options, date=pupil.chat_format["date"])
+    optimizer = options.imitation(1).with_optimizer(pupil.model).optimizer
+    options = replace(options, date=pupil.chat_format["date"], optimizer=optimizer)
     lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)
     given = asdict(options) | pupil.chat_format | {"steps": lesson.config.steps}
     folder = SftFolder(options.output or _free_output(options), recorded_settings("sft", given))

@@ -48,13 +48,10 @@ def _open_local(folder: Path, how: LocalModel) -> Engine:
     from agentgym.engines.local.config import LocalEngineConfig  # here, and not above: only a model needs torch
     from agentgym.engines.local.engine import LocalEngine
     from agentgym.engines.local.kv_cache import fitting_slots
-    from agentgym.model.model_folder import on_device
-    from agentgym.model.policy import backend_line, load_policy
+    from agentgym.model.policy import backend_line, load_policy_on
     from agentgym.model.transformers_check import check_forward
 
-    on_gpu = how.device.startswith("cuda")
-    dtype = ("bfloat16" if on_gpu else "float32") if how.dtype == "auto" else how.dtype
-    model = on_device(load_policy(folder, dtype=dtype, backend=how.backend), how.device)
+    model = load_policy_on(how.device, folder, dtype=how.dtype, backend=how.backend)
     check_forward(model, folder)
     if line := backend_line(model, folder):
         _log.info(line)

@@ -38,9 +38,8 @@ PROCESS_MB = 750
 
 def describe_plan(config: TrainConfig) -> list[PlanLine]:
     """Returns the counts of a run and a rough bound of its memory; makes one environment and loads the model."""
-    config = with_token_budget(config)
     folder = model_folder(config.model, config.chat_template)
-    config = with_optimizer(config, folder)
+    config = with_optimizer(with_token_budget(config), folder)
     renderer = open_renderer(folder, config.family, date=config.date, variables=config.chat_template_kwargs)
     model = load_model(folder, config)
     check_model_settings(model, config)

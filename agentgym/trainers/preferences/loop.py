@@ -17,21 +17,22 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.packed_layout import PackedLayout
 from agentgym.settings import check_above_zero, check_at_least
 from agentgym.trainers.learner.lora import Adapters, Unadapted
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.learner.token_logprobs import score_targets
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
 from agentgym.trainers.settings.lora import LoraConfig
-from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
 from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.trainers.sft.lesson_batches import TargetRows, cut_batch, lesson_workers, most_tokens
 from agentgym.trainers.sft.loop import Validation
 
 __all__ = ["Pair", "PreferenceConfig", "PreferenceLoss", "PreferenceStep", "learn_preferences", "preference_loss"]
 
 # Shape suffixes: P pairs, R rows (the better replies of all pairs, then the worse ones).
 
+USUAL = UsualOptimizer(("adamw", 5e-5), ("adamw", 1e-6))
 PreferenceLoss: TypeAlias = Literal["sigmoid", "ipo", "hinge"]
 
 
@@ -61,23 +62,35 @@ class PreferenceConfig:
     """The share of pairs whose order is taken for wrong (conservative DPO), in [0, 0.5); of `sigmoid`."""
     sft_weight: float = 0.0
     """The weight of the negative log likelihood of the better reply, per token, beside the loss."""
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=5e-5, warmup_steps=10))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(warmup_steps=10))
+    """The optimizer; its rate is 5e-5 below 50 million parameters, and 1e-6 above, where none is given."""
     steps: int = 100
     """Optimizer steps."""
     pairs: int = 8
     """Pairs per step."""
     threads: int = 2
-    """Threads that share a step's pairs; changes how they are split, so it belongs to the recipe."""
+    """CPU threads that share a step's pairs; changes how they are split, so it belongs to the recipe."""
+    micro_batch_tokens: int | None = None
+    """The most tokens of a forward pass; a pair is never split. None is no bound on a CPU, and 16,384 on a GPU."""
+    activation_checkpointing: bool = False
+    """Recomputes each layer's inner states in the backward pass: more arithmetic, and less memory."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "steps", "pairs", "threads")
+        if self.micro_batch_tokens is not None:
+            check_at_least(1, self, "micro_batch_tokens")
         check_above_zero(self, "beta")
         check_at_least(0, self, "sft_weight")
         if not 0.0 <= self.label_smoothing < 0.5:
             raise ConfigError(f"label_smoothing is in [0, 0.5), got {self.label_smoothing}")
         if self.label_smoothing and self.loss != "sigmoid":
             raise ConfigError(f"label_smoothing is of the loss sigmoid, not of {self.loss}")
+
+    def with_optimizer(self, model: LanguageModel) -> PreferenceConfig:
+        """Returns the settings with the optimizer and the rate for this model, where none is given."""
+        size = sum(parameter.numel() for parameter in model.parameters())
+        return replace(self, optimizer=self.optimizer.for_size(size, USUAL))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,28 +144,31 @@ def learn_preferences(
     An exception of `on_step` ends the training between two steps. Raises TrainingHalted for a gradient that is not
     finite, with the weights of the step before. Adapters are merged into the weights at the end, whatever ends it.
     """
+    config = config.with_optimizer(model)
+    model.set_recompute(config.activation_checkpointing)
     adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
     reference = adapters.reference if adapters is not None else copy.deepcopy(model).requires_grad_(False)
     optimizer = PolicyOptimizer(model, config.lora.optimizer_settings(config.optimizer), config.steps)
-    workers = GradientWorkers(config.threads)
     started = time.perf_counter()
-    try:
-        for step in range(1, config.steps + 1):
-            batch = list(itertools.islice(pairs, config.pairs))
-            sums = _add_gradients(model, reference, batch, workers, optimizer.parameters, config)
-            norm = workers.run(optimizer.step)
-            if not math.isfinite(norm):
-                raise TrainingHalted(f"the gradient of preference step {step} is not finite; lower the learning rate")
-            report = _report(step, batch, sums, norm, time.perf_counter() - started)
-            if validation is not None and validation.is_due(step, config.steps):
-                measure = partial(mean_over_pairs, model, reference, validation.rows, config)
-                loss, accuracy, *_ = workers.run(measure).tolist()
-                report = replace(report, validation_loss=loss, validation_accuracy=accuracy)
-            on_step(report)
-    finally:
-        if adapters is not None:
-            workers.run(adapters.merge)
-        workers.close()
+    with lesson_workers(model, config.threads) as workers:
+        try:
+            for step in range(1, config.steps + 1):
+                batch = list(itertools.islice(pairs, config.pairs))
+                sums = _add_gradients(model, reference, batch, workers, optimizer.parameters, config)
+                norm = workers.run(optimizer.step)
+                if not math.isfinite(norm):
+                    raise TrainingHalted(
+                        f"the gradient of preference step {step} is not finite; lower the learning rate"
+                    )
+                report = _report(step, batch, sums, norm, time.perf_counter() - started)
+                if validation is not None and validation.is_due(step, config.steps):
+                    measure = partial(mean_over_pairs, model, reference, validation.rows, config)
+                    loss, accuracy, *_ = workers.run(measure).tolist()
+                    report = replace(report, validation_loss=loss, validation_accuracy=accuracy)
+                on_step(report)
+        finally:
+            if adapters is not None:
+                workers.run(adapters.merge)
 
 
 def _add_gradients(
@@ -164,13 +180,14 @@ def _add_gradients(
     config: PreferenceConfig,
 ) -> Tensor:
     """Adds the gradient of the mean loss over the pairs; returns sums of loss, accuracy and rewards over the pairs."""
-    parts = [batch[index :: workers.num_threads] for index in range(workers.num_threads)]
+    most = most_tokens(model, config.micro_batch_tokens)
+    parts = cut_batch(batch, _num_tokens, workers.num_threads, most)
 
     def loss_of(part: Sequence[Pair]) -> MicroResult[Tensor]:
         loss, sums = pair_sums(model, reference, part, config)
         return MicroResult(loss / len(batch), sums)
 
-    return torch.stack(workers.accumulate([part for part in parts if part], loss_of, parameters)).sum(0) / len(batch)
+    return torch.stack(workers.accumulate(parts, loss_of, parameters)).sum(0) / len(batch)
 
 
 @torch.no_grad()
@@ -178,7 +195,9 @@ def mean_over_pairs(
     model: LanguageModel, reference: LanguageModel | Unadapted, pairs: Sequence[Pair], config: PreferenceConfig
 ) -> Tensor:
     """Returns the means of loss, accuracy and rewards over all pairs, `config.pairs` at a time."""
-    parts = [pairs[start : start + config.pairs] for start in range(0, len(pairs), config.pairs)]
+    most = most_tokens(model, config.micro_batch_tokens)
+    batches = [pairs[start : start + config.pairs] for start in range(0, len(pairs), config.pairs)]
+    parts = [part for batch in batches for part in cut_batch(batch, _num_tokens, 1, most)]
     return torch.stack([pair_sums(model, reference, part, config)[1] for part in parts]).sum(0) / len(pairs)
 
 
@@ -203,17 +222,18 @@ def pair_sums(
 
 def row_logprobs(model: LanguageModel | Unadapted, rows: Sequence[Demonstration]) -> Tensor:
     """Returns the logprob of each row's masked ids, `[R]`, in nats; prompts that rows share are computed once."""
-    device = model.embed.device
-    ids_N = torch.tensor([i for row in rows for i in row.ids[:-1]], device=device)
-    target_N = torch.tensor([i for row in rows for i in row.ids[1:]], device=device)
-    mask_N = torch.tensor([flag for row in rows for flag in row.mask[1:]], device=device)
-    layout = PackedLayout([len(row.ids) - 1 for row in rows], device, ids_N=ids_N, wanted_N=mask_N)
+    laid, device = TargetRows.of(rows), model.embed.device
+    layout, target_M = laid.layout(device), laid.target_M.to(device)
 
     def read(hidden_ME: Tensor, head_VE: Tensor) -> Tensor:
-        return score_targets(hidden_ME, head_VE, target_N[mask_N], softcap=model.softcap).logp_N
+        return score_targets(hidden_ME, head_VE, target_M, softcap=model.softcap).logp_N
 
-    logp_M: Tensor = model(ids_N, layout, read)
-    return torch.stack([part.sum() for part in logp_M.split([sum(row.mask[1:]) for row in rows])])
+    logp_M: Tensor = model(laid.ids_N.to(device), layout, read)
+    return torch.stack([part.sum() for part in logp_M.split(list(laid.num_targets))])
+
+
+def _num_tokens(pair: Pair) -> int:
+    return pair.num_tokens
 
 
 def _report(step: int, batch: Sequence[Pair], means: Tensor, norm: float, elapsed_s: float) -> PreferenceStep:

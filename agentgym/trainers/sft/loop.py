@@ -18,7 +18,6 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.routing import BatchRouting
 from agentgym.settings import check_at_least
 from agentgym.trainers.learner.lora import Adapters
@@ -26,12 +25,15 @@ from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.learner.token_logprobs import score_targets
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
 from agentgym.trainers.settings.lora import LoraConfig
-from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.sft.lesson_batches import TargetRows, cut_batch, lesson_workers, most_tokens
 
 __all__ = ["ImitationConfig", "ImitationStep", "Validation", "imitate", "learn", "mean_loss", "passes"]
 
 T = TypeVar("T")
+
+USUAL = UsualOptimizer(("muon", 2e-3), ("adamw", 2e-5))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +41,29 @@ class ImitationConfig:
     """The settings of an imitation: its demonstrations, its optimizer and its length."""
 
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
-    optimizer: OptimizerConfig = field(
-        default_factory=lambda: OptimizerConfig(name="muon", learning_rate=2e-3, warmup_steps=30, decay="linear")
-    )
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(warmup_steps=30, decay="linear"))
+    """The optimizer; without a name or rate it is Muon at 2e-3 below 50 million parameters, and AdamW at 2e-5 above."""
     steps: int = 500
     """Optimizer steps."""
     episodes: int = 8
     """Demonstrations, or rows, per step."""
     threads: int = 2
-    """Threads that share a step's demonstrations; changes how they are split, so it belongs to the recipe."""
+    """CPU threads that share a step's demonstrations; changes how they are split, so it belongs to the recipe."""
+    micro_batch_tokens: int | None = None
+    """The most tokens of a forward pass; a row is never cut. None is no bound on a CPU, and 16,384 on a GPU."""
+    activation_checkpointing: bool = False
+    """Recomputes each layer's inner states in the backward pass: more arithmetic, and less memory."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "steps", "episodes", "threads")
+        if self.micro_batch_tokens is not None:
+            check_at_least(1, self, "micro_batch_tokens")
+
+    def with_optimizer(self, model: LanguageModel) -> ImitationConfig:
+        """Returns the settings with the optimizer and the rate for this model, where none is given."""
+        size = sum(parameter.numel() for parameter in model.parameters())
+        return replace(self, optimizer=self.optimizer.for_size(size, USUAL))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,51 +130,67 @@ def learn(
             f"the tokenizer has {renderer.vocab_size} ids and the model only {model.vocab_size}: use the"
             " tokenizer that belongs to the model"
         )
+    config = config.with_optimizer(model)
+    model.set_recompute(config.activation_checkpointing)
     adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
     optimizer = PolicyOptimizer(model, config.lora.optimizer_settings(config.optimizer), config.steps)
-    workers = GradientWorkers(config.threads)
+    most = most_tokens(model, config.micro_batch_tokens)
     started = time.perf_counter()
-    try:
-        for step in range(1, config.steps + 1):
-            batch = [
-                demonstration.first(model.context_window + 1)
-                for demonstration in itertools.islice(shown, config.episodes)
-            ]
-            loss = _add_gradients(model, batch, workers, optimizer.parameters)
-            norm = workers.run(optimizer.step)
-            if not math.isfinite(norm):
-                raise TrainingHalted(f"the gradient of imitation step {step} is not finite; lower the learning rate")
-            report = _report(step, batch, loss, norm, time.perf_counter() - started)
-            if validation is not None and validation.is_due(step, config.steps):
-                measured = workers.run(partial(mean_loss, model, validation.rows, config.episodes))
-                report = replace(report, validation_loss=measured)
-            on_step(report)
-    finally:
-        if adapters is not None:
-            workers.run(adapters.merge)
-        workers.close()
+    with lesson_workers(model, config.threads) as workers:
+        try:
+            for step in range(1, config.steps + 1):
+                batch = [
+                    demonstration.first(model.context_window + 1)
+                    for demonstration in itertools.islice(shown, config.episodes)
+                ]
+                loss = _add_gradients(model, batch, workers, optimizer.parameters, most)
+                norm = workers.run(optimizer.step)
+                if not math.isfinite(norm):
+                    raise TrainingHalted(
+                        f"the gradient of imitation step {step} is not finite; lower the learning rate"
+                    )
+                report = _report(step, batch, loss, norm, time.perf_counter() - started)
+                if validation is not None and validation.is_due(step, config.steps):
+                    measured = workers.run(partial(mean_loss, model, validation.rows, config.episodes, most))
+                    report = replace(report, validation_loss=measured)
+                on_step(report)
+        finally:
+            if adapters is not None:
+                workers.run(adapters.merge)
 
 
 @torch.no_grad()
-def mean_loss(model: LanguageModel, rows: Sequence[Demonstration], size: int) -> float:
-    """Returns the mean loss over the imitated tokens of all rows, in nats, `size` rows at a time."""
-    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+def mean_loss(model: LanguageModel, rows: Sequence[Demonstration], size: int, most: int | None = None) -> float:
+    """Returns the mean loss over the imitated tokens of all rows, in nats.
+
+    `size` rows are computed at a time, in passes of at most `most` tokens.
+    """
+    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+    parts = [part for batch in batches for part in cut_batch(batch, _num_tokens, 1, most)]
     total = sum(float(imitation_losses(model, part)[0]) for part in parts)
     return total / max(1, sum(sum(row.mask[1:]) for row in rows))
 
 
 def _add_gradients(
-    model: LanguageModel, batch: Sequence[Demonstration], workers: GradientWorkers, parameters: Sequence[Tensor]
+    model: LanguageModel,
+    batch: Sequence[Demonstration],
+    workers: GradientWorkers,
+    parameters: Sequence[Tensor],
+    most: int | None,
 ) -> float:
     """Adds the gradient of the mean loss over the imitated tokens to the parameters, and returns that loss."""
     total = max(1, sum(sum(demonstration.mask) for demonstration in batch))
-    parts = [batch[index :: workers.num_threads] for index in range(workers.num_threads)]
 
-    def loss_of(part: Sequence[Demonstration]) -> MicroResult[float]:
+    def loss_of(part: Sequence[Demonstration]) -> MicroResult[Tensor]:
         loss, balance = (part_sum / total for part_sum in imitation_losses(model, part))
-        return MicroResult(loss + balance, float(loss.detach()))
+        return MicroResult(loss + balance, loss.detach().double())
 
-    return sum(workers.accumulate([part for part in parts if part], loss_of, parameters))
+    parts = cut_batch(batch, _num_tokens, workers.num_threads, most)
+    return float(sum(workers.accumulate(parts, loss_of, parameters)))
+
+
+def _num_tokens(demonstration: Demonstration) -> int:
+    return len(demonstration.ids)
 
 
 def _report(step: int, batch: Sequence[Demonstration], loss: float, norm: float, elapsed_s: float) -> ImitationStep:
@@ -197,17 +225,14 @@ def imitation_losses(model: LanguageModel, demonstrations: Sequence[Demonstratio
 
     That of a row is weighted by its imitated tokens and by what the model's config.json says; 0 without experts.
     """
-    device = model.embed.device
-    ids_N = torch.tensor([i for shown in demonstrations for i in shown.ids[:-1]], device=device)
-    target_N = torch.tensor([i for shown in demonstrations for i in shown.ids[1:]], device=device)
-    mask_N = torch.tensor([flag for shown in demonstrations for flag in shown.mask[1:]], device=device)
-    seqlens = [len(shown.ids) - 1 for shown in demonstrations]
-    layout = PackedLayout(seqlens, device, ids_N=ids_N, wanted_N=mask_N)
+    rows, device = TargetRows.of(demonstrations), model.embed.device
+    layout = rows.layout(device)
     if model.balance_coefficient:
-        layout.routing = BatchRouting(seqlens)
-    hidden_ME = model.hidden_states(ids_N, layout)
-    loss = -score_targets(hidden_ME, model.head_weight, target_N[mask_N], softcap=model.softcap).logp_N.sum()
+        layout.routing = BatchRouting(rows.seqlens)
+    hidden_ME = model.hidden_states(rows.ids_N.to(device), layout)
+    target_M = rows.target_M.to(device)
+    loss = -score_targets(hidden_ME, model.head_weight, target_M, softcap=model.softcap).logp_N.sum()
     if layout.routing is None:
         return loss, torch.zeros_like(loss)
-    imitated_B = torch.stack([mask_T.sum() for mask_T in mask_N.split(seqlens)])
+    imitated_B = torch.tensor(rows.num_targets, device=device)
     return loss, model.balance_coefficient * (imitated_B * layout.routing.balance_loss_B).sum()

@@ -123,6 +123,22 @@ def test_the_report_is_of_the_gains_before_the_update(tiny: Tiny) -> None:
     assert steps[-1].margin == pytest.approx(steps[-1].chosen_reward - steps[-1].rejected_reward)
 
 
+@pytest.mark.parametrize("given", [{"micro_batch_tokens": 1}, {"activation_checkpointing": True}])
+def test_passes_of_few_tokens_or_that_recompute_learn_the_same(given: dict[str, Any], tiny: Tiny) -> None:
+    found: list[tuple[PreferenceStep, torch.Tensor]] = []
+    for settings in ({}, given):
+        model, steps = tiny(), []
+        pairs = pairs_for(model)
+        optimizer = OptimizerConfig(name="sgd", learning_rate=1e-2, warmup_steps=0)
+        config = PreferenceConfig(steps=2, pairs=4, optimizer=optimizer, **settings)
+        learn_preferences(model, iter(pairs * 2), config, validation=Validation(pairs, 1), on_step=steps.append)
+        found.append((steps[-1], model.embed.detach()))
+    (plain, weights), (other, same) = found
+    torch.testing.assert_close(same, weights, rtol=1e-4, atol=1e-6)
+    numbers = [(step.loss, step.grad_norm, step.margin, step.validation_loss) for step in (plain, other)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-3)
+
+
 def test_adapters_learn_with_their_base_as_the_reference_and_are_merged(tiny: Tiny) -> None:
     model, first = tiny(), tiny()
     pairs = pairs_for(model)

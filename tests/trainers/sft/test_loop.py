@@ -23,6 +23,7 @@ from agentgym.trainers.model_check.small_models import save_small_model
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.sft.lesson_batches import cut_batch
 from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, imitate, imitation_losses, learn
 
 Tiny = Callable[..., Decoder]
@@ -108,6 +109,43 @@ def test_a_step_reports_the_mean_loss_before_it(tiny: Tiny, renderer: Renderer) 
     steps: list[ImitationStep] = []
     imitate(model, renderer, [env], ImitationConfig(steps=1, episodes=3), first_seed=7, on_step=steps.append)
     assert steps[0].loss == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 500, "threads": 1}, {"activation_checkpointing": True}]
+)
+def test_passes_of_few_tokens_or_that_recompute_learn_the_same(
+    given: dict[str, Any], tiny: Tiny, renderer: Renderer
+) -> None:
+    rows = list(islice(stream([make_env("GuessNumber-v0")], renderer, 7, DemonstrationConfig()), 5))
+    found: list[tuple[ImitationStep, torch.Tensor]] = []
+    for settings in ({}, given):
+        model, steps = tiny(vocab_size=renderer.vocab_size, window=2048), []
+        config = ImitationConfig(steps=1, episodes=5, optimizer=OptimizerConfig(name="sgd", warmup_steps=0), **settings)
+        learn(model, renderer, iter(rows), config, validation=Validation(rows, 1), on_step=steps.append)
+        found.append((steps[0], model.embed.detach()))
+    (plain, weights), (other, same) = found
+    torch.testing.assert_close(same, weights, rtol=1e-4, atol=1e-6)
+    numbers = [(step.loss, step.grad_norm, step.validation_loss) for step in (plain, other)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
+
+
+def test_passes_take_rows_up_to_their_tokens_and_a_longer_row_alone() -> None:
+    assert cut_batch([3, 4, 9, 1, 2, 2], int, 1, 7) == [[3, 4], [9], [1, 2, 2]]
+    assert cut_batch([3, 4, 9, 1, 2], int, 2, None) == [[3, 9, 2], [4, 1]]
+    assert cut_batch([3], int, 2, 1) == [[3]] and cut_batch([], int, 2, 1) == []
+    with pytest.raises(ConfigError, match="micro_batch_tokens"):
+        ImitationConfig(micro_batch_tokens=0)
+
+
+def test_a_large_model_is_taught_gently_where_nothing_is_given(
+    tiny: Tiny, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(vocab_size=renderer.vocab_size)
+    small = ImitationConfig().with_optimizer(model).optimizer
+    monkeypatch.setattr("agentgym.trainers.settings.optimizer.BIG", 1000)
+    large = ImitationConfig().with_optimizer(model).optimizer
+    assert [(one.name, one.learning_rate) for one in (small, large)] == [("muon", 2e-3), ("adamw", 2e-5)]
 
 
 def test_equal_settings_give_equal_weights(tiny: Tiny, renderer: Renderer) -> None:

@@ -1,0 +1,90 @@
+"""A step on recorded text: its micro-batches, their tensors, and the threads for the model's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.parallel.gradient_threads import GradientWorkers, one_core
+from agentgym.trainers.sft.demonstrations import Demonstration
+
+__all__ = ["TargetRows", "cut_batch", "lesson_workers", "most_tokens"]
+
+T = TypeVar("T")
+
+GPU_TOKENS = 16_384
+"""The tokens of a forward pass on a GPU where nothing is set."""
+
+
+def most_tokens(model: LanguageModel, given: int | None) -> int | None:
+    """Returns the most tokens of a forward pass; None is no bound, which a CPU has where none is given."""
+    return GPU_TOKENS if given is None and model.embed.device.type != "cpu" else given
+
+
+def cut_batch(batch: Sequence[T], size: Callable[[T], int], num_parts: int, most: int | None) -> list[Sequence[T]]:
+    """Returns the micro-batches of a step: its rows in turn to `num_parts` threads, in passes of at most `most` tokens.
+
+    A row is never cut, and has a pass of its own if it is longer.
+    """
+    return [part for index in range(num_parts) for part in _passes(batch[index::num_parts], size, most)]
+
+
+def _passes(rows: Sequence[T], size: Callable[[T], int], most: int | None) -> Iterator[Sequence[T]]:
+    start, tokens = 0, 0
+    for place, row in enumerate(rows):
+        if most is not None and place > start and tokens + size(row) > most:
+            yield rows[start:place]
+            start, tokens = place, 0
+        tokens += size(row)
+    if start < len(rows):
+        yield rows[start:]
+
+
+@dataclass(frozen=True, eq=False)
+class TargetRows:
+    """Rows laid end to end, on the CPU, where they are laid out without waiting for a GPU."""
+
+    ids_N: Tensor
+    """The input tokens."""
+    mask_N: Tensor
+    """True where the next token is learned."""
+    target_M: Tensor
+    """The learned tokens."""
+    seqlens: Sequence[int]
+    num_targets: Sequence[int]
+    """The learned tokens of each row."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Demonstration]) -> TargetRows:
+        """Returns the rows' inputs, each the token before its target."""
+        ids_N = torch.tensor([i for row in rows for i in row.ids[:-1]])
+        target_N = torch.tensor([i for row in rows for i in row.ids[1:]])
+        mask_N = torch.tensor([flag for row in rows for flag in row.mask[1:]])
+        lengths, counts = [len(row.ids) - 1 for row in rows], [sum(row.mask[1:]) for row in rows]
+        return cls(ids_N, mask_N, target_N[mask_N], lengths, counts)
+
+    def layout(self, device: torch.device) -> PackedLayout:
+        """Returns the layout of a forward pass on a device, whose final states are those of the targets."""
+        return PackedLayout(self.seqlens, device, ids_N=self.ids_N, wanted_N=self.mask_N)
+
+
+@contextmanager
+def lesson_workers(model: LanguageModel, num_threads: int) -> Iterator[GradientWorkers]:
+    """Opens the threads that learn: so many on a CPU, and one for a GPU, beside which the CPU needs one core."""
+    on_cpu = model.embed.device.type == "cpu"
+    workers = GradientWorkers(num_threads if on_cpu else 1)
+    try:
+        if on_cpu:
+            yield workers
+        else:
+            with one_core():
+                yield workers
+    finally:
+        workers.close()
