@@ -29,9 +29,11 @@ __all__ = [
     "env_processes_as_option",
     "mix_as_options",
     "parse_options",
+    "path_after",
     "profile_as_options",
     "read_keywords",
     "read_mapping",
+    "text_after",
     "tools_as_option",
 ]
 
@@ -239,6 +241,21 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
     return given
+
+
+def path_after(option: str, args: Sequence[str]) -> Path | None:
+    """Returns the path that an option is given at its last occurrence."""
+    text = text_after(option, args)
+    return None if text is None else Path(text)
+
+
+def text_after(option: str, args: Sequence[str]) -> str | None:
+    """Returns what an option is given at its last occurrence; None if it is not given."""
+    places = [index for index, arg in enumerate(args) if arg.partition("=")[0].replace("_", "-") == option]
+    if not places:
+        return None
+    _, equals, value = args[places[-1]].partition("=")
+    return value if equals else next(iter(args[places[-1] + 1 :]), "")
 
 
 def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import tyro
 
@@ -13,8 +12,10 @@ from agentgym.cli.options import (
     env_processes_as_option,
     mix_as_options,
     parse_options,
+    path_after,
     profile_as_options,
     read_mapping,
+    text_after,
     tools_as_option,
 )
 from agentgym.cli.terminal import say
@@ -47,7 +48,7 @@ def main(args: Sequence[str]) -> int:
 
 def _defaults(args: Sequence[str]) -> TrainOptions | None:
     """Returns the settings of the file after `--config`, or of the run to resume if no tasks are named."""
-    path, folder = _path_after("--config", args), _path_after("--output", args)
+    path, folder = path_after("--config", args), path_after("--output", args)
     names_tasks = any(arg.startswith(("--env", "--data.")) for arg in args)
     if path is None and folder is not None and "--resume" in args and not names_tasks:
         path = folder / "config.yaml"
@@ -66,23 +67,9 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
 
 def _fetch_run(args: Sequence[str]) -> None:
     """Fetches the copy of the run that is resumed, where its folder has none."""
-    folder, address = _path_after("--output", args), _text_after("--checkpoint.copy-to", args)
+    folder, address = path_after("--output", args), text_after("--checkpoint.copy-to", args)
     if "--resume" in args and folder is not None and fetch_missing_run(folder, address):
         say(f"fetched the run of {address} into {folder}")
-
-
-def _path_after(option: str, args: Sequence[str]) -> Path | None:
-    """Returns the path that an option is given at its last occurrence."""
-    text = _text_after(option, args)
-    return None if text is None else Path(text)
-
-
-def _text_after(option: str, args: Sequence[str]) -> str | None:
-    places = [index for index, arg in enumerate(args) if arg.partition("=")[0].replace("_", "-") == option]
-    if not places:
-        return None
-    _, equals, value = args[places[-1]].partition("=")
-    return value if equals else next(iter(args[places[-1] + 1 :]), "")
 
 
 def _mixed_envs(practice: object) -> list[str]:

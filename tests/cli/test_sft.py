@@ -18,6 +18,7 @@ import yaml
 
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import load_decoder, published_views, save_model_folder
+from agentgym.trainers.sft.sft_folder import SftFolder
 
 Command = Callable[..., Any]
 QUICK = ("--steps", 3, "--batch-size", 2, "--threads", 1)
@@ -165,9 +166,50 @@ def test_an_interrupt_saves_what_was_learned_and_says_so(
     assert signal.getsignal(number) is before
     assert done.code == code
     assert done.json["interrupted"] and 1 <= done.json["steps"] < 100_000
-    assert f"interrupted after step {done.json['steps']} of 100000; what was learned is in out" in done.err
+    told = f"interrupted after step {done.json['steps']} of 100000; what was learned is in out"
+    assert f"{told}; agentgym sft --resume --output out goes on" in done.err
     assert len(metrics.read_text().splitlines()) == done.json["steps"]
     load_decoder(tmp_path / "out")
+
+
+@pytest.mark.parametrize("more", [(), ("--lora.rank", 2)])
+def test_a_command_that_was_killed_goes_on_to_the_same_bytes(
+    more: tuple[Any, ...], agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK[2:], "--steps", 6, *more)
+    assert agentgym(*words, "--output", "whole").code == 0
+    write = SftFolder.write_metrics
+
+    def die(folder: SftFolder, step: Any) -> None:
+        write(folder, step)
+        if step.step == 4:
+            folder.close()  # so that the step before is on the disk
+            raise KeyError("power")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SftFolder, "write_metrics", die)
+        with pytest.raises(KeyError):
+            agentgym(*words, "--checkpoint-minutes", 0, "--output", "cut")
+    (tmp_path / "cut" / "model.safetensors").unlink()  # which a kill would not have left
+    refused = agentgym("sft", "--resume", "--output", "cut", "--batch-size", 3)
+    assert refused.code == 2 and "batch_size: 2 there, 3 here" in refused.err
+    done = agentgym("sft", "--resume", "--output", "cut", "--json")
+    assert done.code == 0 and "goes on after step 3" in done.err and done.json["steps"] == 6
+    whole, cut = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut"))
+    assert whole == cut
+    lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "cut")]
+    assert [[json.loads(line)["loss"] for line in own] for own in lines] == [
+        [json.loads(line)["loss"] for line in lines[0]]
+    ] * 2
+    assert not (tmp_path / "cut" / "checkpoints").exists()
+    ended = agentgym("sft", "--resume", "--output", "cut")
+    assert ended.code == 2 and "has no checkpoint to go on from" in ended.err
+
+
+def test_what_cannot_be_resumed_is_refused(agentgym: Command) -> None:
+    assert "name it with --output" in agentgym("sft", "--resume").err
+    refused = agentgym("sft", "--resume", "--output", "nothing")
+    assert refused.code == 2 and "holds no run to go on with" in refused.err
 
 
 def test_recorded_episodes_that_succeeded_are_learned(agentgym: Command, model: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ __all__ = ["DPO_KEYS", "DPO_OWN", "SFT_KEYS", "SFT_OWN"]
 CODE = "code of one's own is for agentgym.trainers from Python"
 MEMORY = "how much memory a step takes; the numbers are the same"
 MEASURED = "validation is measured after every pass"
-SAVED = "the model is written at the end, and where Ctrl-C ends it"
+SAVED = "checkpoint_minutes, --resume: the newest checkpoint is kept until the model is written"
 LOSSES = ("sigmoid", "ipo", "hinge")
 SHARED = ("model", "optimizer.", "learner.lora.")
 """How the settings begin that `train`, `sft` and `dpo` have in common."""

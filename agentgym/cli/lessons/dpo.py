@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from agentgym.chat_templates.template_date import check_date
-from agentgym.cli.lessons.lesson import Pupil, config_as_options, open_pupil, play_options, recorded_settings, run_steps
+from agentgym.cli.lessons.lesson import (
+    Pupil,
+    config_as_options,
+    interrupted_hint,
+    open_lesson,
+    open_pupil,
+    play_options,
+    recorded_settings,
+    run_steps,
+)
 from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
@@ -98,6 +108,10 @@ class DpoOptions:
     """A YAML file with these settings; options on the command line win."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the model; by default a new one under runs/."""
+    checkpoint_minutes: float | None = 10.0
+    """Minutes between checkpoints, of which the newest is kept until the model is written; None writes none."""
+    resume: bool = False
+    """Go on in the folder of --output, with its settings, after its newest checkpoint."""
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
 
@@ -144,18 +158,20 @@ def main(args: Sequence[str]) -> int:
     named = Path([*options.pairs, *options.episodes][0]).resolve().stem
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
     given = asdict(options) | pupil.chat_format | {"steps": config.steps}
-    folder = SftFolder(path, recorded_settings("dpo", given))
-    seen: list[PreferenceStep] = []
+    saving = options.checkpoint_minutes
+    folder = SftFolder(path, recorded_settings("dpo", given), resume=options.resume, minutes=saving)
+    state = open_lesson(options, pupil, folder, config.begin)
+    seen = [PreferenceStep(**line) for line in folder.recorded]
 
     def learn_pairs(on_step: Callable[[PreferenceStep], None]) -> None:
-        pairs = passes(found.pairs, options.seed)
-        learn_preferences(pupil.model, pairs, config, validation=validation, on_step=on_step)
+        pairs = islice(passes(found.pairs, options.seed), state.num_done * options.batch_size, None)
+        learn_preferences(state, pairs, config, validation=validation, on_step=on_step)
 
     def note(step: PreferenceStep) -> str:
         seen.append(step)
         return f"loss {step.loss:.4f}  accuracy {step.accuracy:.2f}  margin {step.margin:.2f}"
 
-    interrupted = run_steps(pupil, folder, config.steps, learn_pairs, note)
+    interrupted = run_steps(pupil, state, folder, config.steps, learn_pairs, note)
     _show(options, found, folder, seen, interrupted=interrupted)
     return 130 if interrupted else 0
 
@@ -186,7 +202,7 @@ def _show(
             numbers |= {"validation_loss": last.validation_loss, "validation_accuracy": last.validation_accuracy}
     say(f"model: {folder.path}")
     if interrupted:
-        fail(f"interrupted after step {len(seen)}; what was learned is in {folder.path}")
+        fail(f"interrupted after step {len(seen)}; {interrupted_hint('dpo', folder)}")
     else:
         own = own_code_options(options.family, options.model_backend)
         say(f"try next: agentgym eval {play_options(found.task)} --policy {folder.path}{own}")

@@ -13,20 +13,31 @@ from agentgym.chat_templates.families import format_to_record, renderer_for
 from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import present_date
-from agentgym.cli.options import read_mapping
+from agentgym.cli.options import path_after, read_mapping
 from agentgym.cli.signals import interrupted_between_steps
 from agentgym.cli.terminal import progress, say
-from agentgym.errors import AgentGymError, ConfigError, nearest
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError, nearest
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import model_folder
 from agentgym.model.policy import backend_line, load_policy_on
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.types import JSON, Task
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["Pupil", "config_as_options", "open_pupil", "play_options", "recorded_settings", "run_steps"]
+__all__ = [
+    "Pupil",
+    "config_as_options",
+    "interrupted_hint",
+    "open_lesson",
+    "open_pupil",
+    "play_options",
+    "recorded_settings",
+    "run_steps",
+]
 
 S = TypeVar("S", bound="DataclassInstance")
 ABOUT = ("kind", "agentgym")
@@ -81,6 +92,10 @@ class PupilOptions(Protocol):
     def dtype(self) -> str:
         """The type of its weights."""
 
+    @property
+    def lora(self) -> LoraConfig:
+        """The adapters that are trained."""
+
 
 def open_pupil(options: PupilOptions) -> Pupil:
     """Loads the model that the options name, and says which code computes it."""
@@ -94,8 +109,33 @@ def open_pupil(options: PupilOptions) -> Pupil:
     return Pupil(source, renderer, model, {"family": family, "chat_template_kwargs": variables, "date": written})
 
 
+def open_lesson(
+    options: PupilOptions,
+    pupil: Pupil,
+    folder: SftFolder,
+    begin: Callable[[LanguageModel, LanguageModel | None], LessonState],
+) -> LessonState:
+    """Returns the state at the folder's checkpoint, or that of a model that has learned nothing yet.
+
+    `begin` makes a state of a model, and of the model as it was first if that is another.
+    """
+    if folder.checkpoint is None:
+        return begin(pupil.model, None)
+    if options.lora.rank:
+        state = begin(pupil.model, None)
+    else:
+        weights = folder.checkpoint.path
+        model = load_policy_on(options.device, weights, dtype=options.dtype, backend=options.model_backend)
+        state = begin(model, pupil.model)
+    state.load(folder.checkpoint.learner_state())
+    state.elapsed_s = float(folder.recorded[-1]["elapsed_s"])
+    say(f"goes on after step {state.num_done}")
+    return state
+
+
 def run_steps(
     pupil: Pupil,
+    state: LessonState,
     folder: SftFolder,
     num_steps: int,
     learn: Callable[[Callable[[S], None]], None],
@@ -105,38 +145,57 @@ def run_steps(
 
     `learn` takes the function that is called after each step, `note` gives the text next to the bar.
     """
-    num_done = 0
+    is_done = False
     try:
-        with progress("steps", num_steps) as count, interrupted_between_steps() as check:
+        with progress("steps", num_steps, state.num_done) as count, interrupted_between_steps() as check:
 
             def on_step(step: S) -> None:
-                nonlocal num_done
-                num_done += 1
                 folder.write_metrics(step)
                 count(note(step))
-                check()
+                try:
+                    check()
+                except KeyboardInterrupt:
+                    folder.save_state(state, pupil.source, at_once=True)
+                    raise
+                folder.save_state(state, pupil.source)
 
             learn(on_step)
+        is_done = True
     except KeyboardInterrupt:
         return True
     except AgentGymError:
-        say(f"what was learned in {num_done} steps is in {folder.path}")
+        folder.save_state(state, pupil.source, at_once=True)
+        say(f"what was learned in {state.num_done} steps is in {folder.path}")
         raise
     finally:
-        folder.save_model(pupil.model, pupil.source)
+        state.merge()
+        folder.save_model(state.model, pupil.source, is_last=is_done)
+        folder.close()
     return False
+
+
+def interrupted_hint(command: str, folder: SftFolder) -> str:
+    """Returns what to do with the folder of an interrupted command."""
+    again = f"; agentgym {command} --resume --output {folder.path} goes on" if folder.saves else ""
+    return f"what was learned is in {folder.path}{again}"
 
 
 def config_as_options(kind: type[object], args: Sequence[str]) -> list[str]:
     """Returns the options with those of the YAML file after `--config` before them, so that later ones win.
 
-    Raises ConfigError for a file that is none, and for settings that `kind`, the command's dataclass, does not have.
+    A run that is resumed has the file in its folder. Raises ConfigError for a file that is none, and for settings that
+    `kind`, the command's dataclass, does not have; RunFolderError for a folder without a run.
     """
-    places = [index for index, arg in enumerate(args) if arg.partition("=")[0] == "--config"]
-    if not places:
+    path, folder = path_after("--config", args), path_after("--output", args)
+    if path is None and "--resume" in args:
+        if folder is None:
+            raise ConfigError("--resume goes on in a run's folder: name it with --output")
+        path = folder / "config.yaml"
+        if not path.is_file():
+            raise RunFolderError(f"{str(folder)!r} holds no run to go on with: it has no config.yaml")
+    if path is None:
         return list(args)
-    _, equals, value = args[places[-1]].partition("=")
-    given = read_mapping(Path(value if equals else next(iter(args[places[-1] + 1 :]), "")))
+    given = read_mapping(path)
     settings = {name: value for name, value in given.items() if name not in ABOUT}
     return [*_option_words(kind, settings, ""), *args]
 
@@ -165,7 +224,7 @@ def _option_words(kind: type[object], given: Mapping[str, object], where: str) -
 
 def recorded_settings(kind: str, given: Mapping[str, object]) -> dict[str, JSON]:
     """Returns the settings of a command as config.yaml has them."""
-    kept = {name: value for name, value in given.items() if name not in ("config", "output", "json")}
+    kept = {name: value for name, value in given.items() if name not in ("config", "output", "resume", "json")}
     plain: dict[str, JSON] = json.loads(
         json.dumps({"kind": kind, "agentgym": agentgym.__version__, **kept}, default=str)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +13,16 @@ import tyro
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import check_date
 from agentgym.cli.environment import load_env
-from agentgym.cli.lessons.lesson import Pupil, config_as_options, open_pupil, play_options, recorded_settings, run_steps
+from agentgym.cli.lessons.lesson import (
+    Pupil,
+    config_as_options,
+    interrupted_hint,
+    open_lesson,
+    open_pupil,
+    play_options,
+    recorded_settings,
+    run_steps,
+)
 from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
@@ -102,6 +112,10 @@ class SftOptions:
     """A YAML file with these settings; options on the command line win."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the model; by default a new one under runs/."""
+    checkpoint_minutes: float | None = 10.0
+    """Minutes between checkpoints, of which the newest is kept until the model is written; None writes none."""
+    resume: bool = False
+    """Go on in the folder of --output, with its settings, after its newest checkpoint."""
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
 
@@ -162,7 +176,8 @@ BELONGS = {
 class _Lesson:
     """The rows or demonstrations to learn, and for how long."""
 
-    shown: Iterator[Demonstration]
+    shown_after: Callable[[int], Iterator[Demonstration]]
+    """Returns those after so many."""
     config: ImitationConfig
     env: TextEnv | None = None
     task: Task | None = None
@@ -218,15 +233,19 @@ def main(args: Sequence[str]) -> int:
     options = replace(options, date=pupil.chat_format["date"], optimizer=optimizer)
     lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)
     given = asdict(options) | pupil.chat_format | {"steps": lesson.config.steps}
-    folder = SftFolder(options.output or _free_output(options), recorded_settings("sft", given))
+    path, saving = options.output or _free_output(options), options.checkpoint_minutes
+    folder = SftFolder(path, recorded_settings("sft", given), resume=options.resume, minutes=saving)
+    state = open_lesson(options, pupil, folder, lambda model, _: lesson.config.begin(model))
     display = _Display()
+    for line in folder.recorded:
+        display.note(ImitationStep(**line))
 
     def learn_lesson(on_step: Callable[[ImitationStep], None]) -> None:
-        shown, config, validation = lesson.shown, lesson.config, lesson.validation
-        learn(pupil.model, pupil.renderer, shown, config, validation=validation, on_step=on_step)
+        shown, config = lesson.shown_after(state.num_done * options.batch_size), lesson.config
+        learn(state, pupil.renderer, shown, config, validation=lesson.validation, on_step=on_step)
 
     try:
-        interrupted = run_steps(pupil, folder, lesson.config.steps, learn_lesson, display.note)
+        interrupted = run_steps(pupil, state, folder, lesson.config.steps, learn_lesson, display.note)
     finally:
         if env is not None:
             env.close()
@@ -236,8 +255,13 @@ def main(args: Sequence[str]) -> int:
 
 def _of_demonstrations(options: SftOptions, renderer: TemplateRenderer, env: TextEnv) -> _Lesson:
     config = options.imitation(ImitationConfig.steps if options.steps is None else options.steps)
-    shown = stream([env], renderer, _first_seed(options.seed), config.demonstrations)
-    return _Lesson(shown, config, env, Task(options.env or "", 0, kwargs=options.env_kwargs))
+    first = _first_seed(options.seed)
+    return _Lesson(
+        lambda done: stream([env], renderer, first + done, config.demonstrations),
+        config,
+        env,
+        Task(options.env or "", 0, kwargs=options.env_kwargs),
+    )
 
 
 def _of_rows(options: SftOptions, pupil: Pupil) -> _Lesson:
@@ -248,8 +272,11 @@ def _of_rows(options: SftOptions, pupil: Pupil) -> _Lesson:
     if options.validation:
         rows = _read(options, options.validation, pupil).rows
         validation = Validation(rows, -(-num_rows // options.batch_size))
-    shown = passes(learned.rows, options.seed)
-    return _Lesson(shown, options.imitation(steps), None, learned.task, num_rows, validation)
+
+    def shown_after(done: int) -> Iterator[Demonstration]:
+        return islice(passes(learned.rows, options.seed), done, None)
+
+    return _Lesson(shown_after, options.imitation(steps), None, learned.task, num_rows, validation)
 
 
 def _read(options: SftOptions, paths: Sequence[str], pupil: Pupil) -> SftRows:
@@ -292,7 +319,7 @@ def _show(options: SftOptions, lesson: _Lesson, folder: SftFolder, display: _Dis
     say(f"model: {path}")
     play, own = play_options(lesson.task), own_code_options(options.family, options.model_backend)
     if interrupted:
-        fail(f"interrupted after step {display.steps} of {steps}; what was learned is in {path}")
+        fail(f"interrupted after step {display.steps} of {steps}; {interrupted_hint('sft', folder)}")
     else:
         say(f"try next: agentgym eval {play} --policy {path}{own}")
         say(f"          agentgym train {play} --model {path}{own}")

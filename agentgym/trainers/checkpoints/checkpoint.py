@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_folder import published_views, write_model
+from agentgym.model.model_folder import write_model
 from agentgym.rollout.record.manifest import what_is_torn, write_manifest
 from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.parts.parts import SnapshotContent
@@ -76,9 +76,15 @@ class LocalContent:
     learner: Mapping[str, Any]
 
     @classmethod
-    def of(cls, model: LanguageModel, learner: Mapping[str, Any], memory: CopyMemory) -> LocalContent:
-        """Copies the tensors of the model and of the learner's state into the memory."""
-        copies = memory.copy_tree({"model": dict(published_views(model)), "learner": learner})
+    def of(
+        cls,
+        model: LanguageModel,
+        weights: Iterable[tuple[str, Tensor]],
+        learner: Mapping[str, Any],
+        memory: CopyMemory,
+    ) -> LocalContent:
+        """Copies the weights of the model, by published name, and the learner's state into the memory."""
+        copies = memory.copy_tree({"model": dict(weights), "learner": learner})
         return cls(model.to_hf(), copies["model"], copies["learner"])
 
     def write(self, folder: Path) -> None:

@@ -15,6 +15,7 @@ from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_folder import published_views
 from agentgym.trainers.checkpoints.checkpoint import LocalContent, load_learner
 from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.config import TrainConfig
@@ -86,7 +87,7 @@ class LocalWeights:
 
     def copy(self) -> LocalContent:
         """Copies all tensors in memory."""
-        return LocalContent.of(self.model, self.learner.state_dict(), self.memory)
+        return LocalContent.of(self.model, published_views(self.model), self.learner.state_dict(), self.memory)
 
     def load(self, checkpoint: Path) -> None:
         """Loads the learner's whole state."""

@@ -18,14 +18,14 @@ from torch import Tensor
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.language_model import LanguageModel
 from agentgym.settings import check_above_zero, check_at_least
-from agentgym.trainers.learner.lora import Adapters, Unadapted
-from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.learner.lora import Unadapted
 from agentgym.trainers.learner.token_logprobs import score_targets
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
 from agentgym.trainers.sft.demonstrations import Demonstration
 from agentgym.trainers.sft.lesson_batches import TargetRows, cut_batch, lesson_workers, most_tokens
+from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.loop import Validation
 
 __all__ = ["Pair", "PreferenceConfig", "PreferenceLoss", "PreferenceStep", "learn_preferences", "preference_loss"]
@@ -87,6 +87,16 @@ class PreferenceConfig:
         if self.label_smoothing and self.loss != "sigmoid":
             raise ConfigError(f"label_smoothing is of the loss sigmoid, not of {self.loss}")
 
+    def begin(self, model: LanguageModel, first: LanguageModel | None = None) -> LessonState:
+        """Returns the state of a model that has learned nothing yet.
+
+        `first` has the weights that it is held against, where they are not its own. Adapters need no such copy.
+        """
+        state = LessonState(model, self.lora, self.with_optimizer(model).optimizer, self.steps)
+        if state.adapters is None:
+            state.first = (copy.deepcopy(model) if first is None else first).requires_grad_(False)
+        return state
+
     def with_optimizer(self, model: LanguageModel) -> PreferenceConfig:
         """Returns the settings with the optimizer and the rate for this model, where none is given."""
         size = sum(parameter.numel() for parameter in model.parameters())
@@ -132,43 +142,43 @@ def preference_loss(chosen_P: Tensor, rejected_P: Tensor, config: PreferenceConf
 
 
 def learn_preferences(
-    model: LanguageModel,
+    pupil: LanguageModel | LessonState,
     pairs: Iterator[Pair],
     config: PreferenceConfig,
     *,
     validation: Validation[Pair] | None = None,
     on_step: Callable[[PreferenceStep], None] = lambda step: None,
 ) -> None:
-    """Trains `model` in place on `config.pairs` pairs a step; the first weights are kept as the reference.
+    """Trains a model in place on `config.pairs` pairs a step; the first weights are kept as the reference.
 
+    With the state of one that has learned already, training goes on; `pairs` begin with what comes next then.
     An exception of `on_step` ends the training between two steps. Raises TrainingHalted for a gradient that is not
-    finite, with the weights of the step before. Adapters are merged into the weights at the end, whatever ends it.
+    finite, with the weights of the step before. Adapters are merged into the weights at the end, whatever ends it,
+    but not those of a state.
     """
-    config = config.with_optimizer(model)
+    state = pupil if isinstance(pupil, LessonState) else config.begin(pupil)
+    model, first = state.model, state.first
     model.set_recompute(config.activation_checkpointing)
-    adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
-    reference = adapters.reference if adapters is not None else copy.deepcopy(model).requires_grad_(False)
-    optimizer = PolicyOptimizer(model, config.lora.optimizer_settings(config.optimizer), config.steps)
-    started = time.perf_counter()
+    started = time.perf_counter() - state.elapsed_s
     with lesson_workers(model, config.threads) as workers:
         try:
-            for step in range(1, config.steps + 1):
+            for step in range(state.num_done + 1, config.steps + 1):
                 batch = list(itertools.islice(pairs, config.pairs))
-                sums = _add_gradients(model, reference, batch, workers, optimizer.parameters, config)
-                norm = workers.run(optimizer.step)
+                sums = _add_gradients(model, first, batch, workers, state.optimizer.parameters, config)
+                norm = workers.run(state.optimizer.step)
                 if not math.isfinite(norm):
                     raise TrainingHalted(
                         f"the gradient of preference step {step} is not finite; lower the learning rate"
                     )
                 report = _report(step, batch, sums, norm, time.perf_counter() - started)
                 if validation is not None and validation.is_due(step, config.steps):
-                    measure = partial(mean_over_pairs, model, reference, validation.rows, config)
+                    measure = partial(mean_over_pairs, model, first, validation.rows, config)
                     loss, accuracy, *_ = workers.run(measure).tolist()
                     report = replace(report, validation_loss=loss, validation_accuracy=accuracy)
                 on_step(report)
         finally:
-            if adapters is not None:
-                workers.run(adapters.merge)
+            if state is not pupil:
+                state.merge()
 
 
 def _add_gradients(

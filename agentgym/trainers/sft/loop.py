@@ -20,14 +20,13 @@ from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.routing import BatchRouting
 from agentgym.settings import check_at_least
-from agentgym.trainers.learner.lora import Adapters
-from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.learner.token_logprobs import score_targets
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
 from agentgym.trainers.sft.lesson_batches import TargetRows, cut_batch, lesson_workers, most_tokens
+from agentgym.trainers.sft.lesson_state import LessonState
 
 __all__ = ["ImitationConfig", "ImitationStep", "Validation", "imitate", "learn", "mean_loss", "passes"]
 
@@ -59,6 +58,10 @@ class ImitationConfig:
         check_at_least(1, self, "steps", "episodes", "threads")
         if self.micro_batch_tokens is not None:
             check_at_least(1, self, "micro_batch_tokens")
+
+    def begin(self, model: LanguageModel) -> LessonState:
+        """Returns the state of a model that has learned nothing yet."""
+        return LessonState(model, self.lora, self.with_optimizer(model).optimizer, self.steps)
 
     def with_optimizer(self, model: LanguageModel) -> ImitationConfig:
         """Returns the settings with the optimizer and the rate for this model, where none is given."""
@@ -111,7 +114,7 @@ def imitate(
 
 
 def learn(
-    model: LanguageModel,
+    pupil: LanguageModel | LessonState,
     renderer: Renderer,
     shown: Iterator[Demonstration],
     config: ImitationConfig,
@@ -119,32 +122,32 @@ def learn(
     validation: Validation[Demonstration] | None = None,
     on_step: Callable[[ImitationStep], None] = lambda step: None,
 ) -> None:
-    """Trains `model` in place on the demonstrations `shown`, `config.episodes` per step.
+    """Trains a model in place on the demonstrations `shown`, `config.episodes` per step.
 
+    With the state of one that has learned already, training goes on; `shown` begins with what comes next then.
     Ids past the model's context window are not learned. An exception of `on_step` ends the training between two steps.
     Raises TrainingHalted for a gradient that is not finite, with the weights of the step before. Adapters are merged
-    into the weights at the end, whatever ends the training.
+    into the weights at the end, whatever ends the training, but not those of a state.
     """
+    state = pupil if isinstance(pupil, LessonState) else config.begin(pupil)
+    model = state.model
     if renderer.vocab_size > model.vocab_size:
         raise ConfigError(
             f"the tokenizer has {renderer.vocab_size} ids and the model only {model.vocab_size}: use the"
             " tokenizer that belongs to the model"
         )
-    config = config.with_optimizer(model)
     model.set_recompute(config.activation_checkpointing)
-    adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
-    optimizer = PolicyOptimizer(model, config.lora.optimizer_settings(config.optimizer), config.steps)
     most = most_tokens(model, config.micro_batch_tokens)
-    started = time.perf_counter()
+    started = time.perf_counter() - state.elapsed_s
     with lesson_workers(model, config.threads) as workers:
         try:
-            for step in range(1, config.steps + 1):
+            for step in range(state.num_done + 1, config.steps + 1):
                 batch = [
                     demonstration.first(model.context_window + 1)
                     for demonstration in itertools.islice(shown, config.episodes)
                 ]
-                loss = _add_gradients(model, batch, workers, optimizer.parameters, most)
-                norm = workers.run(optimizer.step)
+                loss = _add_gradients(model, batch, workers, state.optimizer.parameters, most)
+                norm = workers.run(state.optimizer.step)
                 if not math.isfinite(norm):
                     raise TrainingHalted(
                         f"the gradient of imitation step {step} is not finite; lower the learning rate"
@@ -155,8 +158,8 @@ def learn(
                     report = replace(report, validation_loss=measured)
                 on_step(report)
         finally:
-            if adapters is not None:
-                workers.run(adapters.merge)
+            if state is not pupil:
+                state.merge()
 
 
 @torch.no_grad()

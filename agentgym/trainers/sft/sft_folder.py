@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from safetensors import SafetensorError
@@ -15,7 +17,11 @@ from safetensors import SafetensorError
 from agentgym.errors import RunFolderError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import save_model_folder
-from agentgym.trainers.checkpoints.checkpoint import copy_tokenizer
+from agentgym.rollout.record.manifest import replace_file
+from agentgym.trainers.checkpoints.checkpoint import Checkpoint, Snapshot, copy_tokenizer
+from agentgym.trainers.checkpoints.writer import Checkpoints
+from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.types import JSON
 
 if TYPE_CHECKING:
@@ -24,17 +30,79 @@ if TYPE_CHECKING:
 __all__ = ["SftFolder"]
 
 
-class SftFolder:
-    """A folder with `config.yaml` and `metrics.jsonl` from the start, and the model and tokenizer once saved."""
+_FREE = ("agentgym", "steps", "epochs", "checkpoint_minutes")
+"""The settings that a resumed run may have others of."""
 
-    def __init__(self, path: Path, settings: Mapping[str, JSON]) -> None:
-        """Makes a new folder; raises RunFolderError if `path` exists and is not an empty folder."""
+
+class SftFolder:
+    """A folder with `config.yaml` and `metrics.jsonl` from the start, and the model and tokenizer once saved.
+
+    Until then it has a checkpoint, if learning takes long.
+    """
+
+    def __init__(
+        self, path: Path, settings: Mapping[str, JSON], *, resume: bool = False, minutes: float | None = None
+    ) -> None:
+        """Makes a new folder, or opens that of a run to `resume`, at its newest checkpoint.
+
+        A checkpoint is written every so many `minutes`, 0 for each step; None writes none.
+        Raises RunFolderError if `path` exists and is not an empty folder, or has no such run, or one with other
+        settings.
+        """
         self.path = path
+        self.recorded: list[dict[str, Any]] = []
+        """The lines of metrics.jsonl up to the checkpoint."""
+        self.checkpoint: Checkpoint | None = None
+        self._every_s = None if minutes is None else 60 * minutes
+        self._saved_s = time.monotonic()
+        self._checkpoints = Checkpoints(path, CheckpointConfig(every=1, keep=1, keep_best=None))
         with self._convert_errors():
+            if resume:
+                self._reopen(settings)
+                return
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise RunFolderError(f"{str(path)!r} is taken already: give another --output, or remove it")
             path.mkdir(parents=True, exist_ok=True)
             (path / "config.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
+
+    def _reopen(self, settings: Mapping[str, JSON]) -> None:
+        stored = yaml.safe_load((self.path / "config.yaml").read_text())
+        changed = [name for name in settings if name not in _FREE and stored.get(name) != settings[name]]
+        if changed:
+            diff = "; ".join(f"{name}: {stored.get(name)!r} there, {settings[name]!r} here" for name in changed)
+            raise RunFolderError(f"{str(self.path)!r} has other settings ({diff}); resume with the same ones")
+        self.checkpoint = self._checkpoints.resume()
+        if self.checkpoint is None and (self.path / "model.safetensors").exists():
+            ended = "it has learned all its steps, or ended before its first checkpoint"
+            raise RunFolderError(f"{str(self.path)!r} has no checkpoint to go on from: {ended}")
+        metrics = self.path / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        kept = lines[: self.checkpoint.step if self.checkpoint else 0]
+        replace_file(metrics, "".join(f"{line}\n" for line in kept))
+        self.recorded = [json.loads(line) for line in kept]
+
+    def save_state(self, state: LessonState, source: Path, *, at_once: bool = False) -> bool:
+        """Starts to write a checkpoint, if one is due or wanted `at_once`; returns whether it did.
+
+        `source` has the tokenizer.
+        """
+        now = time.monotonic()
+        if self._every_s is None or not state.num_done or (now - self._saved_s < self._every_s and not at_once):
+            return False
+        self._checkpoints.wait()
+        self._saved_s = now
+        snapshot = Snapshot(step=state.num_done, content=state.copy(), tokenizer=source, tasks={}, random={})
+        self._checkpoints.save(snapshot, ())
+        return True
+
+    @property
+    def saves(self) -> bool:
+        """Returns whether checkpoints are written."""
+        return self._every_s is not None
+
+    def close(self) -> None:
+        """Waits until the last checkpoint is written."""
+        self._checkpoints.close()
 
     def write_metrics(self, step: DataclassInstance) -> None:
         """Appends one step's line: the fields of its report."""
@@ -42,11 +110,14 @@ class SftFolder:
         with self._convert_errors(), open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(rounded) + "\n")
 
-    def save_model(self, model: LanguageModel, source: Path) -> None:
-        """Writes the model, with the tokenizer's files of the folder `source`."""
+    def save_model(self, model: LanguageModel, source: Path, *, is_last: bool) -> None:
+        """Writes the model, with the tokenizer's files of the folder `source`; the last replaces the checkpoints."""
         with self._convert_errors():
             copy_tokenizer(source, self.path)
             save_model_folder(model, self.path)
+            if is_last:
+                self.close()
+                shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:

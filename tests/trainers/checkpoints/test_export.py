@@ -11,7 +11,7 @@ import torch
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import load_decoder
+from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.checkpoints.checkpoint import LocalContent, Snapshot
 from agentgym.trainers.checkpoints.export import export_model, find_checkpoint
@@ -35,7 +35,8 @@ def trained(tmp_path: Path) -> tuple[Path, Callable[[int], Decoder]]:
     checkpoints = Checkpoints(run, CheckpointConfig())
     metrics = [{"step": step, "success": float(step == 2)} for step in (1, 2, 3)]
     for step in (1, 2, 3):
-        content = LocalContent.of(model_of(step), {}, CopyMemory())
+        model = model_of(step)
+        content = LocalContent.of(model, published_views(model), {}, CopyMemory())
         made = Snapshot(step=step, content=content, tokenizer=embedded_folder(), tasks={}, random={})
         checkpoints.save(made, metrics[:step])
     checkpoints.close()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import load_decoder, reading
+from agentgym.model.model_folder import load_decoder, published_views, reading
 from agentgym.rollout.record.manifest import write_manifest
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.checkpoint import (
@@ -71,7 +71,7 @@ class Unwritable(Snapshot):
 
 def snapshot(model: Decoder, step: int, kind: type[Snapshot] = Snapshot, **more: object) -> Snapshot:
     learner = {"optimizer": {"num_steps": step, "state": {0: {"mean": torch.full((3,), float(step))}}}}
-    content = LocalContent.of(model, learner, CopyMemory())
+    content = LocalContent.of(model, published_views(model), learner, CopyMemory())
     made = Snapshot(step=step, content=content, tokenizer=embedded_folder(), tasks={"seen": step}, random={})
     return kind(**vars(made), **more)
 
@@ -178,7 +178,7 @@ def test_what_is_written_is_the_model_of_the_step_whatever_became_of_it_meanwhil
     mean = torch.ones(3)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
-    content = LocalContent.of(model, {"state": {0: mean, 1: [mean]}}, CopyMemory())
+    content = LocalContent.of(model, published_views(model), {"state": {0: mean, 1: [mean]}}, CopyMemory())
     made = Snapshot(step=1, content=content, tokenizer=embedded_folder(), tasks={}, random={})
     held = Held(**vars(made), go=go)
     path = checkpoints.save(held, [])

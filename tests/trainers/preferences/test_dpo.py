@@ -36,6 +36,7 @@ from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration
 from agentgym.trainers.sft.loop import Validation
+from agentgym.trainers.sft.sft_folder import SftFolder
 
 Tiny = Callable[..., Decoder]
 
@@ -265,3 +266,31 @@ def test_the_command_learns_writes_a_model_and_says_what_it_did(
     assert "--pairs FILE or --episodes RUN" in capsys.readouterr().err
     assert main(["dpo", "--pairs", str(tmp_path / "none.jsonl")]) == 2
     assert "no file" in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [[], ["--lora.rank", "2"]])
+def test_the_command_goes_on_against_the_first_weights(
+    more: list[str], finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["dpo", "--episodes", str(finished_run), "--steps", "5", "--batch-size", "2", *more]
+    assert main([*words, "--optimizer.learning-rate", "1e-3", "--output", str(tmp_path / "whole")]) == 0
+    write = SftFolder.write_metrics
+
+    def die(folder: SftFolder, step: Any) -> None:
+        write(folder, step)
+        if step.step == 4:
+            folder.close()
+            raise KeyError("power")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SftFolder, "write_metrics", die)
+        with pytest.raises(KeyError):
+            cut = ["--checkpoint-minutes", "0", "--optimizer.learning-rate", "1e-3", "--output", str(tmp_path / "cut")]
+            main([*words, *cut])
+    assert main(["dpo", "--resume", "--output", str(tmp_path / "cut")]) == 0
+    whole, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut"))
+    assert whole == again
+    lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "cut")]
+    margins = [[json.loads(line)["margin"] for line in own] for own in lines]
+    assert margins[0] == margins[1] and len(margins[0]) == 5
