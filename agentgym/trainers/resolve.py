@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from agentgym.errors import ConfigError
 from agentgym.model.model_folder import count_parameters
@@ -18,9 +18,12 @@ from agentgym.trainers.checkpoints.run_folder import read_settings
 from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.learner.objective import policy_loss
 from agentgym.trainers.settings.collapse import SymptomName
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 __all__ = ["inapplicable_symptoms", "resolve_config", "with_optimizer"]
 
+S = TypeVar("S", OptimizerConfig, LearnerConfig)
 NO_ADVANTAGE = "none"
 """The estimator that credits nothing."""
 
@@ -69,15 +72,21 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
 def with_optimizer(config: TrainConfig, folder: Path, resumed: Path | None = None) -> TrainConfig:
     """Returns the run with the optimizer and the rate of the run that is resumed, or else that its model usually has.
 
-    `folder` is that of the model. Settings that are given stay.
+    `folder` is that of the model. Settings that are given stay. A resumed run keeps its micro-batches too.
     """
-    optimizer = config.optimizer
+    optimizer, learner = config.optimizer, config.learner
     if resumed is not None:
-        recorded = cast(Mapping[str, Any], read_settings(resumed).get("optimizer", {}))
-        names = [name for name in ("name", "learning_rate") if getattr(optimizer, name) is None]
-        missing: dict[str, Any] = {name: recorded.get(name) for name in names}
-        optimizer = replace(optimizer, **missing)
-    return replace(config, optimizer=optimizer.for_size(count_parameters(folder)))
+        recorded = read_settings(resumed)
+        optimizer = _with_recorded(optimizer, recorded.get("optimizer"), "name", "learning_rate")
+        learner = _with_recorded(learner, recorded.get("learner"), "micro_batch_tokens")
+    return replace(config, optimizer=optimizer.for_size(count_parameters(folder)), learner=learner)
+
+
+def _with_recorded(settings: S, recorded: object, *names: str) -> S:
+    """Returns the settings, with the recorded ones for those of the names that are None."""
+    known = recorded if isinstance(recorded, Mapping) else {}
+    missing: dict[str, Any] = {name: known.get(name) for name in names if getattr(settings, name) is None}
+    return replace(settings, **missing)
 
 
 def _check_algorithm(config: TrainConfig) -> None:

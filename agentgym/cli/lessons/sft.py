@@ -101,7 +101,8 @@ class SftOptions:
     """The type of weights and passes, and of the model that is written; `auto` is bfloat16 on a GPU, with an optimizer
     that steps on float32 copies, and float32 on a CPU."""
     micro_batch_tokens: int | None = None
-    """The most tokens of a forward pass; a row is never split. None is no bound on a CPU, and 16,384 on a GPU."""
+    """The most tokens of a forward pass; a row is never split. None is no bound on a CPU,
+    and on a GPU what its memory allows, up to 16,384."""
     activation_checkpointing: bool = False
     """Recompute inner states in the backward pass: a third more arithmetic, and far less memory."""
     optimizer: OptimizerConfig = field(default_factory=lambda: ImitationConfig().optimizer)

@@ -87,7 +87,7 @@ class Learner:
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:
-            sizes = {"total_steps": num_steps, "micro_batch_tokens": config.micro_batch_tokens}
+            sizes = {"total_steps": num_steps, "micro_batch_tokens": config.pass_tokens}
             self.critic = Critic(self.model, config.critic, optimizer, world=self.world, **sizes)
         self._shared = self.critic if config.critic.trunk == "shared" else None
         further = () if self._shared is None else self._shared.head.parameters()
@@ -275,7 +275,7 @@ class Learner:
         return self._every_target(lambda part: self._logp(model, part, temperature), self._share(batch))
 
     def _share(self, batch: TrainingBatch) -> Share:
-        return self.world.share(batch, self.config.micro_batch_tokens)
+        return self.world.share(batch, self.config.pass_tokens)
 
     def _scores(
         self, hidden_OE: Tensor, head_VE: Tensor, part: TrainingBatch, exchange: Exchange, temperature: float

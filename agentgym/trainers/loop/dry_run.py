@@ -19,6 +19,7 @@ from agentgym.model.model_name import model_folder
 from agentgym.model.policy import backend_line
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.lora import adapt
+from agentgym.trainers.learner.pass_tokens import activation_numbers
 from agentgym.trainers.loop.run_tasks import open_tasks
 from agentgym.trainers.loop.token_budget import with_token_budget
 from agentgym.trainers.parts.engine import check_model_settings, engine_window, learner_bytes, load_model
@@ -60,7 +61,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     cache = 2 * num_slots * reserved * sum(kv.num_heads * kv.width for kv in model.kv_shapes)
     learner, ahead = config.learner, config.max_staleness > 0
     threads = learner.threads or 2
-    activations = threads * max(learner.micro_batch_tokens, window) * _activations_per_token(model)
+    activations = threads * max(learner.pass_tokens, window) * model.num_layers * activation_numbers(model)
     trained, what = _count_trained_parameters(model, config)
     critics = 2 if learner.critic.trunk == "own" else 1  # gradients and AdamW's two means, for each
     weights = parameters * (critics + (1 if learner.kl.coefficient else 0))
@@ -80,19 +81,11 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         ("first prompt tokens", prompt, f"of a window of {window}"),
         ("most tokens per reply", min(config.limits.turn_tokens or window, window), "limits.turn_tokens"),
         ("most tokens per step", episodes * window, "if every episode filled the window"),
-        ("micro-batch tokens", config.learner.micro_batch_tokens, "of one forward and backward pass"),
+        ("micro-batch tokens", config.learner.pass_tokens, "of one forward and backward pass"),
         ("model parameters", parameters, _describe(model, folder)),
         ("trained parameters", trained, what),
         ("memory MB", memory, "a rough bound: weights, optimizer, cache, activations, libraries"),
     ]
-
-
-def _activations_per_token(model: LanguageModel) -> int:
-    """Returns the numbers that all layers keep of a token for the backward pass, about."""
-    if not isinstance(model, Decoder):
-        return 40 * model.width * model.num_layers
-    shape = model.config
-    return shape.num_layers * (12 * shape.width + 4 * shape.ffn_width + 4 * shape.num_heads * shape.head_width)
 
 
 def _describe(model: LanguageModel, folder: Path) -> str:

@@ -46,7 +46,7 @@ from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.monitoring.target import has_stalled, is_target_near
 from agentgym.trainers.monitoring.watch import CollapseWatch
 from agentgym.trainers.parallel.gradient_threads import one_core
-from agentgym.trainers.parts.engine import check_model_settings, model_of_run
+from agentgym.trainers.parts.engine import check_model_settings, model_of_run, with_pass_tokens
 from agentgym.trainers.parts.parts import Origin, RunParts
 from agentgym.trainers.resolve import inapplicable_symptoms, with_optimizer
 from agentgym.trainers.settings.optimizer import BIG
@@ -346,7 +346,7 @@ def open_run(
     config = with_token_budget(replace(config, family=family, date=written, chat_template_kwargs=variables))
     source, config = open_tasks(config, renderer)
     tracking = Tracking(config.trackers, config.tracking)
-    folder, checkpoint, model = _open_folder(config, path, first_folder, resume=resume)
+    config, folder, checkpoint, model = _open_folder(config, path, first_folder, resume=resume)
     if checkpoint:
         source.load(checkpoint.tasks)
     recorded: list[dict[str, Any]] = folder.steps() if resume else []
@@ -373,15 +373,16 @@ def open_run(
 
 def _open_folder(
     config: TrainConfig, path: Path, first_folder: Path, *, resume: bool
-) -> tuple[RunFolder, Checkpoint | None, LanguageModel]:
-    """Returns the run's folder, a new one or that which is resumed, with its newest checkpoint and its model."""
+) -> tuple[TrainConfig, RunFolder, Checkpoint | None, LanguageModel]:
+    """Returns the run's settings, its folder, a new one or that which is resumed, its checkpoint and its model."""
     if resume:
         folder, checkpoint = RunFolder.reopen(path, config)
-        return folder, checkpoint, model_of_run(checkpoint.path if checkpoint else first_folder, config)
+        return config, folder, checkpoint, model_of_run(checkpoint.path if checkpoint else first_folder, config)
     model = model_of_run(first_folder, config)
     check_forward(model, first_folder)
     check_model_settings(model, config)
-    return RunFolder.create(path, config), None, model
+    config = with_pass_tokens(config, model)
+    return config, RunFolder.create(path, config), None, model
 
 
 def _find_model(config: TrainConfig, resumed: Path | None) -> tuple[TrainConfig, Path]:

@@ -29,6 +29,7 @@ from agentgym.model.policy import empty_policy, folder_config, load_policy
 from agentgym.model.published_weights import Weights
 from agentgym.settings import convert_function_errors
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.pass_tokens import fitting_tokens
 from agentgym.trainers.settings.router import RouterConfig
 
 __all__ = [
@@ -120,6 +121,24 @@ def learner_bytes(config: TrainConfig, model: LanguageModel) -> int:
         return copies
     masters = 4 * size if learner.weights_dtype == "bfloat16" else 0
     return copies + masters + _OPTIMIZER_BYTES * size
+
+
+def with_pass_tokens(config: TrainConfig, model: LanguageModel) -> TrainConfig:
+    """Returns the run with the tokens of a forward pass, which the GPU of this process has memory for."""
+    learner, kept, share = config.learner, float(learner_bytes(config, model)), 1.0
+    if learner.micro_batch_tokens is not None or config.executor == "ray":
+        return config
+    if config.engine in ("sglang", "vllm"):
+        kept += _SHARED_GPU * _gpu_memory(model) if not config.servers_sleep else 0.0
+    else:
+        share = 0.5  # the engine in process takes as much for keys and values
+    tokens = fitting_tokens(model, recomputes=learner.activation_checkpointing, kept=kept, share=share)
+    return replace(config, learner=replace(learner, micro_batch_tokens=tokens))
+
+
+def _gpu_memory(model: LanguageModel) -> int:
+    device = model.embed.device
+    return int(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else 0
 
 
 _OPTIMIZER_BYTES = 12

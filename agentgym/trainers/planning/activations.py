@@ -18,7 +18,7 @@ MASK_BYTES = 4
 def rows_together(config: PlanConfig) -> int:
     """Returns the number of a group's rows that a micro-batch holds; their prompt counts once."""
     episode = config.episode
-    room = config.learner.micro_batch_tokens - episode.prompt_tokens
+    room = config.learner.pass_tokens - episode.prompt_tokens
     return max(1, min(config.group_size, room // episode.own_tokens))
 
 
@@ -26,7 +26,7 @@ def _groups_and_tokens(config: PlanConfig) -> tuple[float, float]:
     """Returns how many groups a micro-batch holds, and its computed tokens; both may be of a part of a group."""
     learner, episode, together = config.learner, config.episode, rows_together(config)
     one_group = episode.prompt_tokens + together * episode.own_tokens
-    further = min(learner.micro_batch_tokens, config.tasks * one_group) if together == config.group_size else 0
+    further = min(learner.pass_tokens, config.tasks * one_group) if together == config.group_size else 0
     computed = max(one_group, further)
     return computed / one_group, float(computed)
 

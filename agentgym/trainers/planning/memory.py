@@ -123,7 +123,7 @@ def micro_batches(config: PlanConfig) -> int:
     computed = config.tasks * (prompts * episode.prompt_tokens + group_size * episode.own_tokens)
     episodes = config.tasks * group_size
     uneven = ceil(episodes / shares) * shares / episodes
-    at_once = shares * learner.minibatches * learner.micro_batch_tokens
+    at_once = shares * learner.minibatches * learner.pass_tokens
     return max(1, ceil(uneven * computed / at_once))
 
 

@@ -71,7 +71,8 @@ class PreferenceConfig:
     threads: int = 2
     """CPU threads that share a step's pairs; changes how they are split, so it belongs to the recipe."""
     micro_batch_tokens: int | None = None
-    """The most tokens of a forward pass; a pair is never split. None is no bound on a CPU, and 16,384 on a GPU."""
+    """The most tokens of a forward pass; a pair is never split. None is no bound on a CPU,
+    and on a GPU what its memory allows, up to 16,384."""
     activation_checkpointing: bool = False
     """Recomputes each layer's inner states in the backward pass: more arithmetic, and less memory."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -159,6 +160,8 @@ def learn_preferences(
     state = pupil if isinstance(pupil, LessonState) else config.begin(pupil)
     model, first = state.model, state.first
     model.set_recompute(config.activation_checkpointing)
+    most = most_tokens(model, config.micro_batch_tokens, recomputes=config.activation_checkpointing)
+    config = replace(config, micro_batch_tokens=most)
     started = time.perf_counter() - state.elapsed_s
     with lesson_workers(model, config.threads) as workers:
         try:
@@ -190,8 +193,7 @@ def _add_gradients(
     config: PreferenceConfig,
 ) -> Tensor:
     """Adds the gradient of the mean loss over the pairs; returns sums of loss, accuracy and rewards over the pairs."""
-    most = most_tokens(model, config.micro_batch_tokens)
-    parts = cut_batch(batch, _num_tokens, workers.num_threads, most)
+    parts = cut_batch(batch, _num_tokens, workers.num_threads, config.micro_batch_tokens)
 
     def loss_of(part: Sequence[Pair]) -> MicroResult[Tensor]:
         loss, sums = pair_sums(model, reference, part, config)
@@ -205,9 +207,8 @@ def mean_over_pairs(
     model: LanguageModel, reference: LanguageModel | Unadapted, pairs: Sequence[Pair], config: PreferenceConfig
 ) -> Tensor:
     """Returns the means of loss, accuracy and rewards over all pairs, `config.pairs` at a time."""
-    most = most_tokens(model, config.micro_batch_tokens)
     batches = [pairs[start : start + config.pairs] for start in range(0, len(pairs), config.pairs)]
-    parts = [part for batch in batches for part in cut_batch(batch, _num_tokens, 1, most)]
+    parts = [part for batch in batches for part in cut_batch(batch, _num_tokens, 1, config.micro_batch_tokens)]
     return torch.stack([pair_sums(model, reference, part, config)[1] for part in parts]).sum(0) / len(pairs)
 
 

@@ -15,7 +15,10 @@ from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 from agentgym.trainers.settings.router import RouterConfig
 
-__all__ = ["LearnerConfig"]
+__all__ = ["CPU_TOKENS", "LearnerConfig"]
+
+CPU_TOKENS = 2048
+"""The tokens of a forward pass where none are set and no GPU computes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,9 @@ class LearnerConfig:
     ema_decay: float | None = None
     """Keeps an exponential moving average of the weights, in float32, that retains this share of itself at each
     optimizer step, such as 0.99. `agentgym export --ema` writes it. None keeps none."""
-    micro_batch_tokens: int = 2048
-    """Tokens of one forward pass; rows are never split. Ranks that share their passes (`mesh`) have them together."""
+    micro_batch_tokens: int | None = None
+    """Tokens of one forward pass; rows are never split. Ranks that share their passes (`mesh`) have them together. None
+    is 2,048, and in one process on a GPU up to 16,384, as its memory allows."""
     device: str = "cpu"
     """The device on which a run in one process keeps the model, learns and, with engine local, samples: `cpu`, `cuda`,
     `cuda:1`. On a cluster, ray.gpus_per_learner and ray.gpus_per_engine set it."""
@@ -90,7 +94,7 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches", "micro_batch_tokens"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
         if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
             raise ConfigError(f"ema_decay is above 0 and below 1, such as 0.99, got {self.ema_decay}; None keeps none")
@@ -113,6 +117,11 @@ class LearnerConfig:
         if self.shares not in (None, num_shares):
             remedy = f"leave learner.shares out, or give the run as many learners as shares ({self.shares})"
             raise ConfigError(f"learner.shares is {self.shares}, and {num_ranks} ranks have {num_shares}: {remedy}")
+
+    @property
+    def pass_tokens(self) -> int:
+        """The tokens of one forward pass."""
+        return self.micro_batch_tokens or CPU_TOKENS
 
     @property
     def num_threads(self) -> int:

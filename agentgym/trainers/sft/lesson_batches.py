@@ -12,6 +12,7 @@ from torch import Tensor
 
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.learner.pass_tokens import fitting_tokens
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, one_core
 from agentgym.trainers.sft.demonstrations import Demonstration
 
@@ -19,13 +20,16 @@ __all__ = ["TargetRows", "cut_batch", "lesson_workers", "most_tokens"]
 
 T = TypeVar("T")
 
-GPU_TOKENS = 16_384
-"""The tokens of a forward pass on a GPU where nothing is set."""
+_STATE_BYTES = 16
+"""The bytes of a weight's float32 copy, its gradient and AdamW's two means."""
 
 
-def most_tokens(model: LanguageModel, given: int | None) -> int | None:
+def most_tokens(model: LanguageModel, given: int | None, *, recomputes: bool) -> int | None:
     """Returns the most tokens of a forward pass; None is no bound, which a CPU has where none is given."""
-    return GPU_TOKENS if given is None and model.embed.device.type != "cpu" else given
+    if given is not None or model.embed.device.type == "cpu":
+        return given
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return fitting_tokens(model, recomputes=recomputes, kept=_STATE_BYTES * trained)
 
 
 def cut_batch(batch: Sequence[T], size: Callable[[T], int], num_parts: int, most: int | None) -> list[Sequence[T]]:

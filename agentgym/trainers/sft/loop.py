@@ -49,7 +49,8 @@ class ImitationConfig:
     threads: int = 2
     """CPU threads that share a step's demonstrations; changes how they are split, so it belongs to the recipe."""
     micro_batch_tokens: int | None = None
-    """The most tokens of a forward pass; a row is never cut. None is no bound on a CPU, and 16,384 on a GPU."""
+    """The most tokens of a forward pass; a row is never cut. None is no bound on a CPU,
+    and on a GPU what its memory allows, up to 16,384."""
     activation_checkpointing: bool = False
     """Recomputes each layer's inner states in the backward pass: more arithmetic, and less memory."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -137,7 +138,7 @@ def learn(
             " tokenizer that belongs to the model"
         )
     model.set_recompute(config.activation_checkpointing)
-    most = most_tokens(model, config.micro_batch_tokens)
+    most = most_tokens(model, config.micro_batch_tokens, recomputes=config.activation_checkpointing)
     started = time.perf_counter() - state.elapsed_s
     with lesson_workers(model, config.threads) as workers:
         try:

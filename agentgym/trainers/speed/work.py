@@ -42,7 +42,7 @@ def update_work(batch: TrainingBatch, learner: LearnerConfig, model: LanguageMod
     padded = computed = 0
     for minibatch in batch.minibatches(learner.minibatches):
         rows = minibatch.ids_N.cpu().split(minibatch.seqlens)
-        for portion in minibatch.portions(learner.micro_batch_tokens):
+        for portion in minibatch.portions(learner.pass_tokens):
             padded += len(portion) * max(minibatch.seqlens[row] for row in portion)
             computed += num_computed([rows[row] for row in portion])
     epochs, num_trained = learner.epochs, batch.num_trained_tokens
