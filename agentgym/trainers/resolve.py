@@ -63,7 +63,7 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     optimizer = config.optimizer
     check_optimizer(optimizer.name or "adamw", optimizer.learning_rate or 1e-6, optimizer.settings)
     for step in (0, config.steps - 1):
-        position = {"step": step, "total_steps": config.steps, "warmup_steps": optimizer.warmup_steps}
+        position = {"step": step, "total_steps": config.steps, "warmup_steps": optimizer.warmup_steps or 0}
         schedule_share(optimizer.decay, optimizer.decay_settings, position)
     _check_algorithm(config)
     return config

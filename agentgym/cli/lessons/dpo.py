@@ -149,16 +149,15 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(DpoOptions, config_as_options(DpoOptions, args), prog="agentgym dpo")
     options.learning(1)  # refuses invalid settings before anything is read
     pupil = open_pupil(options)
-    options = replace(options, optimizer=options.learning(1).with_optimizer(pupil.model).optimizer)
     found = _read(options, options.pairs or options.episodes, pupil)
-    config = options.learning(len(found.pairs))
+    config = options.learning(len(found.pairs)).with_optimizer(pupil.model)
     validation = None
     if options.validation:
         every = -(-len(found.pairs) // options.batch_size)
         validation = Validation(_read(options, options.validation, pupil).pairs, every)
     named = Path([*options.pairs, *options.episodes][0]).resolve().stem
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
-    given = asdict(options) | pupil.chat_format | {"steps": config.steps}
+    given = asdict(replace(options, optimizer=config.optimizer)) | pupil.chat_format | {"steps": config.steps}
     saving = options.checkpoint_minutes
     folder = SftFolder(path, recorded_settings("dpo", given), resume=options.resume, minutes=saving)
     state = open_lesson(options, pupil, folder, config.begin)

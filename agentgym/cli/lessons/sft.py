@@ -230,19 +230,19 @@ def main(args: Sequence[str]) -> int:
     if env is not None:
         policy_for(env, options.policy)
     pupil = open_pupil(options)
-    optimizer = options.imitation(1).with_optimizer(pupil.model).optimizer
-    options = replace(options, date=pupil.chat_format["date"], optimizer=optimizer)
+    options = replace(options, date=pupil.chat_format["date"])
     lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)
-    given = asdict(options) | pupil.chat_format | {"steps": lesson.config.steps}
+    config = lesson.config.with_optimizer(pupil.model)
+    given = asdict(replace(options, optimizer=config.optimizer)) | pupil.chat_format | {"steps": config.steps}
     path, saving = options.output or _free_output(options), options.checkpoint_minutes
     folder = SftFolder(path, recorded_settings("sft", given), resume=options.resume, minutes=saving)
-    state = open_lesson(options, pupil, folder, lambda model, _: lesson.config.begin(model))
+    state = open_lesson(options, pupil, folder, lambda model, _: config.begin(model))
     display = _Display()
     for line in folder.recorded:
         display.note(ImitationStep(**line))
 
     def learn_lesson(on_step: Callable[[ImitationStep], None]) -> None:
-        shown, config = lesson.shown_after(state.num_done * options.batch_size), lesson.config
+        shown = lesson.shown_after(state.num_done * options.batch_size)
         learn(state, pupil.renderer, shown, config, validation=lesson.validation, on_step=on_step)
 
     try:

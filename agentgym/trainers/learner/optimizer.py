@@ -55,8 +55,8 @@ class PolicyOptimizer:
     def learning_rate(self) -> float:
         """The learning rate of the next step, before the factors of `rates` and `layer_decay`."""
         config = self.config
-        position = {"step": self.num_steps, "total_steps": self.total_steps, "warmup_steps": config.warmup_steps}
-        warm = min(1.0, (self.num_steps + 1) / max(1, config.warmup_steps))
+        position = {"step": self.num_steps, "total_steps": self.total_steps, "warmup_steps": config.num_warmup}
+        warm = min(1.0, (self.num_steps + 1) / max(1, config.num_warmup))
         return config.peak_rate * warm * schedule_share(config.decay, config.decay_settings, position)
 
     def step(self) -> float:

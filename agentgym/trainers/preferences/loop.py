@@ -32,7 +32,7 @@ __all__ = ["Pair", "PreferenceConfig", "PreferenceLoss", "PreferenceStep", "lear
 
 # Shape suffixes: P pairs, R rows (the better replies of all pairs, then the worse ones).
 
-USUAL = UsualOptimizer(("adamw", 5e-5), ("adamw", 1e-6))
+USUAL = UsualOptimizer(("adamw", 5e-5), ("adamw", 1e-6), 10)
 PreferenceLoss: TypeAlias = Literal["sigmoid", "ipo", "hinge"]
 
 
@@ -62,7 +62,7 @@ class PreferenceConfig:
     """The share of pairs whose order is taken for wrong (conservative DPO), in [0, 0.5); of `sigmoid`."""
     sft_weight: float = 0.0
     """The weight of the negative log likelihood of the better reply, per token, beside the loss."""
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(warmup_steps=10))
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer; its rate is 5e-5 below 50 million parameters, and 1e-6 above, where none is given."""
     steps: int = 100
     """Optimizer steps."""
@@ -101,7 +101,7 @@ class PreferenceConfig:
     def with_optimizer(self, model: LanguageModel) -> PreferenceConfig:
         """Returns the settings with the optimizer and the rate for this model, where none is given."""
         size = sum(parameter.numel() for parameter in model.parameters())
-        return replace(self, optimizer=self.optimizer.for_size(size, USUAL))
+        return replace(self, optimizer=self.optimizer.for_size(size, USUAL, self.steps))
 
 
 @dataclass(frozen=True, kw_only=True)

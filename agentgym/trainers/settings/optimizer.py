@@ -18,13 +18,14 @@ BIG = 50_000_000
 
 @dataclass(frozen=True)
 class UsualOptimizer:
-    """The optimizer and its peak rate where none is given: for models up to `BIG` parameters, and above."""
+    """The optimizer and its peak rate where none is given, for models up to `BIG` parameters and above; its warm-up."""
 
     small: tuple[str, float]
     big: tuple[str, float]
+    warmup_steps: int
 
 
-_USUAL = UsualOptimizer(("adamw", 4e-4), ("adamw", 1e-6))
+_USUAL = UsualOptimizer(("adamw", 4e-4), ("adamw", 1e-6), 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,9 @@ class OptimizerConfig:
     learning_rate: float | None = None
     """The peak rate. None goes by the model: 4e-4 suits the embedded one (a million parameters), and models of 50
     million or more get 1e-6, as in published runs. `sft` and `dpo` have rates of their own."""
-    warmup_steps: int = 2
-    """Optimizer steps over which the rate rises to its full value."""
+    warmup_steps: int | None = None
+    """Optimizer steps over which the rate rises to its full value. None is 2, and a tenth of the steps of `sft` and
+    `dpo`, at most 30 and 10."""
     decay: str = "constant"
     """The rate after the warm-up: `constant`; `linear` falls to zero over the second half of the run, `cosine` over all
     of it (Loshchilov and Hutter 2017); or your own as `path/to/file.py:name`."""
@@ -65,16 +67,33 @@ class OptimizerConfig:
     max_grad_norm: float = 1.0
     """The gradient is scaled down if its global 2-norm is above this."""
 
-    def for_size(self, num_parameters: int, usual: UsualOptimizer = _USUAL) -> OptimizerConfig:
-        """Returns the settings for a model of this size: with the usual optimizer and rate where none is given."""
+    def for_size(
+        self, num_parameters: int, usual: UsualOptimizer = _USUAL, steps: int | None = None
+    ) -> OptimizerConfig:
+        """Returns the settings for a model of this size: with the usual optimizer and rate where none is given.
+
+        The usual warm-up is at most a tenth of the `steps`, if they are known.
+        """
         name, rate = usual.small if num_parameters < BIG else usual.big
-        return replace(self, name=self.name or name, learning_rate=self.learning_rate or rate)
+        warmup = usual.warmup_steps if steps is None else min(usual.warmup_steps, steps // 10)
+        return replace(
+            self,
+            name=self.name or name,
+            learning_rate=self.learning_rate or rate,
+            warmup_steps=warmup if self.warmup_steps is None else self.warmup_steps,
+        )
 
     @property
     def peak_rate(self) -> float:
         """The learning rate, which `for_size` sets where none is given."""
         assert self.learning_rate is not None, "for_size sets it"
         return self.learning_rate
+
+    @property
+    def num_warmup(self) -> int:
+        """The steps of the warm-up, which `for_size` sets where none are given."""
+        assert self.warmup_steps is not None, "for_size sets them"
+        return self.warmup_steps
 
     def __post_init__(self) -> None:
         check_above_zero(self, *(["learning_rate"] if self.learning_rate is not None else []), "max_grad_norm")

@@ -32,7 +32,7 @@ __all__ = ["ImitationConfig", "ImitationStep", "Validation", "imitate", "learn",
 
 T = TypeVar("T")
 
-USUAL = UsualOptimizer(("muon", 2e-3), ("adamw", 2e-5))
+USUAL = UsualOptimizer(("muon", 2e-3), ("adamw", 2e-5), 30)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class ImitationConfig:
     """The settings of an imitation: its demonstrations, its optimizer and its length."""
 
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(warmup_steps=30, decay="linear"))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(decay="linear"))
     """The optimizer; without a name or rate it is Muon at 2e-3 below 50 million parameters, and AdamW at 2e-5 above."""
     steps: int = 500
     """Optimizer steps."""
@@ -67,7 +67,7 @@ class ImitationConfig:
     def with_optimizer(self, model: LanguageModel) -> ImitationConfig:
         """Returns the settings with the optimizer and the rate for this model, where none is given."""
         size = sum(parameter.numel() for parameter in model.parameters())
-        return replace(self, optimizer=self.optimizer.for_size(size, USUAL))
+        return replace(self, optimizer=self.optimizer.for_size(size, USUAL, self.steps))
 
 
 @dataclass(frozen=True, kw_only=True)

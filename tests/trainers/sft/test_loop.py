@@ -146,6 +146,8 @@ def test_a_large_model_is_taught_gently_where_nothing_is_given(
     monkeypatch.setattr("agentgym.trainers.settings.optimizer.BIG", 1000)
     large = ImitationConfig().with_optimizer(model).optimizer
     assert [(one.name, one.learning_rate) for one in (small, large)] == [("muon", 2e-3), ("adamw", 2e-5)]
+    short = ImitationConfig(steps=60).with_optimizer(model).optimizer
+    assert (small.warmup_steps, short.warmup_steps) == (30, 6), "a tenth of the steps at most"
 
 
 def test_equal_settings_give_equal_weights(tiny: Tiny, renderer: Renderer) -> None:
