@@ -159,7 +159,9 @@ class RecomputedLogprobs:
     def _problems(self, folder: Path, trajectories: Sequence[Trajectory]) -> list[str]:
         """Returns each episode's difference from the logprobs of the model in the folder, as text; "" for none."""
         config = self._config
-        plain = LearnerConfig(dtype=config.learner.weights_dtype, micro_batch_tokens=config.learner.micro_batch_tokens)
+        ran = config.learner
+        device = ran.device if torch.cuda.is_available() else "cpu"  # a run on a GPU may be checked anywhere
+        plain = LearnerConfig(device=device, dtype=ran.weights_dtype, micro_batch_tokens=ran.micro_batch_tokens)
         learner = Learner(
             load_model(folder, replace(config, learner=plain)),
             plain,
@@ -169,7 +171,7 @@ class RecomputedLogprobs:
         )
         try:
             batch = plain_batch(trajectories)
-            found = learner.logprobs(batch)
+            found = learner.logprobs(batch).cpu()
         finally:
             learner.close()
         off = (found - batch.sampled_logp_N[batch.mask_N]).abs()
