@@ -42,7 +42,7 @@ class ServerConfig:
     ready_s: float = 900.0
     """Seconds that a launched server may take to load the model."""
     log_folder: str = ""
-    """The folder for the logs of launched servers; empty is a new temporary folder."""
+    """The folder for the logs of launched servers; empty is a temporary one, deleted once its servers ended well."""
     serving: ServingSettings = field(default_factory=ServingSettings)
 
     @property

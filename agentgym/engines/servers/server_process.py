@@ -37,6 +37,8 @@ class ServerCommand:
     port: int
     log: Path
     """The file for the server's output."""
+    keeps_log: bool = True
+    """False deletes the log, and its folder with the last one, when a server that started well is closed."""
     env: Mapping[str, str] | None = None
     """Variables in addition to our own environment."""
     secret: str = field(default="", repr=False)
@@ -60,6 +62,7 @@ class ServerProcess:
         self.command = command
         self.url = command.url
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_answered = False
 
     async def start(self) -> None:
         """Starts it and waits until it answers; raises EngineError with the end of its log if it does not."""
@@ -110,9 +113,12 @@ class ServerProcess:
         if process is None:
             return
         self._process = None
+        was_well = self._has_answered and process.poll() is None
         assert process.stdin is not None
         process.stdin.close()
         if await _wait_for_exit(process, END_S):
+            if was_well and not self.command.keeps_log:
+                self._delete_log()
             return
         _log.warning("the %s server (process %d) does not end; it is killed", self.command.name, process.pid)
         process.kill()
@@ -127,6 +133,7 @@ class ServerProcess:
                     raise EngineError(f"the {command.name} server ended while starting: {self._last_words()}")
                 try:
                     await client.get(command.ready_path)
+                    self._has_answered = True
                     return
                 except (HttpRefusal, HttpUnreachable):
                     await asyncio.sleep(0.25)
@@ -136,6 +143,12 @@ class ServerProcess:
             f"the {command.name} server was not ready within {command.ready_s:g} s (its log: {command.log}): "
             f"{self._last_words()}"
         )
+
+    def _delete_log(self) -> None:
+        log = self.command.log
+        log.unlink(missing_ok=True)
+        if not any(log.parent.glob("*.log")):
+            shutil.rmtree(log.parent, ignore_errors=True)
 
     def _last_words(self) -> str:
         return f"its log {command_log(self.command)} ends with\n{textwrap.indent(self.log_tail(), '  ')}"

@@ -242,6 +242,7 @@ async def launch_sglang(config: SglangConfig, model_folder: Path, learner: str =
             words=sglang_command(config, model_folder, port),
             port=port,
             log=folder / f"sglang-{number}.log",
+            keeps_log=bool(config.log_folder),
             env={**(CPU_ENVIRONMENT if on_cpu else {}), "PYTHONPATH": path},
             gpus=() if on_cpu else gpus_of_server(number, config.replicas, learner),
             secret=secrets.token_urlsafe(32),

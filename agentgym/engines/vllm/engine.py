@@ -163,6 +163,7 @@ def _command(config: VllmConfig, model_folder: Path, folder: Path, number: int) 
         words=vllm_command(config, model_folder, port),
         port=port,
         log=folder / f"vllm-{number}.log",
+        keeps_log=bool(config.log_folder),
         env=env,
         secret=secrets.token_urlsafe(32),
         ready_s=config.ready_s,

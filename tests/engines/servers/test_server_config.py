@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -86,3 +88,24 @@ def test_a_server_without_its_library_ends_with_its_log_and_the_setting(tmp_path
     ) as error:
         asyncio.run(start_together([server], "--it"))
     assert "\nTraceback" not in str(error.value)  # where the command line cuts the message off
+
+
+def test_a_temporary_log_goes_with_a_server_that_ended_well_and_stays_with_one_that_died(tmp_path: Path) -> None:
+    port = free_port()
+    words = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
+
+    async def run(folder: Path, *, dies: bool, keeps_log: bool = False) -> None:
+        command = ServerCommand(
+            name="small", words=words, port=port, log=folder / "0.log", keeps_log=keeps_log, ready_path="/", ready_s=30
+        )
+        server = ServerProcess(command)
+        await server.start()
+        if dies:
+            os.kill(server.pid, signal.SIGKILL)
+            while server.alive:
+                await asyncio.sleep(0.02)
+        await server.close()
+
+    for name, settings in {"well": {}, "died": {"dies": True}, "kept": {"keeps_log": True}}.items():
+        asyncio.run(run(tmp_path / name, **{"dies": False, **settings}))
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["died", "kept"]
