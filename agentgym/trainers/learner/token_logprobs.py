@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -100,38 +101,56 @@ class _ScoreTargets(torch.autograd.Function):
         ctx: Any, hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float, softcap: float | None
     ) -> tuple[Tensor, Tensor]:
         logp_N = torch.empty(len(target_N), device=hidden_NE.device)
-        entropy_N = torch.empty_like(logp_N)
-        p_CV = hidden_NE.new_empty(0)
+        entropy_N, total_N = torch.empty_like(logp_N), torch.empty_like(logp_N)
+        last_CV = hidden_NE.new_empty(0)
+        has_kernels = _has_kernels(hidden_NE)
         for part in _chunks(target_N, head_VE):
-            p_CV = _logits(hidden_NE[part], head_VE, temperature, softcap)
-            logp_N[part], entropy_N[part] = _normalize(p_CV, target_N[part])
-        ctx.save_for_backward(hidden_NE, head_VE, target_N, entropy_N)
+            if has_kernels:
+                from agentgym.model.ops.gpu_head import normalize
+
+                last_CV = linear(hidden_NE[part], head_VE)
+                found = normalize(last_CV, target_N[part], temperature, softcap)
+                logp_N[part], entropy_N[part], total_N[part] = found
+            else:
+                last_CV = _logits(hidden_NE[part], head_VE, temperature, softcap)
+                logp_N[part], entropy_N[part] = _normalize(last_CV, target_N[part])
+        ctx.save_for_backward(hidden_NE, head_VE, target_N, entropy_N, total_N)
         ctx.set_materialize_grads(False)  # no gradient of the entropies is known by that, without a look at its numbers
-        ctx.temperature, ctx.softcap = temperature, softcap
-        ctx.last_p_CV = p_CV if softcap is None else None  # with a cap the logits are needed again too
+        ctx.temperature, ctx.softcap, ctx.has_kernels = temperature, softcap, has_kernels
+        # Logits for a kernel, probabilities without one; with a cap the logits are needed again too.
+        ctx.last_CV = last_CV if has_kernels or softcap is None else None
         return logp_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor | None, None, None, None]:
-        hidden_NE, head_VE, target_N, entropy_N = ctx.saved_tensors
+        hidden_NE, head_VE, target_N, entropy_N, total_N = ctx.saved_tensors
         grad_logp_N, grad_entropy_N = grads
         grad_logp_N = torch.zeros_like(entropy_N) if grad_logp_N is None else grad_logp_N
         grad_hidden_NE = torch.empty_like(hidden_NE)
         grad_head_VE = None
         for part in reversed(_chunks(target_N, head_VE)):
-            p_CV, ctx.last_p_CV = ctx.last_p_CV, None
-            is_logits = p_CV is None
-            if p_CV is None:
-                p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature, ctx.softcap)
+            last_CV, ctx.last_CV = ctx.last_CV, None
             grad_entropy_C = None if grad_entropy_N is None else grad_entropy_N[part]
-            sloped = _Slopes(target_N[part], entropy_N[part], grad_logp_N[part], grad_entropy_C)
-            grad_CV = sloped.by_logits(p_CV, ctx.temperature, ctx.softcap, is_logits).to(hidden_NE.dtype)
+            if ctx.has_kernels:
+                from agentgym.model.ops.gpu_head import overwrite_by_slopes
+
+                logits_CV = linear(hidden_NE[part], head_VE) if last_CV is None else last_CV
+                known, given = (entropy_N[part], total_N[part]), (grad_logp_N[part], grad_entropy_C)
+                grad_CV = overwrite_by_slopes(logits_CV, target_N[part], known, given, ctx.temperature, ctx.softcap)
+            else:
+                p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature, ctx.softcap) if last_CV is None else last_CV
+                sloped = _Slopes(target_N[part], entropy_N[part], grad_logp_N[part], grad_entropy_C)
+                grad_CV = sloped.by_logits(p_CV, ctx.temperature, ctx.softcap, last_CV is None).to(hidden_NE.dtype)
             grad_hidden_NE[part] = linear(grad_CV, head_VE.T)
             if ctx.needs_input_grad[1]:  # a frozen head has no gradient
                 grad_head_VE = _add_product(grad_head_VE, grad_CV, hidden_NE[part])
         if ctx.needs_input_grad[1] and grad_head_VE is None:
             grad_head_VE = torch.zeros_like(head_VE)
         return grad_hidden_NE, None if grad_head_VE is None else grad_head_VE.to(head_VE.dtype), None, None, None
+
+
+def _has_kernels(x: Tensor) -> bool:
+    return x.is_cuda and find_spec("triton") is not None
 
 
 class _Slopes(NamedTuple):

@@ -72,8 +72,9 @@ class LearnerConfig:
     """Shares of a step, about equally costly, whose gradients are summed separately and then together; None is one per
     rank. A run in one process with 2 has the bits of two ranks that keep `fsdp.gradients` whole and clip nothing."""
     head_kernel: HeadKernel = "torch"
-    """The kernel that computes logprobs and entropies from final states: `torch` in chunks, or `liger`, Liger's fused
-    linear cross-entropy, which is one kernel on Hopper GPUs (in bfloat16) and chunks of its own elsewhere."""
+    """The kernel that computes logprobs and entropies from final states: `torch` in chunks, with a kernel of ours on a
+    GPU, or `liger`, Liger's fused linear cross-entropy, which is one kernel on Hopper GPUs (in bfloat16) and chunks of
+    its own elsewhere."""
     activation_checkpointing: bool = False
     """Recomputes each layer's inner states in the backward pass instead of keeping them: a third more arithmetic, and
     one state per layer and token in memory."""

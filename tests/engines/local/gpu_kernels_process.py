@@ -26,9 +26,12 @@ from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.step import StepRunner
 from agentgym.model.decoder import Decoder, DecoderConfig, apply_rope
+from agentgym.model.ops import gpu_head
 from agentgym.model.ops import gpu_rows as training_rows
 from agentgym.model.ops.gpu_rows import gate, rotate
 from agentgym.model.pass_attention import Scores
+from agentgym.trainers.learner import token_logprobs
+from agentgym.trainers.learner.token_logprobs import score_targets
 
 NUM_SLOTS, DECODED = 5, 3
 SLOT_N = torch.tensor([0, 2, 3] + [4] * 70 + [1] * 3)
@@ -120,6 +123,26 @@ def check_training_rows(num_heads: int, width: int) -> None:
         torch.testing.assert_close(*gradients)
 
 
+def check_head(temperature: float, softcap: float | None, has_entropy: bool, dtype: torch.dtype) -> None:
+    """Compares scores and gradients of targets by the kernels with those by torch; chunks of few rows."""
+    generator, found = torch.Generator().manual_seed(0), []
+    hidden_NE = (3 * torch.randn(21, 8, generator=generator)).to(dtype)
+    head_VE, target_N = torch.randn(5000, 8, generator=generator).to(dtype), torch.arange(21) * 238
+    weights = torch.randn(2, 21, generator=generator)
+    for has_kernels in (True, False):
+        given = [x.clone().requires_grad_() for x in (hidden_NE, head_VE)]
+        with (
+            patch.object(token_logprobs, "_has_kernels", lambda _, has=has_kernels: has),
+            patch.object(token_logprobs, "_chunks", lambda *_: [slice(0, 8), slice(8, 16), slice(16, 24)]),
+        ):
+            logp_N, entropy_N = score_targets(*given, target_N, temperature, softcap=softcap)
+            loss = logp_N.sum() if not has_entropy else (weights[0] * logp_N + weights[1] * entropy_N).sum()
+            found.append([logp_N, entropy_N, *torch.autograd.grad(loss, given)])
+    close = {"rtol": 1e-4, "atol": 2e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, **close)
+
+
 @torch.inference_mode()
 def check_step(num_heads: int, num_kv_heads: int) -> None:
     """Compares the logits of steps, padded as in a graph, with those of the step of operators."""
@@ -171,6 +194,13 @@ def compile_all(number: str, element_size: int) -> None:
     for is_back in (False, True):
         sizes = {"HALF": 64, "HEADS": 16, "PADDED": 64, "IS_BACK": is_back}
         compile_kernel(training_rows._rotate_kernel, types, sizes, stages)
+    of_rows = dict.fromkeys("logp entropy total grad_logp grad_entropy".split(), "*fp32")
+    of_rows |= {"logits": tensor, "target": index, "scale": "fp32", "cap": "fp32"}
+    for caps in (False, True):
+        compile_kernel(gpu_head._normalize_kernel, of_rows, {"CAPS": caps, "BLOCK": gpu_head._BLOCK}, stages)
+        for has_entropy in (False, True):
+            sizes = {"CAPS": caps, "HAS_ENTROPY": has_entropy, "BLOCK": gpu_head._BLOCK}
+            compile_kernel(gpu_head._slope_kernel, of_rows, sizes, stages)
     for without in ((), ("q_norm", "k_norm")):
         widths = {"WIDTH": 128, "PADDED": 128, **dict.fromkeys(without)}
         compile_kernel(gpu_rows._rotate_and_store, types, widths, stages)
@@ -197,6 +227,9 @@ def main() -> None:
             check_rows(has_norms)
         for num_heads, width in ((4, 16), (3, 24)):
             check_training_rows(num_heads, width)
+        for temperature, softcap, has_entropy in ((1.0, None, False), (0.7, None, True), (1.3, 20.0, True)):
+            for dtype in (torch.float32, torch.float16):
+                check_head(temperature, softcap, has_entropy, dtype)
         with patch.object(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=3)):
             for num_heads, num_kv_heads in ((4, 2), (6, 1)):
                 check_step(num_heads, num_kv_heads)
