@@ -294,11 +294,6 @@ class TrainConfig:
         servers = {"sglang": self.sglang, "vllm": self.vllm}.get(self.engine)
         return servers is not None and servers.serving.sleep
 
-    @property
-    def computes_elsewhere(self) -> bool:
-        """True if the learner is not on the cores of this process."""
-        return self.executor == "ray" or self.learner.device != "cpu"
-
 
 C = TypeVar("C")
 

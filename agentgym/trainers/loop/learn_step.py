@@ -22,6 +22,7 @@ from agentgym.trainers.loop.session import TrainingSession
 from agentgym.trainers.loop.step_credit import credit_step
 from agentgym.trainers.monitoring.halt import HaltedStep
 from agentgym.trainers.monitoring.metrics import StepMetrics
+from agentgym.trainers.parallel.gradient_threads import one_core
 from agentgym.trainers.tasks import StepGroups
 
 __all__ = ["learn_step"]
@@ -61,7 +62,7 @@ async def learn_step(
             if step.batch.num_rows:
                 if done >= config.learner.critic.warmup_steps:
                     update = partial(learner.update, step.batch, version=done, bound=session.gate.current_bound)
-                    stats = await asyncio.to_thread(update) if is_beside else update()
+                    stats = await _call(is_beside, update)
                     if stats.stale_tokens < step.batch.num_trained_tokens:
                         session.gate.note(stats.mismatch_rms)
                     session.instruments.record_update(step.batch)
@@ -115,10 +116,16 @@ async def _finish_groups(session: TrainingSession, groups: StepGroups, version: 
 
 
 async def _call(is_beside: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Returns the result of `work`, called in another thread if sampling goes on meanwhile."""
-    if is_beside:
-        return await asyncio.to_thread(work, *args, **kwargs)
-    return work(*args, **kwargs)
+    """Returns the result of `work`, called in another thread if sampling goes on meanwhile.
+
+    This thread uses one core: passes are computed by others.
+    """
+
+    def work_on_one_core() -> T:
+        with one_core():
+            return work(*args, **kwargs)
+
+    return await asyncio.to_thread(work_on_one_core) if is_beside else work_on_one_core()
 
 
 def _with_batch(session: TrainingSession, groups: StepGroups, credits: Sequence[GroupCredit]) -> HaltedStep:

@@ -45,7 +45,6 @@ from agentgym.trainers.monitoring.metrics import EvalScore, score
 from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.monitoring.target import has_stalled, is_target_near
 from agentgym.trainers.monitoring.watch import CollapseWatch
-from agentgym.trainers.parallel.gradient_threads import one_core
 from agentgym.trainers.parts.engine import check_model_settings, model_of_run, with_pass_tokens
 from agentgym.trainers.parts.parts import Origin, RunParts
 from agentgym.trainers.resolve import inapplicable_symptoms, with_optimizer
@@ -88,8 +87,6 @@ class Run:
         """Plays and learns until the steps are done, with an evaluation before and after."""
         async with AsyncExitStack() as stack:
             session = await self._open(stack)
-            if self.config.computes_elsewhere:
-                stack.enter_context(one_core())
             before = after = None
             try:
                 if self.checkpoint:

@@ -98,8 +98,8 @@ def _one_core() -> None:
 def one_core() -> Iterator[None]:
     """Has torch compute on one core in this thread, and in threads that begin to compute meanwhile.
 
-    For a process whose heavy work is done elsewhere. Threads within an operator wait for each other: on 16 cores of
-    which servers kept one or two busy, each small operation on a batch took 13 ms, and a batch of 64 rows 0.9 s.
+    For work of many small operations. Threads within an operator wait for each other: on 16 cores of which servers kept
+    one or two busy, each operation on a batch took 13 ms, and a batch of 64 rows 0.9 s.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
