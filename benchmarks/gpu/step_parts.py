@@ -75,7 +75,7 @@ def time_parts() -> None:
         plain = getattr(owner, name)
 
         @functools.wraps(plain)
-        def timed(*given: Any, plain: Callable[..., Any] = plain, part: str = name, **options: Any) -> Any:
+        def run_and_tell(*given: Any, plain: Callable[..., Any] = plain, part: str = name, **options: Any) -> Any:
             synchronize()
             begun = (time.perf_counter(), time.process_time(), gigabytes())
             try:
@@ -83,12 +83,12 @@ def time_parts() -> None:
             finally:
                 tell(part, *begun)
 
-        setattr(owner, name, timed)
+        setattr(owner, name, run_and_tell)
     for owner, name in AWAITED:
         awaited = getattr(owner, name)
 
         @functools.wraps(awaited)
-        async def timed_await(
+        async def run_and_tell_later(
             *given: Any, plain: Callable[..., Any] = awaited, part: str = name, **options: Any
         ) -> Any:
             synchronize()
@@ -98,7 +98,7 @@ def time_parts() -> None:
             finally:
                 tell(part, *begun)
 
-        setattr(owner, name, timed_await)
+        setattr(owner, name, run_and_tell_later)
 
 
 def profile_update(number: int, path: Path) -> None:
