@@ -128,6 +128,16 @@ def _errors_as_codes(args: Sequence[str]) -> Iterator[_Failure]:
             raise
         fail(f"{args[0]} needs torch, which is not installed: `agentgym doctor` shows the command")
         failure.code = 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for this
+            raise
+        first = str(error).partition(". ")[0]
+        fail(
+            f"a GPU has no memory left ({first}). Shorter passes (micro-batch-tokens), recomputation"
+            " (activation-checkpointing), adapters (lora.rank) and fewer slots of the engine (local.num-slots) take"
+            " less; `agentgym plan` says how much"
+        )
+        failure.code = 1
     except KeyboardInterrupt:
         fail("interrupted")
         failure.code = INTERRUPTED

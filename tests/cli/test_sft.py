@@ -206,6 +206,18 @@ def test_a_command_that_was_killed_goes_on_to_the_same_bytes(
     assert ended.code == 2 and "has no checkpoint to go on from" in ended.err
 
 
+def test_a_gpu_without_memory_is_one_line_that_says_what_takes_less(
+    agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+
+    monkeypatch.setattr("agentgym.trainers.sft.loop.imitation_losses", fill)
+    done = agentgym("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK, "--output", "out")
+    assert done.code == 1 and "error: a GPU has no memory left (CUDA out of memory)" in done.err
+    assert "micro-batch-tokens" in done.err and "Traceback" not in done.err
+
+
 def test_what_cannot_be_resumed_is_refused(agentgym: Command) -> None:
     assert "name it with --output" in agentgym("sft", "--resume").err
     refused = agentgym("sft", "--resume", "--output", "nothing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,11 +32,13 @@ from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import EMBEDDED
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, learn, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.sft.sft_rows import ConversationSource, EpisodeSource, SftRows
@@ -236,7 +239,7 @@ def main(args: Sequence[str]) -> int:
     given = asdict(replace(options, optimizer=config.optimizer)) | pupil.chat_format | {"steps": config.steps}
     path, saving = options.output or _free_output(options), options.checkpoint_minutes
     folder = SftFolder(path, recorded_settings("sft", given), resume=options.resume, minutes=saving)
-    state = open_lesson(options, pupil, folder, lambda model, _: config.begin(model))
+    state = open_lesson(options, pupil, folder, partial(_begin, config))
     display = _Display()
     for line in folder.recorded:
         display.note(ImitationStep(**line))
@@ -252,6 +255,13 @@ def main(args: Sequence[str]) -> int:
             env.close()
     _show(options, lesson, folder, display, interrupted=interrupted)
     return 130 if interrupted else 0
+
+
+def _begin(config: ImitationConfig, model: LanguageModel, first: LanguageModel | None) -> LessonState:
+    """Returns the state of a model; the one as it was first is not needed, and leaves a GPU."""
+    if first is not None:
+        first.to("cpu")
+    return config.begin(model)
 
 
 def _of_demonstrations(options: SftOptions, renderer: TemplateRenderer, env: TextEnv) -> _Lesson:
