@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,16 @@ def test_a_command_that_was_killed_goes_on_to_the_same_bytes(
     assert not (tmp_path / "cut" / "checkpoints").exists()
     ended = agentgym("sft", "--resume", "--output", "cut")
     assert ended.code == 2 and "has no checkpoint to go on from" in ended.err
+
+
+def test_a_tokenizer_of_another_model_is_refused_before_there_is_a_folder(
+    agentgym: Command, model: Path, tmp_path: Path
+) -> None:
+    config = replace(load_decoder(model).config, vocab_size=100)
+    save_model_folder(Decoder(config).initialize(0), model)
+    done = agentgym("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK, "--output", "out")
+    assert done.code == 2 and "use the tokenizer that belongs to the model" in done.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_gpu_without_memory_is_one_line_that_says_what_takes_less(

@@ -21,6 +21,7 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import model_folder
 from agentgym.model.policy import backend_line, load_policy_on
 from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.sft.lesson_batches import check_vocabulary
 from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.types import JSON, Task
@@ -98,11 +99,15 @@ class PupilOptions(Protocol):
 
 
 def open_pupil(options: PupilOptions) -> Pupil:
-    """Loads the model that the options name, and says which code computes it."""
+    """Loads the model that the options name, and says which code computes it.
+
+    Raises ConfigError for a tokenizer that is another model's.
+    """
     source, date = model_folder(options.model, options.chat_template), options.date or present_date()
     variables = recorded_format(source).variables_with(options.chat_template_kwargs)
     renderer = renderer_for(source, options.family, date=date, variables=variables)
     model = load_policy_on(options.device, source, dtype=options.dtype, backend=options.model_backend)
+    check_vocabulary(renderer, model)
     if line := backend_line(model, source):
         say(line)
     family, written = format_to_record(renderer, options.family, date=date, given_date=options.date)
@@ -165,7 +170,8 @@ def run_steps(
         return True
     except AgentGymError:
         folder.save_state(state, pupil.source, at_once=True)
-        say(f"what was learned in {state.num_done} steps is in {folder.path}")
+        if state.num_done:
+            say(f"what was learned in {state.num_done} steps is in {folder.path}")
         raise
     finally:
         state.merge()

@@ -10,18 +10,29 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.learner.pass_tokens import fitting_tokens
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, one_core
 from agentgym.trainers.sft.demonstrations import Demonstration
 
-__all__ = ["TargetRows", "cut_batch", "lesson_workers", "most_tokens"]
+__all__ = ["TargetRows", "check_vocabulary", "cut_batch", "lesson_workers", "most_tokens"]
 
 T = TypeVar("T")
 
 _STATE_BYTES = 16
 """The bytes of a weight's float32 copy, its gradient and AdamW's two means."""
+
+
+def check_vocabulary(renderer: Renderer, model: LanguageModel) -> None:
+    """Raises ConfigError if the tokenizer has ids that the model does not have."""
+    if renderer.vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {renderer.vocab_size} ids and the model only {model.vocab_size}: use the"
+            " tokenizer that belongs to the model"
+        )
 
 
 def most_tokens(model: LanguageModel, given: int | None, *, recomputes: bool) -> int | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.text_env import TextEnv
-from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.errors import TrainingHalted
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.routing import BatchRouting
 from agentgym.settings import check_at_least
@@ -25,7 +25,7 @@ from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroRe
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
-from agentgym.trainers.sft.lesson_batches import TargetRows, cut_batch, lesson_workers, most_tokens
+from agentgym.trainers.sft.lesson_batches import TargetRows, check_vocabulary, cut_batch, lesson_workers, most_tokens
 from agentgym.trainers.sft.lesson_state import LessonState
 
 __all__ = ["ImitationConfig", "ImitationStep", "Validation", "imitate", "learn", "mean_loss", "passes"]
@@ -132,11 +132,7 @@ def learn(
     """
     state = pupil if isinstance(pupil, LessonState) else config.begin(pupil)
     model = state.model
-    if renderer.vocab_size > model.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {renderer.vocab_size} ids and the model only {model.vocab_size}: use the"
-            " tokenizer that belongs to the model"
-        )
+    check_vocabulary(renderer, model)
     model.set_recompute(config.activation_checkpointing)
     most = most_tokens(model, config.micro_batch_tokens, recomputes=config.activation_checkpointing)
     started = time.perf_counter() - state.elapsed_s
