@@ -170,8 +170,7 @@ def run_steps(
         return True
     except AgentGymError:
         folder.save_state(state, pupil.source, at_once=True)
-        if state.num_done:
-            say(f"what was learned in {state.num_done} steps is in {folder.path}")
+        say(f"what was learned in {state.num_done} steps is in {folder.path}")
         raise
     finally:
         state.merge()
