@@ -207,6 +207,23 @@ def test_a_command_that_was_killed_goes_on_to_the_same_bytes(
     assert ended.code == 2 and "has no checkpoint to go on from" in ended.err
 
 
+def test_trackers_get_the_numbers_of_the_steps(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Lines:\n"
+        "    def begin(self, run):\n"
+        "        self.lines, self.folder = [(run.step, run.project, run.config['kind'])], run.folder\n"
+        "    def step(self, step, metrics): self.lines.append((step, 'loss' in metrics, 'grad_norm' in metrics))\n"
+        "    def episodes(self, step, episodes): pass\n"
+        "    def finish(self): (self.folder / 'lines.txt').write_text(repr(self.lines))\n"
+    )
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK, "--project", "lessons")
+    assert agentgym(*words, "--trackers", "mine.py:Lines", "--output", "out").code == 0
+    told = [(0, "lessons", "sft"), *((step, True, True) for step in (1, 2, 3))]
+    assert (tmp_path / "out" / "lines.txt").read_text() == repr(told)
+    refused = agentgym(*words, "--trackers", "wanb", "--output", "other")
+    assert refused.code == 2 and "did you mean 'wandb'" in refused.err and not (tmp_path / "other").exists()
+
+
 def test_a_tokenizer_of_another_model_is_refused_before_there_is_a_folder(
     agentgym: Command, model: Path, tmp_path: Path
 ) -> None:

@@ -61,11 +61,6 @@ def template_file(value: Any, _: Theirs) -> str:
     return str(value)
 
 
-def lesson_trackers(value: Any, _: Theirs) -> Any:
-    """Says where the numbers of the steps are."""
-    raise (SameMeaning if value in ("none", None, []) else NoCounterpart)("metrics.jsonl has a line for each step")
-
-
 def learned_tokens(value: Any, theirs: Theirs) -> Any:
     """Says which tokens are learned: those of replies."""
     if value or theirs.get("completion_only_loss"):
@@ -153,8 +148,8 @@ def common(rows: str, rate: float) -> tuple[Key, ...]:
         *(skip(name, MEASURED) for name in ("eval_steps", "per_device_eval_batch_size")),
         *(skip(name, SAVED) for name in ("save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end")),
         *(skip(name, SAVED) for name in ("metric_for_best_model", "greater_is_better", "resume_from_checkpoint")),
-        Key("report_to", remark="metrics.jsonl has a line for each step", convert=lesson_trackers, kind="lost"),
-        skip("project", "metrics.jsonl has a line for each step"),
+        Key("report_to", "trackers", convert=values.trl_trackers),
+        Key("project", "project"),
         same("remove_unused_columns", "other columns are ignored"),
         same("do_*", "the command trains"),
         same("log_*", "metrics.jsonl has a line for each step"),

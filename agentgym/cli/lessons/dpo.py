@@ -36,8 +36,10 @@ from agentgym.trainers.preferences.loop import (
 from agentgym.trainers.preferences.pairs import PairSet, pairs_of_episodes, pairs_of_files
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.sft.loop import Validation, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
+from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -113,6 +115,11 @@ class DpoOptions:
     """Minutes between checkpoints, of which the newest is kept until the model is written; None writes none."""
     resume: bool = False
     """Go on in the folder of --output, with its settings, after its newest checkpoint."""
+    trackers: tuple[str, ...] = ()
+    """The trackers that receive the numbers of the steps besides the folder: any of tensorboard, wandb, mlflow and
+    trackio, or your own as `path/to/file.py:name`."""
+    project: str = TrackingConfig.project
+    """The project or experiment of the trackers."""
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
 
@@ -148,6 +155,7 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym dpo ...`; an interrupted run saves what was learned and has the exit code 130."""
     options = parse_options(DpoOptions, config_as_options(DpoOptions, args), prog="agentgym dpo")
     options.learning(1)  # refuses invalid settings before anything is read
+    tracking = Tracking(options.trackers, TrackingConfig(project=options.project))
     pupil = open_pupil(options)
     found = _read(options, options.pairs or options.episodes, pupil)
     config = options.learning(len(found.pairs)).with_optimizer(pupil.model)
@@ -159,7 +167,7 @@ def main(args: Sequence[str]) -> int:
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
     given = asdict(replace(options, optimizer=config.optimizer)) | pupil.chat_format | {"steps": config.steps}
     saving = options.checkpoint_minutes
-    folder = SftFolder(path, recorded_settings("dpo", given), resume=options.resume, minutes=saving)
+    folder = SftFolder(path, recorded_settings("dpo", given), resume=options.resume, minutes=saving, tracking=tracking)
     state = open_lesson(options, pupil, folder, config.begin)
     seen = [PreferenceStep(**line) for line in folder.recorded]
 

@@ -152,7 +152,11 @@ def run_steps(
     """
     is_done = False
     try:
-        with progress("steps", num_steps, state.num_done) as count, interrupted_between_steps() as check:
+        with (
+            folder.tracking_from(state.num_done),
+            progress("steps", num_steps, state.num_done) as count,
+            interrupted_between_steps() as check,
+        ):
 
             def on_step(step: S) -> None:
                 folder.write_metrics(step)

@@ -37,11 +37,13 @@ from agentgym.model.model_name import EMBEDDED
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
 from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, learn, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.sft.sft_rows import ConversationSource, EpisodeSource, SftRows
+from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON, Task
 
 __all__ = ["main"]
@@ -120,6 +122,11 @@ class SftOptions:
     """Minutes between checkpoints, of which the newest is kept until the model is written; None writes none."""
     resume: bool = False
     """Go on in the folder of --output, with its settings, after its newest checkpoint."""
+    trackers: tuple[str, ...] = ()
+    """The trackers that receive the numbers of the steps besides the folder: any of tensorboard, wandb, mlflow and
+    trackio, or your own as `path/to/file.py:name`."""
+    project: str = TrackingConfig.project
+    """The project or experiment of the trackers."""
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
 
@@ -232,13 +239,14 @@ def main(args: Sequence[str]) -> int:
     env = None if options.env is None else load_env(options.env, options.env_kwargs)
     if env is not None:
         policy_for(env, options.policy)
+    tracking = Tracking(options.trackers, TrackingConfig(project=options.project))
     pupil = open_pupil(options)
     options = replace(options, date=pupil.chat_format["date"])
     lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)
     config = lesson.config.with_optimizer(pupil.model)
     given = asdict(replace(options, optimizer=config.optimizer)) | pupil.chat_format | {"steps": config.steps}
     path, saving = options.output or _free_output(options), options.checkpoint_minutes
-    folder = SftFolder(path, recorded_settings("sft", given), resume=options.resume, minutes=saving)
+    folder = SftFolder(path, recorded_settings("sft", given), resume=options.resume, minutes=saving, tracking=tracking)
     state = open_lesson(options, pupil, folder, partial(_begin, config))
     display = _Display()
     for line in folder.recorded:

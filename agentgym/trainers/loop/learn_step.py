@@ -57,17 +57,18 @@ async def learn_step(
         if not is_beside:
             await session.engine.pause()
         try:
-            credits = await _call(is_beside, credit_step, groups.kept, config, learner, greedy, version=done)
-            step = await _call(is_beside, _with_batch, session, groups, credits)
-            if step.batch.num_rows:
-                if done >= config.learner.critic.warmup_steps:
-                    update = partial(learner.update, step.batch, version=done, bound=session.gate.current_bound)
-                    stats = await _call(is_beside, update)
-                    if stats.stale_tokens < step.batch.num_trained_tokens:
-                        session.gate.note(stats.mismatch_rms)
-                    session.instruments.record_update(step.batch)
-                    check_finite(await _call(is_beside, learner.logprobs, step.batch.select([0])))
-                critic = await _call(is_beside, learner.update_critic, step.batch)
+            with one_core():  # other threads compute the passes
+                credits = await _call(is_beside, credit_step, groups.kept, config, learner, greedy, version=done)
+                step = await _call(is_beside, _with_batch, session, groups, credits)
+                if step.batch.num_rows:
+                    if done >= config.learner.critic.warmup_steps:
+                        update = partial(learner.update, step.batch, version=done, bound=session.gate.current_bound)
+                        stats = await asyncio.to_thread(update) if is_beside else update()
+                        if stats.stale_tokens < step.batch.num_trained_tokens:
+                            session.gate.note(stats.mismatch_rms)
+                        session.instruments.record_update(step.batch)
+                        check_finite(await _call(is_beside, learner.logprobs, step.batch.select([0])))
+                    critic = await _call(is_beside, learner.update_critic, step.batch)
         except TrainingHalted as halted:
             step = step or HaltedStep.without_credit(done + 1, groups.kept)
             await _leave_out(session, step, halted, is_whole=learner.num_steps == num_steps)
@@ -116,16 +117,10 @@ async def _finish_groups(session: TrainingSession, groups: StepGroups, version: 
 
 
 async def _call(is_beside: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Returns the result of `work`, called in another thread if sampling goes on meanwhile.
-
-    This thread uses one core: passes are computed by others.
-    """
-
-    def work_on_one_core() -> T:
-        with one_core():
-            return work(*args, **kwargs)
-
-    return await asyncio.to_thread(work_on_one_core) if is_beside else work_on_one_core()
+    """Returns the result of `work`, called in another thread if sampling goes on meanwhile."""
+    if is_beside:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    return work(*args, **kwargs)
 
 
 def _with_batch(session: TrainingSession, groups: StepGroups, credits: Sequence[GroupCredit]) -> HaltedStep:

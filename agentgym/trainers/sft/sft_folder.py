@@ -21,7 +21,10 @@ from agentgym.rollout.record.manifest import replace_file
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint, Snapshot, copy_tokenizer
 from agentgym.trainers.checkpoints.writer import Checkpoints
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.sft.lesson_state import LessonState
+from agentgym.trainers.trackers.protocol import TrackedRun
+from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["SftFolder"]
 
 
-_FREE = ("agentgym", "steps", "epochs", "checkpoint_minutes")
+_FREE = ("agentgym", "steps", "epochs", "checkpoint_minutes", "trackers", "project")
 """The settings that a resumed run may have others of."""
 
 
@@ -41,15 +44,23 @@ class SftFolder:
     """
 
     def __init__(
-        self, path: Path, settings: Mapping[str, JSON], *, resume: bool = False, minutes: float | None = None
+        self,
+        path: Path,
+        settings: Mapping[str, JSON],
+        *,
+        resume: bool = False,
+        minutes: float | None = None,
+        tracking: Tracking | None = None,
     ) -> None:
         """Makes a new folder, or opens that of a run to `resume`, at its newest checkpoint.
 
-        A checkpoint is written every so many `minutes`, 0 for each step; None writes none.
+        A checkpoint is written every so many `minutes`, 0 for each step; None writes none. `tracking` gets the numbers
+        of the steps too.
         Raises RunFolderError if `path` exists and is not an empty folder, or has no such run, or one with other
         settings.
         """
-        self.path = path
+        self.path, self._settings = path, settings
+        self._tracking = tracking or Tracking((), TrackingConfig())
         self.recorded: list[dict[str, Any]] = []
         """The lines of metrics.jsonl up to the checkpoint."""
         self.checkpoint: Checkpoint | None = None
@@ -105,10 +116,19 @@ class SftFolder:
         self._checkpoints.close()
 
     def write_metrics(self, step: DataclassInstance) -> None:
-        """Appends one step's line: the fields of its report."""
+        """Appends one step's line: the fields of its report; trackers get them too."""
         rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(step).items()}
         with self._convert_errors(), open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(rounded) + "\n")
+        self._tracking.step(int(rounded["step"]), rounded)
+
+    @contextmanager
+    def tracking_from(self, step: int) -> Iterator[None]:
+        """Has the trackers follow the steps after `step`."""
+        name, project = self.path.resolve().name, self._tracking.config.project
+        run = TrackedRun(name=name, project=project, folder=self.path, config=self._settings, step=step)
+        with self._tracking.following(run):
+            yield
 
     def save_model(self, model: LanguageModel, source: Path, *, is_last: bool) -> None:
         """Writes the model, with the tokenizer's files of the folder `source`; the last replaces the checkpoints."""

@@ -113,6 +113,7 @@ def test_a_script_of_dpo_is_imported_and_learns(agentgym: Command) -> None:
         ("sft", {"per_device_train_batch_size": 4, "num_processes": 8}, {"batch_size": 32}),
         ("sft", {"bf16": True, "use_cpu": True}, {"dtype": "bfloat16", "device": None}),
         ("dpo", {"gradient_checkpointing": True, "use_cpu": False}, {"activation_checkpointing": True, "device": None}),
+        ("sft", {"report_to": ["wandb"], "project": "mine"}, {"trackers": ["wandb"], "project": "mine"}),
         ("sft", {"weight_decay": 0.1}, {"optimizer.weight_decays": {"norm|bias": 0.0}}),
         ("sft", {"lora_r": 8, "lora_alpha": 4}, {"lora.rank": 8, "lora.learning_rate": 2e-5, "lora.alpha": 4.0}),
         ("sft", {"dataset_name": "trl-lib/Capybara"}, {"conversations": ["trl-lib/Capybara:train"]}),
