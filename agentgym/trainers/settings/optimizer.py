@@ -13,7 +13,7 @@ from agentgym.settings import check_above_zero
 __all__ = ["BIG", "OptimizerConfig", "UsualOptimizer"]
 
 BIG = 50_000_000
-"""The parameters from which a model is taken for a published one, which too large a rate would ruin."""
+"""The parameters from which a model is taken for a published one, whose rates are far smaller."""
 
 
 @dataclass(frozen=True)
