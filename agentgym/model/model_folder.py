@@ -252,7 +252,12 @@ def on_device(model: Model, device: str) -> Model:
 
 
 def count_parameters(folder: Path) -> int:
-    """Returns the numbers that a model folder's files hold, by their headers; raises RunFolderError if it has none."""
+    """Returns the numbers that a model folder's safetensors files hold, by their headers.
+
+    Of a folder with files of another format, it is half of their bytes; 0 without any.
+    """
+    if not next(folder.glob("*.safetensors"), None):
+        return sum(file.stat().st_size for file in folder.glob("*.bin")) // 2
     with _StoredTensors(folder) as stored:
         return stored.num_parameters
 
