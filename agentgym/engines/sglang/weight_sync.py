@@ -156,10 +156,10 @@ class SglangSync:
 
     def _digests(self, weights: Mapping[str, Tensor], found: Mapping[str, str]) -> dict[str, str]:
         """Returns the digests of what was sent, to compare with those that were found."""
-        from agentgym.engines.weights.buckets import change_digests, fused_digests, pad_vocabulary
+        from agentgym.engines.weights.buckets import fused_digests, fused_sums, pad_vocabulary
 
         if not self._check.is_exact:
-            return change_digests(weights)
+            return fused_sums(weights)
         wholes = {name: (tensor, pad_vocabulary(name, tensor)) for name, tensor in weights.items()}
         padded = fused_digests({name: whole for name, (tensor, whole) in wholes.items() if whole is not tensor})
         return fused_digests(weights) | {name: sent for name, sent in padded.items() if found.get(name) == sent}

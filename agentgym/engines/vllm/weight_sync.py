@@ -129,10 +129,11 @@ class VllmSync:
 
         Raises EngineError that names the first tensor that did not arrive.
         """
-        from agentgym.engines.weights.buckets import fused_digests, overall_digest
+        from agentgym.engines.weights.buckets import fused_digests, fused_sums, overall_digest
 
         found: dict[str, str] = {}
-        for part in await self.engine.call("agentgym_digests"):
+        is_on_cpu = self.layout.device == "cpu"  # elsewhere the bytes would have to be copied here first
+        for part in await self.engine.call("agentgym_digests" if is_on_cpu else "agentgym_sums"):
             found |= part
-        self._check.compare(fused_digests(weights), found, version)
+        self._check.compare(fused_digests(weights) if is_on_cpu else fused_sums(weights), found, version)
         return overall_digest(found)

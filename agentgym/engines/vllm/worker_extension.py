@@ -93,10 +93,23 @@ class WeightWorker:
 
         An embedding counts without the rows that pad it. Several ranks append their number to the name.
         """
+        return {name: _digest(tensor) for name, tensor in self._agentgym_named()}
+
+    def agentgym_sums(self) -> dict[str, str]:
+        """Returns a number of each parameter's content, which is computed where it is.
+
+        It is that of `fused_sums` in `engines/weights/buckets.py`. Names are those of `agentgym_digests`.
+        """
+        torch = importlib.import_module("torch")
+        named = list(self._agentgym_named())
+        sums = torch.stack([_sum(tensor) for _, tensor in named]).tolist() if named else []
+        return {name: str(number) for (name, _), number in zip(named, sums, strict=True)}
+
+    def _agentgym_named(self) -> Iterator[tuple[str, Any]]:
         rank = int(getattr(self, "rank", 0))
         mark = f" (rank {rank})" if rank else ""
-        model = self.model_runner.get_model()
-        return {name + mark: _digest(tensor) for name, _, tensor in _parameters(model)}
+        for name, _, tensor in _parameters(self.model_runner.get_model()):
+            yield name + mark, tensor
 
     def agentgym_join(self, invitation: str) -> int:
         """Joins the process group in which the trainer is rank 0; returns this worker's rank in it.
@@ -211,6 +224,19 @@ def _digest(tensor: Any) -> str:
     torch = importlib.import_module("torch")
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return hashlib.sha256(memoryview(data)).hexdigest()[:16]
+
+
+def _sum(tensor: Any) -> Any:
+    """Returns the sum of the elements as integers, each times an odd number of its place, modulo 2^64."""
+    torch = importlib.import_module("torch")
+    flat = tensor.detach().contiguous().reshape(-1)
+    words = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for number, some in enumerate(words.split(1 << 24)):
+        start = number << 24
+        place = torch.arange(start, start + len(some), device=some.device) * 0x1E3779B97F4A7C15
+        total += ((place ^ (place >> 29)) | 1).mul_(some).sum()
+    return total
 
 
 def _dtype(tensor: Any) -> str:

@@ -19,11 +19,11 @@ from agentgym.types import JSON
 __all__ = [
     "adapter_payload",
     "as_dtype",
-    "change_digests",
     "checked_weights",
     "digest",
     "fused_digests",
     "fused_name",
+    "fused_sums",
     "memory_handle",
     "overall_digest",
     "pad_vocabulary",
@@ -158,44 +158,45 @@ def fused_name(name: str) -> str:
 
 def fused_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns a digest for each parameter as SGLang and vLLM hold it: q, k and v in one, gate and up in one."""
+    return {name: digest(parts) for name, parts in _fused(weights).items()}
+
+
+def fused_sums(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Returns a number for each of these parameters, which differs when the tensors do, but for chance.
+
+    It is computed where the tensors are, and read from there once; vLLM's workers give the same (`agentgym_sums`). The
+    digests of `fused_digests` are those of bytes on the CPU. It is no checksum against intent.
+    """
+    groups = _fused(weights)
+    if not groups:
+        return {}
+    sums = torch.stack([_sum_of_parts(parts) for parts in groups.values()]).tolist()
+    return {name: str(number) for name, number in zip(groups, sums, strict=True)}
+
+
+def _fused(weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """Returns the parts of each parameter of SGLang and vLLM, in their order along the first dimension."""
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
         key = next((part for part in name.split(".") if part in _FUSED), "")
         groups.setdefault(fused_name(name), {})[key] = tensor
     order = list(_FUSED)
     return {
-        name: digest([parts[key] for key in sorted(parts, key=lambda key: order.index(key) if key else 0)])
+        name: [parts[key] for key in sorted(parts, key=lambda key: order.index(key) if key else 0)]
         for name, parts in groups.items()
     }
 
 
-def change_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns a number for each parameter as SGLang holds it, which differs when the tensors do, but for chance.
-
-    It is computed where the tensors are, and read from there once: the digests of `fused_digests` are those of bytes on
-    the CPU. It is no checksum against intent.
-    """
-    if not weights:
-        return {}
-    sums = torch.stack([_sum_of_words(tensor) for tensor in weights.values()]).tolist()
-    found: dict[str, list[str]] = {}
-    for name, number in zip(weights, sums, strict=True):
-        found.setdefault(fused_name(name), []).append(f"{name}={number}")
-    return {name: ";".join(sorted(parts)) for name, parts in found.items()}
-
-
-def _sum_of_words(tensor: Tensor) -> Tensor:
-    """Returns the sum of a tensor's words, each times an odd number of its place, modulo 2^64."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    size = 4 if flat.nbytes % 4 == 0 else flat.element_size()
-    if flat.storage_offset() * flat.element_size() % size:
-        flat = flat.clone()
-    words = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
-    total = words.new_zeros((), dtype=torch.int64)
-    for start in range(0, len(words), _WORDS_AT_ONCE):
-        part = words[start : start + _WORDS_AT_ONCE]
-        place = torch.arange(start, start + len(part), device=part.device) * _MULTIPLIER
-        total += ((place ^ (place >> 29)) | 1).mul_(part).sum()
+def _sum_of_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Returns the sum of the parts' elements as integers, each times an odd number of its place, modulo 2^64."""
+    total, start = torch.zeros((), dtype=torch.int64, device=parts[0].device), 0
+    for tensor in parts:
+        flat = tensor.detach().contiguous().reshape(-1)
+        words = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+        for some in words.split(_WORDS_AT_ONCE):
+            place = torch.arange(start, start + len(some), device=some.device) * _MULTIPLIER
+            total += ((place ^ (place >> 29)) | 1).mul_(some).sum()
+            start += len(some)
     return total
 
 

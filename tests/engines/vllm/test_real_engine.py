@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import psutil
 import pytest
@@ -346,8 +346,29 @@ class Lossy(VllmServer):
         return await super().call(method, *args)
 
 
+def verify_as_on_a_gpu(engine: ReplicatedEngine) -> None:
+    """Has the engine compare numbers that are computed where the weights are."""
+    for replica in engine.replicas:
+        sync = cast(VllmReplica, replica).sync
+        sync.layout = replace(sync.layout, device="cuda")
+
+
+def test_what_arrived_is_checked_by_sums_where_bytes_are_not_at_hand(played: Played, reference: MakeReference) -> None:
+    prompt, sampling = prompt_of(40), Sampling(max_tokens=8, seed=1, temperature=2.0)
+    new = reference(1)
+
+    async def play(engine: ReplicatedEngine) -> None:
+        verify_as_on_a_gpu(engine)
+        report = await engine.update_weights(new.tensors(), 1)
+        assert report.checksum
+        assert gap(new, prompt, await engine.generate(prompt, sampling, session="a"), sampling) < TOLERANCE
+
+    played(play)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
 def test_a_tensor_that_is_left_out_is_named_and_nothing_is_sampled_from_half_an_update(
-    played: Played, launched_vllm: ServerProcess, reference: MakeReference
+    on_gpu: bool, played: Played, launched_vllm: ServerProcess, reference: MakeReference
 ) -> None:
     prompt, sampling = prompt_of(40), Sampling(max_tokens=8, seed=1)
     new = reference(1).tensors()
@@ -356,6 +377,8 @@ def test_a_tensor_that_is_left_out_is_named_and_nothing_is_sampled_from_half_an_
         async with closing(
             await vllm_engine([Lossy(launched_vllm.url, secret=launched_vllm.command.secret)], ServingSettings())
         ) as engine:
+            if on_gpu:
+                verify_as_on_a_gpu(engine)
             short = {name: tensor for name, tensor in new.items() if "layers.3.self_attn.k_proj" not in name}
             with pytest.raises(
                 EngineError, match=r"leaves out 1 of 46 .*'model\.layers\.3\.self_attn\.k_proj\.weight'"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentgym.engines.weights.buckets import change_digests, fused_digests
+from agentgym.engines.vllm.worker_extension import _sum
+from agentgym.engines.weights import buckets
+from agentgym.engines.weights.buckets import fused_digests, fused_sums
 from agentgym.engines.weights.check import WeightCheck
 from agentgym.errors import EngineError
 
@@ -44,25 +46,36 @@ def test_digests_of_change_name_parameters_as_the_engine_does_and_see_any_change
     generator = torch.Generator().manual_seed(0)
     shapes = {"q_proj.weight": (6, 5), "k_proj.weight": (3, 5), "norm.weight": (7,), "bias": (1,)}
     weights = {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
-    before = change_digests(weights)
+    before = fused_sums(weights)
     assert before.keys() == fused_digests(weights).keys() == {"qkv_proj.weight", "norm.weight", "bias"}
-    assert before == change_digests({name: tensor.clone() for name, tensor in reversed(weights.items())})
+    assert before == fused_sums({name: tensor.clone() for name, tensor in reversed(weights.items())})
     for name, tensor in weights.items():
         flat = tensor.view(-1)
         for place in range(len(flat)):
             kept = flat[place].clone()
             flat[place] += flat[place] * 2**-7  # the smallest step of bfloat16
-            assert change_digests(weights) != before, (name, place)
+            assert fused_sums(weights) != before, (name, place)
             flat[place] = kept
     weights["norm.weight"] = weights["norm.weight"].flip(0)
-    changed = change_digests(weights)
+    changed = fused_sums(weights)
     assert {name for name in before if changed[name] != before[name]} == {"norm.weight"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
-def test_digests_of_change_do_not_depend_on_how_a_tensor_lies_in_memory(dtype: torch.dtype) -> None:
+def test_sums_do_not_depend_on_how_a_tensor_lies_in_memory(dtype: torch.dtype) -> None:
     tensor = torch.arange(15).view(3, 5).to(dtype)
-    assert change_digests({"w": tensor.t()}) == change_digests({"w": tensor.t().contiguous()})
-    assert change_digests({"w": tensor[1:]}) == change_digests({"w": tensor[1:].clone()})
-    assert change_digests({"w": tensor[:0]}) == {"w": "w=0"}
-    assert change_digests({}) == {}
+    assert fused_sums({"w": tensor.t()}) == fused_sums({"w": tensor.t().contiguous()})
+    assert fused_sums({"w": tensor[1:]}) == fused_sums({"w": tensor[1:].clone()})
+    assert fused_sums({"w": tensor[:0]}) == {"w": "0"}
+    assert fused_sums({}) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_worker_of_vllm_sums_a_fused_parameter_as_its_parts_are_summed(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "_WORDS_AT_ONCE", 7)
+    parts = {f"{kind}_proj.weight": torch.randn(size, 5).to(dtype) for kind, size in (("v", 2), ("q", 6), ("k", 3))}
+    fused = torch.cat([parts[f"{kind}_proj.weight"] for kind in "qkv"])
+    assert fused_sums(parts) == {"qkv_proj.weight": str(int(_sum(fused)))}
+    assert fused_sums({**parts, "v_proj.weight": -parts["v_proj.weight"]}) != fused_sums(parts)
