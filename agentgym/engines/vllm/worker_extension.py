@@ -93,7 +93,7 @@ class WeightWorker:
 
         An embedding counts without the rows that pad it. Several ranks append their number to the name.
         """
-        return {name: _digest(tensor) for name, tensor in self._agentgym_named()}
+        return {name: _digest(tensor) for name, tensor in self._agentgym_parameters()}
 
     def agentgym_sums(self) -> dict[str, str]:
         """Returns a number of each parameter's content, which is computed where it is.
@@ -101,11 +101,11 @@ class WeightWorker:
         It is that of `fused_sums` in `engines/weights/buckets.py`. Names are those of `agentgym_digests`.
         """
         torch = importlib.import_module("torch")
-        named = list(self._agentgym_named())
+        named = list(self._agentgym_parameters())
         sums = torch.stack([_sum(tensor) for _, tensor in named]).tolist() if named else []
         return {name: str(number) for (name, _), number in zip(named, sums, strict=True)}
 
-    def _agentgym_named(self) -> Iterator[tuple[str, Any]]:
+    def _agentgym_parameters(self) -> Iterator[tuple[str, Any]]:
         rank = int(getattr(self, "rank", 0))
         mark = f" (rank {rank})" if rank else ""
         for name, _, tensor in _parameters(self.model_runner.get_model()):

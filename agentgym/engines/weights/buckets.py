@@ -158,7 +158,7 @@ def fused_name(name: str) -> str:
 
 def fused_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns a digest for each parameter as SGLang and vLLM hold it: q, k and v in one, gate and up in one."""
-    return {name: digest(parts) for name, parts in _fused(weights).items()}
+    return {name: digest(parts) for name, parts in _parts_by_parameter(weights).items()}
 
 
 def fused_sums(weights: Mapping[str, Tensor]) -> dict[str, str]:
@@ -167,14 +167,14 @@ def fused_sums(weights: Mapping[str, Tensor]) -> dict[str, str]:
     It is computed where the tensors are, and read from there once; vLLM's workers give the same (`agentgym_sums`). The
     digests of `fused_digests` are those of bytes on the CPU. It is no checksum against intent.
     """
-    groups = _fused(weights)
+    groups = _parts_by_parameter(weights)
     if not groups:
         return {}
     sums = torch.stack([_sum_of_parts(parts) for parts in groups.values()]).tolist()
     return {name: str(number) for name, number in zip(groups, sums, strict=True)}
 
 
-def _fused(weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+def _parts_by_parameter(weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
     """Returns the parts of each parameter of SGLang and vLLM, in their order along the first dimension."""
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
