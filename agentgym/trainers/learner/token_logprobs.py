@@ -103,22 +103,20 @@ class _ScoreTargets(torch.autograd.Function):
         logp_N = torch.empty(len(target_N), device=hidden_NE.device)
         entropy_N, total_N = torch.empty_like(logp_N), torch.empty_like(logp_N)
         last_CV = hidden_NE.new_empty(0)
-        has_kernels = _has_kernels(hidden_NE)
+        kernels = _kernels(hidden_NE)
         for part in _chunks(target_N, head_VE):
-            if has_kernels:
-                from agentgym.model.ops.gpu_head import normalize
-
+            if kernels:
                 last_CV = linear(hidden_NE[part], head_VE)
-                found = normalize(last_CV, target_N[part], temperature, softcap)
+                found = kernels.normalize(last_CV, target_N[part], temperature, softcap)
                 logp_N[part], entropy_N[part], total_N[part] = found
             else:
                 last_CV = _logits(hidden_NE[part], head_VE, temperature, softcap)
                 logp_N[part], entropy_N[part] = _normalize(last_CV, target_N[part])
         ctx.save_for_backward(hidden_NE, head_VE, target_N, entropy_N, total_N)
         ctx.set_materialize_grads(False)  # no gradient of the entropies is known by that, without a look at its numbers
-        ctx.temperature, ctx.softcap, ctx.has_kernels = temperature, softcap, has_kernels
+        ctx.temperature, ctx.softcap, ctx.kernels = temperature, softcap, kernels
         # Logits for a kernel, probabilities without one; with a cap the logits are needed again too.
-        ctx.last_CV = last_CV if has_kernels or softcap is None else None
+        ctx.last_CV = last_CV if kernels or softcap is None else None
         return logp_N, entropy_N
 
     @staticmethod
@@ -131,12 +129,11 @@ class _ScoreTargets(torch.autograd.Function):
         for part in reversed(_chunks(target_N, head_VE)):
             last_CV, ctx.last_CV = ctx.last_CV, None
             grad_entropy_C = None if grad_entropy_N is None else grad_entropy_N[part]
-            if ctx.has_kernels:
-                from agentgym.model.ops.gpu_head import overwrite_by_slopes
-
+            if ctx.kernels:
                 logits_CV = linear(hidden_NE[part], head_VE) if last_CV is None else last_CV
                 known, given = (entropy_N[part], total_N[part]), (grad_logp_N[part], grad_entropy_C)
-                grad_CV = overwrite_by_slopes(logits_CV, target_N[part], known, given, ctx.temperature, ctx.softcap)
+                how = (ctx.temperature, ctx.softcap)
+                grad_CV = ctx.kernels.overwrite_by_slopes(logits_CV, target_N[part], known, given, *how)
             else:
                 p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature, ctx.softcap) if last_CV is None else last_CV
                 sloped = _Slopes(target_N[part], entropy_N[part], grad_logp_N[part], grad_entropy_C)
@@ -149,8 +146,10 @@ class _ScoreTargets(torch.autograd.Function):
         return grad_hidden_NE, None if grad_head_VE is None else grad_head_VE.to(head_VE.dtype), None, None, None
 
 
-def _has_kernels(x: Tensor) -> bool:
-    return x.is_cuda and find_spec("triton") is not None
+def _kernels(x: Tensor) -> Any:
+    """Returns the module of the kernels for a GPU; None where they do not run."""
+    has_kernels = x.is_cuda and find_spec("triton") is not None
+    return import_module("agentgym.model.ops.gpu_head") if has_kernels else None
 
 
 class _Slopes(NamedTuple):

@@ -129,10 +129,10 @@ def check_head(temperature: float, softcap: float | None, has_entropy: bool, dty
     hidden_NE = (3 * torch.randn(21, 8, generator=generator)).to(dtype)
     head_VE, target_N = torch.randn(5000, 8, generator=generator).to(dtype), torch.arange(21) * 238
     weights = torch.randn(2, 21, generator=generator)
-    for has_kernels in (True, False):
+    for kernels in (gpu_head, None):
         given = [x.clone().requires_grad_() for x in (hidden_NE, head_VE)]
         with (
-            patch.object(token_logprobs, "_has_kernels", lambda _, has=has_kernels: has),
+            patch.object(token_logprobs, "_kernels", lambda _, found=kernels: found),
             patch.object(token_logprobs, "_chunks", lambda *_: [slice(0, 8), slice(8, 16), slice(16, 24)]),
         ):
             logp_N, entropy_N = score_targets(*given, target_N, temperature, softcap=softcap)
