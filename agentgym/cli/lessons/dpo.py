@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
 
 from agentgym.chat_templates.template_date import check_date
 from agentgym.cli.lessons.lesson import (
+    LessonOptions,
     Pupil,
     config_as_options,
     interrupted_hint,
@@ -26,7 +24,6 @@ from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
-from agentgym.model.model_name import EMBEDDED
 from agentgym.trainers.preferences.loop import (
     PreferenceConfig,
     PreferenceLoss,
@@ -34,7 +31,6 @@ from agentgym.trainers.preferences.loop import (
     learn_preferences,
 )
 from agentgym.trainers.preferences.pairs import PairSet, pairs_of_episodes, pairs_of_files
-from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.sft.loop import Validation, passes
@@ -48,9 +44,8 @@ DEFAULTS = PreferenceConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpoOptions:
-    """Trains a model to prefer better replies over worse ones to the same prompts (direct preference optimization).
-    Name --pairs or --episodes."""
+class _DpoSources:
+    """The options that come first: those that name what is learned from."""
 
     pairs: tuple[str, ...] = ()
     """Files (.jsonl, .parquet; at an address such as s3://bucket/rows.jsonl too) whose rows have `chosen` and
@@ -61,21 +56,13 @@ class DpoOptions:
     """Files or run folders like those that are learned, whose loss and accuracy are measured after every pass."""
     pairs_per_task: int = 1
     """The most pairs of a task's episodes: best and worst, second best and second worst, ..."""
-    model: str = EMBEDDED
-    """The model to begin with, which is the reference too: `embedded`, a folder, or an id of the hub."""
-    model_backend: str = "auto"
-    """The code that computes the model: `auto`, `fast`, `transformers`, or a class of your own that derives from one of
-    transformers', as `path/to/file.py:Class`."""
-    family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
-    function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
-    chat_template: str = ""
-    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
-    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
-    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
-    date: str | None = None
-    """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
-    the run begins. If the template writes it, config.yaml then holds that moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoOptions(LessonOptions, _DpoSources):
+    """Trains a model to prefer better replies over worse ones to the same prompts (direct preference optimization).
+    Name --pairs or --episodes."""
+
     loss: PreferenceLoss = DEFAULTS.loss
     """`sigmoid` is DPO (Rafailov et al. 2023), `ipo` a squared distance to a fixed margin (Azar et al. 2023), `hinge`
     SLiC's (Zhao et al. 2023)."""
@@ -93,35 +80,9 @@ class DpoOptions:
     """Pairs a step."""
     threads: int = DEFAULTS.threads
     """CPU threads that share a step's pairs; part of the recipe, as sums depend on it in their last bits."""
-    device: str = "cpu"
-    """The device on which the model learns: `cpu`, `cuda`, `cuda:1`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """The type of weights and passes, and of the model that is written; `auto` is bfloat16 on a GPU, with an optimizer
-    that steps on float32 copies, and float32 on a CPU."""
-    micro_batch_tokens: int | None = None
-    """The most tokens of a forward pass; a pair is never split. None is no bound on a CPU,
-    and on a GPU what its memory allows, up to 16,384."""
-    activation_checkpointing: bool = False
-    """Recompute inner states in the backward pass: a third more arithmetic, and far less memory."""
     optimizer: OptimizerConfig = field(default_factory=lambda: PreferenceConfig().optimizer)
-    lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int = 0
     """The orders of the passes follow from it."""
-    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A YAML file with these settings; options on the command line win."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """The folder for the model; by default a new one under runs/."""
-    checkpoint_minutes: float | None = 10.0
-    """Minutes between checkpoints, of which the newest is kept until the model is written; None writes none."""
-    resume: bool = False
-    """Go on in the folder of --output, with its settings, after its newest checkpoint."""
-    trackers: tuple[str, ...] = ()
-    """The trackers that receive the numbers of the steps besides the folder: any of tensorboard, wandb, mlflow and
-    trackio, or your own as `path/to/file.py:name`."""
-    project: str = TrackingConfig.project
-    """The project or experiment of the trackers."""
-    json: bool = False
-    """Print one line of JSON, and all else on standard error."""
 
     def __post_init__(self) -> None:
         if bool(self.pairs) == bool(self.episodes):

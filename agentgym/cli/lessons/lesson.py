@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+
+import tyro
 
 import agentgym
 from agentgym.chat_templates.families import format_to_record, renderer_for
@@ -18,9 +20,11 @@ from agentgym.cli.signals import interrupted_between_steps
 from agentgym.cli.terminal import progress, say
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError, nearest
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_name import model_folder
+from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.model.policy import backend_line, load_policy_on
 from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.sft.lesson_batches import check_vocabulary
 from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.sft_folder import SftFolder
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = [
+    "LessonOptions",
     "Pupil",
     "config_as_options",
     "interrupted_hint",
@@ -42,7 +47,7 @@ __all__ = [
 
 S = TypeVar("S", bound="DataclassInstance")
 ABOUT = ("kind", "agentgym")
-"""What the config.yaml of a run holds besides its settings."""
+"""The keys of a run's config.yaml that are no settings."""
 
 
 @dataclass(frozen=True)
@@ -58,47 +63,56 @@ class Pupil:
     template if it writes one, else the one that was given."""
 
 
-class PupilOptions(Protocol):
-    """The options of a command that teaches a model, as far as they name it and its chat format."""
+@dataclass(frozen=True, kw_only=True)
+class LessonOptions:
+    """The options that all commands have which train on recorded text."""
 
-    @property
-    def model(self) -> str:
-        """The name of the model."""
+    model: str = EMBEDDED
+    """The model to begin with, which is the reference of `dpo` too: `embedded`, a folder with a model and its
+    tokenizer, or an id of the hub."""
+    model_backend: str = "auto"
+    """The code that computes the model: `auto`, `fast`, `transformers`, or a class of your own that derives from one of
+    transformers', as `path/to/file.py:Class`."""
+    family: str | None = None
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
+    chat_template: str = ""
+    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
+    date: str | None = None
+    """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
+    the run begins. If the template writes it, config.yaml then holds that moment."""
+    device: str = "cpu"
+    """The device on which the model learns: `cpu`, `cuda`, `cuda:1`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The type of weights and passes, and of the model that is written; `auto` is bfloat16 on a GPU, with an optimizer
+    that steps on float32 copies, and float32 on a CPU."""
+    micro_batch_tokens: int | None = None
+    """The most tokens of a forward pass; a row or pair is never split. None is no bound on a CPU, and on a GPU
+    what its memory allows, up to 16,384."""
+    activation_checkpointing: bool = False
+    """Recompute inner states in the backward pass: a third more arithmetic, and far less memory."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """A YAML file with these settings; options on the command line win."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """The folder for the model; by default a new one under runs/."""
+    checkpoint_minutes: float | None = 10.0
+    """Minutes between checkpoints, of which the newest is kept until the model is written; None writes none."""
+    resume: bool = False
+    """Go on in the folder of --output, with its settings, after its newest checkpoint."""
+    trackers: tuple[str, ...] = ()
+    """The trackers that receive the numbers of the steps besides the folder: any of tensorboard, wandb, mlflow and
+    trackio, or your own as `path/to/file.py:name`."""
+    project: str = TrackingConfig.project
+    """The project or experiment of the trackers."""
+    json: bool = False
+    """Print one line of JSON, and all else on standard error."""
 
-    @property
-    def model_backend(self) -> str:
-        """The code that computes it."""
 
-    @property
-    def family(self) -> str | None:
-        """The chat format that was given."""
-
-    @property
-    def chat_template(self) -> str:
-        """The file of the template that was given."""
-
-    @property
-    def chat_template_kwargs(self) -> Mapping[str, JSON]:
-        """The variables of the template that were given."""
-
-    @property
-    def date(self) -> str | None:
-        """The date that was given."""
-
-    @property
-    def device(self) -> str:
-        """The device that it learns on."""
-
-    @property
-    def dtype(self) -> str:
-        """The type of its weights."""
-
-    @property
-    def lora(self) -> LoraConfig:
-        """The adapters that are trained."""
-
-
-def open_pupil(options: PupilOptions) -> Pupil:
+def open_pupil(options: LessonOptions) -> Pupil:
     """Loads the model that the options name, and says which code computes it.
 
     Raises ConfigError for a tokenizer that is another model's.
@@ -115,7 +129,7 @@ def open_pupil(options: PupilOptions) -> Pupil:
 
 
 def open_lesson(
-    options: PupilOptions,
+    options: LessonOptions,
     pupil: Pupil,
     folder: SftFolder,
     begin: Callable[[LanguageModel, LanguageModel | None], LessonState],

@@ -7,14 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import check_date
 from agentgym.cli.environment import load_env
 from agentgym.cli.lessons.lesson import (
+    LessonOptions,
     Pupil,
     config_as_options,
     interrupted_hint,
@@ -33,9 +31,7 @@ from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_name import EMBEDDED
 from agentgym.rollout.seeds import derive
-from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
@@ -50,9 +46,8 @@ __all__ = ["main"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftOptions:
-    """Trains a model to imitate the replies of a policy that plays, of conversations from files, or of good recorded
-    episodes. Name one of --env, --conversations and --episodes."""
+class _SftSources:
+    """The options that come first: those that name what is learned from."""
 
     env: str | None = None
     """Demonstrations of this environment: its id, package.module:Class or path/to/file.py:Class."""
@@ -65,21 +60,13 @@ class SftOptions:
     """Run folders whose recorded episodes are learned, by their exact ids: those that succeeded, or by --min-reward."""
     validation: tuple[str, ...] = ()
     """Files or run folders like those of --conversations or --episodes, whose loss is measured after every pass."""
-    model: str = EMBEDDED
-    """The model to begin with: `embedded`, a folder with a model and its tokenizer, or an id of the hub."""
-    model_backend: str = "auto"
-    """The code that computes the model: `auto`, `fast`, `transformers`, or a class of your own that derives from one of
-    transformers', as `path/to/file.py:Class`."""
-    family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
-    function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
-    chat_template: str = ""
-    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
-    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
-    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
-    date: str | None = None
-    """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
-    the run begins. If the template writes it, config.yaml then holds that moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftOptions(LessonOptions, _SftSources):
+    """Trains a model to imitate the replies of a policy that plays, of conversations from files, or of good recorded
+    episodes. Name one of --env, --conversations and --episodes."""
+
     policy: str = "oracle"
     """The player to imitate; `oracle` is what the environment's make_oracle gives."""
     mistakes: float = 0.25
@@ -100,35 +87,9 @@ class SftOptions:
     """Demonstrations, or rows, a step; every demonstration is a new task."""
     threads: int = ImitationConfig.threads
     """CPU threads that share a step's demonstrations; part of the recipe, as sums depend on it in their last bits."""
-    device: str = "cpu"
-    """The device on which the model learns: `cpu`, `cuda`, `cuda:1`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """The type of weights and passes, and of the model that is written; `auto` is bfloat16 on a GPU, with an optimizer
-    that steps on float32 copies, and float32 on a CPU."""
-    micro_batch_tokens: int | None = None
-    """The most tokens of a forward pass; a row is never split. None is no bound on a CPU,
-    and on a GPU what its memory allows, up to 16,384."""
-    activation_checkpointing: bool = False
-    """Recompute inner states in the backward pass: a third more arithmetic, and far less memory."""
     optimizer: OptimizerConfig = field(default_factory=lambda: ImitationConfig().optimizer)
-    lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int = 0
     """Tasks, mistakes and orders follow from it; demonstrations are never of held-out tasks."""
-    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A YAML file with these settings; options on the command line win."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """The folder for the model; by default a new one under runs/."""
-    checkpoint_minutes: float | None = 10.0
-    """Minutes between checkpoints, of which the newest is kept until the model is written; None writes none."""
-    resume: bool = False
-    """Go on in the folder of --output, with its settings, after its newest checkpoint."""
-    trackers: tuple[str, ...] = ()
-    """The trackers that receive the numbers of the steps besides the folder: any of tensorboard, wandb, mlflow and
-    trackio, or your own as `path/to/file.py:name`."""
-    project: str = TrackingConfig.project
-    """The project or experiment of the trackers."""
-    json: bool = False
-    """Print one line of JSON, and all else on standard error."""
 
     def __post_init__(self) -> None:
         given = [name for name in SOURCES if getattr(self, name)]

@@ -11,7 +11,7 @@ from agentgym.trainers.settings.learner import CPU_TOKENS
 __all__ = ["activation_numbers", "fitting_tokens"]
 
 GPU_TOKENS = 16_384
-"""More make a pass no faster."""
+"""The tokens of the workloads that were measured on a GPU (docs/gpu.md)."""
 _USED = 0.7
 """The share of the memory that activations may take; the rest is for logits, gradients of states and gaps."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
 from agentgym.settings import check_above_zero, check_at_least
 from agentgym.trainers.learner.lora import Unadapted
@@ -93,7 +91,7 @@ class PreferenceConfig:
 
         `first` has the weights that it is held against, where they are not its own. Adapters need no such copy.
         """
-        state = LessonState(model, self.lora, self.with_optimizer(model).optimizer, self.steps)
+        state = LessonState(model, self.lora, self.with_optimizer(model).optimizer, self.steps, "preference")
         if state.adapters is None:
             state.first = (copy.deepcopy(model) if first is None else first).requires_grad_(False)
         return state
@@ -162,23 +160,22 @@ def learn_preferences(
     model.set_recompute(config.activation_checkpointing)
     most = most_tokens(model, config.micro_batch_tokens, recomputes=config.activation_checkpointing)
     config = replace(config, micro_batch_tokens=most)
-    started = time.perf_counter() - state.elapsed_s
+
+    def learn_batch() -> tuple[Sequence[Pair], Tensor]:
+        batch = list(itertools.islice(pairs, config.pairs))
+        return batch, _add_gradients(model, first, batch, workers, state.optimizer.parameters, config)
+
+    def tell(step: int, learned: tuple[Sequence[Pair], Tensor], norm: float, elapsed_s: float) -> None:
+        report = _report(step, *learned, norm, elapsed_s)
+        if validation is not None and validation.is_due(step, config.steps):
+            measure = partial(mean_over_pairs, model, first, validation.rows, config)
+            loss, accuracy, *_ = workers.run(measure).tolist()
+            report = replace(report, validation_loss=loss, validation_accuracy=accuracy)
+        on_step(report)
+
     with lesson_workers(model, config.threads) as workers:
         try:
-            for step in range(state.num_done + 1, config.steps + 1):
-                batch = list(itertools.islice(pairs, config.pairs))
-                sums = _add_gradients(model, first, batch, workers, state.optimizer.parameters, config)
-                norm = workers.run(state.optimizer.step)
-                if not math.isfinite(norm):
-                    raise TrainingHalted(
-                        f"the gradient of preference step {step} is not finite; lower the learning rate"
-                    )
-                report = _report(step, batch, sums, norm, time.perf_counter() - started)
-                if validation is not None and validation.is_due(step, config.steps):
-                    measure = partial(mean_over_pairs, model, first, validation.rows, config)
-                    loss, accuracy, *_ = workers.run(measure).tolist()
-                    report = replace(report, validation_loss=loss, validation_accuracy=accuracy)
-                on_step(report)
+            state.take_steps(config.steps, workers, learn_batch, tell)
         finally:
             if state is not pupil:
                 state.merge()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +14,6 @@ from torch import Tensor
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.text_env import TextEnv
-from agentgym.errors import TrainingHalted
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.routing import BatchRouting
 from agentgym.settings import check_at_least
@@ -62,7 +59,7 @@ class ImitationConfig:
 
     def begin(self, model: LanguageModel) -> LessonState:
         """Returns the state of a model that has learned nothing yet."""
-        return LessonState(model, self.lora, self.with_optimizer(model).optimizer, self.steps)
+        return LessonState(model, self.lora, self.with_optimizer(model).optimizer, self.steps, "imitation")
 
     def with_optimizer(self, model: LanguageModel) -> ImitationConfig:
         """Returns the settings with the optimizer and the rate for this model, where none is given."""
@@ -135,25 +132,21 @@ def learn(
     check_vocabulary(renderer, model)
     model.set_recompute(config.activation_checkpointing)
     most = most_tokens(model, config.micro_batch_tokens, recomputes=config.activation_checkpointing)
-    started = time.perf_counter() - state.elapsed_s
+
+    def learn_batch() -> tuple[Sequence[Demonstration], float]:
+        batch = [row.first(model.context_window + 1) for row in itertools.islice(shown, config.episodes)]
+        return batch, _add_gradients(model, batch, workers, state.optimizer.parameters, most)
+
+    def tell(step: int, learned: tuple[Sequence[Demonstration], float], norm: float, elapsed_s: float) -> None:
+        report = _report(step, *learned, norm, elapsed_s)
+        if validation is not None and validation.is_due(step, config.steps):
+            measured = workers.run(partial(mean_loss, model, validation.rows, config.episodes, most))
+            report = replace(report, validation_loss=measured)
+        on_step(report)
+
     with lesson_workers(model, config.threads) as workers:
         try:
-            for step in range(state.num_done + 1, config.steps + 1):
-                batch = [
-                    demonstration.first(model.context_window + 1)
-                    for demonstration in itertools.islice(shown, config.episodes)
-                ]
-                loss = _add_gradients(model, batch, workers, state.optimizer.parameters, most)
-                norm = workers.run(state.optimizer.step)
-                if not math.isfinite(norm):
-                    raise TrainingHalted(
-                        f"the gradient of imitation step {step} is not finite; lower the learning rate"
-                    )
-                report = _report(step, batch, loss, norm, time.perf_counter() - started)
-                if validation is not None and validation.is_due(step, config.steps):
-                    measured = workers.run(partial(mean_loss, model, validation.rows, config.episodes, most))
-                    report = replace(report, validation_loss=measured)
-                on_step(report)
+            state.take_steps(config.steps, workers, learn_batch, tell)
         finally:
             if state is not pupil:
                 state.merge()
