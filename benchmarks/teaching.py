@@ -29,7 +29,7 @@ from agentgym.embedded import embedded_folder
 from agentgym.model.model_folder import load_decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.checkpoints.checkpoint import checkpoint_folders
-from agentgym.trainers.learner.divergence import FinalStates, final_states, whole_divergence
+from agentgym.trainers.learner.reference import FinalStates, whole_divergence
 from agentgym.trainers.preferences.loop import (
     Pair,
     PreferenceConfig,
@@ -85,7 +85,10 @@ def our_gkd(rows: Sequence[dict[str, Any]], teacher_folder: Path, beta: float) -
     ids_N = torch.tensor([i for row in rows for i in row["ids"][:-1]])
     mask_N = torch.tensor([flag for row in rows for flag in row["mask"][1:]])
     lengths = [len(row["ids"]) - 1 for row in rows]
-    known = final_states(teacher, ids_N, PackedLayout(lengths, ids_N=ids_N, wanted_N=mask_N))
+    with torch.no_grad():
+        known = teacher(
+            ids_N, PackedLayout(lengths, ids_N=ids_N, wanted_N=mask_N), lambda *states: FinalStates(*states, None)
+        )
 
     def compare(hidden_ME: torch.Tensor, head_VE: torch.Tensor) -> torch.Tensor:
         return whole_divergence(FinalStates(hidden_ME, head_VE, None), known, beta, 1.0)

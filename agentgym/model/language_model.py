@@ -98,6 +98,11 @@ class LanguageModel(nn.Module):
     def set_recompute(self, recomputes: bool) -> None:
         """Chooses whether the backward pass recomputes the inner states of each block instead of keeping them."""
 
+    @property
+    def num_parameters(self) -> int:
+        """The number of all parameters; of a sharded model, of all ranks together."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
     def num_chosen(self) -> int:
         """Returns how many experts a router gives a token to; 0 if the routers do not choose by `topk`."""
         return 0

@@ -116,6 +116,29 @@ def _check_algorithm(config: TrainConfig) -> None:
             " Use 2 or more (8 is usual), or allow_single to accept it"
         )
     _check_aggregation(config, config.aggregation or "")
+    if config.executor == "ray":
+        _check_own_ranks(config)
+
+
+def _check_own_ranks(config: TrainConfig) -> None:
+    """Raises ConfigError for ranks of a reference or a critic that the run does not have, or cannot have there."""
+    kl, critic = config.learner.kl, config.learner.critic
+    if config.ray.references:
+        if not kl.coefficient:
+            raise ConfigError("ray.references are ranks of the reference of learner.kl, and its coefficient is 0")
+        if kl.compares_whole:
+            raise ConfigError(
+                "learner.kl.penalty jsd compares whole distributions, which do not travel: leave ray.references out, or"
+                " take a penalty of the sampled ids, such as k3"
+            )
+        if config.learner.lora.rank and kl.reference is None:
+            raise ConfigError(
+                "with learner.lora the learner's ranks have the first weights anyway: leave ray.references out, or"
+                " name another model with learner.kl.reference"
+            )
+    if config.ray.critics and critic.trunk != "own":
+        have = "the critic is on the policy's trunk" if critic.exists else f"{config.estimator} takes no critic"
+        raise ConfigError(f"ray.critics are ranks of a critic with a backbone of its own, and {have}: leave them out")
 
 
 def _check_kl(config: TrainConfig, name: str) -> None:

@@ -78,6 +78,8 @@ class TrainingBatch:
     """The denominators of the whole step; the same in every part of it."""
     experts_NRK: Tensor | None = None
     """int16 `[N, R, K]`; the experts that each of R routers gave the input token to, -1 where that is not known."""
+    reference_logp_N: Tensor | None = None
+    """float32; the target's logprob under the reference of the KL term, if ranks of its own have computed it."""
 
     def __post_init__(self) -> None:
         for name, tensor in self._tensors().items():
@@ -158,8 +160,9 @@ class TrainingBatch:
     ) -> TrainingBatch:
         """The batch of changed tensors, and `further` ones as they are."""
         tensors = {name: change(tensor) for name, tensor in self._tensors().items()} | dict(further or {})
-        experts_NRK = None if self.experts_NRK is None else change(self.experts_NRK)
-        return TrainingBatch(**tensors, seqlens=tuple(seqlens), totals=self.totals, experts_NRK=experts_NRK)
+        known = {"experts_NRK": self.experts_NRK, "reference_logp_N": self.reference_logp_N}
+        tensors |= {name: change(tensor) for name, tensor in known.items() if tensor is not None}
+        return TrainingBatch(**tensors, seqlens=tuple(seqlens), totals=self.totals)
 
     def minibatches(self, number: int) -> list[TrainingBatch]:
         """Splits the batch into parts of about equally many trajectories, in order, one per optimizer step.

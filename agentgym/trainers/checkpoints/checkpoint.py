@@ -37,7 +37,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-LEARNER, STATE = "learner", "state.json"
+LEARNER, CRITIC, STATE = "learner", "critic", "state.json"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "*.jinja")
 
 
@@ -121,7 +121,16 @@ def load_learner(checkpoint: Path) -> dict[str, Any]:
     """Returns the state of the learner that a checkpoint contains, as `Learner.load_state_dict` takes it."""
     from agentgym.trainers.checkpoints.sharded_state import load_state  # here: it takes a second
 
-    return load_state(checkpoint / LEARNER)
+    state: dict[str, Any] = {}
+    for folder in learner_folders(checkpoint):
+        state |= load_state(folder)
+    return state
+
+
+def learner_folders(checkpoint: Path) -> list[Path]:
+    """Returns the folders of the parts of a learner's state; that of a critic's own ranks is a part of its own."""
+    critic = checkpoint / CRITIC
+    return [checkpoint / LEARNER, *([critic] if critic.is_dir() else [])]
 
 
 def checkpoint_folders(run: Path) -> list[Path]:

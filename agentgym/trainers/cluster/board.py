@@ -46,11 +46,11 @@ class Board:
         """Keeps a warning until the driver asks for it."""
         self._news.append((label, level, text))
 
-    async def news(self) -> list[tuple[str, int, str]]:
-        """Returns the warnings since the last call."""
+    async def news(self) -> tuple[bool, list[tuple[str, int, str]]]:
+        """Returns whether weights are stored, and the warnings since the last call."""
         found = list(self._news)
         self._news.clear()
-        return found
+        return self._posted is not None, found
 
 
 class _Reporter(logging.Handler):
@@ -78,11 +78,14 @@ class BoardKeeper:
     def __init__(self, board: Actor) -> None:
         self.board = board
         self._posted: Posted | None = None
+        self._is_up = False
+        """True if the board has the posted weights, unless it was restarted since."""
+        self._is_lost = False
         self._seen: set[str] = set()
 
     async def post(self, posted: Posted) -> None:
         """Posts the weights for engines that restart; raises ActorLost if the board is dead for good."""
-        self._posted = posted
+        self._posted, self._is_up = posted, False
         await self._put_up()
 
     async def relay(self) -> None:
@@ -92,26 +95,41 @@ class BoardKeeper:
                 try:
                     await self.tell_news()
                 except ActorLost as error:
-                    _log.warning("%s; what actors warned of since is lost", error)
-                    await self._put_up()
+                    await self._refill(error)
                 await asyncio.sleep(POLL_S)
         except ActorLost:
             _log.warning("the board died more than ray.max_restarts times: warnings of actors are no longer shown here")
+
+    async def _refill(self, reason: object) -> None:
+        self._tell_loss(reason)
+        await self._put_up()
+
+    def _tell_loss(self, reason: object) -> None:
+        """Logs that the board died, once until it has weights again."""
+        if not self._is_lost:
+            _log.warning("%s; what actors warned of since is lost", reason)
+        self._is_lost, self._is_up = True, False
 
     async def _put_up(self) -> None:
         ends = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             try:
                 await self.board.call("post", self._posted)
+                self._is_lost, self._is_up = False, self._posted is not None
                 return
-            except ActorLost:
+            except ActorLost as error:
+                self._tell_loss(error)
                 if asyncio.get_running_loop().time() > ends:
                     raise
                 await asyncio.sleep(POLL_S)
 
     async def tell_news(self) -> None:
-        """Logs new warnings; raises ActorLost if the board is gone."""
-        for label, level, text in await self.board.call("news"):
+        """Logs new warnings, and refills a board that was restarted; raises ActorLost if it is gone."""
+        is_up = self._is_up
+        has_weights, news = await self.board.call("news")
+        for label, level, text in news:
             if text not in self._seen:
                 self._seen.add(text)
                 _log.log(level, "%s: %s", label, text)
+        if is_up and self._is_up and not has_weights:
+            await self._refill("the board is gone: its process died, and was restarted")

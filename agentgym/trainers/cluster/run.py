@@ -10,17 +10,19 @@ from dataclasses import dataclass
 
 from agentgym.trainers.cluster.actors import Actor, ActorLost, Cluster
 from agentgym.trainers.cluster.board import Board, BoardKeeper
+from agentgym.trainers.cluster.cluster_learner import ClusterLearner
 from agentgym.trainers.cluster.engine import ClusterEngine, Engines
 from agentgym.trainers.cluster.engine_actor import EngineActor, EngineFacts
 from agentgym.trainers.cluster.episodes import Cast, ClusterStage, EpisodeActor
 from agentgym.trainers.cluster.inner_engine import Part
 from agentgym.trainers.cluster.node_files import ONE_NODE, FileServer, NodeFiles
-from agentgym.trainers.cluster.rank_actor import ClusterLearner, RankActor
+from agentgym.trainers.cluster.rank_actor import CriticActor, RankActor, ReferenceActor
+from agentgym.trainers.cluster.rank_process import Beginning, RankProcess
 from agentgym.trainers.cluster.trained_weights import ClusterWeights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parallel.mesh import check_mesh
 from agentgym.trainers.parts.parts import Origin, RunParts
-from agentgym.trainers.settings.cluster import Role
+from agentgym.trainers.settings.cluster import ROLES
 
 __all__ = ["open_cluster"]
 
@@ -42,11 +44,12 @@ async def open_cluster(
     stack.push_async_callback(_end_relay, asyncio.ensure_future(keeper.relay()), keeper)
     files = _open_files(origin, cluster)
     begun = _Beginning(config, origin, cluster, board, files)
-    ranks, actors = begun.ranks(), begun.engines()
+    kinds: tuple[type[RankProcess], ...] = (RankActor, ReferenceActor, CriticActor)
+    learner = ClusterLearner(config, *(begun.ranks(kind) for kind in kinds))
+    actors = begun.engines()
     engines = await _gather_engines(actors, config)
     workers = begun.workers(engines)
-    learner = ClusterLearner(ranks, config, files)
-    meeting = asyncio.to_thread(learner.begin, config, origin.weights_folder, origin.model_folder)
+    meeting = asyncio.to_thread(learner.begin, begun.beginning())
     await asyncio.gather(
         meeting, *(worker.call("ready") for worker in workers), *(actor.call("prepare") for actor in actors)
     )
@@ -78,12 +81,17 @@ class _Beginning:
     board: Actor
     files: NodeFiles
 
-    def ranks(self) -> list[Actor]:
-        number = self.cluster.config.learners
+    def ranks(self, kind: type[RankProcess]) -> list[Actor]:
+        number = self.cluster.config.count(kind.role)
         return [
-            self.cluster.actor("learner", rank, RankActor, self.board, rank, number, max_concurrency=1)
+            self.cluster.actor(kind.role, rank, kind, self.board, rank, number, max_concurrency=1)
             for rank in range(number)
         ]
+
+    def beginning(self) -> Beginning:
+        origin = self.origin
+        folders = str(origin.weights_folder.absolute()), str(origin.model_folder.absolute())
+        return Beginning(self.config, *folders, origin.model.vocab_size, self.files)
 
     def engines(self) -> list[Actor]:
         made, origin, ray = [], self.origin, self.cluster.config
@@ -130,12 +138,9 @@ async def _end_relay(relay: asyncio.Task[None], keeper: BoardKeeper) -> None:
 def resource_plan(config: TrainConfig, nodes: list[str], cores: int | None = None) -> list[str]:
     """Returns a line per role with the nodes of its actors; `cores` are those of a cluster on this machine alone."""
     cluster, lines = config.cluster, []
-    counted: tuple[tuple[Role, int], ...] = (
-        ("learner", cluster.learners),
-        ("engine", cluster.engines),
-        ("worker", cluster.workers),
-    )
-    for role, number in counted:
+    for role in ROLES:
+        if not (number := cluster.count(role)):
+            continue
         amounts = cluster.needs(role).items()
         needs = ", ".join(f"{amount:g} {name}" for name, amount in amounts) or "nothing reserved"
         stand = Counter(nodes[cluster.place(role, index)] for index in range(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any
 from torch.distributed.checkpoint.storage import WriteResult
 
 from agentgym.engines.protocol import WeightSync
-from agentgym.trainers.checkpoints.checkpoint import LEARNER
+from agentgym.trainers.checkpoints.checkpoint import learner_folders
 from agentgym.trainers.checkpoints.sharded_state import finish_state
+from agentgym.trainers.cluster.cluster_learner import ClusterLearner, RankGroup
 from agentgym.trainers.cluster.engine import ClusterEngine
-from agentgym.trainers.cluster.rank_actor import ClusterLearner, CopyTarget
+from agentgym.trainers.cluster.rank_process import CopyTarget
 from agentgym.types import JSON
 
 __all__ = ["ClusterWeights"]
@@ -34,24 +35,27 @@ class ClusterWeights:
 
     async def send(self, version: int) -> WeightSync:
         """Has the ranks store the weights in the cluster, and the engines take them there."""
-        return await self._engine.take_shipment(await asyncio.to_thread(self._learner.ask, "ship"), version)
+        return await self._engine.take_shipment(await asyncio.to_thread(self._learner.ranks.ask, "ship"), version)
 
     def copy(self) -> _DistantContent:
-        """Has each rank copy its shards of the learner's state; of the model the shipped weights are kept."""
+        """Has each rank copy its shards of what it trains; of the model the shipped weights are kept."""
         number = next(self._numbers)
-        self._learner.ask("copy_state", number)
-        return _DistantContent(self._learner, self._config, number)
+        for group in self._learner.saved_groups:
+            group.ask("copy_state", number)
+        return _DistantContent(self._learner.saved_groups, self._config, number)
 
     def load(self, checkpoint: Path) -> None:
         """Has each rank read its shards of a checkpoint's state."""
-        self._learner.ask("load_state", str((checkpoint / LEARNER).absolute()))
+        folders = [str(folder.absolute()) for folder in learner_folders(checkpoint)]
+        for group in self._learner.saved_groups:
+            group.ask("load_state", folders)
 
 
 @dataclass(frozen=True, eq=False)
 class _DistantContent:
     """The copies of the state of a step that the ranks have made."""
 
-    learner: ClusterLearner
+    groups: Sequence[RankGroup]
     config: Mapping[str, JSON]
     number: int
 
@@ -59,19 +63,20 @@ class _DistantContent:
         """Has the ranks write their files while they train on, and waits until they have."""
         marker = folder / f".{secrets.token_hex(8)}"
         marker.touch()
-        target = CopyTarget(folder=str(folder.absolute()), marker=marker.name, config=self.config)
-        try:
-            results = self._write(target)
-        finally:
-            known: tuple[Any, Any] = self.learner.ask("end_copy", self.number)
+        for group in self.groups:
+            target = CopyTarget(folder=str(folder.absolute()), part=group.part, marker=marker.name, config=self.config)
+            try:
+                results = self._write(group, target)
+            finally:
+                known: tuple[Any, Any] = group.ask("end_copy", self.number)
+            finish_state(folder / group.part, *known, results)
         marker.unlink()
-        finish_state(folder / LEARNER, *known, results)
 
-    def _write(self, target: CopyTarget) -> list[list[WriteResult]]:
-        self.learner.ask("write_copy", self.number, target)
+    def _write(self, group: RankGroup, target: CopyTarget) -> list[list[WriteResult]]:
+        group.ask("write_copy", self.number, target)
         while True:
             time.sleep(POLL_S)
-            results: list[list[WriteResult] | None] = self.learner.ask_all("results_of", self.number)
+            results: list[list[WriteResult] | None] = group.ask_all("results_of", self.number)
             finished = [result for result in results if result is not None]
             if len(finished) == len(results):
                 return finished

@@ -65,11 +65,11 @@ class ValueHead(nn.Module):
 
 
 class Critic:
-    """Computes and fits values of trained targets; a backbone of its own starts as a copy of `policy` as it is now."""
+    """Computes and fits values of trained targets; a shared backbone is the policy, and one of its own is changed."""
 
     def __init__(
         self,
-        policy: LanguageModel,
+        backbone: LanguageModel,
         config: CriticConfig,
         optimizer: OptimizerConfig,
         *,
@@ -78,9 +78,9 @@ class Critic:
         world: LearnerRanks,
     ) -> None:
         self.config = config
-        self.head = ValueHead(policy.width).to(policy.embed.device)
+        self.head = ValueHead(backbone.width).to(backbone.embed.device)
         world.spread(self.head)
-        self.backbone = policy if config.trunk == "shared" else world.copy(policy)
+        self.backbone = backbone
         self.optimizer: PolicyOptimizer | None = None
         if config.trunk == "own":
             rate = config.learning_rate or RATE * optimizer.peak_rate
@@ -96,6 +96,17 @@ class Critic:
         found = self._world.map(self._read, share.parts)[: share.num_own]
         values_M = self._world.whole([one_M for one_M, _ in found], share.targets)
         return values_M, self._world.whole([end_R for _, end_R in found], share.rows)
+
+    def fit(self, batch: TrainingBatch, epochs: int, minibatches: int) -> CriticStats:
+        """Updates a backbone of its own `epochs` x `minibatches` times on the batch; returns the statistics of both.
+
+        A shared backbone was updated with the policy.
+        """
+        norms = [0.0]
+        if self.optimizer is not None:
+            for _ in range(epochs):
+                norms += [self.update(part) for part in batch.minibatches(minibatches)]
+        return self.stats(batch, self.read(batch)[0], max(norms))
 
     def update(self, batch: TrainingBatch) -> float:
         """Takes one optimizer step of a backbone of its own toward the batch's returns; returns the gradient's norm.

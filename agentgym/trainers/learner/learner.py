@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import reduce
 from itertools import islice
 from operator import add
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,19 +23,20 @@ from agentgym.trainers.algorithms.losses import LOSSES, is_elementwise
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.batch.off_policy import corrected_batch
 from agentgym.trainers.learner.critic import Critic, CriticStats
-from agentgym.trainers.learner.divergence import FinalStates, final_states, load_teacher, whole_divergence
 from agentgym.trainers.learner.finite import NotFinite
 from agentgym.trainers.learner.lora import Adapters, Unadapted
 from agentgym.trainers.learner.micro_batch import FoundLoss, MicroBatch
 from agentgym.trainers.learner.mismatch import UNBOUNDED, MismatchBound, MismatchFound, MismatchSums
 from agentgym.trainers.learner.objective import policy_loss
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.learner.parameter_groups import ready_to_train
+from agentgym.trainers.learner.reference import FinalStates, ReferenceModel, load_teacher, whole_divergence
 from agentgym.trainers.learner.router_stats import RouterSums
 from agentgym.trainers.learner.step_stats import Report, StepStats
 from agentgym.trainers.learner.target_scores import TargetScores
 from agentgym.trainers.learner.token_logprobs import gradient_proxy, scorer
 from agentgym.trainers.parallel.gradient_threads import MicroResult
-from agentgym.trainers.parallel.sharded_tensor import Gather, shard, whole
+from agentgym.trainers.parallel.sharded_tensor import Gather, is_sharded, shard, whole
 from agentgym.trainers.parallel.world import Sharded, Share, learner_ranks
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -48,7 +49,7 @@ class Learner:
 
     A sharded model is trained by all of its ranks: each has a Learner, and all of them call the same methods with the
     same batches, in the same order. `reference` is the model of the KL term; without one, the model as it is now is
-    copied. `total_steps` counts batches.
+    copied; `elsewhere` has none here, since its logprobs come with each batch. `total_steps` counts batches.
 
     If adapters are trained (`config.lora`), the reference is the base, which stays unchanged: the adapters are added to
     it, and the model is kept equal to both merged. Without a reference they are added to the model itself, or, if that
@@ -63,32 +64,32 @@ class Learner:
         *,
         total_steps: int,
         temperature: float = 1.0,
-        reference: LanguageModel | Sharded | None = None,
+        reference: LanguageModel | Sharded | Literal["elsewhere"] | None = None,
     ) -> None:
         self.model: LanguageModel = model.model if isinstance(model, Sharded) else model
         self.world = learner_ranks(model, config)
         self.config = config
         self.adapters: Adapters | None = None
         if config.lora.rank:
-            base = reference.model if isinstance(reference, Sharded) else reference
-            self.adapters = Adapters.of(self.model, base, config.lora)
+            self.adapters = Adapters.of(self.model, _model_of(reference), config.lora)
             self.model = self.adapters.model
         self.temperature = temperature
         self.kl = config.kl.controller()
-        self.model.set_recompute(config.activation_checkpointing)
-        if config.router.frozen:
-            self.model.freeze_routers()
+        ready_to_train(self.model, config)
         balance = config.router.balance
         self._balance = self.model.balance_coefficient if balance is None else balance
-        optimizer = optimizer.for_size(sum(parameter.numel() for parameter in self.model.parameters()))
-        self.reference: LanguageModel | Unadapted | None = None
-        if config.kl.coefficient:
-            self.reference = self._reference(reference)
+        optimizer = optimizer.for_size(self.model.num_parameters)
+        self.reference: ReferenceModel | None = None
+        if config.kl.coefficient and reference != "elsewhere":
+            self.reference = ReferenceModel(
+                self._reference_model(_model_of(reference)), config, temperature, self.world
+            )
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:
             sizes = {"total_steps": num_steps, "micro_batch_tokens": config.pass_tokens}
-            self.critic = Critic(self.model, config.critic, optimizer, world=self.world, **sizes)
+            backbone = self.model if config.critic.trunk == "shared" else self.world.copy(self.model)
+            self.critic = Critic(backbone, config.critic, optimizer, world=self.world, **sizes)
         self._shared = self.critic if config.critic.trunk == "shared" else None
         further = () if self._shared is None else self._shared.head.parameters()
         own = config.lora.optimizer_settings(optimizer)
@@ -99,7 +100,7 @@ class Learner:
         self._kl_penalty = penalty_of("k2" if config.kl.compares_whole else config.kl.penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss_name])
 
-    def _reference(self, given: LanguageModel | Sharded | None) -> LanguageModel | Unadapted:
+    def _reference_model(self, given: LanguageModel | None) -> LanguageModel | Unadapted:
         """The model of the KL term: a teacher, the base of adapters, or the first weights."""
         if (name := self.config.kl.reference) is not None:
             teacher = load_teacher(name, self.model)
@@ -110,10 +111,14 @@ class Learner:
             return self.adapters.reference
         if given is None:
             return self.world.copy(self.model).requires_grad_(False)
-        if isinstance(given, Sharded):
-            return given.model.requires_grad_(False)
-        self.world.spread(given)
+        if not is_sharded(given.embed):
+            self.world.spread(given)
         return given.requires_grad_(False)
+
+    @property
+    def _reference(self) -> ReferenceModel:
+        assert self.reference is not None, "a batch without the logprobs of a reference that is elsewhere"
+        return self.reference
 
     def update(self, batch: TrainingBatch, *, version: int = 0, bound: MismatchBound = UNBOUNDED) -> StepStats:
         """Takes `epochs` x `minibatches` optimizer steps of the policy on the batch.
@@ -141,21 +146,15 @@ class Learner:
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
         """Fits the critic to the returns of the batch, as often as the policy is updated; None without a critic."""
-        if self.critic is None:
-            return None
-        norms = [0.0]
-        if self._shared is None:
-            for _ in range(self.config.epochs):
-                norms += [self.critic.update(part) for part in batch.minibatches(self.config.minibatches)]
-        return self.critic.stats(batch, self.critic.read(batch)[0], max(norms))
+        return None if self.critic is None else self.critic.fit(batch, self.config.epochs, self.config.minibatches)
 
     def penalties(self, batch: TrainingBatch) -> Tensor:
         """The KL penalty to subtract from the reward of each trained target, `[M]` in units of reward.
 
         Used if `kl.place` is reward. The `update` that follows moves the coefficient toward its target divergence.
         """
-        assert self.reference is not None
-        reference_M = self._logprobs(self.reference, batch)
+        known_N = batch.reference_logp_N
+        reference_M = self._reference.logprobs(batch) if known_N is None else known_N[batch.mask_N]
         nats_M = self._kl_penalty(batch.old_logp_N.cpu()[batch.mask_N.cpu()], reference_M.cpu())
         weighted_M = self.kl.coefficient * nats_M
         self._kl_of_rewards = float(nats_M.mean()) if len(nats_M) else 0.0
@@ -258,7 +257,7 @@ class Learner:
         name = self.config.correction
         if name is None:
             return batch
-        old_M = self._logprobs(self.model, batch).cpu()
+        old_M = self.logprobs(batch).cpu()
         return corrected_batch(batch, old_M, version, name, self.config.correction_settings)
 
     @torch.no_grad()
@@ -267,12 +266,7 @@ class Learner:
 
         They are at the temperature of training, or at another one.
         """
-        return self._logprobs(self.model, batch, temperature)
-
-    def _logprobs(
-        self, model: LanguageModel | Unadapted, batch: TrainingBatch, temperature: float | None = None
-    ) -> Tensor:
-        return self._every_target(lambda part: self._logp(model, part, temperature), self._share(batch))
+        return self._every_target(lambda part: self._logp(part, temperature), self._share(batch))
 
     def _share(self, batch: TrainingBatch) -> Share:
         return self.world.share(batch, self.config.pass_tokens)
@@ -301,11 +295,9 @@ class Learner:
         self.world.close()
 
     @torch.no_grad()
-    def _logp(self, model: LanguageModel | Unadapted, part: TrainingBatch, temperature: float | None = None) -> Tensor:
+    def _logp(self, part: TrainingBatch, temperature: float | None = None) -> Tensor:
         layout, wanted = self._layout(part), temperature or self.temperature
-        if model is not self.model:
-            layout.routing = None  # another model, or one without its adapters, chooses its own experts
-        scores: TargetScores = model(
+        scores: TargetScores = self.model(
             part.ids_N, layout, lambda hidden, head: self._scores(hidden, head, part, layout.exchange, wanted)
         )
         return scores.logp_N
@@ -318,7 +310,7 @@ class Learner:
         """
         if self._elementwise or not share.parts:
             return [MicroBatch(part, is_idle=share.is_idle(number)) for number, part in enumerate(share.parts)]
-        logp_M = self._every_target(lambda part: self._logp(self.model, part), share).requires_grad_()
+        logp_M = self._every_target(self._logp, share).requires_grad_()
         names = ("old_logp_N", "advantage_N", "trajectory_N", "weight_N", "correction_N")
         old_M, advantage_M, trajectory_M, weight_M, correction_M = (
             getattr(batch, name)[batch.mask_N].to(self.world.device) for name in names
@@ -340,8 +332,7 @@ class Learner:
     def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor, Tensor, RouterSums]:
         """The policy's scores of the targets, the loss of experts and of a shared critic, whole divergences, sums."""
         layout = self._layout(part)
-        whole = self.reference if self.config.kl.compares_whole else None
-        known = None if whole is None else final_states(whole, part.ids_N, self._layout(part))
+        known = self._reference.final_states(part) if self.config.kl.compares_whole else None
 
         def read(hidden_OE: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor, Tensor]:
             scores = self._scores(hidden_OE, head_VE, part, layout.exchange, self.temperature)
@@ -362,9 +353,10 @@ class Learner:
         """The loss of a micro-batch: its share of the step's loss, so shares add up."""
         part, config = micro.batch, self.config
         place_M = part.trained_M
-        reference_M, is_loss = None, self.reference is not None and config.kl.place == "loss"
-        if self.reference is not None and is_loss and not config.kl.compares_whole:
-            reference_M = self._logp(self.reference, part)
+        reference_M, is_loss = None, config.kl.coefficient > 0 and config.kl.place == "loss"
+        if is_loss and not config.kl.compares_whole:
+            known_N = part.reference_logp_N
+            reference_M = self._reference.logprobs_of(part) if known_N is None else known_N[place_M]
         (logp_M, entropy_M), further, kl_M, router = self._forward(part)
         if micro.is_idle:
             return MicroResult(0 * (logp_M.sum() + further), Report.nothing(router))
@@ -396,3 +388,10 @@ class Learner:
             router=router,
         )
         return MicroResult(loss, report)
+
+
+def _model_of(given: LanguageModel | Sharded | str | None) -> LanguageModel | None:
+    """The model that is given, whole or sharded."""
+    if isinstance(given, str):
+        return None
+    return given.model if isinstance(given, Sharded) else given

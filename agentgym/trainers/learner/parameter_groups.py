@@ -1,4 +1,4 @@
-"""Learning rates and weight decays of some parameters: by their names, and by the depth of their layer."""
+"""The parameters that are trained, and the learning rates and weight decays of some: by name or depth of layer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
-__all__ = ["divide_groups"]
+__all__ = ["divide_groups", "ready_to_train"]
 
 Own: TypeAlias = tuple[float, float | None]
 """A factor of the learning rate, and a weight decay; None is that of the optimizer."""
@@ -122,3 +123,11 @@ def _heights(model: nn.Module) -> dict[str, int]:
 def _layer_number(name: str) -> int | None:
     found = re.search(r"\b(?:layers|layer|blocks|block|h)\.(\d+)\.", name)
     return int(found[1]) if found else None
+
+
+def ready_to_train(model: LanguageModel, config: LearnerConfig) -> LanguageModel:
+    """Prepares a model for training as the settings want it, and returns it."""
+    model.set_recompute(config.activation_checkpointing)
+    if config.router.frozen:
+        model.freeze_routers()
+    return model

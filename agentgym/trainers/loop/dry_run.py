@@ -56,7 +56,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     window = min(reserved, config.limits.context_window or reserved)
     if prompt + 1 > window:
         raise ConfigError(f"the first prompt has {prompt} tokens, the window only {window}: nothing could be sampled")
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = model.num_parameters
     num_slots = config.local.num_slots or fitting_slots(model, reserved, kept=learner_bytes(config, model))
     cache = 2 * num_slots * reserved * sum(kv.num_heads * kv.width for kv in model.kv_shapes)
     learner, ahead = config.learner, config.max_staleness > 0
@@ -103,7 +103,7 @@ def _count_trained_parameters(model: LanguageModel, config: TrainConfig) -> tupl
     """Returns how many parameters of the policy are trained, and which; adds adapters to the model for LoRA."""
     lora = config.learner.lora
     if not lora.rank:
-        return sum(parameter.numel() for parameter in model.parameters()), "all of the model's"
+        return model.num_parameters, "all of the model's"
     trained = sum(parameter.numel() for parameter in adapt(model, lora).parameters() if parameter.requires_grad)
     rate = lora.optimizer_settings(config.optimizer).learning_rate
     return trained, f"adapters of rank {lora.rank} on {', '.join(lora.target_modules)}, at a learning rate of {rate:g}"

@@ -114,7 +114,7 @@ async def open_engine(
 
 def learner_bytes(config: TrainConfig, model: LanguageModel) -> int:
     """Returns the bytes that the learner of this process takes later: gradients, optimizer, copies of the model."""
-    learner, size = config.learner, sum(parameter.numel() for parameter in model.parameters())
+    learner, size = config.learner, model.num_parameters
     weights = sum(parameter.nbytes for parameter in model.parameters())
     copies = weights if learner.needs_first_weights else 0
     if learner.lora.rank:  # adapters are small beside the base

@@ -93,12 +93,12 @@ def learner_memory(shape: ModelShape, config: PlanConfig) -> LearnerMemory:
     learner, ranks = config.learner, config.ranks
     lora, fsdp = learner.lora, learner.fsdp
     trained = shape.adapter_parameters(lora.rank, lora.target_modules) if lora.rank else shape.num_parameters
-    models = 2 if learner.critic.trunk == "own" else 1
+    models = 2 if learner.critic.trunk == "own" and not config.ray.critics else 1
     on_gpu = 0.0 if fsdp.cpu_offload and ranks > 1 else models / ranks
     held = BYTES[config.weights_dtype]
     stepped_on = WEIGHT_BYTES if held == WEIGHT_BYTES else held + WEIGHT_BYTES
     frozen = shape.num_parameters if lora.rank else 0
-    refers = learner.needs_first_weights and (ranks == 1 or not lora.rank)
+    refers = learner.needs_first_weights and (ranks == 1 or not lora.rank) and not config.ray.references
     parts = micro_batches(config)
     kept, working = activation_bytes(shape, config)
     return LearnerMemory(

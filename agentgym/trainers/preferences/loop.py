@@ -98,8 +98,7 @@ class PreferenceConfig:
 
     def with_optimizer(self, model: LanguageModel) -> PreferenceConfig:
         """Returns the settings with the optimizer and the rate for this model, where none is given."""
-        size = sum(parameter.numel() for parameter in model.parameters())
-        return replace(self, optimizer=self.optimizer.for_size(size, USUAL, self.steps))
+        return replace(self, optimizer=self.optimizer.for_size(model.num_parameters, USUAL, self.steps))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,13 @@ from typing import Literal, TypeAlias
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_at_least
 
-__all__ = ["ClusterConfig", "Role"]
+__all__ = ["ClusterConfig", "ModelRole", "Role"]
 
-Role: TypeAlias = Literal["learner", "engine", "worker"]
+ModelRole: TypeAlias = Literal["learner", "reference", "critic"]
+"""The ranks that have a model and its gradients, or a model alone."""
+Role: TypeAlias = Literal[ModelRole, "engine", "worker"]
+ROLES: tuple[Role, ...] = ("learner", "engine", "reference", "critic", "worker")
+"""All roles, in the order in which their resources are reserved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +30,29 @@ class ClusterConfig:
     """Replicas of the engine: of the model in process, or servers (engine sglang or vllm), each with an actor."""
     workers: int = 2
     """Processes that play episodes: environments, chat templates, the rollout loop."""
+    references: int = 0
+    """Ranks that have the reference of the KL term, such as a teacher too large for the learner's GPUs. 0 leaves it to
+    the learner's ranks, as a penalty of the whole vocabulary (`jsd`) has to."""
+    critics: int = 0
+    """Ranks that have the critic, with a backbone of its own, and train it. 0 leaves it to the learner's ranks."""
     cpus_per_learner: float = 1.0
     """Cores that Ray reserves for a learner rank."""
     cpus_per_engine: float = 1.0
     """Cores that Ray reserves for an engine."""
     cpus_per_worker: float = 0.5
     """Cores that Ray reserves for a worker."""
+    cpus_per_reference: float = 1.0
+    """Cores that Ray reserves for a rank of the reference."""
+    cpus_per_critic: float = 1.0
+    """Cores that Ray reserves for a rank of the critic."""
     gpus_per_learner: float = 0.0
     """GPUs that Ray reserves for a learner rank; untested above 0."""
     gpus_per_engine: float = 0.0
     """GPUs that Ray reserves for an engine; untested above 0."""
+    gpus_per_reference: float = 0.0
+    """GPUs that Ray reserves for a rank of the reference; untested above 0."""
+    gpus_per_critic: float = 0.0
+    """GPUs that Ray reserves for a rank of the critic; untested above 0."""
     layout: Literal["disaggregated", "colocated"] = "disaggregated"
     """`disaggregated` gives learner ranks and engines cores and GPUs of their own. `colocated` puts one engine on the
     cores and GPU of every rank: it frees its memory while the rank learns, and takes it back with the new weights."""
@@ -49,8 +66,11 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "learners", "engines", "workers", where="ray.")
-        check_at_least(0, self, "cpus_per_learner", "cpus_per_engine", "cpus_per_worker", where="ray.")
-        check_at_least(0, self, "gpus_per_learner", "gpus_per_engine", "max_restarts", where="ray.")
+        check_at_least(0, self, "references", "critics", "max_restarts", where="ray.")
+        for role in ROLES:
+            check_at_least(0, self, f"cpus_per_{role}", where="ray.")
+        for role in ROLES[:-1]:
+            check_at_least(0, self, f"gpus_per_{role}", where="ray.")
         check_above_zero(self, "start_s", where="ray.")
 
         if self.layout == "colocated":
@@ -70,33 +90,41 @@ class ClusterConfig:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """The resources to reserve, as Ray's bundles: for learners, engines and workers, in this order.
+        """The resources to reserve, as Ray's bundles, in the order of ROLES.
 
         Colocated engines are in the learners' bundles.
         """
-        learner = {"CPU": self.cpus_per_learner, "GPU": self.gpus_per_learner}
-        engine = {"CPU": self.cpus_per_engine, "GPU": self.gpus_per_engine}
-        counted = [(self.learners, learner), (self.engines, engine), (self.workers, {"CPU": self.cpus_per_worker})]
-        if self.layout == "colocated":
-            both = {"CPU": self.cpus_per_learner + self.cpus_per_engine, "GPU": self.gpus_per_learner}
-            counted = [(self.learners, both), counted[2]]
+        amounts = {role: self._amounts(role) for role in ROLES}
+        if "engine" not in self._reserving:
+            amounts["learner"]["CPU"] += self.cpus_per_engine
         return [
-            {name: amount for name, amount in bundle.items() if amount}
-            for number, bundle in counted
-            for _ in range(number)
+            {name: amount for name, amount in amounts[role].items() if amount}
+            for role in self._reserving
+            for _ in range(self.count(role))
         ]
+
+    @property
+    def _reserving(self) -> list[Role]:
+        """The roles that have bundles of their own."""
+        return [role for role in ROLES if role != "engine" or self.layout == "disaggregated"]
+
+    def count(self, role: Role) -> int:
+        """The number of actors of a role."""
+        number: int = getattr(self, f"{role}s")
+        return number
 
     def place(self, role: Role, number: int) -> int:
         """The index of an actor's bundle."""
-        if role == "learner":
-            return number
-        before = self.learners if self.layout == "disaggregated" else 0
-        return before + number if role == "engine" else before + self.engines + number
+        home = role if role in self._reserving else "learner"
+        return number + sum(self.count(earlier) for earlier in self._reserving[: self._reserving.index(home)])
 
     def needs(self, role: Role) -> dict[str, float]:
         """The resources that an actor takes of its bundle; two that share a GPU take half of it each."""
-        cpus = {"learner": self.cpus_per_learner, "engine": self.cpus_per_engine, "worker": self.cpus_per_worker}
-        gpus = {"learner": self.gpus_per_learner, "engine": self.gpus_per_engine, "worker": 0.0}
-        share = 2 if self.layout == "colocated" else 1
-        needed = {"CPU": cpus[role], "GPU": gpus[role] / share}
+        needed = self._amounts(role)
+        if self.layout == "colocated" and role in ("learner", "engine"):
+            needed["GPU"] /= 2
         return {name: amount for name, amount in needed.items() if amount}
+
+    def _amounts(self, role: Role) -> dict[str, float]:
+        gpus = 0.0 if role == "worker" else getattr(self, f"gpus_per_{role}")
+        return {"CPU": getattr(self, f"cpus_per_{role}"), "GPU": gpus}

@@ -114,7 +114,7 @@ def make_embedded(output: Path, config: RecipeConfig) -> None:
         qk_norm=True,
     )
     model = Decoder(shape).initialize(config.seed)
-    _log.info("model of %.2f million parameters", sum(p.numel() for p in model.parameters()) / 1e6)
+    _log.info("model of %.2f million parameters", model.num_parameters / 1e6)
     seed = config.seed
     whole = (2, 1, 2, 3, 2, 2, 3)
     for name, lesson, levels in (

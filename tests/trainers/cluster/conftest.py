@@ -56,15 +56,21 @@ class _NoBoard:
 
 
 @pytest.fixture
-def begin_rank(own_warnings: None) -> Callable[[TrainConfig, Path], Any]:
-    """`begin_rank(config, folder)` begins the only rank of a learner in this process, with the weights of a folder."""
+def begin_rank(own_warnings: None) -> Callable[..., Any]:
+    """`begin_rank(config, folder)` begins the only rank of a learner in this process, with the weights of a folder.
 
-    def begin(config: TrainConfig, folder: Path) -> Any:
+    `kind` is a rank of something else.
+    """
+
+    def begin(config: TrainConfig, folder: Path, kind: str = "RankActor") -> Any:
+        from agentgym.model.model_folder import decoder_config
+        from agentgym.trainers.cluster import rank_actor
         from agentgym.trainers.cluster.node_files import ONE_NODE
-        from agentgym.trainers.cluster.rank_actor import Beginning, RankActor
+        from agentgym.trainers.cluster.rank_process import Beginning
 
-        rank = RankActor("learner 0", cast(Any, _NoBoard()), 0, 1)
-        rank.begin(Beginning(config, str(folder), str(embedded_folder()), ONE_NODE, ""))
+        first = embedded_folder()
+        rank = getattr(rank_actor, kind)("rank 0", cast(Any, _NoBoard()), 0, 1)
+        rank.begin(Beginning(config, str(folder), str(first), decoder_config(first).vocab_size, ONE_NODE))
         return rank
 
     return begin

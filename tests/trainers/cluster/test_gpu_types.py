@@ -20,7 +20,7 @@ from agentgym.engines.weights.buckets import fused_digests
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.trainers.batch.batch import TrainingBatch
-from agentgym.trainers.cluster import inner_engine, rank_actor
+from agentgym.trainers.cluster import inner_engine, rank_process
 from agentgym.trainers.cluster.inner_engine import Part, open_inner
 from agentgym.trainers.cluster.rank_actor import RankActor
 from agentgym.trainers.config import TrainConfig
@@ -40,7 +40,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(device)
         return model
 
-    for module in (inner_engine, rank_actor):
+    for module in (inner_engine, rank_process):
         monkeypatch.setattr(module, "on_device", keep)
     return asked
 

@@ -79,8 +79,12 @@ def on(address: str, **settings: Any) -> ClusterConfig:
     return ClusterConfig(address=address, **{**small, **settings})
 
 
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [step["loss"] for step in steps_of(folder)]
 
 
 def episodes(folder: Path) -> list[bytes]:
@@ -169,7 +173,7 @@ def test_a_run_that_learns_while_later_steps_are_played_outlives_each_death(
         for version in row.policy_versions[row.sampled_mask]
     ]
     assert 0 <= min(ages) and 0 < max(ages) <= 2
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = steps_of(folder)
     assert [line["step"] for line in lines] == list(range(1, 7))
     assert max(line.get("mismatch_max", 0.0) for line in lines) < 1e-4
     assert verify_run(folder).ok

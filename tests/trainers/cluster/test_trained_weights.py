@@ -20,7 +20,8 @@ from agentgym.engines.weights.buckets import fused_digests
 from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.sharded_state import finish_state
-from agentgym.trainers.cluster.rank_actor import CopyTarget, RankActor
+from agentgym.trainers.cluster.rank_actor import RankActor
+from agentgym.trainers.cluster.rank_process import CopyTarget
 from agentgym.trainers.cluster.weight_store import read_weights, store_weights, write_weights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parts.parts import LearnerLost
@@ -43,14 +44,14 @@ def test_a_rank_writes_what_it_copied_and_a_new_one_goes_on_with_it(
     with pytest.raises(LearnerLost, match="a rank was restarted"):
         rank.results_of(1)
     rank.act_on(batch, "update", {})
-    rank.write_copy(0, CopyTarget(folder=str(tmp_path), marker="", config=model.to_hf()))
+    rank.write_copy(0, CopyTarget(folder=str(tmp_path), part="learner", marker="", config=model.to_hf()))
     while (results := rank.results_of(0)) is None:
         time.sleep(0.01)
     finish_state(tmp_path / "learner", *rank.end_copy(0), [results])
     written = load_decoder(tmp_path, dtype=getattr(torch, dtype))
     assert all(torch.equal(one, two) for one, two in zip(written.parameters(), copied, strict=True))
     other = begin_rank(config, tmp_path)
-    other.load_state(str(tmp_path / "learner"))
+    other.load_state([str(tmp_path / "learner")])
     assert other.num_steps() == 1
     other.act_on(batch, "update", {})
     for one, two in zip(other._learner.model.parameters(), model.parameters(), strict=True):

@@ -23,8 +23,8 @@ from agentgym.model.model_folder import save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.learner.divergence import FinalStates, generalized_jsd, whole_divergence
 from agentgym.trainers.learner.learner import Learner, LearnerConfig, StepStats
+from agentgym.trainers.learner.reference import FinalStates, generalized_jsd, whole_divergence
 from agentgym.trainers.resolve import inapplicable_symptoms, resolve_config
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
@@ -74,7 +74,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     known_MF, known_VF = torch.randn(13, 4, generator=generator), torch.randn(29, 4, generator=generator)
     found = []
     for size in (4_000_000, 29 * 4):
-        monkeypatch.setattr("agentgym.trainers.learner.divergence.CHUNK_LOGITS", size)
+        monkeypatch.setattr("agentgym.trainers.learner.reference.CHUNK_LOGITS", size)
         own, head = hidden_ME.clone().requires_grad_(), head_VE.clone().requires_grad_()
         states = FinalStates(own, head, 30.0), FinalStates(known_MF, known_VF, None)
         value_M = whole_divergence(*states, 0.5, 0.7)

@@ -166,6 +166,9 @@ def test_a_kl_term_keeps_the_first_weights_and_a_critic_is_a_second_model() -> N
     assert memory(LearnerConfig(kl=KLConfig(coefficient=0.1)), ranks=4).reference == parameters
     critic = memory(LearnerConfig(critic=CriticConfig(trunk="own")), ranks=4)
     assert (critic.weights, critic.optimizer) == (2 * plain.weights, 2 * plain.optimizer)
+    both = LearnerConfig(critic=CriticConfig(trunk="own"), kl=KLConfig(coefficient=0.1))
+    apart = ClusterConfig(learners=4, references=1, critics=1)
+    assert learner_memory(SHAPE, replace(SMALL_STEP, learner=both, ray=apart)) == plain
 
 
 def test_muon_keeps_one_number_of_a_matrix_and_two_of_the_rest() -> None:

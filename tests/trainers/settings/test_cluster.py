@@ -13,7 +13,7 @@ from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import ConfigError
 from agentgym.rollout.limits import Limits
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.settings.cluster import ClusterConfig
+from agentgym.trainers.settings.cluster import ClusterConfig, Role
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 
@@ -31,6 +31,19 @@ def test_colocated_ranks_and_engines_share_their_bundles() -> None:
     apart = replace(config, layout="disaggregated")
     assert [apart.place("learner", 1), apart.place("engine", 1), apart.place("worker", 0)] == [1, 3, 4]
     assert apart.needs("engine") == {"CPU": 1, "GPU": 1}
+
+
+@pytest.mark.parametrize("layout", ["colocated", "disaggregated"])
+def test_a_reference_and_a_critic_have_bundles_between_engines_and_workers(layout: Any) -> None:
+    own = {"references": 2, "critics": 1, "gpus_per_reference": 1, "cpus_per_critic": 3}
+    config = ClusterConfig(layout=layout, workers=2, cpus_per_worker=0.25, **own)
+    first = [{"CPU": 2}] if layout == "colocated" else [{"CPU": 1}, {"CPU": 1}]
+    reference = {"CPU": 1, "GPU": 1}
+    assert config.bundles == [*first, reference, reference, {"CPU": 3}, {"CPU": 0.25}, {"CPU": 0.25}]
+    roles: list[tuple[Role, int]] = [("engine", 0), ("reference", 1), ("critic", 0), ("worker", 1)]
+    places = [config.place(role, number) for role, number in roles]
+    assert places == [len(first) - 1, len(first) + 1, len(first) + 2, len(first) + 4]
+    assert [config.needs(role) for role, _ in roles[1:]] == [reference, {"CPU": 3}, {"CPU": 0.25}]
 
 
 @pytest.mark.parametrize("engine", ["local", "sglang", "vllm"])

@@ -1,4 +1,4 @@
-"""The divergence of two models over the whole vocabulary, at each target: the loss of distillation."""
+"""The model that the policy is compared with: by its logprobs of the targets, or over the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from agentgym.model.model_folder import on_device
 from agentgym.model.model_name import model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import load_policy
+from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.lora import Unadapted
+from agentgym.trainers.learner.target_scores import TargetScores
+from agentgym.trainers.learner.token_logprobs import scorer
+from agentgym.trainers.parallel.world import LearnerRanks
+from agentgym.trainers.settings.learner import LearnerConfig
 
-__all__ = ["FinalStates", "final_states", "generalized_jsd", "load_teacher", "whole_divergence"]
+__all__ = ["FinalStates", "ReferenceModel", "check_teacher", "generalized_jsd", "load_teacher", "whole_divergence"]
 
 # Shape suffixes: M targets, C those of a chunk, E and F the widths of student and teacher, V vocabulary.
 
@@ -27,17 +32,61 @@ CHUNK_LOGITS = 4_000_000
 
 
 def load_teacher(name: str, student: LanguageModel) -> LanguageModel:
-    """Loads the model that a student is compared with, on its device and in its type.
-
-    Raises ConfigError for a model with another vocabulary.
-    """
+    """Loads the model that a student is compared with, on its device and in its type; see `check_teacher`."""
     teacher = load_policy(model_folder(name), dtype=student.embed.dtype)
-    if teacher.vocab_size != student.vocab_size:
+    check_teacher(teacher, student.vocab_size)
+    return on_device(teacher, str(student.embed.device)).requires_grad_(False)
+
+
+def check_teacher(teacher: LanguageModel, vocab_size: int) -> None:
+    """Raises ConfigError if a teacher's vocabulary has another size than the student's."""
+    if teacher.vocab_size != vocab_size:
         raise ConfigError(
             f"the model of learner.kl.reference has a vocabulary of {teacher.vocab_size} ids and the trained one"
-            f" {student.vocab_size}: tokens of one mean nothing to the other, so give a model with the same tokenizer"
+            f" {vocab_size}: tokens of one mean nothing to the other, so give a model with the same tokenizer"
         )
-    return on_device(teacher, str(student.embed.device)).requires_grad_(False)
+
+
+class ReferenceModel:
+    """Computes what a model of frozen weights makes of a batch's trained targets, on the ranks that have it.
+
+    A mixture of experts chooses its own. Logprobs are at the temperature of training.
+    """
+
+    def __init__(
+        self, model: LanguageModel | Unadapted, config: LearnerConfig, temperature: float, world: LearnerRanks
+    ) -> None:
+        self._model, self._world = model, world
+        self._temperature = temperature
+        self._tokens = config.pass_tokens
+        self._score = scorer(config.head_kernel, model.softcap)
+
+    def logprobs(self, batch: TrainingBatch) -> Tensor:
+        """The logprobs of all trained targets, `[M]`; each rank computes its share of the batch."""
+        share = self._world.share(batch, self._tokens)
+        return self._world.whole(self._world.map(self.logprobs_of, share.parts)[: share.num_own], share.targets)
+
+    @torch.no_grad()
+    def logprobs_of(self, part: TrainingBatch) -> Tensor:
+        """The logprobs of a micro-batch's trained targets, `[M]`."""
+        layout = self._layout(part)
+
+        def read(hidden_OE: Tensor, head_VE: Tensor) -> TargetScores:
+            exchange = layout.exchange
+            found = self._score(hidden_OE, head_VE, exchange.own(part.target_N[part.trained_M]), self._temperature)
+            return TargetScores(exchange.gather_entries(found.logp_N), exchange.gather_entries(found.entropy_N))
+
+        scores: TargetScores = self._model(part.ids_N, layout, read)
+        return scores.logp_N
+
+    @torch.no_grad()
+    def final_states(self, part: TrainingBatch) -> FinalStates:
+        """The final states at a micro-batch's trained targets, with the head."""
+        hidden_ME, head_VE = self._model(part.ids_N, self._layout(part), lambda hidden, head: (hidden, head))
+        return FinalStates(hidden_ME, head_VE, self._model.softcap)
+
+    def _layout(self, part: TrainingBatch) -> PackedLayout:
+        return self._world.layout(part.seqlens, part.on_cpu.ids_N, part.on_cpu.mask_N)
 
 
 def generalized_jsd(student_CV: Tensor, teacher_CV: Tensor, beta: float) -> Tensor:
@@ -71,14 +120,6 @@ class FinalStates(NamedTuple):
         if self.softcap is not None:
             logits_CV = self.softcap * torch.tanh(logits_CV / self.softcap)
         return logits_CV / (temperature or 1.0)
-
-
-@torch.no_grad()
-def final_states(model: LanguageModel | Unadapted, ids_N: Tensor, layout: PackedLayout) -> FinalStates:
-    """Returns a model's final states at the targets that a layout wants; it chooses its own experts."""
-    layout.routing = None
-    hidden_ME, head_VE = model(ids_N, layout, lambda hidden, head: (hidden, head))
-    return FinalStates(hidden_ME, head_VE, model.softcap)
 
 
 def whole_divergence(student: FinalStates, teacher: FinalStates, beta: float, temperature: float) -> Tensor:
