@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from agentgym.cli.environment import load_env
-from agentgym.cli.options import env_as_option, parse_options, tools_as_option
+from agentgym.cli.options import env_as_option, parse_options, tools_as_option, warn_of_idle
 from agentgym.cli.terminal import fail, progress, say, show_json, show_table
 from agentgym.errors import AgentGymError
 from agentgym.evaluation.play.endpoint import EndpointUse, Quantiles
@@ -52,6 +52,7 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(
         EvalOptions, tools_as_option(env_as_option(args)), prog="agentgym eval", shown=MAIN_SETTINGS
     )
+    warn_of_idle(**{name: (getattr(options, name), "engine", options.engine) for name in ("sglang", "vllm")})
     load_env(options.env, options.env_kwargs).close()
     plan = open_evaluation(options, options.output, resume=options.resume)
     return finish(run_plan(plan), as_json=options.json)

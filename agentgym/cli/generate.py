@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from agentgym.chat_templates import open_renderer
-from agentgym.cli.options import parse_options
+from agentgym.cli.options import parse_options, warn_of_idle
 from agentgym.cli.terminal import fail, progress, say, show_json
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.engines.vllm.engine import VllmConfig
@@ -88,6 +88,7 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym generate ...`; exit code 1 if a prompt has no reply."""
     options = parse_options(GenerateOptions, args, prog="agentgym generate", shown=MAIN_SETTINGS)
     check_backend(options.model_backend, options.engine)
+    warn_of_idle(**{name: (getattr(options, name), "engine", options.engine) for name in ("sglang", "vllm")})
     if options.output.is_dir():
         raise RunFolderError(f"{str(options.output)!r} is a folder; --output takes a file")
     if options.output.exists() and not options.resume:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -35,7 +36,10 @@ __all__ = [
     "read_mapping",
     "text_after",
     "tools_as_option",
+    "warn_of_idle",
 ]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
@@ -100,6 +104,17 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
     registry.struct_rule(_settings)
     registry.primitive_rule(_keywords)
     return registry
+
+
+def warn_of_idle(**parts: tuple[object, str, str]) -> None:
+    """Warns of settings of a part that the command does not use.
+
+    A part has its settings, the option that chooses such parts, such as `engine`, and its value. Raises nothing: a file
+    may have settings of several.
+    """
+    for name, (given, option, value) in parts.items():
+        if given != type(given)() and value != name:
+            logger.warning("settings of %s are given, and the %s is %s: add --%s %s", name, option, value, option, name)
 
 
 def _is_required(setting: Field[object]) -> bool:

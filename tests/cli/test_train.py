@@ -254,6 +254,8 @@ def test_settings_of_another_engine_are_noticed_and_a_dry_run_tells_the_servers(
     assert main(given) == 0
     local = capsys.readouterr()
     assert "settings of sglang are given, and the engine is local: add --engine sglang" in local.err
+    assert main([*SMALL, "--ray.learners", "2", "--dry-run"]) == 0
+    assert "settings of ray are given, and the executor is local: add --executor ray" in capsys.readouterr().err
     assert main([*given, "--engine", "sglang"]) == 0
     sglang = capsys.readouterr()
     assert re.search(r"sglang servers +2 +that run: http://a:1, http://b:2", sglang.out)

@@ -15,6 +15,7 @@ import yaml
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.environment import load_env
+from agentgym.cli.options import warn_of_idle
 from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training.display import TrainingDisplay
@@ -46,9 +47,8 @@ def check_algorithm_and_envs(config: TrainConfig) -> None:
     for choice in _environments(config):
         for kwargs in choice.variants:
             load_env(choice.env, kwargs).close()
-    for name, given in (("sglang", config.sglang), ("vllm", config.vllm)):
-        if given != type(given)() and config.engine != name:
-            logger.warning("settings of %s are given, and the engine is %s: add --engine %s", name, config.engine, name)
+    engines = {name: (getattr(config, name), "engine", config.engine) for name in ("sglang", "vllm")}
+    warn_of_idle(**engines, ray=(config.ray, "executor", config.executor))
 
 
 def print_config(config: TrainConfig) -> int:
