@@ -45,10 +45,12 @@ class ClusterWeights:
         return _DistantContent(self._learner.saved_groups, self._config, number)
 
     def load(self, checkpoint: Path) -> None:
-        """Has each rank read its shards of a checkpoint's state."""
-        folders = [str(folder.absolute()) for folder in learner_folders(checkpoint)]
-        for group in self._learner.saved_groups:
-            group.ask("load_state", folders)
+        """Has each rank read its shards of a checkpoint's state, whichever groups have written it."""
+        folders, groups = learner_folders(checkpoint), self._learner.saved_groups
+        for group in groups:
+            own = [folder for folder in folders if folder.name == group.part]
+            wanted = own if own and len(groups) > 1 else folders
+            group.ask("load_state", [str(folder.absolute()) for folder in wanted])
 
 
 @dataclass(frozen=True, eq=False)

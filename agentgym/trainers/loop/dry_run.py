@@ -151,9 +151,14 @@ def _actors(config: TrainConfig) -> list[PlanLine]:
         return []
     cpus = sum(bundle.get("CPU", 0) for bundle in cluster.bundles)
     gpus = sum(bundle.get("GPU", 0) for bundle in cluster.bundles)
+    own = [
+        ("reference ranks", cluster.references, "processes that have the reference of the KL term"),
+        ("critic ranks", cluster.critics, "processes that have and train the critic"),
+    ]
     return [
         ("learner ranks", cluster.learners, "processes that share the learner"),
         ("engine actors", cluster.engines, "replicas: each samples in its process, or has a server"),
+        *(line for line in own if line[1]),
         ("worker actors", cluster.workers, "processes that play episodes"),
         ("bundles", len(cluster.bundles), f"{cpus:g} CPU and {gpus:g} GPU in all, placed by {cluster.placement}"),
     ]

@@ -67,10 +67,11 @@ def test_the_reference_is_the_first_weights_or_a_teacher(
     assert torch.equal(teacher.logprobs(batch), wanted_M)
 
 
+@pytest.mark.parametrize("rank", [0, 2], ids=["weights", "adapters"])
 def test_the_critic_learns_what_that_of_the_learners_ranks_does_and_both_read_each_others_state(
-    ppo: TrainConfig, begin_rank: Begin, fresh_batch: Callable[..., TrainingBatch], tmp_path: Path
+    rank: int, ppo: TrainConfig, begin_rank: Begin, fresh_batch: Callable[..., TrainingBatch], tmp_path: Path
 ) -> None:
-    run = resolve_config(on_ray(ppo))
+    run = resolve_config(on_ray(replace(ppo, learner=replace(ppo.learner, kl=KLConfig(), lora=LoraConfig(rank=rank)))))
     apart = replace(run, ray=ClusterConfig(critics=1))
     together = begin_rank(run, embedded_folder())
     own, learner = begin_rank(apart, embedded_folder(), "CriticActor"), begin_rank(apart, embedded_folder())
@@ -81,8 +82,8 @@ def test_the_critic_learns_what_that_of_the_learners_ranks_does_and_both_read_ea
     assert own.num_steps() == 1
     values = own.read(batch)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(values, together.read_values(batch), strict=True))
-    for rank, part in ((learner, "learner"), (own, "critic")):
-        write_state(rank, tmp_path, part)
+    write_state(learner, tmp_path, "learner")
+    write_state(own, tmp_path, "critic")
     assert "critic" in load_learner(tmp_path)
     folders = [str(folder) for folder in learner_folders(tmp_path)]
     before = begin_rank(run, embedded_folder())
