@@ -144,7 +144,9 @@ def test_an_engine_in_its_own_environment_is_found(
     engine = home / folder
     (engine / "bin").mkdir(parents=True)
     (engine / "bin" / interpreter).touch()
-    library(engine / "lib" / "python3.11" / "site-packages", "sglang", "0.5.23", "transformers==5.19.0")
+    packages = engine / "lib" / "python3.11" / "site-packages"
+    library(packages, "sglang", "0.5.23", "transformers==5.19.0")
+    (packages / "unpacked_halfway-1.0.dist-info").mkdir()
     done = agentgym("doctor", "--json")
     assert done.code == 0
     (server,) = done.json["servers"]
