@@ -162,9 +162,9 @@ def _libraries(folder: Path | None) -> Iterator[ServerLibrary]:
     else:
         paths = [str(path) for path in folder.parent.glob("lib/python*/site-packages")]
         found = {
-            canonicalize_name(name): distribution.version
+            canonicalize_name(distribution.metadata["Name"]): distribution.version
             for distribution in distributions(path=paths)
-            if (name := distribution.metadata["Name"]) is not None  # one that is being installed has none yet
+            if "Name" in distribution.metadata  # one that is being installed has none yet
         }
     if folder is None:
         python = sys.executable
