@@ -13,6 +13,7 @@ from agentgym.cli.lessons.lesson import (
     Pupil,
     config_as_options,
     interrupted_hint,
+    open_folder,
     open_lesson,
     open_pupil,
     play_options,
@@ -24,6 +25,7 @@ from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
+from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.preferences.loop import (
     PreferenceConfig,
     PreferenceLoss,
@@ -32,10 +34,9 @@ from agentgym.trainers.preferences.loop import (
 )
 from agentgym.trainers.preferences.pairs import PairSet, pairs_of_episodes, pairs_of_files
 from agentgym.trainers.settings.optimizer import OptimizerConfig
-from agentgym.trainers.settings.tracking import TrackingConfig
+from agentgym.trainers.sft.lesson_ranks import join_ranks
 from agentgym.trainers.sft.loop import Validation, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
-from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -116,8 +117,12 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym dpo ...`; an interrupted run saves what was learned and has the exit code 130."""
     options = parse_options(DpoOptions, config_as_options(DpoOptions, args), prog="agentgym dpo")
     options.learning(1)  # refuses invalid settings before anything is read
-    tracking = Tracking(options.trackers, TrackingConfig(project=options.project))
-    pupil = open_pupil(options)
+    with join_ranks(options.device, options.dtype) as ranks:
+        return _run(options, ranks)
+
+
+def _run(options: DpoOptions, ranks: Ranks | None) -> int:
+    pupil = open_pupil(options, ranks)
     found = _read(options, options.pairs or options.episodes, pupil)
     config = options.learning(len(found.pairs)).with_optimizer(pupil.model)
     validation = None
@@ -127,9 +132,8 @@ def main(args: Sequence[str]) -> int:
     named = Path([*options.pairs, *options.episodes][0]).resolve().stem
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
     given = asdict(replace(options, optimizer=config.optimizer)) | pupil.chat_format | {"steps": config.steps}
-    saving = options.checkpoint_minutes
-    folder = SftFolder(path, recorded_settings("dpo", given), resume=options.resume, minutes=saving, tracking=tracking)
-    state = open_lesson(options, pupil, folder, config.begin)
+    folder = open_folder(path, recorded_settings("dpo", given), options, ranks)
+    state = open_lesson(options, pupil, folder, lambda model, first: config.begin(model, first and first()), ranks)
     seen = [PreferenceStep(**line) for line in folder.recorded]
 
     def learn_pairs(on_step: Callable[[PreferenceStep], None]) -> None:

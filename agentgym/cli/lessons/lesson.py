@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -18,16 +18,23 @@ from agentgym.chat_templates.template_date import present_date
 from agentgym.cli.options import path_after, read_mapping
 from agentgym.cli.signals import interrupted_between_steps
 from agentgym.cli.terminal import progress, say
-from agentgym.errors import AgentGymError, ConfigError, RunFolderError, nearest
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError, TrainingHalted, nearest
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import EMBEDDED, model_folder
-from agentgym.model.policy import backend_line, load_policy_on
+from agentgym.model.policy import backend_line, empty_policy, load_policy, load_policy_on
+from agentgym.trainers.checkpoints.checkpoint import learner_folders
+from agentgym.trainers.checkpoints.sharded_state import open_state
+from agentgym.trainers.learner.lora import adapt
+from agentgym.trainers.parallel.ranks import Ranks
+from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.sft.lesson_batches import check_vocabulary
+from agentgym.trainers.sft.lesson_ranks import of_rank_0
 from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.sft_folder import SftFolder
+from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON, Task
 
 if TYPE_CHECKING:
@@ -38,6 +45,7 @@ __all__ = [
     "Pupil",
     "config_as_options",
     "interrupted_hint",
+    "open_folder",
     "open_lesson",
     "open_pupil",
     "play_options",
@@ -58,6 +66,7 @@ class Pupil:
     """The folder of its first weights, with the tokenizer."""
     renderer: TemplateRenderer
     model: LanguageModel
+    """The model; without weights if ranks will have their shards of it."""
     chat_format: dict[str, Any]
     """The settings of the chat format to record: `family`, `chat_template_kwargs`, and `date`, which is that of the
     template if it writes one, else the one that was given."""
@@ -84,7 +93,8 @@ class LessonOptions:
     """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
     the run begins. If the template writes it, config.yaml then holds that moment."""
     device: str = "cpu"
-    """The device on which the model learns: `cpu`, `cuda`, `cuda:1`."""
+    """The device on which the model learns: `cpu`, `cuda`, `cuda:1`. With torchrun, each process has a GPU of its own
+    (`cuda`) and a shard of the model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The type of weights and passes, and of the model that is written; `auto` is bfloat16 on a GPU, with an optimizer
     that steps on float32 copies, and float32 on a CPU."""
@@ -112,15 +122,18 @@ class LessonOptions:
     """Print one line of JSON, and all else on standard error."""
 
 
-def open_pupil(options: LessonOptions) -> Pupil:
-    """Loads the model that the options name, and says which code computes it.
+def open_pupil(options: LessonOptions, ranks: Ranks | None) -> Pupil:
+    """Loads the model that the options name, or its sizes alone for `ranks`, and says which code computes it.
 
     Raises ConfigError for a tokenizer that is another model's.
     """
     source, date = model_folder(options.model, options.chat_template), options.date or present_date()
     variables = recorded_format(source).variables_with(options.chat_template_kwargs)
     renderer = renderer_for(source, options.family, date=date, variables=variables)
-    model = load_policy_on(options.device, source, dtype=options.dtype, backend=options.model_backend)
+    if ranks is None:
+        model = load_policy_on(options.device, source, dtype=options.dtype, backend=options.model_backend)
+    else:
+        model = empty_policy(source, backend=options.model_backend)
     check_vocabulary(renderer, model)
     if line := backend_line(model, source):
         say(line)
@@ -128,28 +141,55 @@ def open_pupil(options: LessonOptions) -> Pupil:
     return Pupil(source, renderer, model, {"family": family, "chat_template_kwargs": variables, "date": written})
 
 
+def open_folder(path: Path, settings: Mapping[str, JSON], options: LessonOptions, ranks: Ranks | None) -> SftFolder:
+    """Makes or opens the folder of the run; with several ranks, rank 0 does before the others read it."""
+    tracking = Tracking(options.trackers, TrackingConfig(project=options.project))
+    resume, minutes = options.resume, options.checkpoint_minutes
+    path, folder = of_rank_0(ranks, path), None
+    if ranks is None or ranks.rank == 0:
+        folder = SftFolder(path, settings, resume=resume, minutes=minutes, tracking=tracking)
+    of_rank_0(ranks, None)  # the others wait for it
+    return folder or SftFolder(path, settings, resume=resume, minutes=minutes, is_writer=False)
+
+
 def open_lesson(
     options: LessonOptions,
     pupil: Pupil,
     folder: SftFolder,
-    begin: Callable[[LanguageModel, LanguageModel | None], LessonState],
+    begin: Callable[[LanguageModel | Sharded, Callable[[], LanguageModel | Sharded] | None], LessonState],
+    ranks: Ranks | None,
 ) -> LessonState:
     """Returns the state at the folder's checkpoint, or that of a model that has learned nothing yet.
 
-    `begin` makes a state of a model, and of the model as it was first if that is another.
+    `begin` makes a state of a model, and of a function that returns the model as it was first, if that is another.
     """
-    if folder.checkpoint is None:
-        return begin(pupil.model, None)
-    if options.lora.rank:
-        state = begin(pupil.model, None)
+    checkpoint, lora = folder.checkpoint, options.lora if options.lora.rank else None
+
+    def load(weights: Path) -> LanguageModel | Sharded:
+        if ranks is None:
+            if weights == pupil.source:
+                return pupil.model
+            return load_policy_on(options.device, weights, dtype=options.dtype, backend=options.model_backend)
+        if lora is None:
+            return ranks.load(weights, backend=options.model_backend)
+        seed = getattr(options, "seed", 0) if lora.seed is None else lora.seed
+        return ranks.shard(adapt(load_policy(weights, backend=options.model_backend), replace(lora, seed=seed)))
+
+    if checkpoint is None or lora is not None:
+        state = begin(load(pupil.source), None)
     else:
-        weights = folder.checkpoint.path
-        model = load_policy_on(options.device, weights, dtype=options.dtype, backend=options.model_backend)
-        state = begin(model, pupil.model)
-    state.load(folder.checkpoint.learner_state())
-    state.elapsed_s = float(folder.recorded[-1]["elapsed_s"])
-    say(f"goes on after step {state.num_done}")
+        state = begin(load(checkpoint.path), lambda: load(pupil.source))
+    if checkpoint is not None:
+        state.load(checkpoint.learner_state() if ranks is None else _open_learner(checkpoint.path))
+        state.elapsed_s = float(folder.recorded[-1]["elapsed_s"])
+        say(f"goes on after step {state.num_done}")
     return state
+
+
+def _open_learner(checkpoint: Path) -> dict[str, Any]:
+    """Returns the state of a checkpoint, of which each rank reads its shards."""
+    (folder,) = learner_folders(checkpoint)
+    return open_state(folder)
 
 
 def run_steps(
@@ -164,7 +204,7 @@ def run_steps(
 
     `learn` takes the function that is called after each step, `note` gives the text next to the bar.
     """
-    is_done = False
+    is_done, are_together = False, True
     try:
         with (
             folder.tracking_from(state.num_done),
@@ -175,25 +215,36 @@ def run_steps(
             def on_step(step: S) -> None:
                 folder.write_metrics(step)
                 count(note(step))
-                try:
-                    check()
-                except KeyboardInterrupt:
+                if state.agree(_is_interrupted(check)):
                     folder.save_state(state, pupil.source, at_once=True)
-                    raise
+                    raise KeyboardInterrupt
                 folder.save_state(state, pupil.source)
 
             learn(on_step)
         is_done = True
     except KeyboardInterrupt:
         return True
-    except AgentGymError:
+    except AgentGymError as error:
+        if state.ranks is not None and not isinstance(error, TrainingHalted):
+            are_together = False  # the other ranks go on, until they miss this one
+            raise
         folder.save_state(state, pupil.source, at_once=True)
         say(f"what was learned in {state.num_done} steps is in {folder.path}")
         raise
     finally:
-        state.merge()
-        folder.save_model(state.model, pupil.source, is_last=is_done)
+        if are_together:
+            state.merge()
+            folder.save_model(state, pupil.source, is_last=is_done)
         folder.close()
+    return False
+
+
+def _is_interrupted(check: Callable[[], None]) -> bool:
+    """Returns True if an interrupt has arrived."""
+    try:
+        check()
+    except KeyboardInterrupt:
+        return True
     return False
 
 

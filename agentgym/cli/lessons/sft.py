@@ -16,6 +16,7 @@ from agentgym.cli.lessons.lesson import (
     Pupil,
     config_as_options,
     interrupted_hint,
+    open_folder,
     open_lesson,
     open_pupil,
     play_options,
@@ -32,14 +33,15 @@ from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
 from agentgym.model.language_model import LanguageModel
 from agentgym.rollout.seeds import derive
+from agentgym.trainers.parallel.ranks import Ranks
+from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.settings.optimizer import OptimizerConfig
-from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.sft.lesson_ranks import join_ranks
 from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, learn, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.sft.sft_rows import ConversationSource, EpisodeSource, SftRows
-from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON, Task
 
 __all__ = ["main"]
@@ -200,15 +202,18 @@ def main(args: Sequence[str]) -> int:
     env = None if options.env is None else load_env(options.env, options.env_kwargs)
     if env is not None:
         policy_for(env, options.policy)
-    tracking = Tracking(options.trackers, TrackingConfig(project=options.project))
-    pupil = open_pupil(options)
+    with join_ranks(options.device, options.dtype) as ranks:
+        return _run(options, env, ranks)
+
+
+def _run(options: SftOptions, env: TextEnv | None, ranks: Ranks | None) -> int:
+    pupil = open_pupil(options, ranks)
     options = replace(options, date=pupil.chat_format["date"])
     lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)
     config = lesson.config.with_optimizer(pupil.model)
     given = asdict(replace(options, optimizer=config.optimizer)) | pupil.chat_format | {"steps": config.steps}
-    path, saving = options.output or _free_output(options), options.checkpoint_minutes
-    folder = SftFolder(path, recorded_settings("sft", given), resume=options.resume, minutes=saving, tracking=tracking)
-    state = open_lesson(options, pupil, folder, partial(_begin, config))
+    folder = open_folder(options.output or _free_output(options), recorded_settings("sft", given), options, ranks)
+    state = open_lesson(options, pupil, folder, partial(_begin, config, pupil), ranks)
     display = _Display()
     for line in folder.recorded:
         display.note(ImitationStep(**line))
@@ -226,10 +231,10 @@ def main(args: Sequence[str]) -> int:
     return 130 if interrupted else 0
 
 
-def _begin(config: ImitationConfig, model: LanguageModel, first: LanguageModel | None) -> LessonState:
-    """Returns the state of a model; the one as it was first is not needed, and leaves a GPU."""
-    if first is not None:
-        first.to("cpu")
+def _begin(config: ImitationConfig, pupil: Pupil, model: LanguageModel | Sharded, first: object) -> LessonState:
+    """Returns the state of a model; if that is not the `first` one, this is not needed, and leaves a GPU."""
+    if first is not None and not pupil.model.embed.is_meta:
+        pupil.model.to("cpu")
     return config.begin(model)
 
 

@@ -59,6 +59,12 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, state: Iterable[Tensor | Stored]) -> None:
-        """Loads saved masters."""
-        for master, saved in zip(self._of.values(), state, strict=True):
-            master.copy_(like(saved, master))
+        """Loads saved masters; raises ConfigError for those of weights in another type."""
+        saved = list(state)
+        if len(saved) != len(self._of):
+            raise ConfigError(
+                f"the state has {len(saved)} float32 copies of weights, and these weights need {len(self._of)}: go on"
+                " with the type of weights that it was saved with, in one process or on several ranks as before"
+            )
+        for master, own in zip(self._of.values(), saved, strict=True):
+            master.copy_(like(own, master))

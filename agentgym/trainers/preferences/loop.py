@@ -18,11 +18,12 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.settings import check_above_zero, check_at_least
 from agentgym.trainers.learner.lora import Unadapted
 from agentgym.trainers.learner.token_logprobs import score_targets
-from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
+from agentgym.trainers.parallel.gradient_threads import MicroResult
+from agentgym.trainers.parallel.world import LearnerRanks, Sharded
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
 from agentgym.trainers.sft.demonstrations import Demonstration
-from agentgym.trainers.sft.lesson_batches import TargetRows, cut_batch, lesson_workers, most_tokens
+from agentgym.trainers.sft.lesson_batches import LessonPart, TargetRows, lesson_world, most_tokens, share_batch
 from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.loop import Validation
 
@@ -86,14 +87,17 @@ class PreferenceConfig:
         if self.label_smoothing and self.loss != "sigmoid":
             raise ConfigError(f"label_smoothing is of the loss sigmoid, not of {self.loss}")
 
-    def begin(self, model: LanguageModel, first: LanguageModel | None = None) -> LessonState:
+    def begin(self, pupil: LanguageModel | Sharded, first: LanguageModel | Sharded | None = None) -> LessonState:
         """Returns the state of a model that has learned nothing yet.
 
         `first` has the weights that it is held against, where they are not its own. Adapters need no such copy.
         """
-        state = LessonState(model, self.lora, self.with_optimizer(model).optimizer, self.steps, "preference")
+        model = pupil.model if isinstance(pupil, Sharded) else pupil
+        state = LessonState(pupil, self.lora, self.with_optimizer(model).optimizer, self.steps, "preference")
         if state.adapters is None:
-            state.first = (copy.deepcopy(model) if first is None else first).requires_grad_(False)
+            if first is None:
+                first = copy.deepcopy(model) if state.ranks is None else state.ranks.copy(model)
+            state.first = (first.model if isinstance(first, Sharded) else first).requires_grad_(False)
         return state
 
     def with_optimizer(self, model: LanguageModel) -> PreferenceConfig:
@@ -162,19 +166,19 @@ def learn_preferences(
 
     def learn_batch() -> tuple[Sequence[Pair], Tensor]:
         batch = list(itertools.islice(pairs, config.pairs))
-        return batch, _add_gradients(model, first, batch, workers, state.optimizer.parameters, config)
+        return batch, _add_gradients(model, first, batch, world, state.optimizer.parameters, config)
 
     def tell(step: int, learned: tuple[Sequence[Pair], Tensor], norm: float, elapsed_s: float) -> None:
         report = _report(step, *learned, norm, elapsed_s)
         if validation is not None and validation.is_due(step, config.steps):
-            measure = partial(mean_over_pairs, model, first, validation.rows, config)
-            loss, accuracy, *_ = workers.run(measure).tolist()
+            measure = partial(mean_over_pairs, model, first, validation.rows, config, world)
+            loss, accuracy, *_ = world.run(measure).tolist()
             report = replace(report, validation_loss=loss, validation_accuracy=accuracy)
         on_step(report)
 
-    with lesson_workers(model, config.threads) as workers:
+    with lesson_world(state.ranks, model.embed.device, config.threads) as world:
         try:
-            state.take_steps(config.steps, workers, learn_batch, tell)
+            state.take_steps(config.steps, world, learn_batch, tell)
         finally:
             if state is not pupil:
                 state.merge()
@@ -184,38 +188,58 @@ def _add_gradients(
     model: LanguageModel,
     reference: LanguageModel | Unadapted,
     batch: Sequence[Pair],
-    workers: GradientWorkers,
+    world: LearnerRanks,
     parameters: Sequence[Tensor],
     config: PreferenceConfig,
 ) -> Tensor:
     """Adds the gradient of the mean loss over the pairs; returns sums of loss, accuracy and rewards over the pairs."""
-    parts = cut_batch(batch, _num_tokens, workers.num_threads, config.micro_batch_tokens)
 
-    def loss_of(part: Sequence[Pair]) -> MicroResult[Tensor]:
-        loss, sums = pair_sums(model, reference, part, config)
+    def loss_of(part: LessonPart[Pair]) -> MicroResult[Tensor]:
+        loss, sums = pair_sums(model, reference, part.rows, config, world)
+        if part.is_idle:
+            return MicroResult(0 * loss, 0 * sums)
         return MicroResult(loss / len(batch), sums)
 
-    return torch.stack(workers.accumulate(parts, loss_of, parameters)).sum(0) / len(batch)
+    parts = share_batch(batch, _num_tokens, world, config.micro_batch_tokens, threads=True)
+    return _total(world.accumulate(parts, loss_of, parameters), world) / len(batch)
+
+
+def _total(sums: Sequence[Tensor], world: LearnerRanks) -> Tensor:
+    """Returns the sums over the parts of all ranks."""
+    return torch.stack(world.gather_scalars(torch.stack(list(sums)).sum(0))).sum(0)
 
 
 @torch.no_grad()
 def mean_over_pairs(
-    model: LanguageModel, reference: LanguageModel | Unadapted, pairs: Sequence[Pair], config: PreferenceConfig
+    model: LanguageModel,
+    reference: LanguageModel | Unadapted,
+    pairs: Sequence[Pair],
+    config: PreferenceConfig,
+    world: LearnerRanks,
 ) -> Tensor:
     """Returns the means of loss, accuracy and rewards over all pairs, `config.pairs` at a time."""
+
+    def sums_of(part: LessonPart[Pair]) -> Tensor:
+        return pair_sums(model, reference, part.rows, config, world)[1] * (not part.is_idle)
+
     batches = [pairs[start : start + config.pairs] for start in range(0, len(pairs), config.pairs)]
-    parts = [part for batch in batches for part in cut_batch(batch, _num_tokens, 1, config.micro_batch_tokens)]
-    return torch.stack([pair_sums(model, reference, part, config)[1] for part in parts]).sum(0) / len(pairs)
+    parts = [part for batch in batches for part in share_batch(batch, _num_tokens, world, config.micro_batch_tokens)]
+    sums = [sums_of(part) for part in parts] if world.size == 1 else world.map(sums_of, parts)
+    return _total(sums, world) / len(pairs)
 
 
 def pair_sums(
-    model: LanguageModel, reference: LanguageModel | Unadapted, pairs: Sequence[Pair], config: PreferenceConfig
+    model: LanguageModel,
+    reference: LanguageModel | Unadapted,
+    pairs: Sequence[Pair],
+    config: PreferenceConfig,
+    world: LearnerRanks,
 ) -> tuple[Tensor, Tensor]:
     """Returns the summed loss with its gradient, and the sums of loss, accuracy and rewards without one."""
     rows = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
     with torch.no_grad():
-        known_R = row_logprobs(reference, rows)
-    logp_R = row_logprobs(model, rows)
+        known_R = row_logprobs(reference, rows, world)
+    logp_R = row_logprobs(model, rows, world)
     length_R = torch.tensor([sum(row.mask[1:]) for row in rows], device=logp_R.device)
     gain_R = (logp_R - known_R) / (length_R if config.loss == "ipo" else 1)
     chosen_P, rejected_P = gain_R.chunk(2)
@@ -227,15 +251,15 @@ def pair_sums(
     return loss, torch.stack([loss.detach(), won_P.sum(), *rewards])
 
 
-def row_logprobs(model: LanguageModel | Unadapted, rows: Sequence[Demonstration]) -> Tensor:
+def row_logprobs(model: LanguageModel | Unadapted, rows: Sequence[Demonstration], world: LearnerRanks) -> Tensor:
     """Returns the logprob of each row's masked ids, `[R]`, in nats; prompts that rows share are computed once."""
-    laid, device = TargetRows.of(rows), model.embed.device
-    layout, target_M = laid.layout(device), laid.target_M.to(device)
+    laid = TargetRows.of(rows)
+    layout, target_M = laid.layout(world), laid.target_M.to(world.device)
 
     def read(hidden_ME: Tensor, head_VE: Tensor) -> Tensor:
         return score_targets(hidden_ME, head_VE, target_M, softcap=model.softcap).logp_N
 
-    logp_M: Tensor = model(laid.ids_N.to(device), layout, read)
+    logp_M: Tensor = model(laid.ids_N.to(world.device), layout, read)
     return torch.stack([part.sum() for part in logp_M.split(list(laid.num_targets))])
 
 

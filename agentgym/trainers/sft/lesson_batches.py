@@ -1,11 +1,11 @@
-"""A step on recorded text: its micro-batches, their tensors, and the threads for the model's device."""
+"""A step on recorded text: its micro-batches, their tensors, and the threads or ranks that compute them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.learner.pass_tokens import fitting_tokens
-from agentgym.trainers.parallel.gradient_threads import GradientWorkers, one_core
+from agentgym.trainers.parallel.gradient_threads import one_core
+from agentgym.trainers.parallel.world import LearnerRanks, OneProcess
 from agentgym.trainers.sft.demonstrations import Demonstration
 
-__all__ = ["TargetRows", "check_vocabulary", "cut_batch", "lesson_workers", "most_tokens"]
+__all__ = ["LessonPart", "TargetRows", "check_vocabulary", "cut_batch", "lesson_world", "most_tokens", "share_batch"]
 
 T = TypeVar("T")
 
@@ -49,6 +50,28 @@ def cut_batch(batch: Sequence[T], size: Callable[[T], int], num_parts: int, most
     A row is never cut, and has a pass of its own if it is longer.
     """
     return [part for index in range(num_parts) for part in _passes(batch[index::num_parts], size, most)]
+
+
+@dataclass(frozen=True, eq=False)
+class LessonPart(Generic[T]):
+    """A micro-batch of one process."""
+
+    rows: Sequence[T]
+    is_idle: bool = False
+    """True if another rank computes these rows, and this one keeps in step with the others."""
+
+
+def share_batch(
+    batch: Sequence[T], size: Callable[[T], int], world: LearnerRanks, most: int | None, *, threads: bool = False
+) -> list[LessonPart[T]]:
+    """Returns this process's micro-batches of a step; every rank has as many, since they gather weights for each.
+
+    They are cut for the `threads` of a process that is alone, or as for one thread.
+    """
+    num_threads = world.num_threads if threads and isinstance(world, OneProcess) else 1
+    own = [LessonPart(rows) for rows in cut_batch(batch[world.rank :: world.size], size, num_threads, most)]
+    counts = world.gather_scalars(torch.tensor([len(own)], device=world.device))
+    return own + [LessonPart(batch[:1], is_idle=True)] * (max(map(int, counts)) - len(own))
 
 
 def _passes(rows: Sequence[T], size: Callable[[T], int], most: int | None) -> Iterator[Sequence[T]]:
@@ -85,21 +108,25 @@ class TargetRows:
         lengths, counts = [len(row.ids) - 1 for row in rows], [sum(row.mask[1:]) for row in rows]
         return cls(ids_N, mask_N, target_N[mask_N], lengths, counts)
 
-    def layout(self, device: torch.device) -> PackedLayout:
-        """Returns the layout of a forward pass on a device, whose final states are those of the targets."""
-        return PackedLayout(self.seqlens, device, ids_N=self.ids_N, wanted_N=self.mask_N)
+    def layout(self, world: LearnerRanks) -> PackedLayout:
+        """Returns the layout of a forward pass, whose final states are those of the targets."""
+        return world.layout(self.seqlens, self.ids_N, self.mask_N)
 
 
 @contextmanager
-def lesson_workers(model: LanguageModel, num_threads: int) -> Iterator[GradientWorkers]:
-    """Opens the threads that learn: so many on a CPU, and one for a GPU, beside which the CPU needs one core."""
-    on_cpu = model.embed.device.type == "cpu"
-    workers = GradientWorkers(num_threads if on_cpu else 1)
+def lesson_world(ranks: LearnerRanks | None, device: torch.device, num_threads: int) -> Iterator[LearnerRanks]:
+    """Opens the threads that learn: so many on a CPU, and one for a GPU, beside which the CPU needs one core.
+
+    With `ranks`, each of them learns in one thread.
+    """
+    on_cpu = device.type == "cpu"
+    world = ranks or OneProcess(device, num_threads if on_cpu else 1)
     try:
         if on_cpu:
-            yield workers
+            yield world
         else:
             with one_core():
-                yield workers
+                yield world
     finally:
-        workers.close()
+        if ranks is None:
+            world.close()

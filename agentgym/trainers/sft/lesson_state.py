@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from agentgym.errors import TrainingHalted
 from agentgym.model.language_model import LanguageModel
@@ -14,7 +17,10 @@ from agentgym.trainers.checkpoints.checkpoint import LocalContent
 from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.learner.lora import Adapters, Unadapted
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
-from agentgym.trainers.parallel.gradient_threads import GradientWorkers, one_core
+from agentgym.trainers.parallel.gradient_threads import one_core
+from agentgym.trainers.parallel.ranks import Ranks
+from agentgym.trainers.parallel.sharded_tensor import whole
+from agentgym.trainers.parallel.world import LearnerRanks, Sharded
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -26,13 +32,16 @@ T = TypeVar("T")
 class LessonState:
     """A model that learns, on which adapters are put if these are trained, and its optimizer of `num_steps` steps.
 
-    `kind` names the steps in errors.
+    A sharded model has its adapters already, and all of its ranks call the same methods. `kind` names the steps in
+    errors.
     """
 
     def __init__(
-        self, model: LanguageModel, lora: LoraConfig, optimizer: OptimizerConfig, num_steps: int, kind: str
+        self, pupil: LanguageModel | Sharded, lora: LoraConfig, optimizer: OptimizerConfig, num_steps: int, kind: str
     ) -> None:
-        self.model, self._kind = model, kind
+        self.ranks: LearnerRanks | None = pupil.ranks if isinstance(pupil, Sharded) else None
+        self.model = model = pupil.model if isinstance(pupil, Sharded) else pupil
+        self._kind = kind
         self.adapters = Adapters.of(model, None, lora) if lora.rank else None
         self.optimizer = PolicyOptimizer(model, lora.optimizer_settings(optimizer), num_steps)
         self.first: LanguageModel | Unadapted = model if self.adapters is None else self.adapters.reference
@@ -47,23 +56,52 @@ class LessonState:
         return self.optimizer.num_steps
 
     def copy(self) -> LocalContent:
-        """Copies the weights, with adapters merged in, and what `load` takes."""
-        state = {"optimizer": self.optimizer.state_dict()}
-        if self.adapters is None:
-            return LocalContent.of(self.model, published_views(self.model), state, self._memory)
-        state["lora"] = self.adapters.state_dict()
-        return LocalContent.of(self.model, self.adapters.merged_weights(adapted_only=False), state, self._memory)
+        """Copies the weights, with adapters merged in, and what `load` takes; of sharded ones only rank 0 has any."""
+        state = {"optimizer": self.optimizer.state_dict(self._gather)}
+        if self.adapters is not None:
+            state["lora"] = self.adapters.state_dict(self._gather)
+        if self.ranks is not None:  # gathered tensors are copies
+            return LocalContent(self.model.to_hf(), dict(self.weights()), state)
+        return LocalContent.of(self.model, self.weights(), state, self._memory)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights by published name, with adapters merged in; of sharded ones rank 0 gets copies."""
+        if self.adapters is not None:
+            yield from (
+                (name, self._gather(tensor)) for name, tensor in self.adapters.merged_weights(adapted_only=False)
+            )
+        else:
+            yield from published_views(self.model, self._gather)
+
+    def rounded_weights(self) -> dict[str, Tensor]:
+        """Returns the weights of a sharded model in the type of its passes, on rank 0."""
+        assert isinstance(self.ranks, Ranks)
+        dtype = getattr(torch, self.ranks.config.param_dtype or "float32")
+        return {name: tensor.to(dtype) for name, tensor in self.weights()}
+
+    def _gather(self, tensor: Tensor, of: Tensor | None = None) -> Tensor:
+        """Returns the tensor whole: itself, or on the CPU of rank 0, one after the other, if ranks have its parts."""
+        found = whole(tensor, of)
+        if self.ranks is None:
+            return found
+        return found.cpu() if self.ranks.rank == 0 else found.new_empty(found.shape, device="meta")
+
+    def agree(self, flag: bool) -> bool:
+        """Returns True if the flag is set on any rank; all of them have to call it."""
+        if self.ranks is None:
+            return flag
+        return any(map(bool, self.ranks.gather_scalars(torch.tensor([flag], device=self.ranks.device))))
 
     def merge(self) -> None:
-        """Merges the adapters into the weights; the model learns no further."""
-        if self.adapters is not None:
+        """Merges the adapters of a whole model into its weights; it learns no further."""
+        if self.adapters is not None and self.ranks is None:
             with one_core():  # for the same bits whatever the threads
                 self.adapters.merge()
 
     def take_steps(
         self,
         steps: int,
-        workers: GradientWorkers,
+        world: LearnerRanks,
         add_gradients: Callable[[], T],
         report: Callable[[int, T, float, float], None],
     ) -> None:
@@ -75,7 +113,7 @@ class LessonState:
         started = time.perf_counter() - self.elapsed_s
         for step in range(self.num_done + 1, steps + 1):
             found = add_gradients()
-            norm = workers.run(self.optimizer.step)
+            norm = world.run(self.optimizer.step)
             if not math.isfinite(norm):
                 raise TrainingHalted(f"the gradient of {self._kind} step {step} is not finite; lower the learning rate")
             report(step, found, norm, time.perf_counter() - started)

@@ -18,11 +18,19 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.routing import BatchRouting
 from agentgym.settings import check_at_least
 from agentgym.trainers.learner.token_logprobs import score_targets
-from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
+from agentgym.trainers.parallel.gradient_threads import MicroResult
+from agentgym.trainers.parallel.world import LearnerRanks, Sharded
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
-from agentgym.trainers.sft.lesson_batches import TargetRows, check_vocabulary, cut_batch, lesson_workers, most_tokens
+from agentgym.trainers.sft.lesson_batches import (
+    LessonPart,
+    TargetRows,
+    check_vocabulary,
+    lesson_world,
+    most_tokens,
+    share_batch,
+)
 from agentgym.trainers.sft.lesson_state import LessonState
 
 __all__ = ["ImitationConfig", "ImitationStep", "Validation", "imitate", "learn", "mean_loss", "passes"]
@@ -57,9 +65,10 @@ class ImitationConfig:
         if self.micro_batch_tokens is not None:
             check_at_least(1, self, "micro_batch_tokens")
 
-    def begin(self, model: LanguageModel) -> LessonState:
+    def begin(self, pupil: LanguageModel | Sharded) -> LessonState:
         """Returns the state of a model that has learned nothing yet."""
-        return LessonState(model, self.lora, self.with_optimizer(model).optimizer, self.steps, "imitation")
+        model = pupil.model if isinstance(pupil, Sharded) else pupil
+        return LessonState(pupil, self.lora, self.with_optimizer(model).optimizer, self.steps, "imitation")
 
     def with_optimizer(self, model: LanguageModel) -> ImitationConfig:
         """Returns the settings with the optimizer and the rate for this model, where none is given."""
@@ -134,51 +143,64 @@ def learn(
 
     def learn_batch() -> tuple[Sequence[Demonstration], float]:
         batch = [row.first(model.context_window + 1) for row in itertools.islice(shown, config.episodes)]
-        return batch, _add_gradients(model, batch, workers, state.optimizer.parameters, most)
+        return batch, _add_gradients(model, batch, world, state.optimizer.parameters, most)
 
     def tell(step: int, learned: tuple[Sequence[Demonstration], float], norm: float, elapsed_s: float) -> None:
         report = _report(step, *learned, norm, elapsed_s)
         if validation is not None and validation.is_due(step, config.steps):
-            measured = workers.run(partial(mean_loss, model, validation.rows, config.episodes, most))
+            measured = world.run(partial(mean_loss, model, validation.rows, config.episodes, world, most))
             report = replace(report, validation_loss=measured)
         on_step(report)
 
-    with lesson_workers(model, config.threads) as workers:
+    with lesson_world(state.ranks, model.embed.device, config.threads) as world:
         try:
-            state.take_steps(config.steps, workers, learn_batch, tell)
+            state.take_steps(config.steps, world, learn_batch, tell)
         finally:
             if state is not pupil:
                 state.merge()
 
 
 @torch.no_grad()
-def mean_loss(model: LanguageModel, rows: Sequence[Demonstration], size: int, most: int | None = None) -> float:
+def mean_loss(
+    model: LanguageModel, rows: Sequence[Demonstration], size: int, world: LearnerRanks, most: int | None = None
+) -> float:
     """Returns the mean loss over the imitated tokens of all rows, in nats.
 
     `size` rows are computed at a time, in passes of at most `most` tokens.
     """
+
+    def loss_of(part: LessonPart[Demonstration]) -> Tensor:
+        return imitation_losses(model, part.rows, world)[0].double() * (not part.is_idle)
+
     batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-    parts = [part for batch in batches for part in cut_batch(batch, _num_tokens, 1, most)]
-    total = sum(float(imitation_losses(model, part)[0]) for part in parts)
-    return total / max(1, sum(sum(row.mask[1:]) for row in rows))
+    parts = [part for batch in batches for part in share_batch(batch, _num_tokens, world, most)]
+    losses = [loss_of(part) for part in parts] if world.size == 1 else world.map(loss_of, parts)
+    return _total(losses, world) / max(1, sum(sum(row.mask[1:]) for row in rows))
 
 
 def _add_gradients(
     model: LanguageModel,
     batch: Sequence[Demonstration],
-    workers: GradientWorkers,
+    world: LearnerRanks,
     parameters: Sequence[Tensor],
     most: int | None,
 ) -> float:
     """Adds the gradient of the mean loss over the imitated tokens to the parameters, and returns that loss."""
     total = max(1, sum(sum(demonstration.mask) for demonstration in batch))
 
-    def loss_of(part: Sequence[Demonstration]) -> MicroResult[Tensor]:
-        loss, balance = (part_sum / total for part_sum in imitation_losses(model, part))
+    def loss_of(part: LessonPart[Demonstration]) -> MicroResult[Tensor]:
+        loss, balance = (part_sum / total for part_sum in imitation_losses(model, part.rows, world))
+        if part.is_idle:
+            loss, balance = 0 * loss, 0 * balance
         return MicroResult(loss + balance, loss.detach().double())
 
-    parts = cut_batch(batch, _num_tokens, workers.num_threads, most)
-    return float(sum(workers.accumulate(parts, loss_of, parameters)))
+    parts = share_batch(batch, _num_tokens, world, most, threads=True)
+    return _total(world.accumulate(parts, loss_of, parameters), world)
+
+
+def _total(losses: Sequence[Tensor], world: LearnerRanks) -> float:
+    """Returns the sum of the losses of all ranks."""
+    return float(sum(world.gather_scalars(sum(losses, torch.zeros((), dtype=torch.double, device=world.device)))))
 
 
 def _num_tokens(demonstration: Demonstration) -> int:
@@ -212,19 +234,25 @@ def passes(rows: Sequence[T], seed: int) -> Iterator[T]:
             yield rows[place]
 
 
-def imitation_losses(model: LanguageModel, demonstrations: Sequence[Demonstration]) -> tuple[Tensor, Tensor]:
+def imitation_losses(
+    model: LanguageModel, demonstrations: Sequence[Demonstration], world: LearnerRanks
+) -> tuple[Tensor, Tensor]:
     """Returns the negative log likelihood, summed over the imitated tokens, and the load balancing loss of experts.
 
     That of a row is weighted by its imitated tokens and by what the model's config.json says; 0 without experts.
     """
-    rows, device = TargetRows.of(demonstrations), model.embed.device
-    layout = rows.layout(device)
+    rows = TargetRows.of(demonstrations)
+    layout = rows.layout(world)
     if model.balance_coefficient:
         layout.routing = BatchRouting(rows.seqlens)
-    hidden_ME = model.hidden_states(rows.ids_N.to(device), layout)
-    target_M = rows.target_M.to(device)
-    loss = -score_targets(hidden_ME, model.head_weight, target_M, softcap=model.softcap).logp_N.sum()
-    if layout.routing is None:
-        return loss, torch.zeros_like(loss)
-    imitated_B = torch.tensor(rows.num_targets, device=device)
-    return loss, model.balance_coefficient * (imitated_B * layout.routing.balance_loss_B).sum()
+    target_M = rows.target_M.to(world.device)
+
+    def read(hidden_ME: Tensor, head_VE: Tensor) -> tuple[Tensor, Tensor]:
+        loss = -score_targets(hidden_ME, head_VE, target_M, softcap=model.softcap).logp_N.sum()
+        if layout.routing is None:
+            return loss, torch.zeros_like(loss)
+        imitated_B = torch.tensor(rows.num_targets, device=world.device)
+        return loss, model.balance_coefficient * (imitated_B * layout.routing.balance_loss_B).sum()
+
+    found: tuple[Tensor, Tensor] = model(rows.ids_N.to(world.device), layout, read)
+    return found

@@ -15,10 +15,9 @@ import yaml
 from safetensors import SafetensorError
 
 from agentgym.errors import RunFolderError
-from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_folder import save_model_folder
+from agentgym.model.model_folder import save_model_folder, write_model
 from agentgym.rollout.record.manifest import replace_file
-from agentgym.trainers.checkpoints.checkpoint import Checkpoint, Snapshot, copy_tokenizer
+from agentgym.trainers.checkpoints.checkpoint import Checkpoint, Snapshot, copy_tokenizer, newest_whole
 from agentgym.trainers.checkpoints.writer import Checkpoints
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.tracking import TrackingConfig
@@ -51,11 +50,12 @@ class SftFolder:
         resume: bool = False,
         minutes: float | None = None,
         tracking: Tracking | None = None,
+        is_writer: bool = True,
     ) -> None:
         """Makes a new folder, or opens that of a run to `resume`, at its newest checkpoint.
 
         A checkpoint is written every so many `minutes`, 0 for each step; None writes none. `tracking` gets the numbers
-        of the steps too.
+        of the steps too. One that `is_writer` writes for all ranks; those of the others only read what is there.
         Raises RunFolderError if `path` exists and is not an empty folder, or has no such run, or one with other
         settings.
         """
@@ -67,6 +67,10 @@ class SftFolder:
         self._every_s = None if minutes is None else 60 * minutes
         self._saved_s = time.monotonic()
         self._checkpoints = Checkpoints(path, CheckpointConfig(every=1, keep=1, keep_best=None))
+        self._is_writer = is_writer
+        if not is_writer:
+            self._read(newest_whole(path) if resume else None)
+            return
         with self._convert_errors():
             if resume:
                 self._reopen(settings)
@@ -86,24 +90,32 @@ class SftFolder:
         if self.checkpoint is None and (self.path / "model.safetensors").exists():
             ended = "it has learned all its steps, or ended before its first checkpoint"
             raise RunFolderError(f"{str(self.path)!r} has no checkpoint to go on from: {ended}")
-        metrics = self.path / "metrics.jsonl"
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        kept = lines[: self.checkpoint.step if self.checkpoint else 0]
-        replace_file(metrics, "".join(f"{line}\n" for line in kept))
+        replace_file(self.path / "metrics.jsonl", "".join(f"{line}\n" for line in self._read(self.checkpoint)))
+
+    def _read(self, checkpoint: Checkpoint | None) -> list[str]:
+        """Reads the lines of metrics.jsonl up to the checkpoint, and returns them."""
+        self.checkpoint, metrics = checkpoint, self.path / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if checkpoint and metrics.exists() else []
+        kept = lines[: checkpoint.step if checkpoint else 0]
         self.recorded = [json.loads(line) for line in kept]
+        return kept
 
     def save_state(self, state: LessonState, source: Path, *, at_once: bool = False) -> bool:
-        """Starts to write a checkpoint, if one is due or wanted `at_once`; returns whether it did.
+        """Starts to write a checkpoint, if one is due on any rank or wanted `at_once`; returns whether it did.
 
         `source` has the tokenizer.
         """
         now = time.monotonic()
-        if self._every_s is None or not state.num_done or (now - self._saved_s < self._every_s and not at_once):
+        if self._every_s is None or not state.num_done:
+            return False
+        if not state.agree(at_once or now - self._saved_s >= self._every_s):
             return False
         self._checkpoints.wait()
         self._saved_s = now
-        snapshot = Snapshot(step=state.num_done, content=state.copy(), tokenizer=source, tasks={}, random={})
-        self._checkpoints.save(snapshot, ())
+        content = state.copy()
+        if self._is_writer:
+            snapshot = Snapshot(step=state.num_done, content=content, tokenizer=source, tasks={}, random={})
+            self._checkpoints.save(snapshot, ())
         return True
 
     @property
@@ -117,6 +129,8 @@ class SftFolder:
 
     def write_metrics(self, step: DataclassInstance) -> None:
         """Appends one step's line: the fields of its report; trackers get them too."""
+        if not self._is_writer:
+            return
         rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(step).items()}
         with self._convert_errors(), open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(rounded) + "\n")
@@ -125,16 +139,25 @@ class SftFolder:
     @contextmanager
     def tracking_from(self, step: int) -> Iterator[None]:
         """Has the trackers follow the steps after `step`."""
+        if not self._is_writer:
+            yield
+            return
         name, project = self.path.resolve().name, self._tracking.config.project
         run = TrackedRun(name=name, project=project, folder=self.path, config=self._settings, step=step)
         with self._tracking.following(run):
             yield
 
-    def save_model(self, model: LanguageModel, source: Path, *, is_last: bool) -> None:
+    def save_model(self, state: LessonState, source: Path, *, is_last: bool) -> None:
         """Writes the model, with the tokenizer's files of the folder `source`; the last replaces the checkpoints."""
+        gathered = None if state.ranks is None else state.rounded_weights()
+        if not self._is_writer:
+            return
         with self._convert_errors():
             copy_tokenizer(source, self.path)
-            save_model_folder(model, self.path)
+            if gathered is None:
+                save_model_folder(state.model, self.path)
+            else:
+                write_model(state.model.to_hf(), gathered, self.path)
             if is_last:
                 self.close()
                 shutil.rmtree(self.path / "checkpoints", ignore_errors=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import Learner, LearnerConfig
@@ -53,6 +54,13 @@ def test_a_resumed_optimizer_has_the_masters(tiny: Tiny, name: str) -> None:
     resumed.load_state_dict(state)
     for one, other in zip(resumed.state_dict()["masters"], state["masters"], strict=True):
         assert torch.equal(one, other)
+
+
+def test_the_state_of_weights_in_another_type_is_refused(tiny: Tiny) -> None:
+    whole = PolicyOptimizer(tiny(), OptimizerConfig(learning_rate=1e-3), 10)
+    half = PolicyOptimizer(tiny().to(torch.bfloat16), OptimizerConfig(learning_rate=1e-3), 10)
+    with pytest.raises(ConfigError, match="has 0 float32 copies of weights, and these weights need"):
+        half.load_state_dict(whole.state_dict())
 
 
 def test_weights_in_float32_have_no_masters(tiny: Tiny) -> None:

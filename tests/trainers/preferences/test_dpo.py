@@ -23,6 +23,7 @@ from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.trainers.parallel.world import OneProcess
 from agentgym.trainers.preferences.loop import (
     Pair,
     PreferenceConfig,
@@ -149,8 +150,9 @@ def test_adapters_learn_with_their_base_as_the_reference_and_are_merged(tiny: Ti
     steps: list[PreferenceStep] = []
     learn_preferences(model, iter(pairs * 6), config, on_step=steps.append)
     assert steps[0].margin == pytest.approx(0.0, abs=1e-6) and steps[-1].margin > 0.1
+    alone = OneProcess(torch.device("cpu"), 1)
     with torch.no_grad():
-        gained = row_logprobs(model, [pairs[0].chosen]) - row_logprobs(first, [pairs[0].chosen])
+        gained = row_logprobs(model, [pairs[0].chosen], alone) - row_logprobs(first, [pairs[0].chosen], alone)
     assert gained.abs() > 1e-3
 
 

@@ -20,6 +20,7 @@ from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.decoder import Decoder
 from agentgym.model.policy import load_policy
 from agentgym.trainers.model_check.small_models import save_small_model
+from agentgym.trainers.parallel.world import OneProcess
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
@@ -35,13 +36,16 @@ def renderer(tokenizer_folder: Path) -> Renderer:
     return renderer_for(tokenizer_folder)
 
 
+ALONE = OneProcess(torch.device("cpu"), 1)
+
+
 def test_the_loss_counts_the_imitated_tokens_alone(tiny: Tiny, plain_logprobs: Callable[..., list[float]]) -> None:
     model = tiny()
     first = Demonstration((3, 1, 4, 1, 5), (False, False, True, False, True), success=True)
     second = Demonstration((2, 7, 1), (False, True, True), success=True)
     one, two = plain_logprobs(model, first.ids), plain_logprobs(model, second.ids)
     wanted = -(one[1] + one[3] + two[0] + two[1])
-    assert float(imitation_losses(model, [first, second])[0].detach()) == pytest.approx(wanted, rel=1e-5)
+    assert float(imitation_losses(model, [first, second], ALONE)[0].detach()) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_what_is_not_imitated_has_no_gradient(tiny: Tiny) -> None:
@@ -50,7 +54,7 @@ def test_what_is_not_imitated_has_no_gradient(tiny: Tiny) -> None:
     losses = []
     for last in (8, 9):
         shown = Demonstration((3, 1, 4, last), (False, False, True, False), success=True)
-        loss, _ = imitation_losses(model, [shown])
+        loss, _ = imitation_losses(model, [shown], ALONE)
         losses.append((float(loss.detach()), torch.autograd.grad(loss, model.layers[0].qkv)[0]))  # type: ignore[arg-type]
     assert losses[0][0] == losses[1][0]
     assert torch.equal(losses[0][1], losses[1][1])
@@ -81,7 +85,7 @@ def test_validation_is_the_loss_of_rows_that_are_not_learned_after_every_pass(ti
     assert torch.equal(plain.embed, watched.embed)
     assert [step.step for step in steps if step.validation_loss is not None] == [2, 4, 5]
     with torch.no_grad():
-        wanted = float(imitation_losses(watched, rows[3:])[0]) / sum(sum(row.mask) for row in rows[3:])
+        wanted = float(imitation_losses(watched, rows[3:], ALONE)[0]) / sum(sum(row.mask) for row in rows[3:])
     assert steps[-1].validation_loss == pytest.approx(wanted, rel=1e-5)
     assert steps[-1].validation_loss < (steps[1].validation_loss or 0.0)
 
@@ -95,7 +99,7 @@ def test_adapters_imitate_and_leave_a_model_without_adapters(tiny: Tiny, rendere
     steps: list[ImitationStep] = []
     learn(model, renderer, cycle(shown), config, on_step=steps.append)
     assert steps[-1].loss < 0.7 * steps[0].loss
-    now = float(imitation_losses(model, shown)[0].detach()) / sum(sum(one.mask) for one in shown)
+    now = float(imitation_losses(model, shown, ALONE)[0].detach()) / sum(sum(one.mask) for one in shown)
     assert now < 1.05 * steps[-1].loss, "what was learned is in the weights"
     assert torch.equal(model.embed, embed) and not torch.equal(model.layers[0].qkv, qkv)  # type: ignore[arg-type]
     names = [name for name, one in model.named_parameters() if one.requires_grad]
@@ -105,7 +109,7 @@ def test_adapters_imitate_and_leave_a_model_without_adapters(tiny: Tiny, rendere
 def test_a_step_reports_the_mean_loss_before_it(tiny: Tiny, renderer: Renderer) -> None:
     model, env = tiny(vocab_size=renderer.vocab_size, window=2048), make_env("GuessNumber-v0")
     shown = list(islice(stream([env], renderer, 7, DemonstrationConfig()), 3))
-    wanted = float(imitation_losses(model, shown)[0].detach()) / sum(sum(one.mask) for one in shown)
+    wanted = float(imitation_losses(model, shown, ALONE)[0].detach()) / sum(sum(one.mask) for one in shown)
     steps: list[ImitationStep] = []
     imitate(model, renderer, [env], ImitationConfig(steps=1, episodes=3), first_seed=7, on_step=steps.append)
     assert steps[0].loss == pytest.approx(wanted, rel=1e-5)
@@ -212,7 +216,7 @@ def test_a_mixture_of_experts_also_learns_to_balance_them_as_its_configuration_s
         Demonstration((3, 1, 4, 1, 5), (False, False, True, False, True), success=True),
         Demonstration((2, 7, 1), (False, False, True), success=True),
     ]
-    loss, balance = imitation_losses(load_policy(tmp_path), shown)
+    loss, balance = imitation_losses(load_policy(tmp_path), shown, ALONE)
     other = AutoModelForCausalLM.from_pretrained(tmp_path)
     found = [other(torch.tensor([row.ids[:-1]]), output_router_logits=True).aux_loss for row in shown]
     assert float(balance.detach()) == pytest.approx(0.5 * float((2 * found[0] + found[1]).detach()), rel=1e-5)

@@ -1,0 +1,62 @@
+"""The processes that torchrun starts, as the ranks of a model that learns from recorded text."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from agentgym.errors import ConfigError
+from agentgym.trainers.parallel.ranks import Ranks
+from agentgym.trainers.settings.fsdp import FsdpConfig
+
+__all__ = ["join_ranks", "of_rank_0"]
+
+T = TypeVar("T")
+
+COLLECTIVE_S = 600.0
+"""The seconds that a rank waits for the others."""
+
+
+@contextmanager
+def join_ranks(device: str, dtype: str) -> Iterator[Ranks | None]:
+    """Joins the other processes of torchrun, and yields them as ranks; None for a process that is alone.
+
+    On GPUs passes are in bfloat16 unless another `dtype` is given, and weights in float32. Only rank 0 prints. Raises
+    ConfigError for a device with a number, since each rank has that of its own.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield None
+        return
+    on_gpu = device != "cpu"
+    if on_gpu and device != "cuda":
+        raise ConfigError(f"each rank has a GPU of its own: --device cuda, got {device}")
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    limit = timedelta(seconds=COLLECTIVE_S)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=limit)
+    computed = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
+    try:
+        ranks = Ranks(FsdpConfig(param_dtype="bfloat16" if computed == "bfloat16" else None), device)
+        if ranks.rank == 0:
+            yield ranks
+        else:
+            with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+                yield ranks
+    finally:
+        sys.stdout.flush()
+        dist.destroy_process_group()
+
+
+def of_rank_0(ranks: Ranks | None, value: T) -> T:
+    """Returns the value that rank 0 has; all ranks have to call it."""
+    found = [value]
+    if ranks is not None:
+        dist.broadcast_object_list(found, src=0)
+    return found[0]
