@@ -27,7 +27,7 @@ __all__ = ["main"]
 
 MAIN_SETTINGS = (
     *("input", "output", "model", "num_replies", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop"),
-    *("seed", "resume", "ids", "columns", "engine", "device", "dtype", "context_window", "concurrency", "json"),
+    *("seed", "resume", "ids", "columns", "keep", "engine", "device", "dtype", "context_window", "concurrency", "json"),
 )
 
 
@@ -51,6 +51,8 @@ class GenerateOptions(GenerationConfig):
     """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The columns of a row's parts, such as prompt=problem."""
+    keep: tuple[str, ...] = ()
+    """Further columns that a reply's line has in `extra_info`, such as the row's id."""
     resume: bool = False
     """Go on with an output that a kill or an interrupt left."""
     ids: bool = False
@@ -120,7 +122,7 @@ async def _sample(options: GenerateOptions) -> RepliesFile:
         model = ReplyGenerator(engine, renderer, GenerationConfig(**settings))
         file = RepliesFile(options.output, model, options.model, with_ids=options.ids)
         with progress("replies", None) as count:
-            await file.write(prompt_rows(options.input, options.columns), lambda reply: count(""))
+            await file.write(prompt_rows(options.input, options.columns, options.keep), lambda reply: count(""))
         return file
     finally:
         await engine.close()

@@ -34,9 +34,12 @@ class PromptRow:
     parts: Mapping[str, JSON]
 
 
-def prompt_rows(files: tuple[str, ...], columns: Mapping[str, str]) -> Iterator[PromptRow]:
-    """Yields the prompts of data files, named as in `data.train`; raises ConfigError for a row without one."""
-    config = DataConfig(columns=columns)
+def prompt_rows(files: tuple[str, ...], columns: Mapping[str, str], keep: tuple[str, ...] = ()) -> Iterator[PromptRow]:
+    """Yields the prompts of data files, named as in `data.train`; raises ConfigError for a row without one.
+
+    The columns to `keep` are in the `extra_info` of the parts.
+    """
+    config = DataConfig(columns=columns, keep=keep)
     for table in open_sources(files):
         for row in read_tasks(table, config, None):
             messages = row.task.options.get("messages")

@@ -182,7 +182,10 @@ def test_tools_are_run_until_a_reply_calls_none(engine: ModelEngine) -> None:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": text, "answer": str(number), "extra_info": {"n": number}} for number, text in enumerate(PROMPTS)]
+    rows = [
+        {"prompt": text, "answer": str(number), "extra_info": {"n": number}, "id": f"row-{number}"}
+        for number, text in enumerate(PROMPTS)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -195,14 +198,15 @@ def test_the_command_writes_the_replies_that_python_returns(
     prompts: Path, tmp_path: Path, engine: ModelEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out" / "replies.jsonl"
-    words = ["generate", "--input", str(prompts), "--output", str(output), "--max-tokens", "12", "--ids", "--json"]
+    words = ["generate", "--input", str(prompts), "--output", str(output), "--max-tokens", "12"]
+    words += ["--keep", "id", "--ids", "--json"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out) == {"replies": 20, "kept": 0, "failed": 0, "output": str(output)}
     lines, replies = read(output), engine.generate(PROMPTS, max_tokens=12)
     assert [tuple(line["ids"]) for line in lines] == ids(replies)
     assert [line["messages"][0]["content"] for line in lines] == PROMPTS
     assert [line["ground_truth"] for line in lines] == [str(number) for number in range(20)]
-    assert lines[3]["extra_info"] == {"n": 3} and lines[3]["tokens"] == len(replies[3].ids)
+    assert lines[3]["extra_info"] == {"n": 3, "id": "row-3"} and lines[3]["tokens"] == len(replies[3].ids)
     assert main(words) == 2
     assert "exists: go on with it by --resume" in capsys.readouterr().err
 
