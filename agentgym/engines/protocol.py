@@ -11,7 +11,7 @@ from agentgym.errors import ConfigError, EngineError
 from agentgym.model.published_weights import Weights
 from agentgym.routed_experts import RoutedExperts
 
-__all__ = ["Completion", "Engine", "FinishReason", "Sampling", "WeightSync"]
+__all__ = ["Completion", "Engine", "FinishReason", "Penalties", "Sampling", "WeightSync", "check_penalties"]
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -32,6 +32,13 @@ class Sampling:
     """The number of most probable ids to sample from; 0 is off."""
     min_p: float = 0.0
     """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Makes ids that prompt or reply have already less probable: positive logits are divided by it, negative ones
+    multiplied; 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each id that the reply has already, as OpenAI does; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Subtracted as often as the reply has the id; 0 is off."""
     seed: int = 0
     grammar: str = ""
     """An XGrammar structural tag as JSON that constrains the reply; empty for none.
@@ -58,6 +65,12 @@ class Sampling:
             raise ConfigError(f"top_k must be at least 0 (0 is off), got {self.top_k}")
         if not 0.0 <= self.min_p <= 1.0:
             raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}")
+        check_penalties(self)
+
+    @property
+    def penalizes(self) -> bool:
+        """True if ids that occurred are made less probable, or more."""
+        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
 
     def find_stop(self, ids: Sequence[int]) -> tuple[int, str] | None:
         """Returns how many of a reply's ids complete its first stop string, and that string; None if there is none.
@@ -67,6 +80,33 @@ class Sampling:
         if not self.stop or self.decode is None:
             return None
         return find_stop(ids[:-1] if ids[-1:] and ids[-1] in self.stop_ids else ids, self.stop, self.decode)
+
+
+class Penalties(Protocol):
+    """The settings that make ids less probable which occurred already."""
+
+    @property
+    def repetition_penalty(self) -> float:
+        """See `Sampling`."""
+
+    @property
+    def presence_penalty(self) -> float:
+        """See `Sampling`."""
+
+    @property
+    def frequency_penalty(self) -> float:
+        """See `Sampling`."""
+
+
+def check_penalties(given: Penalties) -> None:
+    """Raises ConfigError for penalties that do not exist; the bounds are those of the servers."""
+    if not 0.0 < given.repetition_penalty <= 2.0:
+        raise ConfigError(
+            f"repetition_penalty must be above 0 and at most 2 (1 is off), got {given.repetition_penalty}"
+        )
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2.0 <= getattr(given, name) <= 2.0:
+            raise ConfigError(f"{name} must be in [-2, 2] (0 is off), got {getattr(given, name)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.engines.protocol import Sampling
+from agentgym.engines.protocol import Sampling, check_penalties
 from agentgym.engines.stop_strings import stop_strings
 from agentgym.errors import ConfigError
 
@@ -33,6 +33,13 @@ class SamplingConfig:
     """The number of most probable ids to sample from; 0 is off."""
     min_p: float = 0.0
     """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Makes ids that prompt or reply have already less probable: positive logits are divided by it, negative ones
+    multiplied; 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each id that the reply has already, as OpenAI does; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Subtracted as often as the reply has the id; 0 is off."""
     stop: tuple[str, ...] = ()
     """Texts that end a reply, such as </answer>, wherever they occur in it; the reply ends with the text."""
 
@@ -46,6 +53,7 @@ class SamplingConfig:
             raise ConfigError(f"top_k must be at least 0, got {self.top_k}; 0 switches it off")
         if not 0.0 <= self.min_p <= 1.0:
             raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}; 0 switches it off")
+        check_penalties(self)
 
     def for_reply(self, max_tokens: int, *, seed: int, renderer: Renderer | None = None, grammar: str = "") -> Sampling:
         """Returns the settings for sampling one reply; a renderer has the ids that end it."""
@@ -56,6 +64,9 @@ class SamplingConfig:
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
             seed=seed,
             grammar=grammar,
             stop=self.stop,

@@ -252,6 +252,11 @@ class TrainConfig:
                 "top_p, top_k and min_p cut the distribution that is sampled from, and the trainer's logprobs are those"
                 " of the whole one; train with top_p 1, top_k 0 and min_p 0"
             )
+        if self.sampling.for_reply(1, seed=0).penalizes:
+            raise ConfigError(
+                "penalties change the distribution with each id, and the trainer's logprobs are those of the model;"
+                " train with repetition_penalty 1, presence_penalty 0 and frequency_penalty 0"
+            )
 
     def _check_practice(self) -> None:
         if self.checkpoint.best_is_held_out and not self.eval.every:

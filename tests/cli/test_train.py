@@ -304,6 +304,7 @@ def test_a_run_whose_server_dies_tells_where_it_goes_on(tmp_path: Path, capsys: 
         (["train", "--env", "TextGame-v0", "--model", "nowhere"], "nowhere"),
         (["train", "--env", "TextGame-v0", "--group-size", "1"], "group_size 1 has no baseline"),
         (["train", "--env", "TextGame-v0", "--sampling.top-p", "0.9"], "top_p 1"),
+        (["train", "--env", "TextGame-v0", "--sampling.presence-penalty", "1"], "presence_penalty 0"),
         (["train", "--env", "TextGame-v0", "--env-kwargs", "level=9"], "no level 9"),
         (["train", "--env", "TextGame-v0", "--config", "absent.yaml"], "absent.yaml"),
         (["train", "--env", "TextGame-v0", "--resume"], "--output"),

@@ -298,7 +298,7 @@ class LocalEngine:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         scheduler = self._scheduler
         id_R, logprob_R = draw(
-            logits_RV,
+            scheduler.with_penalties(logits_RV, slot_R),
             scheduler.uniform_R(slot_R),
             scheduler.temperature_S[slot_R],
             scheduler.top_k_S[slot_R],

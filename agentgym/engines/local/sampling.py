@@ -7,7 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["draw", "uniforms"]
+from agentgym.engines.protocol import Penalties
+
+__all__ = ["draw", "penalize", "uniforms"]
 
 # Shape suffixes: B rows, V vocabulary, T tokens.
 
@@ -65,6 +67,22 @@ def draw(
     if greedy_B.any():
         id_B = torch.where(torch.from_numpy(greedy_B).to(device), logits_BV.argmax(-1), id_B)
     return id_B, p_BV.gather(-1, id_B[:, None])[:, 0].log()
+
+
+def penalize(logits_V: Tensor, ids_T: NDArray[np.int64], num_prompt: int, penalties: Penalties) -> None:
+    """Changes a row's logits by the ids that came before, prompt and reply, of which the first `num_prompt` are prompt.
+
+    `repetition_penalty` (Keskar et al. 2019, CTRL) is about all of them, the others about those of the reply; as
+    transformers, vLLM and OpenAI's API have them. They come before the temperature.
+    """
+    if penalties.repetition_penalty != 1.0:
+        seen = torch.from_numpy(np.unique(ids_T)).to(logits_V.device)
+        logit_K, penalty = logits_V[seen], penalties.repetition_penalty
+        logits_V[seen] = torch.where(logit_K > 0, logit_K / penalty, logit_K * penalty)
+    ids, counts = np.unique(ids_T[num_prompt:], return_counts=True)
+    if len(ids):
+        less_K = penalties.presence_penalty + penalties.frequency_penalty * counts.astype(np.float32)
+        logits_V[torch.from_numpy(ids).to(logits_V.device)] -= torch.from_numpy(less_K).to(logits_V)
 
 
 def _inverse_cdf(p_BV: Tensor, uniform_B: Tensor) -> Tensor:

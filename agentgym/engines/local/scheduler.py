@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
-from agentgym.engines.local.sampling import uniforms
+from agentgym.engines.local.sampling import penalize, uniforms
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
 from agentgym.engines.stop_strings import ends_with_stop, may_end_stop
 from agentgym.errors import EngineError
@@ -91,6 +92,7 @@ class Scheduler:
         self._stop_SJ = np.full((num_slots, 1), -1, np.int64)
         self._end_S = np.zeros(num_slots, np.int64)
         self._reads_text_S = np.zeros(num_slots, np.bool_)
+        self._penalizes_S = np.zeros(num_slots, np.bool_)
         self._may_end: dict[tuple[int, tuple[str, ...]], bool] = {}
         self._slots: NDArray[np.int64] | None = None
         self._num_fresh = 0
@@ -128,6 +130,7 @@ class Scheduler:
         self.top_k_S[slot], self.min_p_S[slot] = sampling.top_k, sampling.min_p
         self._end_S[slot] = num_prompt + sampling.max_tokens
         self._reads_text_S[slot] = bool(sampling.stop) and sampling.decode is not None
+        self._penalizes_S[slot] = sampling.penalizes
         if sampling.temperature > 0:
             self._uniform_SW[slot, num_prompt : self._end_S[slot]] = uniforms(sampling.seed, sampling.max_tokens)
         if (wider := len(sampling.stop_ids) - self._stop_SJ.shape[1]) > 0:
@@ -245,6 +248,17 @@ class Scheduler:
             return False
         ids = self.cache.tokens_SW[slot, len(request.prompt_T) : self.cache.num_known_S[slot]].tolist()
         return ends_with_stop(ids, sampling.stop, sampling.decode)
+
+    def with_penalties(self, logits_RV: Tensor, slot_R: NDArray[np.int64]) -> Tensor:
+        """Returns the logits, with the penalties of the requests that have some."""
+        if not self._penalizes_S[slot_R].any():
+            return logits_RV
+        logits_RV = logits_RV.float().clone()
+        for row in np.flatnonzero(self._penalizes_S[slot_R]).tolist():
+            slot = int(slot_R[row])
+            request, ids_T = self.active[slot], self.cache.tokens_SW[slot, : self.cache.num_known_S[slot]]
+            penalize(logits_RV[row], ids_T, len(request.prompt_T), request.sampling)
+        return logits_RV
 
     def uniform_R(self, slot_R: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the random number of each slot's next token."""

@@ -15,6 +15,7 @@ from agentgym.types import JSON, Message, ToolSpec
 __all__ = ["Dialect", "to_wire"]
 
 IDS = ("return_token_ids", "return_prompt_token_ids", "return_meta_info", "logprobs")
+FURTHER = ("top_k", "min_p", "presence_penalty", "frequency_penalty")
 NEUTRAL: Mapping[str, JSON] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """The sampling settings that SGLang and vLLM would take from the model's `generation_config.json` if they were
 missing."""
@@ -79,7 +80,9 @@ class Dialect:
             body["stop"] = [*sampling.stop]
         if self.neutral:
             body.update({**NEUTRAL, **(KEPT if sampling.stop else {})})
-        body |= {name: value for name, value in (("top_k", sampling.top_k), ("min_p", sampling.min_p)) if value}
+        body |= {name: value for name in FURTHER if (value := getattr(sampling, name))}
+        if sampling.repetition_penalty != 1.0:
+            body["repetition_penalty"] = sampling.repetition_penalty
         if self.token_ids:
             body.update(dict.fromkeys(IDS, True))
         if self.stream:

@@ -54,9 +54,9 @@ def generate_payload(
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
         "min_p": sampling.min_p,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
         "skip_special_tokens": False,
         "sampling_seed": sampling.seed & 0x7FFFFFFF,
     }

@@ -54,6 +54,13 @@ class EvalConfig:
     """The number of most probable ids that are sampled from; 0 is off."""
     min_p: float = 0.0
     """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Makes ids that prompt or reply have already less probable: positive logits are divided by it, negative ones
+    multiplied; 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each id that the reply has already, as OpenAI does; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Subtracted as often as the reply has the id; 0 is off."""
     stop: tuple[str, ...] = ()
     """Texts that end a reply, such as </answer>, wherever they occur in it; the reply ends with the text."""
     max_turns: int = 200
@@ -157,7 +164,7 @@ class EvalConfig:
     def to_json(self) -> dict[str, JSON]:
         """Returns what decides the result, for `config.yaml`: not `concurrency`, `env_processes`, `device`, a key."""
         plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "context_window": None, "engine": "local", "dtype": "auto"}
-        plain |= {"model_backend": "auto"}
+        plain |= {"model_backend": "auto", "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         names = "env env_kwargs policy num_tasks num_repeats seed temperature max_turns turn_tokens".split()
         settings: dict[str, JSON] = {"kind": "eval", "agentgym": agentgym.__version__}
         settings |= {name: getattr(self, name) for name in names}

@@ -42,6 +42,13 @@ class GenerationConfig:
     """The number of most probable ids to sample from; 0 is off."""
     min_p: float = 0.0
     """Leaves out ids that are less probable than this share of the most probable one; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Makes ids that prompt or reply have already less probable: positive logits are divided by it, negative ones
+    multiplied; 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each id that the reply has already, as OpenAI does; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Subtracted as often as the reply has the id; 0 is off."""
     stop: tuple[str, ...] = ()
     """Texts that end a reply, such as </answer>, wherever they occur in it; the reply ends with the text."""
     seed: int = 0

@@ -22,6 +22,7 @@ from agentgym.types import JSON
 
 __all__ = ["PromptRow", "RepliesFile", "prompt_rows"]
 
+OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 PASSED = ("ground_truth", "data_source", "extra_info")
 
 
@@ -75,8 +76,9 @@ class RepliesFile:
         self.num_failed = 0
         """The replies with an error, of all in the file."""
         settings = {key: value for key, value in asdict(model.config).items() if key != "concurrency"}
-        if not settings["stop"]:
-            del settings["stop"]  # the digests of files that were written before there were any
+        for name, off in {"stop": (), **OFF}.items():
+            if settings[name] == off:
+                del settings[name]  # the digests of files that were written before there were any
         self._settings = encode_json({"model": name, **settings})
 
     async def write(self, rows: Iterator[PromptRow], on_reply: Callable[[Reply], None]) -> None:

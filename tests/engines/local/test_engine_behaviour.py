@@ -14,6 +14,7 @@ import torch._inductor.config  # before the tests hide the compiler
 
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.local.sampling import penalize
 from agentgym.engines.protocol import Completion, Engine, Sampling
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.decoder import Decoder, DecoderConfig
@@ -333,3 +334,28 @@ def test_memory_that_is_given_up_is_the_systems_until_new_weights_come() -> None
         await engine.close()
 
     asyncio.run(run())
+
+
+def test_penalties_follow_what_came_before_and_leave_other_requests_alone() -> None:
+    model, prompt = decoder(), tuple(range(5, 25))
+    greedy = Sampling(max_tokens=24, temperature=0.0)
+    penalized = replace(greedy, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.25)
+
+    async def play() -> list[Completion]:
+        engine = LocalEngine(model, LocalEngineConfig(num_slots=4, window=64, compile=False))
+        asked = {"a": greedy, "b": penalized, "c": greedy}
+        found = await asyncio.gather(*(engine.generate(prompt, one, session=name) for name, one in asked.items()))
+        await engine.close()
+        return list(found)
+
+    plain, changed, other = asyncio.run(play())
+    assert plain.ids == other.ids != changed.ids and plain.logprobs == other.logprobs
+    said: list[int] = []
+    for id_, logprob in zip(changed.ids, changed.logprobs, strict=True):
+        ids = torch.tensor([*prompt, *said])
+        with torch.no_grad():
+            logits_V = model.logits(model.hidden_states(ids, PackedLayout([len(ids)])))[-1].clone()
+        penalize(logits_V, ids.numpy(), len(prompt), penalized)
+        assert id_ == int(logits_V.argmax())
+        assert logprob == pytest.approx(float(logits_V.log_softmax(-1)[id_]), abs=1e-4)
+        said.append(id_)

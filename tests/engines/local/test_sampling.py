@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from transformers import RepetitionPenaltyLogitsProcessor
 
-from agentgym.engines.local.sampling import draw, uniforms
+from agentgym.engines.local.sampling import draw, penalize, uniforms
+from agentgym.engines.protocol import Sampling
+from agentgym.errors import ConfigError
+from agentgym.rollout.limits import SamplingConfig
 
 LOGITS_V = torch.tensor([1.0, 0.0, -1.0, 2.0, 0.5])
 
@@ -56,6 +63,29 @@ def test_min_p_keeps_what_is_probable_enough_beside_the_most_probable_id() -> No
         kept = frequencies(1.0, 0, 1.0, float(share_V[id_]) - 1e-3)[0].nonzero()[:, 0].tolist()
         assert kept == [index for index in range(5) if share_V[index] >= share_V[id_]]
     assert frequencies(1.0, 0, 1.0, 1.0)[0].nonzero()[:, 0].tolist() == [3]
+
+
+def test_penalties_are_those_of_transformers_and_of_openai() -> None:
+    prompt, reply = [4, 1, 1], [3, 0, 3]
+    ids_T = np.array([*prompt, *reply])
+    logits_V = LOGITS_V.clone()
+    penalize(logits_V, ids_T, 3, Sampling(max_tokens=1, repetition_penalty=1.3))
+    theirs = RepetitionPenaltyLogitsProcessor(penalty=1.3)
+    assert torch.allclose(logits_V, theirs(torch.tensor(ids_T)[None], LOGITS_V[None].clone())[0])
+    logits_V = LOGITS_V.clone()
+    penalize(logits_V, ids_T, 3, Sampling(max_tokens=1, presence_penalty=0.5, frequency_penalty=0.25))
+    assert torch.allclose(logits_V, LOGITS_V - torch.tensor([0.75, 0.0, 0.0, 1.0, 0.0]))
+    penalize(logits_V, ids_T[:3], 3, Sampling(max_tokens=1, presence_penalty=2.0))  # nothing was said yet
+    assert torch.allclose(logits_V, LOGITS_V - torch.tensor([0.75, 0.0, 0.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    "penalty", [{"repetition_penalty": 0.0}, {"presence_penalty": 2.5}, {"frequency_penalty": -3.0}]
+)
+def test_a_penalty_that_servers_do_not_have_is_refused(penalty: dict[str, float]) -> None:
+    for kind in (partial(Sampling, max_tokens=1), SamplingConfig):
+        with pytest.raises(ConfigError, match=next(iter(penalty))):
+            kind(**penalty)  # type: ignore[operator]
 
 
 def test_temperature_zero_takes_the_greatest_logit_and_reports_the_logprob_of_temperature_one() -> None:

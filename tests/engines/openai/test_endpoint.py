@@ -311,6 +311,16 @@ def test_an_endpoint_that_refuses_without_naming_gets_the_plain_form(chat_endpoi
         Asker(endpoint.url, ChatEndpointConfig()).ask()
 
 
+def test_penalties_are_sent_where_they_are_set(chat_endpoint: Start) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    sampling = Sampling(max_tokens=9, presence_penalty=1.5, repetition_penalty=1.1)
+    Asker(endpoint.url).ask(sampling=sampling)
+    sent = endpoint.bodies[-1]
+    assert (sent["presence_penalty"], sent["repetition_penalty"]) == (1.5, 1.1) and "frequency_penalty" not in sent
+    Asker(endpoint.url).ask()
+    assert "presence_penalty" not in endpoint.bodies[-1] and endpoint.bodies[-1]["repetition_penalty"] == 1.0
+
+
 def test_models_that_want_another_name_for_the_limit_get_it(chat_endpoint: Start) -> None:
     said = chat_endpoint.said
     words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."

@@ -42,13 +42,17 @@ def completion(**changes: Any) -> Completion:
 
 
 def test_a_request_says_all_that_decides_the_distribution_and_only_its_stop_ids_end_it() -> None:
-    params = sampling_params(Sampling(max_tokens=5, stop_ids=(2, 7), temperature=0.6, top_p=0.9, top_k=4, seed=1 << 63))
+    cut = {"temperature": 0.6, "top_p": 0.9, "top_k": 4, "presence_penalty": 0.5, "repetition_penalty": 1.1}
+    params = sampling_params(Sampling(max_tokens=5, stop_ids=(2, 7), seed=1 << 63, **cut))  # type: ignore[arg-type]
     assert params == {
         "max_tokens": 5,
         "temperature": 0.6,
         "top_p": 0.9,
         "top_k": 4,
         "min_p": 0.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.1,
         "seed": 0,
         "stop_token_ids": [2, 7],
         "ignore_eos": True,
