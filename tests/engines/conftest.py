@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import agentgym
 from agentgym.embedded import embedded_folder
+from agentgym.engines.local.sampling import penalize
+from agentgym.engines.protocol import Sampling
 from agentgym.engines.servers.http import SERVER_SECRET
 from agentgym.engines.servers.server_process import ServerCommand, ServerProcess, free_port
 from agentgym.engines.sglang.weight_sync import SglangSync
@@ -77,6 +80,13 @@ class Reference:
         """Those that each id of the reply is sampled from, `[T, V]`."""
         ids = torch.tensor([*prompt, *reply], dtype=torch.int64)
         return self.decoder.logits(self.decoder.hidden_states(ids, PackedLayout([len(ids)])))[len(prompt) - 1 : -1]
+
+    def penalized(self, prompt: Sequence[int], reply: Sequence[int], sampling: Sampling) -> torch.Tensor:
+        """The same with the penalties of what came before each id, `[T, V]`."""
+        logits_TV = self.logits(prompt, reply).clone()
+        for place, logits_V in enumerate(logits_TV):
+            penalize(logits_V, np.array([*prompt, *reply[:place]]), len(prompt), sampling)
+        return logits_TV
 
     def logprobs(self, prompt: Sequence[int], reply: Sequence[int], temperature: float = 1.0) -> list[float]:
         """The logprob of each id of the reply; at temperature 0, as at 1."""

@@ -138,6 +138,11 @@ def test_seeds_are_honoured_and_filtered_sampling_reports_the_distribution_it_dr
         kept = logits.topk(20).values
         chosen = logits.gather(1, torch.tensor(reply.ids)[:, None])[:, 0]
         assert reply.logprobs == pytest.approx((chosen - kept.logsumexp(1)).tolist(), abs=TOLERANCE)
+        penalized = replace(greedy, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.25)
+        reply = await engine.generate(prompt, penalized, session="a")
+        logp = model.penalized(prompt, reply.ids, penalized).log_softmax(-1).max(-1)
+        assert reply.ids == tuple(logp.indices.tolist())
+        assert reply.logprobs == pytest.approx(logp.values.tolist(), abs=TOLERANCE)
 
     played(play)
 
