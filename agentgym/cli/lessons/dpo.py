@@ -19,6 +19,7 @@ from agentgym.cli.lessons.lesson import (
     play_options,
     recorded_settings,
     run_steps,
+    tracking_of,
 )
 from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options
@@ -37,6 +38,7 @@ from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.lesson_ranks import join_ranks
 from agentgym.trainers.sft.loop import Validation, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
+from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -117,11 +119,14 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym dpo ...`; an interrupted run saves what was learned and has the exit code 130."""
     options = parse_options(DpoOptions, config_as_options(DpoOptions, args), prog="agentgym dpo")
     options.learning(1)  # refuses invalid settings before anything is read
+    tracking = tracking_of(options)
     with join_ranks(options.device, options.dtype) as ranks:
-        return _run(options, ranks)
+        if ranks is not None and ranks.rank:
+            options = replace(options, json=False)  # rank 0 prints it
+        return _run(options, ranks, tracking)
 
 
-def _run(options: DpoOptions, ranks: Ranks | None) -> int:
+def _run(options: DpoOptions, ranks: Ranks | None, tracking: Tracking) -> int:
     pupil = open_pupil(options, ranks)
     found = _read(options, options.pairs or options.episodes, pupil)
     config = options.learning(len(found.pairs)).with_optimizer(pupil.model)
@@ -132,7 +137,7 @@ def _run(options: DpoOptions, ranks: Ranks | None) -> int:
     named = Path([*options.pairs, *options.episodes][0]).resolve().stem
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
     given = asdict(replace(options, optimizer=config.optimizer)) | pupil.chat_format | {"steps": config.steps}
-    folder = open_folder(path, recorded_settings("dpo", given), options, ranks)
+    folder = open_folder(path, recorded_settings("dpo", given), options, ranks, tracking)
     state = open_lesson(options, pupil, folder, lambda model, first: config.begin(model, first and first()), ranks)
     seen = [PreferenceStep(**line) for line in folder.recorded]
 

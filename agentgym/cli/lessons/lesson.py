@@ -51,6 +51,7 @@ __all__ = [
     "play_options",
     "recorded_settings",
     "run_steps",
+    "tracking_of",
 ]
 
 S = TypeVar("S", bound="DataclassInstance")
@@ -122,12 +123,18 @@ class LessonOptions:
     """Print one line of JSON, and all else on standard error."""
 
 
+def tracking_of(options: LessonOptions) -> Tracking:
+    """Returns the trackers that the options name; raises ConfigError for one that does not exist."""
+    return Tracking(options.trackers, TrackingConfig(project=options.project))
+
+
 def open_pupil(options: LessonOptions, ranks: Ranks | None) -> Pupil:
     """Loads the model that the options name, or its sizes alone for `ranks`, and says which code computes it.
 
     Raises ConfigError for a tokenizer that is another model's.
     """
-    source, date = model_folder(options.model, options.chat_template), options.date or present_date()
+    source = model_folder(options.model, options.chat_template)
+    date = options.date or of_rank_0(ranks, present_date())
     variables = recorded_format(source).variables_with(options.chat_template_kwargs)
     renderer = renderer_for(source, options.family, date=date, variables=variables)
     if ranks is None:
@@ -141,9 +148,10 @@ def open_pupil(options: LessonOptions, ranks: Ranks | None) -> Pupil:
     return Pupil(source, renderer, model, {"family": family, "chat_template_kwargs": variables, "date": written})
 
 
-def open_folder(path: Path, settings: Mapping[str, JSON], options: LessonOptions, ranks: Ranks | None) -> SftFolder:
+def open_folder(
+    path: Path, settings: Mapping[str, JSON], options: LessonOptions, ranks: Ranks | None, tracking: Tracking
+) -> SftFolder:
     """Makes or opens the folder of the run; with several ranks, rank 0 does before the others read it."""
-    tracking = Tracking(options.trackers, TrackingConfig(project=options.project))
     resume, minutes = options.resume, options.checkpoint_minutes
     path, folder = of_rank_0(ranks, path), None
     if ranks is None or ranks.rank == 0:

@@ -22,6 +22,7 @@ from agentgym.cli.lessons.lesson import (
     play_options,
     recorded_settings,
     run_steps,
+    tracking_of,
 )
 from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options
@@ -42,6 +43,7 @@ from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, learn, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.sft.sft_rows import ConversationSource, EpisodeSource, SftRows
+from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON, Task
 
 __all__ = ["main"]
@@ -202,17 +204,22 @@ def main(args: Sequence[str]) -> int:
     env = None if options.env is None else load_env(options.env, options.env_kwargs)
     if env is not None:
         policy_for(env, options.policy)
+    tracking = tracking_of(options)
     with join_ranks(options.device, options.dtype) as ranks:
-        return _run(options, env, ranks)
+        if ranks is not None and ranks.rank:
+            options = replace(options, json=False)  # rank 0 prints it
+        return _run(options, env, ranks, tracking)
 
 
-def _run(options: SftOptions, env: TextEnv | None, ranks: Ranks | None) -> int:
+def _run(options: SftOptions, env: TextEnv | None, ranks: Ranks | None, tracking: Tracking) -> int:
     pupil = open_pupil(options, ranks)
     options = replace(options, date=pupil.chat_format["date"])
     lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)
     config = lesson.config.with_optimizer(pupil.model)
     given = asdict(replace(options, optimizer=config.optimizer)) | pupil.chat_format | {"steps": config.steps}
-    folder = open_folder(options.output or _free_output(options), recorded_settings("sft", given), options, ranks)
+    folder = open_folder(
+        options.output or _free_output(options), recorded_settings("sft", given), options, ranks, tracking
+    )
     state = open_lesson(options, pupil, folder, partial(_begin, config, pupil), ranks)
     display = _Display()
     for line in folder.recorded:

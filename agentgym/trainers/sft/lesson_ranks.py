@@ -26,19 +26,19 @@ COLLECTIVE_S = 600.0
 
 @contextmanager
 def join_ranks(device: str, dtype: str) -> Iterator[Ranks | None]:
-    """Joins the other processes of torchrun, and yields them as ranks; None for a process that is alone.
+    """Joins the other processes that torchrun's variables name, and yields them as ranks; None for one that is alone.
 
     On GPUs passes are in bfloat16 unless another `dtype` is given, and weights in float32. Only rank 0 prints. Raises
     ConfigError for a device with a number, since each rank has that of its own.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() or os.environ["WORLD_SIZE"] == "1":
         yield None
         return
     on_gpu = device != "cpu"
     if on_gpu and device != "cuda":
         raise ConfigError(f"each rank has a GPU of its own: --device cuda, got {device}")
     if on_gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     limit = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=limit)
     computed = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"

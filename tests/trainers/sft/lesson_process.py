@@ -1,6 +1,7 @@
 """Runs commands on two ranks as torchrun does, from forks that share the imports.
 
-Each line of the input is a JSON list: the words of a command. Its output is the exit codes of both ranks.
+Each line of the input is a JSON list: the words of a command. What both ranks print is followed by their exit codes and
+an empty line.
 """
 
 from __future__ import annotations
@@ -45,4 +46,4 @@ def run(words: list[str]) -> list[int | None]:
 if __name__ == "__main__":
     assert dpo and sft  # imported before the forks
     for line in sys.stdin:
-        print(json.dumps(run(json.loads(line))), flush=True)
+        print(json.dumps(run(json.loads(line))), end="\n\n", flush=True)

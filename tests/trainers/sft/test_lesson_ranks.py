@@ -37,7 +37,7 @@ ADAPTERS = {"weights": [], "adapters": ["--lora.rank", "3"]}
 
 @pytest.fixture(scope="module")
 def on_ranks() -> Iterator[OnRanks]:
-    """`on_ranks(*words)` runs a command on two ranks, and returns their exit codes."""
+    """`on_ranks(*words)` runs a command on two ranks, and returns their exit codes; they print at most one object."""
     with subprocess.Popen(
         [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as program:
@@ -45,8 +45,9 @@ def on_ranks() -> Iterator[OnRanks]:
         def run(*words: object) -> list[int]:
             assert program.stdin and program.stdout
             print(json.dumps([str(word) for word in words]), file=program.stdin, flush=True)
-            codes = next(line for line in program.stdout if line.startswith("["))
-            found: list[int] = json.loads(codes)
+            printed = list(iter(program.stdout.readline, "\n"))
+            assert sum(line.startswith("{") for line in printed) == words.count("--json")
+            found: list[int] = json.loads(printed[-1])
             return found
 
         try:
@@ -112,7 +113,7 @@ def test_two_ranks_learn_what_one_process_learns(
     for model, folder in models.items():
         words = [*lessons[lesson], *UNEVEN, *ADAPTERS[adapters], "--model", folder]
         ranks, alone = tmp_path / f"{model}-ranks", tmp_path / f"{model}-alone"
-        assert on_ranks(*words, "--output", ranks) == [0, 0]
+        assert on_ranks(*words, "--json", "--output", ranks) == [0, 0]
         assert main([*words, "--threads", "1", "--output", str(alone)]) == 0
         assert_alike(ranks, alone)
         assert not (ranks / "checkpoints").exists()
@@ -164,7 +165,8 @@ class Stop(Go):
 def test_a_gpu_with_a_number_is_refused_where_each_rank_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with join_ranks("cuda:1", "auto") as ranks:
         assert ranks is None
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
     told = "each rank has a GPU of its own: --device cuda, got cuda:1"
     with pytest.raises(ConfigError, match=told), join_ranks("cuda:1", "auto"):
         pass
