@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentgym.chat_templates.template_date import check_date
 from agentgym.cli.lessons.lesson import (
@@ -26,7 +27,6 @@ from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
-from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.preferences.loop import (
     PreferenceConfig,
     PreferenceLoss,
@@ -40,6 +40,9 @@ from agentgym.trainers.sft.loop import Validation, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON
+
+if TYPE_CHECKING:
+    from agentgym.trainers.parallel.ranks import Ranks  # takes a second, and most lessons have none
 
 __all__ = ["main"]
 

@@ -23,9 +23,7 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.model.policy import backend_line, empty_policy, load_policy, load_policy_on
 from agentgym.trainers.checkpoints.checkpoint import learner_folders
-from agentgym.trainers.checkpoints.sharded_state import open_state
 from agentgym.trainers.learner.lora import adapt
-from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -39,6 +37,8 @@ from agentgym.types import JSON, Task
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from agentgym.trainers.parallel.ranks import Ranks
 
 __all__ = [
     "LessonOptions",
@@ -196,6 +196,8 @@ def open_lesson(
 
 def _open_learner(checkpoint: Path) -> dict[str, Any]:
     """Returns the state of a checkpoint, of which each rank reads its shards."""
+    from agentgym.trainers.checkpoints.sharded_state import open_state  # here: it takes a second
+
     (folder,) = learner_folders(checkpoint)
     return open_state(folder)
 

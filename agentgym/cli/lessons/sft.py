@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import check_date
@@ -34,7 +35,6 @@ from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
 from agentgym.model.language_model import LanguageModel
 from agentgym.rollout.seeds import derive
-from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
@@ -45,6 +45,9 @@ from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.sft.sft_rows import ConversationSource, EpisodeSource, SftRows
 from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON, Task
+
+if TYPE_CHECKING:
+    from agentgym.trainers.parallel.ranks import Ranks  # takes a second, and most lessons have none
 
 __all__ = ["main"]
 

@@ -7,14 +7,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from agentgym.errors import ConfigError
-from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.settings.fsdp import FsdpConfig
+
+if TYPE_CHECKING:
+    from agentgym.trainers.parallel.ranks import Ranks
 
 __all__ = ["join_ranks", "of_rank_0"]
 
@@ -37,6 +39,8 @@ def join_ranks(device: str, dtype: str) -> Iterator[Ranks | None]:
     on_gpu = device != "cpu"
     if on_gpu and device != "cuda":
         raise ConfigError(f"each rank has a GPU of its own: --device cuda, got {device}")
+    from agentgym.trainers.parallel.ranks import Ranks  # here: it takes a second
+
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     limit = timedelta(seconds=COLLECTIVE_S)

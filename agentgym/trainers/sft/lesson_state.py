@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,11 +18,13 @@ from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.learner.lora import Adapters, Unadapted
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.parallel.gradient_threads import one_core
-from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.parallel.sharded_tensor import whole
 from agentgym.trainers.parallel.world import LearnerRanks, Sharded
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+if TYPE_CHECKING:
+    from agentgym.trainers.parallel.ranks import Ranks
 
 __all__ = ["LessonState"]
 
@@ -75,8 +77,7 @@ class LessonState:
 
     def rounded_weights(self) -> dict[str, Tensor]:
         """Returns the weights of a sharded model in the type of its passes, on rank 0."""
-        assert isinstance(self.ranks, Ranks)
-        dtype = getattr(torch, self.ranks.config.param_dtype or "float32")
+        dtype = getattr(torch, cast("Ranks", self.ranks).config.param_dtype or "float32")
         return {name: tensor.to(dtype) for name, tensor in self.weights()}
 
     def _gather(self, tensor: Tensor, of: Tensor | None = None) -> Tensor:
