@@ -16,6 +16,7 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.learner.pass_tokens import fitting_tokens
 from agentgym.trainers.parallel.gradient_threads import one_core
+from agentgym.trainers.parallel.sharded_tensor import is_sharded
 from agentgym.trainers.parallel.world import LearnerRanks, OneProcess
 from agentgym.trainers.sft.demonstrations import Demonstration
 
@@ -40,8 +41,9 @@ def most_tokens(model: LanguageModel, given: int | None, *, recomputes: bool) ->
     """Returns the most tokens of a forward pass; None is no bound, which a CPU has where none is given."""
     if given is not None or model.embed.device.type == "cpu":
         return given
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return fitting_tokens(model, recomputes=recomputes, kept=_STATE_BYTES * trained)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    own = sum((tensor.to_local() if is_sharded(tensor) else tensor).numel() for tensor in trained)
+    return fitting_tokens(model, recomputes=recomputes, kept=_STATE_BYTES * own)
 
 
 def cut_batch(batch: Sequence[T], size: Callable[[T], int], num_parts: int, most: int | None) -> list[Sequence[T]]:
