@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,6 +31,11 @@ __all__ = ["main"]
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym train ...`."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            "train begins its ranks itself, and torchrun would begin as many runs: agentgym train --executor ray"
+            f" --ray.learners {os.environ['WORLD_SIZE']} ... (sft and dpo take torchrun)"
+        )
     args = env_processes_as_option(profile_as_options(mix_as_options(tools_as_option(env_as_option(args)))))
     _fetch_run(args)
     options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args), shown=MAIN_SETTINGS)

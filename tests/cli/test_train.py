@@ -324,6 +324,15 @@ def test_a_typical_mistake_is_one_line_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_torchrun_is_refused_with_the_options_that_begin_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main([*SMALL, "--dry-run"]) == 2
+    assert "agentgym train --executor ray --ray.learners 4" in capsys.readouterr().err
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
