@@ -16,10 +16,12 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-l
 
 import ray
 from ray.cluster_utils import Cluster
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError
 from agentgym.evaluation.run_check.verify import verify_run
+from agentgym.model.model_folder import load_decoder
 from agentgym.trainers import Trainer
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.checkpoint import learner_folders, load_learner
@@ -61,10 +63,34 @@ def test_the_reference_is_the_first_weights_or_a_teacher(
     assert torch.equal(reference.logprobs(batch), wanted_M)
     learner._learner.model.embed.data.mul_(1.5)
     assert not torch.equal(learner.act_on(batch, "logprobs", {}), wanted_M)
-    Trainer(replace(ppo, steps=1), tmp_path / "run").save(tmp_path / "teacher")
-    kl = KLConfig(coefficient=0.1, reference=str(tmp_path / "teacher"))
-    teacher = begin_rank(replace(run, learner=replace(run.learner, kl=kl)), tmp_path, "ReferenceActor")
-    assert torch.equal(teacher.logprobs(batch), wanted_M)
+    Trainer(replace(ppo, steps=1), tmp_path / "run").save(tmp_path / "same")
+    assert torch.equal(teacher_of(run, tmp_path / "same", begin_rank).logprobs(batch), wanted_M)
+
+
+def teacher_of(run: TrainConfig, folder: Path, begin_rank: Begin) -> Any:
+    kl = KLConfig(coefficient=0.1, reference=str(folder))
+    return begin_rank(replace(run, learner=replace(run.learner, kl=kl)), folder, "ReferenceActor")
+
+
+def test_a_teacher_may_be_of_another_architecture_but_not_of_another_vocabulary(
+    ppo: TrainConfig, begin_rank: Begin, fresh_batch: Callable[..., TrainingBatch], tmp_path: Path
+) -> None:
+    run, own = resolve_config(on_ray(ppo, references=1)), load_decoder(embedded_folder())
+    batch, other = fresh_batch(own), tmp_path / "other"
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8, "num_attention_heads": 4}
+    shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    mixture = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", vocab_size=own.vocab_size, **shape))
+    mixture.float().eval().save_pretrained(other)
+    wanted = []
+    for ids_T, target_T in zip(batch.ids_N.split(batch.seqlens), batch.target_N.split(batch.seqlens), strict=True):
+        with torch.no_grad():
+            wanted.append(mixture(ids_T[None]).logits[0].log_softmax(-1).gather(1, target_T[:, None])[:, 0])
+    found_M = teacher_of(run, other, begin_rank).logprobs(batch)
+    torch.testing.assert_close(found_M, torch.cat(wanted)[batch.mask_N], rtol=0, atol=1e-5)
+    small = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", vocab_size=50, **shape))
+    small.save_pretrained(tmp_path / "small")
+    with pytest.raises(ConfigError, match="a vocabulary of 50 ids"):
+        teacher_of(run, tmp_path / "small", begin_rank)
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["weights", "adapters"])
