@@ -19,8 +19,8 @@ from agentgym.cli.lessons.lesson import (
     open_pupil,
     play_options,
     recorded_settings,
+    run_lesson,
     run_steps,
-    tracking_of,
 )
 from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options
@@ -35,7 +35,6 @@ from agentgym.trainers.preferences.loop import (
 )
 from agentgym.trainers.preferences.pairs import PairSet, pairs_of_episodes, pairs_of_files
 from agentgym.trainers.settings.optimizer import OptimizerConfig
-from agentgym.trainers.sft.lesson_ranks import join_ranks
 from agentgym.trainers.sft.loop import Validation, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.trackers.tracking import Tracking
@@ -122,11 +121,7 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym dpo ...`; an interrupted run saves what was learned and has the exit code 130."""
     options = parse_options(DpoOptions, config_as_options(DpoOptions, args), prog="agentgym dpo")
     options.learning(1)  # refuses invalid settings before anything is read
-    tracking = tracking_of(options)
-    with join_ranks(options.device, options.dtype) as ranks:
-        if ranks is not None and ranks.rank:
-            options = replace(options, json=False)  # rank 0 prints it
-        return _run(options, ranks, tracking)
+    return run_lesson(options, _run)
 
 
 def _run(options: DpoOptions, ranks: Ranks | None, tracking: Tracking) -> int:

@@ -29,7 +29,7 @@ from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.sft.lesson_batches import check_vocabulary
-from agentgym.trainers.sft.lesson_ranks import of_rank_0
+from agentgym.trainers.sft.lesson_ranks import join_ranks, of_rank_0
 from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.trackers.tracking import Tracking
@@ -50,8 +50,8 @@ __all__ = [
     "open_pupil",
     "play_options",
     "recorded_settings",
+    "run_lesson",
     "run_steps",
-    "tracking_of",
 ]
 
 S = TypeVar("S", bound="DataclassInstance")
@@ -123,9 +123,19 @@ class LessonOptions:
     """Print one line of JSON, and all else on standard error."""
 
 
-def tracking_of(options: LessonOptions) -> Tracking:
-    """Returns the trackers that the options name; raises ConfigError for one that does not exist."""
-    return Tracking(options.trackers, TrackingConfig(project=options.project))
+Options = TypeVar("Options", bound=LessonOptions)
+
+
+def run_lesson(options: Options, run: Callable[[Options, Ranks | None, Tracking], int]) -> int:
+    """Calls `run` with the ranks of this process, and with the trackers, which are checked first; only rank 0 prints.
+
+    Returns its exit code.
+    """
+    tracking = Tracking(options.trackers, TrackingConfig(project=options.project))
+    with join_ranks(options.device, options.dtype) as ranks:
+        if ranks is not None and ranks.rank:
+            options = replace(options, json=False)
+        return run(options, ranks, tracking)
 
 
 def open_pupil(options: LessonOptions, ranks: Ranks | None) -> Pupil:

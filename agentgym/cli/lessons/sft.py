@@ -22,8 +22,8 @@ from agentgym.cli.lessons.lesson import (
     open_pupil,
     play_options,
     recorded_settings,
+    run_lesson,
     run_steps,
-    tracking_of,
 )
 from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options
@@ -38,7 +38,6 @@ from agentgym.rollout.seeds import derive
 from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
-from agentgym.trainers.sft.lesson_ranks import join_ranks
 from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, learn, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
@@ -207,14 +206,10 @@ def main(args: Sequence[str]) -> int:
     env = None if options.env is None else load_env(options.env, options.env_kwargs)
     if env is not None:
         policy_for(env, options.policy)
-    tracking = tracking_of(options)
-    with join_ranks(options.device, options.dtype) as ranks:
-        if ranks is not None and ranks.rank:
-            options = replace(options, json=False)  # rank 0 prints it
-        return _run(options, env, ranks, tracking)
+    return run_lesson(options, partial(_run, env))
 
 
-def _run(options: SftOptions, env: TextEnv | None, ranks: Ranks | None, tracking: Tracking) -> int:
+def _run(env: TextEnv | None, options: SftOptions, ranks: Ranks | None, tracking: Tracking) -> int:
     pupil = open_pupil(options, ranks)
     options = replace(options, date=pupil.chat_format["date"])
     lesson = _of_rows(options, pupil) if env is None else _of_demonstrations(options, pupil.renderer, env)

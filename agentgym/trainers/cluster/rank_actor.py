@@ -23,7 +23,7 @@ from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.parameter_groups import ready_to_train
 from agentgym.trainers.learner.reference import ReferenceModel, check_teacher
 from agentgym.trainers.parallel.sharded_tensor import Gather
-from agentgym.trainers.parallel.world import Sharded, learner_ranks
+from agentgym.trainers.parallel.world import Sharded, learner_ranks, model_of
 from agentgym.trainers.settings.critic import CriticConfig
 
 __all__ = ["CriticActor", "RankActor", "ReferenceActor"]
@@ -125,7 +125,7 @@ class ReferenceActor(RankProcess):
             given = self._load(beginning.reference_folder, config.model_backend)
         else:
             given = self._load(str(model_folder(name)), "auto", is_of_run=False)
-        model = given.model if isinstance(given, Sharded) else given
+        model = model_of(given)
         check_teacher(model, beginning.vocab_size)
         world = learner_ranks(given, learner)
         self._model = ReferenceModel(model.requires_grad_(False), learner, config.sampling.temperature, world)
@@ -147,7 +147,7 @@ class CriticActor(SavingRank):
         config, learner = beginning.config, self._join(beginning)
         lora = learner.lora if learner.lora.rank else None
         given = self._load(beginning.reference_folder, config.model_backend, lora)
-        model = ready_to_train(given.model if isinstance(given, Sharded) else given, learner)
+        model = ready_to_train(model_of(given), learner)
         self._epochs = learner.epochs, learner.minibatches
         self._critic = Critic(
             model,

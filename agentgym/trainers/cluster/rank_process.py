@@ -6,12 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -29,7 +27,7 @@ from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.cluster.weight_store import write_weights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.lora import adapt
-from agentgym.trainers.parallel.ranks import Ranks
+from agentgym.trainers.parallel.ranks import Ranks, open_group
 from agentgym.trainers.parallel.sharded_tensor import Gather, shard
 from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.parts.parts import LearnerLost
@@ -40,9 +38,6 @@ from agentgym.trainers.settings.mesh import MeshConfig
 from agentgym.types import JSON
 
 __all__ = ["Beginning", "CopyTarget", "RankProcess", "SavingRank"]
-
-COLLECTIVE_S = 600.0
-"""The seconds that a rank waits for the others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +112,8 @@ class RankProcess:
         self._device = "cuda" if on_gpu else "cpu"
         self._ranks: Ranks | None = None
         if self._size > 1:
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # gloo for what fsdp.cpu_offload keeps in CPU memory
-                init_method=f"tcp://{beginning.address}",
-                rank=self._rank,
-                world_size=self._size,
-                timeout=timedelta(seconds=COLLECTIVE_S),
-            )
+            place = {"init_method": f"tcp://{beginning.address}", "rank": self._rank, "world_size": self._size}
+            open_group(on_gpu=on_gpu, **place)
             self._ranks = Ranks(self._config.fsdp, self._device, mesh=self._config.mesh)
         return self._config
 

@@ -37,7 +37,7 @@ from agentgym.trainers.learner.target_scores import TargetScores
 from agentgym.trainers.learner.token_logprobs import gradient_proxy, scorer
 from agentgym.trainers.parallel.gradient_threads import MicroResult
 from agentgym.trainers.parallel.sharded_tensor import Gather, is_sharded, shard, whole
-from agentgym.trainers.parallel.world import Sharded, Share, learner_ranks
+from agentgym.trainers.parallel.world import Sharded, Share, learner_ranks, model_of
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -66,12 +66,13 @@ class Learner:
         temperature: float = 1.0,
         reference: LanguageModel | Sharded | Literal["elsewhere"] | None = None,
     ) -> None:
-        self.model: LanguageModel = model.model if isinstance(model, Sharded) else model
+        self.model = model_of(model)
         self.world = learner_ranks(model, config)
         self.config = config
+        given = None if reference is None or reference == "elsewhere" else model_of(reference)
         self.adapters: Adapters | None = None
         if config.lora.rank:
-            self.adapters = Adapters.of(self.model, _model_of(reference), config.lora)
+            self.adapters = Adapters.of(self.model, given, config.lora)
             self.model = self.adapters.model
         self.temperature = temperature
         self.kl = config.kl.controller()
@@ -81,9 +82,7 @@ class Learner:
         optimizer = optimizer.for_size(self.model.num_parameters)
         self.reference: ReferenceModel | None = None
         if config.kl.coefficient and reference != "elsewhere":
-            self.reference = ReferenceModel(
-                self._reference_model(_model_of(reference)), config, temperature, self.world
-            )
+            self.reference = ReferenceModel(self._reference_model(given), config, temperature, self.world)
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:
@@ -388,10 +387,3 @@ class Learner:
             router=router,
         )
         return MicroResult(loss, report)
-
-
-def _model_of(given: LanguageModel | Sharded | str | None) -> LanguageModel | None:
-    """The model that is given, whole or sharded."""
-    if isinstance(given, str):
-        return None
-    return given.model if isinstance(given, Sharded) else given

@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 from zlib import crc32
 
 import torch
@@ -39,10 +40,22 @@ from agentgym.trainers.parallel.world import IndexRange, Sharded, Share
 from agentgym.trainers.settings.fsdp import FsdpConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "open_group"]
+
+COLLECTIVE_S = 600.0
+"""The seconds that a rank waits for the others."""
 
 T = TypeVar("T")
 S = TypeVar("S")
+
+
+def open_group(*, on_gpu: bool, **place: Any) -> None:
+    """Opens the default process group, by the variables of torchrun or by a `place` as torch takes it.
+
+    On GPUs it has gloo too, for what is kept in CPU memory.
+    """
+    limit = timedelta(seconds=COLLECTIVE_S)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=limit, **place)
 
 
 class Ranks:

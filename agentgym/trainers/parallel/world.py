@@ -23,7 +23,7 @@ from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroRe
 from agentgym.trainers.parallel.sharded_tensor import is_sharded
 from agentgym.trainers.settings.learner import LearnerConfig
 
-__all__ = ["IndexRange", "LearnerRanks", "OneProcess", "Sharded", "Share", "learner_ranks"]
+__all__ = ["IndexRange", "LearnerRanks", "OneProcess", "Sharded", "Share", "learner_ranks", "model_of"]
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -127,6 +127,11 @@ class Sharded:
 
     model: LanguageModel
     ranks: LearnerRanks
+
+
+def model_of(given: LanguageModel | Sharded) -> LanguageModel:
+    """Returns a model that is given whole or sharded."""
+    return given.model if isinstance(given, Sharded) else given
 
 
 class OneProcess(GradientWorkers):

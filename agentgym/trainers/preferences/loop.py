@@ -19,7 +19,7 @@ from agentgym.settings import check_above_zero, check_at_least
 from agentgym.trainers.learner.lora import Unadapted
 from agentgym.trainers.learner.token_logprobs import score_targets
 from agentgym.trainers.parallel.gradient_threads import MicroResult
-from agentgym.trainers.parallel.world import LearnerRanks, Sharded
+from agentgym.trainers.parallel.world import LearnerRanks, Sharded, model_of
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
 from agentgym.trainers.sft.demonstrations import Demonstration
@@ -92,12 +92,12 @@ class PreferenceConfig:
 
         `first` has the weights that it is held against, where they are not its own. Adapters need no such copy.
         """
-        model = pupil.model if isinstance(pupil, Sharded) else pupil
+        model = model_of(pupil)
         state = LessonState(pupil, self.lora, self.with_optimizer(model).optimizer, self.steps, "preference")
         if state.adapters is None:
             if first is None:
                 first = copy.deepcopy(model) if state.ranks is None else state.ranks.copy(model)
-            state.first = (first.model if isinstance(first, Sharded) else first).requires_grad_(False)
+            state.first = model_of(first).requires_grad_(False)
         return state
 
     def with_optimizer(self, model: LanguageModel) -> PreferenceConfig:

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -22,9 +21,6 @@ __all__ = ["join_ranks", "of_rank_0"]
 
 T = TypeVar("T")
 
-COLLECTIVE_S = 600.0
-"""The seconds that a rank waits for the others."""
-
 
 @contextmanager
 def join_ranks(device: str, dtype: str) -> Iterator[Ranks | None]:
@@ -39,12 +35,13 @@ def join_ranks(device: str, dtype: str) -> Iterator[Ranks | None]:
     on_gpu = device != "cpu"
     if on_gpu and device != "cuda":
         raise ConfigError(f"each rank has a GPU of its own: --device cuda, got {device}")
-    from agentgym.trainers.parallel.ranks import Ranks  # here: it takes a second
+    if on_gpu and "LOCAL_RANK" not in os.environ:
+        raise ConfigError("no variable LOCAL_RANK says which GPU is this rank's: begin the ranks with torchrun")
+    from agentgym.trainers.parallel.ranks import Ranks, open_group  # here: it takes a second
 
     if on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    limit = timedelta(seconds=COLLECTIVE_S)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=limit)
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    open_group(on_gpu=on_gpu)
     computed = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
     try:
         ranks = Ranks(FsdpConfig(param_dtype="bfloat16" if computed == "bfloat16" else None), device)

@@ -19,7 +19,7 @@ from agentgym.trainers.learner.lora import Adapters, Unadapted
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.parallel.gradient_threads import one_core
 from agentgym.trainers.parallel.sharded_tensor import whole
-from agentgym.trainers.parallel.world import LearnerRanks, Sharded
+from agentgym.trainers.parallel.world import LearnerRanks, Sharded, model_of
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -42,7 +42,7 @@ class LessonState:
         self, pupil: LanguageModel | Sharded, lora: LoraConfig, optimizer: OptimizerConfig, num_steps: int, kind: str
     ) -> None:
         self.ranks: LearnerRanks | None = pupil.ranks if isinstance(pupil, Sharded) else None
-        self.model = model = pupil.model if isinstance(pupil, Sharded) else pupil
+        self.model = model = model_of(pupil)
         self._kind = kind
         self.adapters = Adapters.of(model, None, lora) if lora.rank else None
         self.optimizer = PolicyOptimizer(model, lora.optimizer_settings(optimizer), num_steps)

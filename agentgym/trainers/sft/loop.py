@@ -19,7 +19,7 @@ from agentgym.model.routing import BatchRouting
 from agentgym.settings import check_at_least
 from agentgym.trainers.learner.token_logprobs import score_targets
 from agentgym.trainers.parallel.gradient_threads import MicroResult
-from agentgym.trainers.parallel.world import LearnerRanks, Sharded
+from agentgym.trainers.parallel.world import LearnerRanks, Sharded, model_of
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
@@ -67,8 +67,7 @@ class ImitationConfig:
 
     def begin(self, pupil: LanguageModel | Sharded) -> LessonState:
         """Returns the state of a model that has learned nothing yet."""
-        model = pupil.model if isinstance(pupil, Sharded) else pupil
-        return LessonState(pupil, self.lora, self.with_optimizer(model).optimizer, self.steps, "imitation")
+        return LessonState(pupil, self.lora, self.with_optimizer(model_of(pupil)).optimizer, self.steps, "imitation")
 
     def with_optimizer(self, model: LanguageModel) -> ImitationConfig:
         """Returns the settings with the optimizer and the rate for this model, where none is given."""

@@ -170,3 +170,6 @@ def test_a_gpu_with_a_number_is_refused_where_each_rank_has_its_own(monkeypatch:
     told = "each rank has a GPU of its own: --device cuda, got cuda:1"
     with pytest.raises(ConfigError, match=told), join_ranks("cuda:1", "auto"):
         pass
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(ConfigError, match="begin the ranks with torchrun"), join_ranks("cuda", "auto"):
+        pass
