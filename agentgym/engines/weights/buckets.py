@@ -19,6 +19,7 @@ from agentgym.types import JSON
 __all__ = [
     "adapter_payload",
     "as_dtype",
+    "cast_tensor",
     "checked_weights",
     "digest",
     "fused_digests",
@@ -68,8 +69,12 @@ def checked_weights(weights: Mapping[str, object]) -> dict[str, Tensor]:
 
 def as_dtype(weights: Mapping[str, Tensor], dtype: str | None) -> dict[str, Tensor]:
     """Returns the tensors in the engine's dtype (`float32`, `bfloat16`, `float16`); unchanged for None or `auto`."""
-    wanted = _DTYPES.get(dtype or "")
-    return {name: tensor if wanted is None else tensor.to(wanted) for name, tensor in weights.items()}
+    return {name: cast_tensor(tensor, dtype) for name, tensor in weights.items()}
+
+
+def cast_tensor(tensor: Tensor, dtype: str | None) -> Tensor:
+    """Returns a tensor in a dtype as `as_dtype` does."""
+    return tensor.to(_DTYPES.get(dtype or "", tensor.dtype))
 
 
 def safetensors_bytes(tensors: Mapping[str, Tensor]) -> bytes:

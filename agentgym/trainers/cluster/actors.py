@@ -35,6 +35,7 @@ __all__ = [
     "Parcel",
     "ParcelLost",
     "own_address",
+    "own_node",
     "restore_path",
     "together",
     "was_restarted",
@@ -214,7 +215,8 @@ def restore_path() -> None:
         os.environ["PYTHONPATH"] = os.environ[_PATH]
 
 
-def _own_node() -> str:
+def own_node() -> str:
+    """Returns the name of this process's node in the cluster."""
     node: str = ray.get_runtime_context().get_node_id()
     return node
 
@@ -276,14 +278,14 @@ class Cluster:
         """Starts an actor that takes no resources, on the node of this process if it `is_here`."""
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": self.config.max_restarts}
         if is_here:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(_own_node(), soft=False)
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(own_node(), soft=False)
         return self._begin(label, kind, arguments, max_concurrency=max_concurrency, max_task_retries=0, **options)
 
     @property
     def has_other_nodes(self) -> bool:
         """True if an actor is on another node than this process."""
         table: Mapping[str, Any] = ray.util.placement_group_table(self._group)
-        return set(table["bundles_to_node_id"].values()) != {_own_node()}
+        return set(table["bundles_to_node_id"].values()) != {own_node()}
 
     def _begin(self, label: str, kind: type, arguments: Sequence[object], **options: Any) -> Actor:
         name = f"agentgym-{self.run}-{label.replace(' ', '-')}"

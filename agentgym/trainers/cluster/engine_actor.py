@@ -17,7 +17,7 @@ from agentgym.errors import EngineError
 from agentgym.trainers.cluster.actors import Actor, ActorLost, restore_path, was_restarted
 from agentgym.trainers.cluster.board import Posted, report_warnings
 from agentgym.trainers.cluster.inner_engine import InnerEngine, Part, open_inner
-from agentgym.trainers.cluster.weight_store import read_weights
+from agentgym.trainers.cluster.weight_store import HeldWeights
 
 __all__ = ["EngineActor", "EngineFacts"]
 
@@ -52,6 +52,7 @@ class EngineActor:
         self._inner: InnerEngine | None = None
         self._opening: asyncio.Task[InnerEngine] | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._weights, self._taking = HeldWeights(), asyncio.Lock()
         self._is_paused = False
         self._is_released = False
         """True if the engine's memory was released."""
@@ -177,14 +178,15 @@ class EngineActor:
         return posted
 
     async def _take(self, inner: InnerEngine, posted: Posted) -> tuple[WeightSync, dict[str, str]]:
-        started = time.perf_counter()
-        tensors = await read_weights(posted.shipment)
-        fetched = time.perf_counter()
-        sync, digests = await inner.take(tensors, posted.version, is_paused=self._is_paused)
-        self._version = posted.version
-        self._is_released = False
-        sync = replace(sync, transfer_s=sync.transfer_s + fetched - started)
-        return sync, digests
+        async with self._taking:
+            started = time.perf_counter()
+            tensors, num_bytes = await self._weights.take(posted.shipment)
+            fetched = time.perf_counter()
+            sync, digests = await inner.take(tensors, posted.version, is_paused=self._is_paused)
+            self._version = posted.version
+            self._is_released = False
+        sent = sync.num_bytes if num_bytes is None else num_bytes
+        return replace(sync, transfer_s=sync.transfer_s + fetched - started, num_bytes=sent), digests
 
     async def _end_with(self, inner: InnerEngine) -> None:
         ending = await inner.end()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from agentgym.engines.weights.buckets import cast_tensor
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import model_folder
 from agentgym.trainers.batch.batch import TrainingBatch
@@ -38,12 +39,13 @@ class RankActor(SavingRank):
         super().__init__(label, board, rank, size)
         self._shipment: Shipment | None = None
         """The weights that were shipped last, on rank 0; they are lost with this process."""
-        self._shipped_step: int | None = None
+        self._shipped: tuple[int, str | None] | None = None
+        """Their step, and the type that they were cast to."""
 
     def begin(self, beginning: Beginning) -> int:
         """Joins the other ranks and makes the learner; returns the process id."""
         config, learner = beginning.config, self._join(beginning)
-        self._is_colocated = config.ray.layout == "colocated"
+        self._is_colocated, self._has_deltas = config.ray.layout == "colocated", config.ray.deltas
         lora = learner.lora if learner.lora.rank else None
         # Adapters are put on the weights that the run began with, and are not in the folder that it resumes from.
         folder = beginning.model_folder if lora is None else beginning.reference_folder
@@ -78,27 +80,32 @@ class RankActor(SavingRank):
         found: tuple[Tensor, Tensor] | None = _from_rank_0(self._rank, self._learner.critic.read(batch))
         return found
 
-    def ship(self) -> Shipment | None:
+    def ship(self, dtype: str) -> Shipment | None:
         """Stores the current weights in the cluster, and returns what is known of them, from rank 0.
 
-        They replace those that were shipped before.
+        They are in the engines' type, and replace those that were shipped before.
         """
-        self._shipment, self._shipped_step = None, self.num_steps()
-        weights = self._learner.weights(trained_only=False)
-        if self._rank == 0:
-            self._shipment = store_weights(weights)
-        else:
-            for _ in weights:  # each is gathered from all ranks
-                pass
+        own = str(next(self._learner.model.parameters()).dtype).removeprefix("torch.")
+        before = self._shipment if self._has_deltas else None
+        self._shipment, self._shipped = None, (self.num_steps(), None if dtype == own else dtype)
+        self._shipment = self._store(self._shipped[1], has_deltas=self._has_deltas, before=before)
         if self._is_colocated:
             torch.cuda.empty_cache()  # an engine on this GPU takes its memory back
         return self._shipment
 
+    def _store(self, dtype: str | None, **options: Any) -> Shipment | None:
+        """Gathers the weights of all ranks, in this type or their own, and stores them if this is rank 0."""
+        weights = self._learner.weights(trained_only=False)
+        if self._rank == 0:
+            return store_weights(((name, cast_tensor(tensor, dtype)) for name, tensor in weights), **options)
+        for _ in weights:
+            pass
+        return None
+
     def copy_state(self, number: int) -> None:
-        """Copies this rank's shards of the learner's state, and keeps the shipped weights of the same step."""
-        if self._shipped_step != self.num_steps():
-            self.ship()
-        self._copies[number] = RankCopy(self._copied_state(), self._shipment)
+        """Copies this rank's shards of the learner's state, and keeps its weights, which may have been shipped so."""
+        shipment = self._shipment if self._shipped == (self.num_steps(), None) else self._store(None)
+        self._copies[number] = RankCopy(self._copied_state(), shipment)
 
     def num_steps(self) -> int:
         """Returns the number of optimizer steps so far."""
@@ -109,7 +116,7 @@ class RankActor(SavingRank):
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self._learner.load_state_dict(state)
-        self._shipped_step = None
+        self._shipped = None
 
 
 class ReferenceActor(RankProcess):

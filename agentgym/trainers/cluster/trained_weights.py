@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ class ClusterWeights:
 
     async def send(self, version: int) -> WeightSync:
         """Has the ranks store the weights in the cluster, and the engines take them there."""
-        return await self._engine.take_shipment(await asyncio.to_thread(self._learner.ranks.ask, "ship"), version)
+        ship = partial(self._learner.ranks.ask, "ship", self._engine.dtype)
+        return await self._engine.take_shipment(await asyncio.to_thread(ship), version)
 
     def copy(self) -> _DistantContent:
         """Has each rank copy its shards of what it trains; of the model the shipped weights are kept."""

@@ -56,6 +56,9 @@ class ClusterConfig:
     layout: Literal["disaggregated", "colocated"] = "disaggregated"
     """`disaggregated` gives learner ranks and engines cores and GPUs of their own. `colocated` puts one engine on the
     cores and GPU of every rank: it frees its memory while the rank learns, and takes it back with the new weights."""
+    deltas: bool = False
+    """Sends engines on other nodes than the learner's rank 0 only those elements of the weights that a step changed:
+    few in bfloat16, all in float32. Each such engine keeps a copy of the weights in CPU memory."""
     placement: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
     """Ray's placement strategy: over as many nodes as there are, or on as few."""
     max_restarts: int = 3
