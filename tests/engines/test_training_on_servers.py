@@ -83,19 +83,19 @@ def gaps(model: Any, row: Row) -> torch.Tensor:
 # ---- parity
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+@pytest.mark.parametrize(("temperature", "num_steps"), [(0.6, 2), (1.0, 4), (1.3, 2)])
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_logprobs_are_the_trainers_after_every_sync(
-    train: Train, engine: str, temperature: float, request: pytest.FixtureRequest, tmp_path: Path
+    train: Train, engine: str, temperature: float, num_steps: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     config = replace(gentle(on_server(engine, request)), sampling=SamplingConfig(temperature=temperature))
-    steps = train(replace(config, steps=4, group_size=8), tmp_path / "run")
-    assert [one.sync.version for one in steps] == [1, 2, 3, 4]
+    steps = train(replace(config, steps=num_steps, group_size=8), tmp_path / "run")
+    assert [one.sync.version for one in steps] == list(range(1, num_steps + 1))
     updates = [step.update for step in steps if step.update is not None]
     # Over the 10^5 ids of these runs rounding has a tail: the trainer's own logprobs are up to 4e-5 from those in
     # float64, while the mean is 1e-7. A missed update is over 1e-2.
     assert all(0 < update.mismatch_max < 1e-3 and update.mismatch_mean < 1e-6 for update in updates)
-    assert sum(one.update is not None for one in steps) >= 2
+    assert len(updates) >= num_steps / 2
     for before, after in pairwise(steps):  # no signal, no step: the weights are then as they were
         assert (before.sync.checksum != after.sync.checksum) is (after.update is not None)
 

@@ -15,6 +15,7 @@ from agentgym.errors import ConfigError, EngineError, EnvironmentFault, RenderEr
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, under_system_prompt
 from agentgym.rollout.episode.history import ASK, CompactionConfig, History, compact_messages
+from agentgym.rollout.episode.known_prompts import KnownPrompts
 from agentgym.rollout.episode.long_text import run_if_short, text_size
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.hosted_env import HostedEnv
@@ -67,6 +68,7 @@ class RolloutLoop(EpisodeLoop):
         super().__init__(limits or Limits())
         self.engine = engine
         self.renderer = renderer
+        self._known_prompts = KnownPrompts()
         self.end_thinking = renderer.thinking[1]
         self.sampling = sampling or SamplingConfig()
         self.history = history
@@ -98,7 +100,10 @@ class RolloutLoop(EpisodeLoop):
     async def _open(self, env: HostedEnv, draft: Draft) -> tuple[list[Message], tuple[ToolSpec, ...]]:
         """Resets the environment and begins the first row; returns the messages and tools that it was rendered from."""
         messages, tools = await self._reset(env, draft)
-        prompt_ids = await self._render_prompt(messages, tools)
+        prompt_ids = self._known_prompts.find(messages, tools)
+        if prompt_ids is None:
+            prompt_ids = await self._render_prompt(messages, tools)
+            self._known_prompts.keep(messages, tools, prompt_ids)
         self._check_prompt(prompt_ids)
         draft.begin_row(prompt_ids, messages, tools)
         return messages, tools

@@ -1,0 +1,36 @@
+"""The ids of first prompts that were rendered last: the members of a group begin with the same one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from operator import is_
+
+from agentgym.types import Message, ToolSpec
+
+__all__ = ["KnownPrompts"]
+
+MOST = 16
+
+
+class KnownPrompts:
+    """Finds a prompt that was rendered lately, from equal messages and the very same tools.
+
+    Messages with calls are not kept: arguments that are equal in Python, 1 and True, are written differently.
+    """
+
+    def __init__(self) -> None:
+        self._known: deque[tuple[list[Message], tuple[ToolSpec, ...], list[int]]] = deque(maxlen=MOST)
+
+    def find(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """Returns the prompt's ids, or None if it is not known."""
+        given = list(messages)
+        for known, shown, ids in self._known:
+            if len(shown) == len(tools) and all(map(is_, shown, tools)) and known == given:
+                return list(ids)
+        return None
+
+    def keep(self, messages: Sequence[Message], tools: Sequence[ToolSpec], ids: Sequence[int]) -> None:
+        """Keeps a prompt, and forgets the oldest."""
+        if not any(message.tool_calls for message in messages):
+            self._known.appendleft((list(messages), tuple(tools), list(ids)))
