@@ -43,22 +43,22 @@ OPTIMIZERS = {
 }
 
 
-def random_batch(vocab_size: int) -> TrainingBatch:
+def random_batch(vocab_size: int, num_rows: int = NUM_ROWS, num_tokens: int = NUM_TOKENS) -> TrainingBatch:
     """Returns rows of random ids, all of which are trained."""
     generator = torch.Generator().manual_seed(0)
-    ids_RT = torch.randint(vocab_size, (NUM_ROWS, NUM_TOKENS + 1), generator=generator)
-    row_N = torch.arange(NUM_ROWS).repeat_interleave(NUM_TOKENS)
+    ids_RT = torch.randint(vocab_size, (num_rows, num_tokens + 1), generator=generator)
+    row_N = torch.arange(num_rows).repeat_interleave(num_tokens)
     size = len(row_N)
     chance_N = torch.full((size,), -torch.tensor(vocab_size).log().item())
     return TrainingBatch(
         ids_N=ids_RT[:, :-1].reshape(-1),
         target_N=ids_RT[:, 1:].reshape(-1),
-        position_N=torch.arange(NUM_TOKENS).repeat(NUM_ROWS),
+        position_N=torch.arange(num_tokens).repeat(num_rows),
         mask_N=torch.ones(size, dtype=torch.bool),
         sampled_logp_N=chance_N,
         old_logp_N=chance_N,
         correction_N=torch.ones(size),
-        advantage_N=torch.randn(NUM_ROWS, generator=generator)[row_N],
+        advantage_N=torch.randn(num_rows, generator=generator)[row_N],
         return_N=torch.zeros(size),
         old_value_N=torch.zeros(size),
         weight_N=torch.full((size,), 1 / size),
@@ -66,8 +66,8 @@ def random_batch(vocab_size: int) -> TrainingBatch:
         reply_version_N=torch.zeros(size, dtype=torch.int64),
         row_N=row_N,
         trajectory_N=row_N.clone(),
-        seqlens=(NUM_TOKENS,) * NUM_ROWS,
-        totals=StepTotals(size, NUM_ROWS, NUM_ROWS),
+        seqlens=(num_tokens,) * num_rows,
+        totals=StepTotals(size, num_rows, num_rows),
     )
 
 

@@ -26,6 +26,7 @@ MAIN_SETTINGS = (
         "learner.fsdp.param_dtype",
         "learner.fsdp.gradients",
         "learner.mesh.sequence",
+        "learner.mesh.expert",
     ),
     *("optimizer.name", "ray.learners", "ray.layout", "engine.dtype", "engine.tensor_parallel"),
     *("engine.memory_fraction", "json"),

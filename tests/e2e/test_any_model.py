@@ -269,6 +269,27 @@ def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_
         assert load_file(tmp_path / "adapter" / "adapter_model.safetensors")
 
 
+@pytest.mark.slow
+def test_two_ranks_with_half_of_the_experts_each_learn_on_ray_what_one_process_learns(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
+    (tmp_path / "varied.py").write_text(VARIED)
+    train = ["train", "--env", "TextGame-v0", "--model", str(first), *SMALL]
+    train += ["--reward.function", f"{tmp_path / 'varied.py'}:varied", "--learner.router.replay"]
+    train += ["--optimizer.learning-rate", "1e-4", "--learner.kl.coefficient", "0.01"]
+    ray = ["--executor", "ray", "--ray.learners", "2", "--ray.workers", "2", "--learner.mesh.expert", "2"]
+    alone, divided = tmp_path / "alone", tmp_path / "divided"
+    assert main([*train, "--steps", "2", "--output", str(alone)]) == 0
+    for number in ("1", "2"):
+        words = [*train, *ray, "--steps", number, "--output", str(divided), *(["--resume"] if number == "2" else [])]
+        subprocess.run([sys.executable, "-m", "agentgym", *words], check=True, timeout=280)
+    one, two = (load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (alone, divided))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-5)
+
+
 @pytest.mark.long
 def test_a_mixture_in_bfloat16_trains_with_the_experts_that_sampled(tmp_path: Path) -> None:
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "initializer_range": 0.2}

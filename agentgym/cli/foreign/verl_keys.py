@@ -145,11 +145,8 @@ ACTOR_KEYS = (
     Key(ACTOR + "ppo_micro_batch_size_per_gpu", "learner.micro_batch_tokens", convert=values.verl_micro_tokens),
     Key(ACTOR + "ppo_max_token_len_per_gpu", "learner.micro_batch_tokens"),
     Key(ACTOR + "ulysses_sequence_parallel_size", "learner.mesh.sequence", convert=machines.verl_parallel),
-    Key(
-        ACTOR + "megatron.tensor_model_parallel_size",
-        "learner.mesh.tensor",
-        convert=machines.verl_tensor_parallel,
-    ),
+    Key(ACTOR + "megatron.tensor_model_parallel_size", "learner.mesh.tensor", convert=machines.verl_tensor_parallel),
+    Key(ACTOR + "megatron.expert_model_parallel_size", "learner.mesh.expert", convert=machines.verl_expert_parallel),
     Key(
         ACTOR + "fsdp_config.param_offload",
         "learner.fsdp.cpu_offload",

@@ -10,7 +10,7 @@ from agentgym.cli.foreign.keys import Converter, MissingPart, NoCounterpart, Sam
 from agentgym.cli.foreign.verl_values import ROLLOUT
 
 __all__ = [
-    *("verl_device", "verl_engine", "verl_engine_arg", "verl_has_gpu", "verl_machines"),
+    *("verl_device", "verl_engine", "verl_engine_arg", "verl_expert_parallel", "verl_has_gpu", "verl_machines"),
     *("verl_parallel", "verl_ranks_only", "verl_sleep", "verl_split_gpus", "verl_tensor_parallel"),
 ]
 
@@ -117,6 +117,14 @@ def verl_tensor_parallel(value: Any, theirs: Theirs) -> Any:
     """Returns the ranks that split the weights of a layer, which adapters do not."""
     if any(theirs.get(f"actor_rollout_ref.model.{name}") for name in ("lora_rank", "lora.rank")):
         raise NoCounterpart("adapters are not split by learner.mesh.tensor")
+    return verl_parallel(value, theirs)
+
+
+def verl_expert_parallel(value: Any, theirs: Theirs) -> Any:
+    """Returns the ranks that divide the experts of a mixture, whose passes ranks do not share."""
+    shared = ("megatron.tensor_model_parallel_size", "ulysses_sequence_parallel_size")
+    if value > 1 and any(theirs.get(f"actor_rollout_ref.actor.{name}", 1) > 1 for name in shared):
+        raise NoCounterpart("ranks that divide experts share no passes: set learner.mesh.expert alone")
     return verl_parallel(value, theirs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from agentgym.trainers.learner.adamw import PlainAdamW
 from agentgym.trainers.learner.master_weights import MasterWeights
 from agentgym.trainers.learner.parameter_groups import divide_groups
 from agentgym.trainers.learner.weight_average import WeightAverage
-from agentgym.trainers.parallel.sharded_tensor import Gather, Stored, like, whole
+from agentgym.trainers.parallel.sharded_tensor import Gather, Stored, is_sharded, like, whole
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 __all__ = ["PolicyOptimizer"]
@@ -65,7 +66,7 @@ class PolicyOptimizer:
         A norm that is not finite changes nothing and is returned, for the caller to halt on.
         """
         self._masters.take_gradients()
-        norm = float(whole(nn.utils.clip_grad_norm_(self._stepped, self.config.max_grad_norm)))
+        norm = _clip_gradients(self._stepped, self.config.max_grad_norm)
         if norm == norm and norm != float("inf"):
             for part in self._parts:
                 for group in part.param_groups:
@@ -94,6 +95,22 @@ class PolicyOptimizer:
             self._average.load(state["average"])
         for part, saved in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(_state_like(part, saved))
+
+
+def _clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
+    """Scales gradients down to a norm of `max_norm`; returns their norm before.
+
+    Experts that ranks divide are on another mesh than all other parameters, and torch's functions take those of one.
+    """
+    by_mesh: dict[object, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        by_mesh[parameter.device_mesh if is_sharded(parameter) else None].append(parameter)
+    gradients = [[parameter.grad for parameter in own if parameter.grad is not None] for own in by_mesh.values()]
+    norms = [whole(nn.utils.get_total_norm(own)) for own in gradients]
+    norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+    for own in by_mesh.values():
+        nn.utils.clip_grads_with_norm_(own, max_norm, norm)
+    return float(norm)
 
 
 def _part_state(part: torch.optim.Optimizer, gather: Gather) -> dict[str, Any]:

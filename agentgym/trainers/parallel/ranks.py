@@ -14,12 +14,14 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from agentgym.errors import ConfigError, InvalidTrajectory
@@ -31,6 +33,7 @@ from agentgym.model.policy import is_fast, load_policy
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.parallel.balance import balance_rows, row_costs
 from agentgym.trainers.parallel.block_exchange import PassExchange
+from agentgym.trainers.parallel.expert_split import split_experts
 from agentgym.trainers.parallel.gradient_threads import MicroResult
 from agentgym.trainers.parallel.mesh import RankMesh, check_mesh
 from agentgym.trainers.parallel.sharded_tensor import like
@@ -136,23 +139,26 @@ class Ranks:
 
     def spread(self, module: nn.Module) -> None:
         """Shards each block of a language model, and the parameters outside of them, as units to gather at once."""
-        num_parts = self._mesh.config.tensor
+        num_parts, experts = self._mesh.config.tensor, self._mesh.experts
         if num_parts > 1:
             split_weights(module, self._mesh.weights["tensor"])
+        if experts is not None:
+            for stacks in split_experts(module, experts["expert"]):
+                self._fully_shard(stacks, experts["shards"], casts=False)
         parts = module.blocks if isinstance(module, LanguageModel) else ()
         for part in (*parts, module):
-            self._fully_shard(part)
+            self._fully_shard(part, self._mesh.shards)
         mark_rows(module, num_parts)
 
-    def _fully_shard(self, module: nn.Module) -> None:
+    def _fully_shard(self, module: nn.Module, mesh: DeviceMesh, *, casts: bool = True) -> None:
         config = self.config
         types = (None if config.param_dtype is None else getattr(torch, config.param_dtype), config.reduce_dtype)
         sharded = fully_shard(
             module,
-            mesh=self._mesh.shards,
-            shard_placement_fn=second_cut,
+            mesh=mesh,
+            shard_placement_fn=partial(second_cut, mesh.size()),
             reshard_after_forward=config.reshard_after_forward,
-            mp_policy=MixedPrecisionPolicy(param_dtype=types[0], reduce_dtype=getattr(torch, types[1])),
+            mp_policy=MixedPrecisionPolicy(types[0], getattr(torch, types[1]), cast_forward_inputs=casts),
             offload_policy=CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
         )
         # The shares add up to the step's gradient, so it is a sum over ranks, not a mean.

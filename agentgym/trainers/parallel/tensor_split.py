@@ -46,14 +46,15 @@ def mark_rows(module: nn.Module, num_parts: int) -> None:
             keep_rows(getattr(part, name), order)
 
 
-def second_cut(parameter: nn.Parameter) -> Shard | None:
+def second_cut(num_shards: int, parameter: nn.Parameter) -> Shard | None:
     """The dimension in which `fully_shard` shards a parameter further; None is its default, the first.
 
-    It differs from that of the ranks' parts if there is another: a tensor that is split twice in one dimension is
-    costly to gather.
+    It differs from that of the ranks' parts if there is another, since a tensor that is split twice in one dimension is
+    costly to gather, and has equal shards.
     """
-    is_cut = is_sharded(parameter) and parameter.ndim > 1 and parameter.placements[0].is_shard(0)
-    return Shard(1) if is_cut else None
+    if not (is_sharded(parameter) and parameter.ndim > 1 and parameter.placements[0].is_shard(0)):
+        return None
+    return Shard(next((index for index, size in enumerate(parameter.shape) if index and size % num_shards == 0), 1))
 
 
 def row_orders(module: nn.Module, num_parts: int) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from agentgym.model.policy import empty_policy
 from agentgym.model.transformers_model import TransformersModel
+from agentgym.trainers.parallel.expert_split import expert_stacks, find_experts
 from agentgym.trainers.planning.shapes import Counts, Experts, ModelShape
 
 __all__ = ["counted_shape"]
@@ -88,6 +89,7 @@ def _counts(model: TransformersModel, kv_floats: int) -> Counts:
     matrices = [
         weight for weight in inside if weight.ndim >= 2 and weight.shape[-2] > 1
     ]  # the others are of convolutions
+    experts = {stack: every[stack] for module in find_experts(model) for stack in expert_stacks(module)}
     with torch.device("meta"):
         model.adapt(None, rank=1, scale=1.0)
     return Counts(
@@ -97,4 +99,6 @@ def _counts(model: TransformersModel, kv_floats: int) -> Counts:
         matrices=sum(every[matrix] for matrix in matrices),
         adapter=sum(parameter.numel() for parameter in model.parameters()) - sum(every.values()),
         kv_floats=kv_floats,
+        block_experts=max(sum(experts.get(parameter, 0) for parameter in block) for block in blocks),
+        experts=sum(experts.values()),
     )

@@ -37,10 +37,12 @@ class MemoryPlan:
 
 def memory_plan(shape: ModelShape, config: PlanConfig) -> MemoryPlan:
     """Returns the memory of a learner's and an engine's GPU; raises ConfigError for a layout that the code lacks."""
-    if shape.refusal and config.learner.mesh.sequence * config.learner.mesh.tensor > 1:
+    mesh = config.learner.mesh
+    if shape.refusal and mesh.block > 1:
         raise ConfigError(
             f"ranks share passes of the fast decoder, and transformers computes {shape.name}: leave learner.mesh out"
         )
+    mesh.check_experts(shape.experts.number if shape.experts and shape.layer_experts else 0, config.ranks)
     memory, tokens = config.gpu.memory, config.episode.tokens
     learner = learner_memory(shape, config)
     resting = learner.resting if config.is_colocated else 0.0

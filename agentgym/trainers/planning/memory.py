@@ -104,7 +104,7 @@ def learner_memory(shape: ModelShape, config: PlanConfig) -> LearnerMemory:
     return LearnerMemory(
         weights=(trained * stepped_on + frozen * held) * on_gpu,
         reference=shape.num_parameters * held * on_gpu / models if refers else 0.0,
-        gradients=_gradient_bytes(config, trained, parts) * models,
+        gradients=_gradient_bytes(shape, config, trained, parts) * models,
         optimizer=_optimizer_numbers(shape, config, trained) * WEIGHT_BYTES * on_gpu,
         gathered=_gathered_numbers(shape, config) * config.compute_bytes if ranks > 1 else 0.0,
         kept=kept,
@@ -127,20 +127,27 @@ def micro_batches(config: PlanConfig) -> int:
     return max(1, ceil(uneven * computed / at_once))
 
 
-def _gradient_bytes(config: PlanConfig, trained: int, parts: int) -> float:
+def _elsewhere(experts: int, config: PlanConfig) -> float:
+    """Returns how many of these weights of experts other ranks have, so that this one never gathers them."""
+    return experts * (1 - 1 / config.learner.mesh.expert)
+
+
+def _gradient_bytes(shape: ModelShape, config: PlanConfig, trained: int, parts: int) -> float:
     """Returns the gradients that a rank holds between the `parts` micro-batches of a step: the sum, or its share."""
     ranks, fsdp = config.ranks, config.learner.fsdp
     if ranks == 1:
         return float(trained * WEIGHT_BYTES)
     if fsdp.gradients == "whole" and parts > 1:
-        return float(trained * BYTES[fsdp.reduce_dtype])
+        elsewhere = 0.0 if config.learner.lora.rank else _elsewhere(shape.all_experts, config)
+        return (trained - elsewhere) * BYTES[fsdp.reduce_dtype]
     return 0.0 if fsdp.cpu_offload else trained * WEIGHT_BYTES / ranks
 
 
 def _gathered_numbers(shape: ModelShape, config: PlanConfig) -> float:
     """Returns how many whole weights of other ranks a rank holds at most."""
     layers = 2 if config.learner.fsdp.reshard_after_forward else shape.num_layers
-    return (layers * shape.layer_parameters + shape.head_parameters) / config.learner.mesh.tensor
+    layer = shape.layer_parameters - _elsewhere(shape.layer_experts, config)
+    return (layers * layer + shape.head_parameters) / config.learner.mesh.tensor
 
 
 def _optimizer_numbers(shape: ModelShape, config: PlanConfig, trained: int) -> int:

@@ -39,6 +39,10 @@ class Counts:
     adapter: int
     """The parameters of adapters of rank 1 on all matrices."""
     kv_floats: int
+    block_experts: int = 0
+    """The parameters of the largest block in experts that ranks can divide (`learner.mesh.expert`)."""
+    experts: int = 0
+    """The parameters of all blocks in such experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,18 @@ class ModelShape:
         norms = 2 * self.width + (2 * self.head_width if self.qk_norm else 0)
         biases = self.q_width + 2 * self.kv_width if self.qkv_bias else 0
         return self.matrix_parameters // self.num_layers + norms + biases
+
+    @property
+    def layer_experts(self) -> int:
+        """The number of weights of a layer in experts that ranks can divide (`learner.mesh.expert`)."""
+        if self.counts is not None:
+            return self.counts.block_experts
+        return 0 if self.experts is None else 3 * self.experts.number * self.experts.width * self.width
+
+    @property
+    def all_experts(self) -> int:
+        """The number of weights of all layers in such experts."""
+        return self.num_layers * self.layer_experts if self.counts is None else self.counts.experts
 
     @property
     def head_parameters(self) -> int:

@@ -212,6 +212,10 @@ def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeyp
                 "vllm.server_args": ["--tensor-parallel-size", "2", "--enforce-eager"],
             },
         ),
+        (
+            ["trainer.n_gpus_per_node=8", "+actor_rollout_ref.actor.megatron.expert_model_parallel_size=2"],
+            {"learner.mesh.expert": 2},
+        ),
         (["trainer.total_training_steps=7", "trainer.total_epochs=3"], {"steps": 7}),
         (["trainer.total_training_steps=20", "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1"], {"steps": 20}),
         (["actor_rollout_ref.model.lora_rank=8"], {"learner.lora.rank": 8, "learner.lora.learning_rate": 1e-6}),

@@ -21,6 +21,7 @@ import torch
 import torch._dynamo  # the first step of an optimizer would import it in each rank
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentgym.errors import AgentGymError
@@ -39,15 +40,18 @@ LIMIT_S = 280
 
 
 class Calls(TorchDispatchMode):
-    """Counts what a process sends and receives, by the operator."""
+    """Counts what a process sends and receives, by the operator, and the sizes of gathered tensors in bytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.gathered: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             self.counts[func._schema.name] += 1
+            if "allgather_base" in func._schema.name:
+                self.gathered.add(args[0].nbytes)
         return func(*args, **(kwargs or {}))
 
 
@@ -75,6 +79,8 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     The model is that of a folder if a path is given.
     """
     model = load_policy(case["model"]) if isinstance(case["model"], Path) else copy.deepcopy(case["model"])
+    if case.get("experts"):
+        model.hf.set_experts_implementation(case["experts"])
     if case.get("weights"):
         with torch.no_grad():
             for name, view in published_views(model):
@@ -119,6 +125,7 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     calls = Calls()
     with calls if case.get("counted") else nullcontext():  # it makes a step a third slower
         found["last"] = learner.update(batch)
+    found |= {"gathered": calls.gathered, "held": expert_bytes(learner.model)}
     found |= {"calls": dict(calls.counts), "logprobs": learner.logprobs(batch), "gradients": gradients}
     found |= {"proxies": learner.gradient_proxies(batch), "weights": dict(learner.weights())}
     if case["config"].kl.place == "reward" and case["config"].kl.coefficient:
@@ -127,6 +134,12 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
         found["values"], found["ends"] = learner.critic.read(batch)
     learner.close()
     return found
+
+
+def expert_bytes(model: LanguageModel) -> int:
+    """Returns the bytes of the experts that a process has."""
+    stacks = [parameter for name, parameter in model.named_parameters() if ".experts." in name]
+    return sum(stack.to_local().nbytes if isinstance(stack, DTensor) else stack.nbytes for stack in stacks)
 
 
 def save_shards(learner: Learner, folder: Path) -> None:

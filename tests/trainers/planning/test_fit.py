@@ -67,3 +67,21 @@ def test_a_layout_that_the_code_lacks_is_refused() -> None:
     ray, learner = ClusterConfig(learners=8), LearnerConfig(mesh=MeshConfig(sequence=2))
     with pytest.raises(ConfigError, match=r"transformers computes Qwen3-30B-A3B: leave learner\.mesh out"):
         memory_plan(SHAPES["Qwen3-30B-A3B"], PlanConfig(model="30B-A3B", ray=ray, learner=learner))
+    for expert, name, message in ((3, "Qwen3-30B-A3B", "128 experts"), (2, "Qwen3-8B", "this model has none")):
+        plan = PlanConfig(
+            model=name, ray=ClusterConfig(learners=12), learner=LearnerConfig(mesh=MeshConfig(expert=expert))
+        )
+        with pytest.raises(ConfigError, match=message):
+            memory_plan(SHAPES[name], plan)
+
+
+def test_divided_experts_are_not_gathered_and_take_no_whole_gradients() -> None:
+    shape, ray = SHAPES["Qwen3-30B-A3B"], ClusterConfig(learners=8)
+    memory = {}
+    for expert in (1, 8):
+        learner = LearnerConfig(mesh=MeshConfig(expert=expert))
+        memory[expert] = memory_plan(shape, PlanConfig(model="30B-A3B", ray=ray, learner=learner)).learner
+    layer = 128 * 3 * 768 * 2048
+    assert memory[1].weights == memory[8].weights and memory[1].optimizer == memory[8].optimizer
+    assert memory[1].gathered - memory[8].gathered == 2 * layer * 7 / 8 * 2, "of two layers, in bfloat16"
+    assert memory[1].gradients - memory[8].gradients == 48 * layer * 7 / 8 * 4

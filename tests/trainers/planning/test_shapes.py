@@ -118,6 +118,7 @@ def test_a_mixture_is_counted_as_it_is_computed(tmp_path: Path) -> None:
     config_of(shape, layers=2).save_pretrained(tmp_path)
     found, wanted = shape_of(str(tmp_path)), replace(shape, num_layers=2)
     numbers = ("num_parameters", "layer_parameters", "head_parameters", "matrix_parameters", "kv_floats")
+    numbers += ("layer_experts", "all_experts")
     assert [getattr(found, name) for name in numbers] == [getattr(wanted, name) for name in numbers]
     assert found.experts == shape.experts and found.refusal
     assert found.adapter_parameters(4) == wanted.adapter_parameters(4)

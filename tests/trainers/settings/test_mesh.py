@@ -41,16 +41,26 @@ def test_a_model_is_split_where_it_has_whole_heads(
         MeshConfig(tensor=2).check(replace(config, head_width=6), 64)
 
 
-@pytest.mark.parametrize("name", ["sequence", "tensor"])
+def test_experts_are_divided_on_ranks_with_passes_of_their_own(tiny: Callable[..., Decoder]) -> None:
+    assert MeshConfig(expert=2).data(4) == 4, "each rank takes rows of its own"
+    with pytest.raises(ConfigError, match=r"3 learner ranks are no multiple of learner\.mesh\.expert 2"):
+        MeshConfig(expert=2).data(3)
+    with pytest.raises(ConfigError, match=r"leave learner\.mesh\.sequence and learner\.mesh\.tensor out"):
+        MeshConfig(expert=2, sequence=2)
+    with pytest.raises(ConfigError, match=r"and this model has none: leave it out"):
+        MeshConfig(expert=2).check(tiny().config, 2)
+
+
+@pytest.mark.parametrize("name", ["sequence", "tensor", "expert"])
 def test_there_is_no_half_rank(name: str) -> None:
     with pytest.raises(ConfigError, match=f"learner.mesh.{name} is at least 1, got 0"):
         MeshConfig(**{name: 0})
 
 
 def test_one_process_shares_its_passes_with_nobody(tiny: Callable[..., Decoder]) -> None:
-    config = LearnerConfig(mesh=MeshConfig(tensor=2))
-    with pytest.raises(ConfigError, match="is for a learner of several ranks"):
-        Learner(tiny(), config, OptimizerConfig(), total_steps=1)
+    for mesh in (MeshConfig(tensor=2), MeshConfig(expert=2)):
+        with pytest.raises(ConfigError, match="is for a learner of several ranks"):
+            Learner(tiny(), LearnerConfig(mesh=mesh), OptimizerConfig(), total_steps=1)
 
 
 def test_adapters_are_not_split_by_heads() -> None:
