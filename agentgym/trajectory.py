@@ -67,6 +67,11 @@ class Status(StrEnum):
         """True if the episode has a reward and may enter statistics and loss."""
         return self in (Status.COMPLETED, Status.TRUNCATED)
 
+    @property
+    def reasons(self) -> frozenset[StopReason]:
+        """The reasons for which the last turn of such an episode may be the last."""
+        return _REASONS[self]
+
 
 class StopReason(StrEnum):
     """The reason why the last turn was the last."""
@@ -153,14 +158,14 @@ class TokenSpan:
         assert self.logprobs is not None and self.policy_versions is not None
         if not self.ids:
             raise InvalidTrajectory("a policy span holds at least one sampled id")
-        if not _are_logprobs(self.logprobs):
+        if not are_logprobs(self.logprobs):
             raise InvalidTrajectory("logprobs are finite and at most 0")
         if not _never_falls(self.policy_versions):
             raise InvalidTrajectory("policy versions never fall within a span")
 
 
-def _are_logprobs(values: Sequence[float]) -> bool:
-    """True if all are finite and at most 0; a finite sum has no part that is not finite."""
+def are_logprobs(values: Sequence[float]) -> bool:
+    """Returns True if all are finite and at most 0, but for rounding; a finite sum has no part that is not finite."""
     if math.isfinite(sum(values)) and max(values) <= 1e-6:
         return True
     return all(math.isfinite(value) and value <= 1e-6 for value in values)
@@ -287,7 +292,7 @@ class Trajectory:
     """JSON-able extras of the record: final environment info a viewer may show."""
 
     def __post_init__(self) -> None:
-        if self.stop_reason not in _REASONS[self.status]:
+        if self.stop_reason not in self.status.reasons:
             raise InvalidTrajectory(f"status {self.status} does not stop for the reason {self.stop_reason}")
         num_replies = sum(span.source is Source.POLICY for row in self.rows for span in row.spans)
         if num_replies != len(self.turns) and self.has_ids:
@@ -347,11 +352,7 @@ class Trajectory:
     @property
     def success(self) -> bool | None:
         """The environment's own verdict (`metrics["success"]`), else whether the reward is positive; None if failed."""
-        if not self.status.trainable:
-            return None
-        if "success" in self.metrics:
-            return bool(self.metrics["success"])
-        return (self.reward or 0.0) > 0
+        return success_of(self.metrics, self.reward or 0.0) if self.status.trainable else None
 
     @property
     def num_tokens(self) -> int:
@@ -362,6 +363,11 @@ class Trajectory:
     def num_trained_tokens(self) -> int:
         """The number of trained ids over all rows."""
         return sum(row.num_trained_tokens for row in self.rows)
+
+
+def success_of(metrics: Mapping[str, float], reward: float) -> bool:
+    """Returns the environment's own verdict on an episode with a reward, else True if the reward is positive."""
+    return bool(metrics["success"]) if "success" in metrics else reward > 0
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import tyro
 
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.options import parse_options
-from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.environments_file import changed_environments, read_environments
 from agentgym.rollout.record.episodes_file import read_episodes

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.installation import (
     DISTRIBUTION,
     ServerLibrary,
@@ -27,7 +28,7 @@ from agentgym.cli.installation import (
 )
 from agentgym.cli.machine import Docker, Gpu, Machine, docker, gpus, machine
 from agentgym.cli.options import parse_options
-from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.cli.terminal import say, show_json
 from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler
 from agentgym.errors import AgentGymError
 from agentgym.model.architectures import SUPPORTED

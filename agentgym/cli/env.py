@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.groups import Subcommand, run_group, run_module
 from agentgym.cli.options import parse_options
-from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.cli.terminal import say, show_json
 from agentgym.envs.adapters.namespaces import NAMESPACES
 from agentgym.envs.catalog.listing import Listed, list_envs
 from agentgym.errors import ConfigError, UnknownName, nearest

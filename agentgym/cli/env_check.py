@@ -8,9 +8,10 @@ from typing import Annotated
 
 import tyro
 
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.environment import unwrap_user_outcome
 from agentgym.cli.options import env_as_argument, parse_options
-from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.cli.terminal import say, show_json
 from agentgym.envs.catalog.listing import listed_ids
 from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError

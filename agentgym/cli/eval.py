@@ -9,9 +9,10 @@ from typing import Annotated
 
 import tyro
 
+from agentgym.cli.display.tables import progress, show_table
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_option, parse_options, tools_as_option, warn_of_idle
-from agentgym.cli.terminal import fail, progress, say, show_json, show_table
+from agentgym.cli.terminal import fail, say, show_json
 from agentgym.errors import AgentGymError
 from agentgym.evaluation.play.endpoint import EndpointUse, Quantiles
 from agentgym.evaluation.play.evaluate import Driver, EvalConfig, EvalPlan, EvalResult, open_evaluation

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 import tyro
 
 from agentgym.chat_templates import open_renderer
+from agentgym.cli.display.tables import progress
 from agentgym.cli.options import parse_options, warn_of_idle
-from agentgym.cli.terminal import fail, progress, say, show_json
+from agentgym.cli.terminal import fail, say, show_json
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import RunFolderError

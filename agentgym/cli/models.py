@@ -12,9 +12,10 @@ from typing import Annotated, Literal
 
 import tyro
 
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
-from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError, nearest
 from agentgym.loading import is_place
 from agentgym.model.architectures import check_backend

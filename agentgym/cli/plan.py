@@ -8,8 +8,9 @@ from typing import Annotated
 
 import tyro
 
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.options import parse_options
-from agentgym.cli.terminal import fail, say, show_json, show_table
+from agentgym.cli.terminal import fail, say, show_json
 from agentgym.trainers.planning.config import GIB, PlanConfig
 from agentgym.trainers.planning.find_shape import shape_of
 from agentgym.trainers.planning.fit import MemoryPlan, memory_plan, what_would_fit

@@ -12,9 +12,10 @@ from typing import Annotated, TypeVar
 
 import tyro
 
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.environment import load_env, unwrap_user_outcome
 from agentgym.cli.options import env_as_argument, parse_options
-from agentgym.cli.terminal import say, show_table
+from agentgym.cli.terminal import say
 from agentgym.cli.tools_list import tool_rows
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.policies import Policy, policy_for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,14 @@ def settings_of_run(run: Path) -> Mapping[str, Any]:
     if not config.is_file():
         return {}
     try:
-        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+        settings = _parse_settings(config.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RunFolderError(f"{str(config)!r} cannot be read: {error}; name the model with --tokenizer") from error
     return settings if isinstance(settings, Mapping) else {}
+
+
+@lru_cache(maxsize=1)
+def _parse_settings(text: str) -> object:
+    """Returns the value of a YAML text; a command reads the same one several times, which takes 10 ms each."""
+    settings: object = yaml.safe_load(text)
+    return settings

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from agentgym.chat_templates.families import FAMILIES
 from agentgym.chat_templates.formats.registry import FORMATS
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.options import parse_options
-from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.cli.terminal import say, show_json
 from agentgym.types import JSON
 
 __all__ = ["main"]

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import tyro
 
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_argument, parse_options
-from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.cli.terminal import say, show_json
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.errors import ConfigError
 from agentgym.tools.calling.definition import TOOLS

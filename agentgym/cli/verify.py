@@ -18,7 +18,6 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_renderer_of_run, renderer_of_run, settings_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
-from agentgym.evaluation.run_check.replay import Replay
 from agentgym.evaluation.run_check.verify import NO_TOKENIZER, Recomputation, verify_run
 
 __all__ = ["main"]
@@ -74,9 +73,10 @@ def _recomputations(options: VerifyOptions, renderer: Renderer | None) -> list[R
     run, share = options.run, options.share
     end_thinking = renderer.thinking[1] if renderer else "</think>"
     settings = settings_of_run(run)
+    replay = import_module("agentgym.evaluation.run_check.replay").Replay  # the environments' libraries
     if "algo" not in settings:
         foreign = FOREIGN_REWARDS if "reward" in settings else ""  # an evaluation has it only where one is given
-        return [Replay(foreign_rewards=foreign, end_thinking=end_thinking, share=share)]
+        return [replay(foreign_rewards=foreign, end_thinking=end_thinking, share=share)]
     recompute = import_module("agentgym.trainers.checkpoints.recompute")  # torch, which the other checks do not need
     config = recompute.config_of(run)
     foreign = FOREIGN_REWARDS if config.reward.source_names or config.reward.overlong.buffer_tokens else ""
@@ -84,5 +84,5 @@ def _recomputations(options: VerifyOptions, renderer: Renderer | None) -> list[R
     return [
         recompute.RecomputedAdvantages(config),
         recompute.RecomputedLogprobs(run, config),
-        Replay(foreign_rewards=foreign, end_thinking=end_thinking, served=served, share=share),
+        replay(foreign_rewards=foreign, end_thinking=end_thinking, served=served, share=share),
     ]

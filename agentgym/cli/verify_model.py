@@ -15,8 +15,9 @@ from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.chat_templates.jinja_template import ChatTemplate
 from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.options import parse_options
-from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError, RenderError
 from agentgym.evaluation.model_check.checks import Reference
 from agentgym.evaluation.model_check.verify import verify_model

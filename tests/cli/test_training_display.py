@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.cli.training.display import TrainingDisplay
+from agentgym.cli.display.training import TrainingDisplay
 from agentgym.engines import LocalEngineConfig
 from agentgym.trainers import Trainer
 from agentgym.trainers.config import TrainConfig
@@ -94,7 +94,7 @@ def test_the_time_left_ends_with_the_steps_or_the_minutes(
     steps: list[StepMetrics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 100.0])
-    monkeypatch.setattr("agentgym.cli.training.display.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("agentgym.cli.display.training.time.monotonic", lambda: next(clock))
     config = TrainConfig(env="TextGame-v0", steps=40)
     assert step_shown(monkeypatch, steps, io.StringIO(), config)[2].split()[4] == "1h05m"
     clock = iter([0.0, 100.0])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from agentgym.chat_templates.formats.json_text import as_call, json_end, read_json
 from agentgym.chat_templates.formats.nesting import element_marks, elements, value_ends
@@ -67,21 +68,17 @@ class Markup:
     read_elements: ReadElements | None = None
     json_frames: bool = False
     """True if a frame may hold a call as JSON instead."""
-    tags: Tags = field(init=False, repr=False)
-    patterns: _Patterns = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "tags",
-            Tags(
-                self.call[0],
-                self.call[1],
-                self.thinking,
-                further=tuple(opening for opening, _ in (*self.frames, *self.misspelled)),
-            ),
-        )
-        object.__setattr__(self, "patterns", _Patterns.of(self))
+    @cached_property
+    def tags(self) -> Tags:
+        """The tags that begin and end calls."""
+        further = tuple(opening for opening, _ in (*self.frames, *self.misspelled))
+        return Tags(*self.call, self.thinking, further=further)
+
+    @cached_property
+    def patterns(self) -> _Patterns:
+        """The patterns that find the family's marks."""
+        return _Patterns.of(self)
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from agentgym.chat_templates.formats.json_text import json_end
 from agentgym.chat_templates.formats.protocol import ReplyContext
@@ -62,19 +63,22 @@ class Tags:
     """The mark between the opening tag and that value."""
     must_close: bool = False
     """True if a body does not show where it ends: one that the reply's end leaves open is never complete."""
-    openings: re.Pattern[str] = field(init=False, repr=False)
-    """Matches any tag that opens a call."""
-    marks: re.Pattern[str] = field(init=False, repr=False)
-    """Matches any tag."""
-    calls: re.Pattern[str] = field(init=False, repr=False)
-    """Matches the tags of calls alone."""
 
-    def __post_init__(self) -> None:
-        openings = [self.opening, *self.further]
-        calls = [*openings, self.closing]
-        object.__setattr__(self, "openings", _any_of(openings))
-        object.__setattr__(self, "marks", _any_of([*calls, *self.thinking, *self.silent, *self.section]))
-        object.__setattr__(self, "calls", _any_of(calls))
+    @cached_property
+    def openings(self) -> re.Pattern[str]:
+        """Matches any tag that opens a call."""
+        return _any_of([self.opening, *self.further])
+
+    @cached_property
+    def marks(self) -> re.Pattern[str]:
+        """Matches any tag."""
+        tags = (self.opening, *self.further, self.closing, *self.thinking, *self.silent, *self.section)
+        return _any_of(tags)
+
+    @cached_property
+    def calls(self) -> re.Pattern[str]:
+        """Matches the tags of calls alone."""
+        return _any_of([self.opening, *self.further, self.closing])
 
 
 def read_tagged(text: str, context: ReplyContext, tags: Tags, read_body: ReadBody) -> Message:

@@ -15,9 +15,10 @@ from agentgym.chat_templates.families import format_to_record, renderer_for
 from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import present_date
+from agentgym.cli.display.tables import progress
 from agentgym.cli.options import path_after, read_mapping
 from agentgym.cli.signals import interrupted_between_steps
-from agentgym.cli.terminal import progress, say
+from agentgym.cli.terminal import say
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError, TrainingHalted, nearest
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import EMBEDDED, model_folder

@@ -15,9 +15,10 @@ import numpy as np
 import tyro
 import yaml
 
+from agentgym.cli.display.tables import show_table
 from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import settings_of_run
-from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.config import plain_settings
 from agentgym.evaluation.play.eval_folder import free_folder, name_write_errors

@@ -14,11 +14,12 @@ from typing import cast
 import yaml
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.cli.display.tables import show_table
+from agentgym.cli.display.training import TrainingDisplay
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import warn_of_idle
 from agentgym.cli.run_folder import own_code_options
-from agentgym.cli.terminal import fail, say, show_json, show_table
-from agentgym.cli.training.display import TrainingDisplay
+from agentgym.cli.terminal import fail, say, show_json
 from agentgym.cli.training.options import TrainOptions
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout.record.environments_file import read_environments

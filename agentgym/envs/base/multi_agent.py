@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from agentgym.envs.base.opponents import SELF
 from agentgym.envs.base.policies import Policy, policy_for
 from agentgym.envs.base.text_env import Info, StepResult
 from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.types import JSON, Message, ToolResult
 
-__all__ = ["SELF", "MultiAgentEnv"]
-
-SELF = "self"
-"""The value of `opponent` with which the caller plays every seat."""
+__all__ = ["MultiAgentEnv"]
 
 
 class MultiAgentEnv(ToolEnv, abstract=True):

@@ -17,7 +17,7 @@ from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.template_date import present_date
 from agentgym.data import open_data
 from agentgym.engines.openai.config import is_url
-from agentgym.envs.base.multi_agent import SELF
+from agentgym.envs.base.opponents import SELF
 from agentgym.envs.base.policies import POLICIES
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.base.text_env import TextEnv

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.renderers.prompt_end import REACH
@@ -16,12 +16,29 @@ from agentgym.rollout.record.tools_file import Menus, menu_digest
 from agentgym.settings import is_bundled
 from agentgym.types import Message, ToolSpec
 
-__all__ = ["Basis", "Record", "StoredSpan"]
+__all__ = ["Basis", "Memo", "Record", "StoredSpan"]
 
+V = TypeVar("V")
 Record: TypeAlias = Mapping[str, Any]
 """A line of `episodes.jsonl` that is not validated yet."""
-MAX_PROMPTS, MAX_REPLIES, MAX_REPLY = 256, 8192, 256
-"""The most prompts and replies that are cached, and the most ids of a reply that is."""
+MAX_PROMPT_IDS, MAX_REPLIES, MAX_REPLY = 1 << 17, 8192, 256
+"""The most ids of all prompts that are cached, the most replies that are, and the most ids of such a reply."""
+
+
+class Memo(dict[bytes, V]):
+    """Values by bytes that name all they were computed from; emptied when their sizes would exceed `room`."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._room, self._size = room, 0
+
+    def store(self, key: bytes, value: V, size: int) -> None:
+        """Stores a value of a size."""
+        if self._size + size > self._room:
+            self.clear()
+            self._size = 0
+        self[key] = value
+        self._size += size
 
 
 class StoredSpan(NamedTuple):
@@ -46,7 +63,7 @@ class Basis:
         self.max_staleness = max_staleness
         """The number of updates by which a training run's tokens may be older than its weights; None for others."""
         self._sound_menus: dict[str, bool] = {}
-        self._prompts: dict[tuple[str, str], list[int]] = {}
+        self._prompts: Memo[list[int]] = Memo(MAX_PROMPT_IDS)
         self._replies: dict[tuple[tuple[int, ...], str, bool, str], Message] = {}
         self._record: Record | None = None
         self._spans: list[StoredSpan] = []
@@ -100,14 +117,12 @@ class Basis:
         """
         assert self.renderer is not None
         stored = record["rows"][row]
-        key = (json.dumps(stored["messages"]), str(stored.get("tools")))
+        key = marshal.dumps((stored["messages"], stored.get("tools")), 2)
         ids = self._prompts.get(key)
         if ids is None:
             messages = [message_from_json(message) for message in stored["messages"]]
             ids = self.renderer.render(messages, self.tools(record, row))
-            if len(self._prompts) >= MAX_PROMPTS:
-                self._prompts.clear()
-            self._prompts[key] = ids
+            self._prompts.store(key, ids, len(ids))
         return ids
 
     def reply(self, record: Record, span: StoredSpan) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
@@ -11,7 +12,7 @@ from typing import TypeAlias
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.stop_strings import find_stop
 from agentgym.errors import InvalidTrajectory, RenderError
-from agentgym.evaluation.run_check.basis import Basis, Record
+from agentgym.evaluation.run_check.basis import Basis, Record, StoredSpan
 from agentgym.rollout.hosting.answer import plain_answers
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
 from agentgym.rollout.record.episodes_file import message_from_json
@@ -19,7 +20,16 @@ from agentgym.rollout.record.ledger import Ledger, Violation
 from agentgym.trajectory import Status
 from agentgym.types import Message, ToolResult
 
-__all__ = ["CHECKS", "by_endpoint", "first_difference", "lacks_ids"]
+__all__ = [
+    "CHECKS",
+    "answer_problem",
+    "by_endpoint",
+    "first_difference",
+    "lacks_ids",
+    "possible_answers",
+    "stop_problem",
+    "version_bounds",
+]
 
 Check: TypeAlias = Callable[[Ledger, int, Record, Basis], None]
 
@@ -94,7 +104,7 @@ def _turn_at(record: Record, row: int, token: int, basis: Basis) -> int | None:
 
 def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     last_version = 0
-    least, most = _version_bounds(record, basis.max_staleness)
+    least, most = version_bounds(record, basis.max_staleness)
     for span in basis.spans(record):
         if _is_well_sampled(span.raw, max(least, last_version), most):
             last_version = span.raw["policy_versions"][-1]
@@ -147,7 +157,7 @@ def _is_well_sampled(span: Record, least: float, most: float) -> bool:
     return math.isfinite(sum(logprobs)) and max(logprobs) <= 1e-6 and least <= versions[0] <= most
 
 
-def _version_bounds(record: Record, max_staleness: int | None) -> tuple[float, float]:
+def version_bounds(record: Record, max_staleness: int | None) -> tuple[float, float]:
     """Returns the least and the greatest policy version with which an episode of a training run may be sampled."""
     if max_staleness is None:
         return -math.inf, math.inf
@@ -176,19 +186,8 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
         ledger.check("vocabulary", None if bad is None else at(token=span.start + bad, problem=said))
         if span.source != "policy":
             continue
-        turn = record["turns"][span.turn]
-        ends = [] if stops.isdisjoint(span.ids) else [i for i, token in enumerate(span.ids) if token in stops]
-        ended = turn["finish_reason"] == "stop"
-        problem = None
-        stop = turn.get("stop", "")
-        if stop and ends != [len(span.ids) - 1]:
-            found = find_stop(span.ids, [stop], renderer.decode)
-            if ends or not ended or found is None or found[0] != len(span.ids):
-                problem = at(problem=f"the reply does not end with its stop string {stop!r}")
-        elif ended and ends[-1:] != [len(span.ids) - 1]:
-            problem = at(token=span.start + len(span.ids) - 1, problem="the reply does not end with a stop id")
-        elif len(ends) > ended:
-            problem = at(token=span.start + ends[0], problem="a stop id is inside the reply")
+        found = stop_problem(renderer, stops, span, record["turns"][span.turn])
+        problem = None if found is None else at(token=found[0], problem=found[1])
         ledger.check("stop_token", problem)
         if is_by_endpoint:
             continue
@@ -199,6 +198,30 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
             said = f"the ids parse to {_short(parsed)}, recorded is {_short(recorded)}"
             problem = at(token=span.start, problem=said)
         ledger.check("reply", problem)
+
+
+def stop_problem(
+    renderer: Renderer, stops: AbstractSet[int], span: StoredSpan, turn: Record
+) -> tuple[int | None, str] | None:
+    """Returns the token at which a reply does not end as its turn records, if there is one, and why; None if it does.
+
+    `stops` are the renderer's stop ids.
+    """
+    ids, ended, stop = span.ids, turn["finish_reason"] == "stop", turn.get("stop", "")
+    ends = [] if stops.isdisjoint(ids) else [i for i, token in enumerate(ids) if token in stops]
+    if stop and ends != [len(ids) - 1]:
+        found = find_stop(ids, [stop], renderer.decode)
+        is_at_end = found is not None and found[0] == len(ids)
+        return (
+            None
+            if is_at_end and ended and not ends
+            else (None, f"the reply does not end with its stop string {stop!r}")
+        )
+    if ended and ends[-1:] != [len(ids) - 1]:
+        return span.start + len(ids) - 1, "the reply does not end with a stop id"
+    if len(ends) > ended:
+        return span.start + ends[0], "a stop id is inside the reply"
+    return None
 
 
 def _recorded_reply(record: Record, turn: int, basis: Basis) -> Message:
@@ -252,16 +275,14 @@ def _check_prefix(ledger: Ledger, line: int, record: Record, basis: Basis) -> No
         if span.source == "prompt":
             ids = []
         if span.source == "env":
-            asked = turns[span.turn + 1].get("asked", "") if span.turn + 1 < len(turns) else ""
-            answers = [[Message("user", asked)]] if asked else _possible_answers(turns[span.turn])
-            problem = _answer_problem(renderer, ids, span.ids, answers)
+            problem = answer_problem(renderer, ids, span.ids, possible_answers(turns, span.turn))
             token = None if problem is None else span.start + problem[0]
             said = "" if problem is None else problem[1]
             ledger.check("prefix", None if problem is None else Violation(line, span.row, span.turn, token, said))
         ids.extend(span.ids)
 
 
-def _answer_problem(
+def answer_problem(
     renderer: Renderer, ids: list[int], answer_ids: list[int], answers: Iterable[Sequence[Message]]
 ) -> tuple[int, str] | None:
     """Returns the first id of an answer (an index into it) that the render of the record does not have, and why."""
@@ -283,8 +304,15 @@ def _answer_problem(
     return max(best, 0), said
 
 
-def _possible_answers(turn: Record) -> Iterable[Sequence[Message]]:
-    """Returns what the environment may have answered; the messages themselves are recorded if they are different."""
+def possible_answers(turns: Sequence[Record], index: int) -> Iterable[Sequence[Message]]:
+    """Returns what may have answered a turn: the request of the next turn, if the rollout asked it, or the environment.
+
+    The environment's messages themselves are recorded if they are different.
+    """
+    asked = turns[index + 1].get("asked", "") if index + 1 < len(turns) else ""
+    if asked:
+        return [[Message("user", asked)]]
+    turn = turns[index]
     if turn.get("messages") is not None:
         return [[message_from_json(message) for message in turn["messages"]]]
     return plain_answers(turn["observation"], [ToolResult(**result) for result in turn["tool_results"]])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from agentgym.chat_templates.formats.reply import reply_problem
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import card_of
-from agentgym.envs.base.multi_agent import SELF
+from agentgym.envs.base.opponents import SELF
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import AgentGymError

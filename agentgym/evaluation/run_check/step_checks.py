@@ -44,10 +44,10 @@ class _Step:
     def add(self, record: Record) -> None:
         self.lacks_ids |= lacks_ids(record)
         spans = [span for row in record["rows"] for span in row["spans"]]
-        replies = [len(span["ids"]) for span in spans if span["source"] == "policy"]
+        replies = [span for span in spans if span["source"] == "policy"]
         turns, counts = record["turns"], self.counts
         counts["episodes"] += 1
-        counts["tokens"] += sum(len(span["ids"]) for span in spans)
+        counts["tokens"] += sum([len(span["ids"]) for span in spans])
         counts["turns"] += len(turns)
         counts["replies_cut"] += sum(_is_cut(turn) and not turn.get("asked") for turn in turns)
         ends_at_window = record["stop_reason"] == StopReason.CONTEXT and bool(turns) and _is_cut(turns[-1])
@@ -55,7 +55,7 @@ class _Step:
         counts["tool_calls"] += record["metrics"].get("num_tool_calls", 0)
         for name in FAILED_CALLS:
             counts[name] += record["metrics"].get(name, 0)
-        self.longest_reply = max([self.longest_reply, *replies])
+        self.longest_reply = max([self.longest_reply, *[len(span["ids"]) for span in replies]])
         self.groups.add(record["group"])
         if not Status(record["status"]).trainable:
             return
@@ -66,7 +66,7 @@ class _Step:
         self.rewards.append(record["reward"])
         self.successes.append(bool(record["success"]))
         counts["truncated"] += record["status"] == Status.TRUNCATED
-        counts["trained_tokens"] += sum(len(span["ids"]) for span in spans if is_trained(span))
+        counts["trained_tokens"] += sum([len(span["ids"]) for span in replies if is_trained(span)])
 
     def numbers(self) -> Mapping[str, float]:
         """Returns the metrics by their names in `metrics.jsonl`; means over no episodes are 0."""

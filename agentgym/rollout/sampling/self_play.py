@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from agentgym.envs.base.multi_agent import SELF, MultiAgentEnv
+from agentgym.envs.base.multi_agent import MultiAgentEnv
+from agentgym.envs.base.opponents import SELF
 from agentgym.errors import ConfigError, EngineError, EnvironmentFault
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, GameAbandoned, failed_ending, replay_info

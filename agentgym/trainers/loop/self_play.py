@@ -10,7 +10,7 @@ from typing import cast
 from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.engines.local.engine import LocalEngine
-from agentgym.envs.base.multi_agent import SELF
+from agentgym.envs.base.opponents import SELF
 from agentgym.envs.base.policies import POLICIES
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError, RunFolderError
