@@ -66,7 +66,7 @@ def parse_options(
         print(short_help(options, shown, prog))
         raise SystemExit(0)
     full_help = "--help-all" if shown else "--help"
-    args = ["--help" if arg == full_help else arg for arg in args]
+    args = ["--help" if arg == full_help else arg for arg in _with_server_args(args)]
     if not args and default is None and not any(map(_is_required, fields(cast(Any, options)))):
         return options()
     import tyro
@@ -94,6 +94,17 @@ def parse_options(
         _refuse_unknown(options, args, prog, full_help)
         raise ConfigError(f"unexpected argument {unknown[0]!r}; `{prog} --help` shows what it takes")
     return cast(T, values)
+
+
+def _with_server_args(args: Sequence[str]) -> list[str]:
+    """Joins `--sglang.server-args` and a text of several words after it, which would be taken for an option."""
+    joined: list[str] = []
+    for arg in args:
+        if joined and joined[-1].endswith("server-args") and arg.startswith("--") and " " in arg:
+            joined[-1] += f"={arg}"
+        else:
+            joined.append(arg)
+    return joined
 
 
 @cache
@@ -306,9 +317,11 @@ def _value(text: str) -> JSON:
 def _refuse_unknown(options: type[object], args: Sequence[str], prog: str, full_help: str) -> None:
     """Raises UnknownName for the first option that `prog` does not have."""
     known = [*_known_options(options, prog), full_help]
-    for arg in args:
+    for before, arg in zip(["", *args], args, strict=False):
         name = arg.partition("=")[0]
         if OPTION.fullmatch(name) and name.replace("_", "-") not in known:
+            if before.endswith("server-args"):
+                raise UnknownName(f"arguments of a server are given in quotation marks: {before} '{arg} ...'")
             near = _near_option(_current_name(options, name), [option for option in known if option.startswith("--")])
             raise UnknownName(f"unknown option {name!r}{near or '.'} `{prog} {full_help}` shows all options")
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 Command = Callable[..., Any]
+PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+LAYOUT = re.compile(r"^\| .* of 8 (\w+) \| (\S+) \| `(--ray\.learners .*)` \| (\d+) of (\d+) GiB \| (\d+) \|$", re.M)
 
 
 def test_a_plan_shows_memory(agentgym: Command) -> None:
@@ -55,6 +60,23 @@ def test_mistakes_are_told_in_one_line(options: str, said: str, agentgym: Comman
     done = agentgym("plan", *options.split())
     assert done.code == 2
     assert said in done.err
+
+
+def test_the_layouts_of_the_docs_are_planned_and_settings_of_training(agentgym: Command) -> None:
+    page = PAGE.read_text()
+    common = re.findall(
+        r"--(?:ray|learner)\.\S+(?: \w+)?", page[page.index("Common to all commands") :].split("...")[0]
+    )
+    layouts = LAYOUT.findall(page)
+    assert len(layouts) == 4 and len(common) == 4
+    for gpu, model, further, learner, memory, episodes in layouts:
+        options = shlex.split(" ".join([*common, further]))
+        assert agentgym("train", "--env", "TextGame-v0", "--executor", "ray", "--print-config", *options).code == 0
+        planned = further.replace('--sglang.server-args "--tp-size 2"', "--engine.tensor-parallel 2")
+        found = agentgym("plan", "--model", model, "--gpu", gpu, *" ".join([*common, planned]).split(), "--json").json
+        assert found["fits"]
+        assert f"{found['learner_total_gib']:.0f} of {found['gpu_gib']:.0f}" == f"{learner} of {memory}"
+        assert found["engine_sequences"] == int(episodes)
 
 
 def test_a_plan_needs_no_torch() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar, Literal
 
 import yaml
@@ -12,6 +15,8 @@ from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError
 
 __all__ = ["ServerConfig"]
+
+_SEVERAL_WORDS = re.compile(r"--[\w-]+\s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +43,7 @@ class ServerConfig:
     """The dtype of a launched server's weights: `float32`, `bfloat16`, `float16`. `auto` is that of the learner, which
     gives the least mismatch, or float32 where nothing is trained."""
     server_args: tuple[str, ...] = ()
-    """Further arguments of the server's command, or of the embedded engine."""
+    """Further arguments of the server's command, or of the embedded engine, as words or as one text of several."""
     ready_s: float = 900.0
     """Seconds that a launched server may take to load the model."""
     log_folder: str = ""
@@ -72,3 +77,5 @@ class ServerConfig:
         if self.replicas < 1:
             raise ConfigError(f"replicas must be at least 1, got {self.replicas}")
         check_addresses(self.urls, self.server)
+        words = (shlex.split(text) if _SEVERAL_WORDS.match(text) else [text] for text in self.server_args)
+        object.__setattr__(self, "server_args", tuple(chain.from_iterable(words)))

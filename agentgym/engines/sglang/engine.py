@@ -50,7 +50,8 @@ class SglangConfig(ServerConfig):
     python: str = ""
     """The interpreter that has SGLang; empty is the one that runs agentgym."""
     server_args: tuple[str, ...] = ()
-    """Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded."""
+    """Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded, all in one pair
+    of quotation marks."""
 
 
 class SglangServer:

@@ -53,7 +53,8 @@ class VllmConfig(ServerConfig):
     python: str = ""
     """The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym."""
     server_args: tuple[str, ...] = ()
-    """Further arguments of `vllm.entrypoints.openai.api_server`, or of `AsyncEngineArgs` if embedded."""
+    """Further arguments of `vllm.entrypoints.openai.api_server`, or of `AsyncEngineArgs` if embedded, all in
+    one pair of quotation marks."""
 
 
 async def open_vllm(

@@ -72,11 +72,11 @@ def decoder() -> Decoder:
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_number_of_threads_changes_no_reply(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    model, threads = decoder(), set()
+    model, threads = decoder(), []
     forward = SplitStep._compute
 
     def compute(split: SplitStep, rows: Rows) -> torch.Tensor:
-        threads.add(threading.current_thread().name)
+        threads.append(threading.current_thread().name)
         return forward(split, rows)
 
     monkeypatch.setattr(SplitStep, "_compute", compute)
@@ -93,8 +93,12 @@ def test_the_number_of_threads_changes_no_reply(compiled: bool, monkeypatch: pyt
 
     alone = asyncio.run(replies(1))
     assert not threads
-    assert asyncio.run(replies(2)) == alone == asyncio.run(replies(3))
-    assert len(threads) >= 2 and not [t for t in threading.enumerate() if t.name in threads]
+    assert asyncio.run(replies(2)) == alone
+    num_parts = len(threads)
+    assert asyncio.run(replies(3)) == alone
+    assert len(threads) - num_parts > num_parts > 0, "two parts of a step, where there was one"
+    assert threading.current_thread().name not in threads
+    assert not [thread for thread in threading.enumerate() if thread.name in threads]
 
 
 class Failing:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agentgym.cli.main import main
 from agentgym.engines.servers import server_process
@@ -38,6 +39,19 @@ def test_words_for_a_server_are_arguments_of_an_embedded_engine() -> None:
             VllmConfig(embedded=True, **others)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_words_for_a_server_are_given_in_quotation_marks(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train, option = ["train", "--env", "TextGame-v0", "--engine", kind, "--print-config"], f"--{kind}.server-args"
+    assert main([*train, option, "--tp-size 2 --seed=3", "--steps", "4"]) == 0
+    settings = yaml.safe_load(capsys.readouterr().out)
+    assert settings[kind]["server_args"] == ["--tp-size", "2", "--seed=3"]
+    assert settings["steps"] == 4
+    assert main([*train, option, "--tp-size", "2"]) == 2
+    assert f"in quotation marks: {option} '--tp-size ...'" in capsys.readouterr().err
+    words = ("--speculative-config", '{"method": "ngram"}', '--override={"a": 1}')
+    assert VllmConfig(server_args=words).server_args == words
+
+
 @pytest.mark.parametrize(("kind", "name"), KINDS)
 def test_what_no_server_can_be_is_refused(kind: type[ServerConfig], name: str) -> None:
     with pytest.raises(ConfigError, match="replicas must be at least 1, got 0"):
@@ -60,8 +74,8 @@ def test_the_command_line_says_what_a_setting_is_to_its_kind(
         "They need VLLM_SERVER_DEV_MODE=1, --enable-scale-out",
         "The interpreter that has SGLang; empty is the one that runs agentgym.",
         "The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym.",
-        "Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded.",
-        "Further arguments of `vllm.entrypoints.openai.api_server`, or of `AsyncEngineArgs` if embedded.",
+        "Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded, all in one pair",
+        "Further arguments of `vllm.entrypoints.openai.api_server`, or of `AsyncEngineArgs` if embedded, all in",
     ):
         assert shown.count(help_text) == 1, help_text
 
