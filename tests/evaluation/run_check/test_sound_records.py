@@ -116,3 +116,31 @@ def test_what_is_remembered_is_bounded_by_its_size() -> None:
     for number in range(4):
         memo.store(bytes([number]), number, 3)
     assert list(memo) == [b"\x03"]
+
+
+def in_two_rows(record: Record) -> Record:
+    """The same episode with a row that begins anew after the first reply."""
+    record = copy.deepcopy(record)
+    (row,), (advantages,) = record["rows"], record["advantages"] or [[]]
+    first, (answer, *rest) = row["spans"][:2], row["spans"][2:]
+    prompt = {"source": "prompt", "ids": [token for span in (*first, answer) for token in span["ids"]]}
+    number = len(first[1]["ids"])
+    record["rows"] = [{"spans": first}, {"spans": [prompt, *rest]}]
+    record["advantages"] = [advantages[:number], advantages[number:]] if advantages else None
+    renew_digests(record)
+    return record
+
+
+def test_versions_that_fall_between_rows_are_no_sound_record(finished_run: Path) -> None:
+    records = [record for record in records_of(finished_run) if len(record["turns"]) > 1]
+    record = in_two_rows(records[0])
+    found = SoundRecords(Basis(None, {}, None)).counts(record)
+    assert found == exact_counts(record, Basis(None, {}, None))
+    assert found["digest"] == 2
+    for version, row in zip((2, 1), record["rows"], strict=True):
+        for span in row["spans"][1::2]:
+            span["policy_versions"] = [version] * len(span["ids"])
+    renew_digests(record)
+    assert SoundRecords(Basis(None, {}, None)).counts(record) is None
+    with pytest.raises(AssertionError, match="policy version 1 follows 2"):
+        exact_counts(record, Basis(None, {}, None))
