@@ -136,7 +136,8 @@ def test_one_rank_trains_adapters_with_the_bytes_of_a_local_run(
     assert losses(tmp_path / "ray") == losses(tmp_path / "local")
 
 
-ACTORS = {"EngineActor": "engine .", "EpisodeActor": "worker .", "RankActor": "learner .", "Board": "the board"}
+ACTORS = {"EngineActor": "engine .", "Board": "the board", "EpisodeActor": "worker .", "RankActor": "learner ."}
+"""The actors to kill, in this order: the board's death is noticed within half a second, in which a run may end."""
 
 
 def test_a_run_outlives_the_death_of_each_actor(
