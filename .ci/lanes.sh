@@ -43,8 +43,14 @@ side_by_side() { # side_by_side LANE...
         ) &
         lanes+=($!)
     done
-    for lane in "$@"; do wait -n; done
-    lanes=()
+    while [ ${#lanes[@]} -gt 0 ]; do # not `wait -n`, which misses a lane that ended while another was waited for
+        for lane in "${!lanes[@]}"; do
+            kill -0 "${lanes[lane]}" 2>/dev/null && continue
+            wait "${lanes[lane]}"
+            unset "lanes[lane]"
+        done
+        sleep 0.5
+    done
 }
 
 end_part() { # ends the part that this lane runs; `timeout` passes the signal on to its processes
