@@ -9,8 +9,9 @@ one or the other for its whole life.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from agentgym.model.transformers_model import TransformersModel
 if TYPE_CHECKING:
     from agentgym.engines.local.graphed_step import GraphedStep
 
-__all__ = ["CompiledStep", "Runner", "make_step"]
+__all__ = ["CompiledStep", "Runner", "make_step", "make_steps"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +71,13 @@ class CompiledStep:
         except OSError as error:
             raise ConfigError(str(error)) from error
         self.model, self.cache = model, cache
-        self._step: Callable[[StepInputs], Tensor] | None = None
+        self._step: Callable[[StepInputs, tuple[Tensor, ...]], Tensor] | None = None
+
+    def with_cache(self, cache: SlotCache) -> CompiledStep:
+        """Returns the same compiled step over another cache of the same shape."""
+        step = copy(self)
+        step.cache = cache
+        return step
 
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
@@ -87,7 +94,7 @@ class CompiledStep:
         if self._step is None:
             self.compile()
         assert self._step is not None
-        return self._step(due)[: len(rows.wanted_R)]
+        return self._step(due, cache.kv)[: len(rows.wanted_R)]
 
     @torch.inference_mode()
     def compile(self) -> None:
@@ -103,7 +110,7 @@ class CompiledStep:
         # What differs between the engines of a process, such as the model, must not be taken for variable.
         with torch._dynamo.config.patch(cache_size_limit=_MOST_ENGINES, automatic_dynamic_shapes=False):
             compiled(due, self.cache.kv, graph.weights)
-        self._step = lambda due: compiled(due, self.cache.kv, graph.weights)
+        self._step = lambda due, kv: compiled(due, kv, graph.weights)
         self._compare()
 
     def _compare(self) -> None:
@@ -153,3 +160,14 @@ def make_step(model: Decoder | TransformersModel, cache: SlotCache, *, compiles:
         reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
         _log.warning("the engine's step could not be compiled and runs uncompiled, slower: %s", reason)
     return StepRunner(model, cache) if isinstance(model, Decoder) else TransformersStep(model, cache)
+
+
+def make_steps(
+    model: Decoder | TransformersModel, caches: Sequence[SlotCache], *, compiles: bool, required: bool
+) -> list[Runner]:
+    """Returns a step for each of several caches of the same shape; see `make_step`."""
+    step = make_step(model, caches[0], compiles=compiles, required=required)
+    if isinstance(step, CompiledStep):
+        return [step, *map(step.with_cache, caches[1:])]
+    own: Any = type(step)
+    return [step, *(own(model, cache) for cache in caches[1:])]

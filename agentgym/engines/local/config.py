@@ -23,9 +23,10 @@ class LocalEngineConfig:
     keep_idle_s: float = 0.5
     """Seconds that a session between two turns keeps its slot while others wait for one. It never changes a reply."""
     threads: int | None = None
-    """CPU threads of a step. A model under 20 million parameters has its rows split among them (None is two, or one on
-    a single core), a larger one each operator (None is torch's default). It changes no reply. The matrix products of
-    the whole process use as many threads as an operator of the engine (a property of MKL)."""
+    """CPU threads. A model under 20 million parameters is sampled from by so many workers, each of which has a part of
+    the slots, 16 at least (None is two, or one on a single core); of a larger one they share each operator (None is
+    torch's default). It changes no reply. The matrix products of the whole process use as many threads as an operator
+    of the engine (a property of MKL)."""
     compile: bool | None = False
     """Runs each step of a model of transformers as one graph made by `torch.compile`, on CPU in float32, which takes
     30 s the first time and 6 s later. None compiles models under 20 million parameters if a C++ compiler is found, but

@@ -123,8 +123,7 @@ class DecoderStep:
             *map(_address, (model.embed, model.cos_TD, model.sin_TD, model.final_norm)),
             _matrix(model.head_weight), layers,
         )  # fmt: skip
-        self._described = described
-        self._places = places  # last, for other threads take it for what is described
+        self._described, self._places = described, places
         return described
 
 

@@ -101,6 +101,15 @@ class SlotCache:
             raise ConfigError("record_experts is for mixtures of experts whose routers choose by topk: leave it out")
         self.experts_SWRK = np.zeros((self.num_slots, self.window, num_routers, num_chosen), np.int16)
 
+    @property
+    def num_idle(self) -> int:
+        """The number of slots whose sessions are between two turns."""
+        return len(self._idle)
+
+    def has_slot(self, session: str) -> bool:
+        """Returns whether the session has a slot."""
+        return session in self._slot_of
+
     def idle_sessions(self) -> list[str]:
         """Returns the sessions between two turns that have a slot, the longest idle first."""
         return [session for slot in self._idle if (session := self._session_of[slot]) is not None]

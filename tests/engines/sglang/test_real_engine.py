@@ -394,7 +394,7 @@ def test_weights_that_somebody_else_updates_are_noticed() -> None:
 
 
 def test_a_session_stays_on_its_server_and_servers_share_the_sessions(fake_sglang: Fake) -> None:
-    servers = [fake_sglang(latency_median_s=0.005), fake_sglang(latency_median_s=0.005)]
+    servers = [fake_sglang(latency_median_s=0.02), fake_sglang(latency_median_s=0.02)]
 
     async def episode(engine: ReplicatedEngine, number: int) -> None:
         for _ in range(30):

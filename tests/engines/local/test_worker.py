@@ -1,0 +1,196 @@
+"""The workers of a small model's engine give the replies of one, share what they sample from, and fail alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch._inductor.config  # before the tests hide the compiler
+from torch._dynamo.utils import counters
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.local.worker import EngineWorker
+from agentgym.engines.protocol import Completion, Sampling
+from agentgym.errors import EngineError
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.transformers_model import TransformersModel, load_transformers_model
+
+
+def decoder() -> Decoder:
+    shape = {"vocab_size": 100, "width": 64, "num_layers": 2, "head_width": 16, "ffn_width": 96}
+    return Decoder(DecoderConfig(family="qwen3", num_heads=4, num_kv_heads=2, context_window=256, **shape)).initialize(
+        0
+    )
+
+
+def transformers_model(folder: Path) -> TransformersModel:
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **shape, **heads)).save_pretrained(folder)
+    return load_transformers_model(folder).requires_grad_(False)
+
+
+PROMPTS = [[n % 40, *range(n % 40 + 1)] for n in range(100)]
+"""Forty prompts, of one to forty tokens more than one."""
+
+
+async def replies(engine: LocalEngine) -> list[Completion]:
+    asked = (
+        engine.generate(prompt, Sampling(max_tokens=9, seed=n), session=str(n)) for n, prompt in enumerate(PROMPTS)
+    )
+    return list(await asyncio.gather(*asked))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "uncompiled",
+        pytest.param("compiled", marks=pytest.mark.slow),
+        pytest.param("model of transformers, compiled", marks=pytest.mark.slow),
+    ],
+)
+def test_the_number_of_workers_changes_no_reply(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if kind != "uncompiled":
+        monkeypatch.delenv("CXX", raising=False)
+    model = transformers_model(tmp_path) if "transformers" in kind else decoder()
+    compiled = kind != "uncompiled"
+
+    async def play(num_workers: int, sampled: set[int]) -> list[Completion]:
+        engine = LocalEngine(model, LocalEngineConfig(threads=num_workers, compile=compiled))
+        made = await replies(engine)
+        again = await replies(engine)
+        assert [one.ids for one in again] == [one.ids for one in made]
+        sampled |= {index for index, worker in enumerate(engine._workers) if worker.num_steps}
+        assert engine.num_steps == sum(worker.num_steps for worker in engine._workers)
+        await engine.close()
+        return made
+
+    alone, seen = asyncio.run(play(1, set())), [set[int](), set[int]()]
+    counters.clear()
+    assert asyncio.run(play(2, seen[0])) == alone
+    assert counters["stats"]["unique_graphs"] == ("transformers" in kind), "one compilation for both"
+    assert asyncio.run(play(3, seen[1])) == alone
+    assert seen == [{0, 1}, {0, 1, 2}], "each of them sampled"
+    assert not [thread for thread in threading.enumerate() if "local-engine" in thread.name]
+
+
+def workers_of(engine: LocalEngine, session: str) -> list[EngineWorker]:
+    return [worker for worker in engine._workers if worker.has(session)]
+
+
+def test_turns_stay_with_their_worker_groups_stay_together_and_workers_have_about_as_many_sessions() -> None:
+    async def play() -> None:
+        engine = LocalEngine(decoder(), LocalEngineConfig(threads=2, num_slots=64))
+        names = [f"{group}#{member}" for group in range(8) for member in range(8)]
+        prompts = {name: [int(name[0]), *range(20)] for name in names}
+
+        async def turn() -> None:
+            asked = (engine.generate(prompts[name], Sampling(max_tokens=3, seed=1), session=name) for name in names)
+            for name, reply in zip(names, await asyncio.gather(*asked), strict=True):
+                prompts[name] += [*reply.ids, 7]
+
+        await turn()
+        assert all(len(workers_of(engine, name)) == 1 for name in names)
+        homes = {name: workers_of(engine, name)[0] for name in names}
+        assert sorted(Counter(homes.values()).values()) == [32, 32]
+        assert all(len({homes[f"{group}#{member}"] for member in range(8)}) == 1 for group in range(8))
+        steps = [worker.num_steps for worker in engine._workers]
+        await turn()
+        assert {name: workers_of(engine, name)[0] for name in names} == homes
+        assert [worker.num_steps - n for worker, n in zip(engine._workers, steps, strict=True)] == [3, 3], (
+            "no rereading"
+        )
+        for name in names:
+            await engine.abort(name)
+            assert not workers_of(engine, name)
+        await engine.close()
+
+    asyncio.run(play())
+
+
+def test_a_large_group_is_divided_and_no_worker_gets_more_sessions_than_it_has_slots() -> None:
+    async def play() -> None:
+        engine = LocalEngine(decoder(), LocalEngineConfig(threads=2, num_slots=64, keep_idle_s=60))
+        asked = [engine.generate([1, 2, 3], Sampling(max_tokens=3, seed=n), session=str(n)) for n in range(64)]
+        await asyncio.wait_for(asyncio.gather(*asked), 30)
+        assert all(16 <= worker.num_sessions <= 32 for worker in engine._workers)
+        await engine.close()
+
+    asyncio.run(play())
+
+
+def test_few_slots_and_large_models_have_one_worker() -> None:
+    async def play() -> None:
+        counts = []
+        for settings in ({"num_slots": 31}, {"num_slots": 32}, {"num_slots": 32, "threads": 1}):
+            engine = LocalEngine(decoder(), LocalEngineConfig(**{"threads": 2, **settings}))
+            counts.append(len(engine._workers))
+            await engine.close()
+        assert counts == [1, 2, 1]
+
+    asyncio.run(play())
+
+
+def test_an_update_a_pause_and_a_close_wait_for_every_worker() -> None:
+    model = decoder()
+
+    async def play() -> None:
+        engine = LocalEngine(model, LocalEngineConfig(threads=2))
+        long = Sampling(max_tokens=200, seed=1)
+        asked = [asyncio.create_task(engine.generate([n, 1], long, session=str(n))) for n in range(40)]
+        while min(worker.num_steps for worker in engine._workers) < 5:
+            await asyncio.sleep(0.001)
+        await engine.pause()
+        before = engine.num_steps
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        await asyncio.sleep(0.05)
+        assert engine.num_steps == before
+        await engine.update_weights({}, 1)
+        await engine.resume()
+        made = await asyncio.gather(*asked)
+        assert all(set(reply.policy_versions) == {0, 1} for reply in made)
+        fresh = LocalEngine(model, LocalEngineConfig(threads=1), version=1)
+        for n in (0, 1, 39):  # what was sampled after the update is what the new weights give to what was before
+            kept = made[n].policy_versions.index(1)
+            rest = Sampling(max_tokens=1, temperature=0.0)
+            both = [await one.generate([n, 1, *made[n].ids[:kept]], rest, session="a") for one in (engine, fresh)]
+            assert both[0] == both[1]
+        waiting = [asyncio.create_task(engine.generate([n, 1], long, session=str(n))) for n in range(40)]
+        await asyncio.sleep(0)
+        await asyncio.gather(engine.pause(), engine.abort("3"), engine.resume(), engine.close(), fresh.close())
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(one, Completion | EngineError) for one in ended)
+        assert sum(isinstance(one, EngineError) for one in ended) > 30
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_worker_that_fails_fails_its_own_requests_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        engine = LocalEngine(decoder(), LocalEngineConfig(threads=2))
+        await replies(engine)
+        broken = engine._workers[1]
+
+        def fail(*args: object) -> None:
+            raise RuntimeError("a broken part")
+
+        monkeypatch.setattr(broken.runner, "forward", fail, raising=True)
+        homes = {name: workers_of(engine, name)[0] for name in map(str, range(100))}
+        asked = (engine.generate([*PROMPTS[n], 5], Sampling(max_tokens=2), session=str(n)) for n in range(100))
+        ended = dict(zip(homes, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+        assert 0 < sum(home is broken for home in homes.values()) < 100
+        for name, home in homes.items():
+            assert isinstance(ended[name], EngineError if home is broken else Completion)
+        monkeypatch.undo()
+        assert len(await replies(engine)) == 100
+        await engine.close()
+
+    asyncio.run(play())
