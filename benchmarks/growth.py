@@ -2,11 +2,12 @@
 
 Five parts: the rollout loop (a scripted engine that answers at once, `Walk` of `rollout.py`), the writing of its
 records, `agentgym verify` of them with the renderer, the scheduler of the in-process engine without its model, and an
-update of the learner (1 million parameters; while tokens grow, of two rows). An exponent of 1 is a straight line; the
-fit is that of the logarithms over all sizes. Attention's operations grow with the square of the tokens: the last line
-has the learner's exponent over the operations of all its matrix products.
+update of the learner (by default of 1 million parameters; while tokens grow, of two rows). An exponent of 1 is a
+straight line; the fit is that of the logarithms over all sizes. Attention's operations grow with the square of the
+tokens: the last line has the learner's exponent over the operations of all its matrix products, and the last column the
+seconds that these would take at the speed of one large product.
 
-    python benchmarks/growth.py [--tokens 1024 ... 32768] [--episodes 16 ... 4096] [--repeats 3] [--json]
+    python benchmarks/growth.py [--size 1M] [--tokens 1024 ... 32768] [--episodes 16 ... 4096] [--repeats 3] [--json]
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported
 
 import numpy as np
+import torch
 from models import Rows, make_learner
 from rollout import REPLY, Walk, make_renderer
 from shapes import SHAPES
@@ -63,8 +65,8 @@ SHAPE = DecoderConfig(
     ffn_width=8,
     context_window=1 << 16,
 )
-LEARNED_SHAPE, LEARNED_ROWS = SHAPES["1M"], 2
-PARTS = ("rollout", "records", "verify", "scheduler", "learner")
+LEARNED_ROWS = 2
+PARTS = ("rollout", "records", "verify", "scheduler", "learner", "products")
 
 
 def num_turns_for(renderer: Renderer, num_tokens: int) -> int:
@@ -112,17 +114,24 @@ def schedule(num_requests: int, num_tokens: int) -> None:
 
 def learn(learner: Learner, num_rows: int, num_tokens: int) -> None:
     """Updates the weights by rows of which all tokens but the first two are trained."""
-    draws = np.random.default_rng(0).integers(0, LEARNED_SHAPE.vocab_size, (num_rows, num_tokens))
+    draws = np.random.default_rng(0).integers(0, learner.model.vocab_size, (num_rows, num_tokens))
     advantages = tuple(float(number % 2) - 0.5 for number in range(num_rows))
     learner.update(Rows(tuple(map(tuple, draws.tolist())), 2, advantages).batch())
 
 
-def operations(num_rows: int, num_tokens: int) -> float:
+def operations(learner: Learner, num_rows: int, num_tokens: int) -> float:
     """Returns the multiplications and additions of an update's matrix products, forward and backward."""
-    shape = LEARNED_SHAPE
-    head_width = shape.head_width or shape.width // shape.num_heads
-    attention = 6.0 * shape.num_layers * shape.num_heads * head_width * num_tokens**2
-    return num_rows * (6.0 * 0.95e6 * num_tokens + attention)
+    model = learner.model
+    assert isinstance(model, Decoder)
+    shape = model.config
+    attention = 6.0 * shape.num_layers * shape.num_heads * shape.head_width * num_tokens**2
+    return num_rows * (6.0 * model.num_parameters * num_tokens + attention)
+
+
+def product_speed() -> float:
+    """Returns the operations per CPU second of a large matrix product."""
+    matrix = torch.randn(2048, 2048)
+    return 2 * 2048**3 / cpu_seconds(lambda: matrix @ matrix, 5)
 
 
 def cpu_seconds(work: Callable[[], object], repeats: int) -> float:
@@ -159,7 +168,8 @@ def measure(
         seconds["verify"] = cpu_seconds(lambda: verify_run(Path(folder), renderer), repeats)
     seconds["scheduler"] = cpu_seconds(lambda: schedule(num_episodes, num_tokens), repeats)
     seconds["learner"] = cpu_seconds(lambda: learn(learner, num_rows, num_tokens), 1)
-    return {**seconds, "operations": operations(num_rows, num_tokens)}
+    products = operations(learner, num_rows, num_tokens)
+    return {**seconds, "products": products / product_speed(), "operations": products}
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -186,13 +196,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--episodes", type=int, nargs="+", default=EPISODES)
+    parser.add_argument("--size", choices=list(SHAPES), default="1M", help="the parameters of the learner's model")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     given = parser.parse_args()
     logging.getLogger("agentgym").setLevel(logging.ERROR)  # `Walk` has one prompt for all tasks
     renderer = make_renderer()
     with tempfile.TemporaryDirectory() as folder:
-        replace(LEARNED_SHAPE, context_window=max(given.tokens)).save(Path(folder))
+        replace(SHAPES[given.size], context_window=max(given.tokens)).save(Path(folder))
         learner = make_learner(Path(folder), "fast", "float32")
     measure(renderer, learner, GROUP, FEW_TOKENS, GROUP, 1)
     by_tokens = [
