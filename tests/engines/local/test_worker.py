@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,15 @@ def test_the_number_of_workers_changes_no_reply(kind: str, monkeypatch: pytest.M
     assert not [thread for thread in threading.enumerate() if "local-engine" in thread.name]
 
 
+async def at_once(engine: LocalEngine, asked: Sequence[Coroutine[None, None, Completion]]) -> list[Completion]:
+    """Has all requests arrive before the first step."""
+    await engine.pause()
+    tasks = [asyncio.create_task(request) for request in asked]
+    await asyncio.sleep(0)
+    await engine.resume()
+    return await asyncio.gather(*tasks)
+
+
 def workers_of(engine: LocalEngine, session: str) -> list[EngineWorker]:
     return [worker for worker in engine._workers if worker.has(session)]
 
@@ -91,8 +101,8 @@ def test_turns_stay_with_their_worker_groups_stay_together_and_workers_have_abou
         prompts = {name: [int(name[0]), *range(20)] for name in names}
 
         async def turn() -> None:
-            asked = (engine.generate(prompts[name], Sampling(max_tokens=3, seed=1), session=name) for name in names)
-            for name, reply in zip(names, await asyncio.gather(*asked), strict=True):
+            asked = [engine.generate(prompts[name], Sampling(max_tokens=3, seed=1), session=name) for name in names]
+            for name, reply in zip(names, await at_once(engine, asked), strict=True):
                 prompts[name] += [*reply.ids, 7]
 
         await turn()
@@ -118,7 +128,7 @@ def test_a_large_group_is_divided_and_no_worker_gets_more_sessions_than_it_has_s
     async def play() -> None:
         engine = LocalEngine(decoder(), LocalEngineConfig(threads=2, num_slots=64, keep_idle_s=60))
         asked = [engine.generate([1, 2, 3], Sampling(max_tokens=3, seed=n), session=str(n)) for n in range(64)]
-        await asyncio.wait_for(asyncio.gather(*asked), 30)
+        await asyncio.wait_for(at_once(engine, asked), 30)
         assert all(16 <= worker.num_sessions <= 32 for worker in engine._workers)
         await engine.close()
 
