@@ -35,6 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path / "home" / "bin"))
+    monkeypatch.delenv("AGENTGYM_ENGINES", raising=False)
     return tmp_path / "home"
 
 
@@ -139,9 +140,8 @@ def test_a_library_of_ours_that_is_too_old_fails(
     [(".agentgym/sglang", "python"), (".cache/agentgym-engines/sglang-0ccb", "agentgym-python")],
 )
 def test_an_engine_in_its_own_environment_is_found(
-    agentgym: Command, home: Path, folder: str, interpreter: str, monkeypatch: pytest.MonkeyPatch
+    agentgym: Command, home: Path, folder: str, interpreter: str
 ) -> None:
-    monkeypatch.delenv("AGENTGYM_ENGINES", raising=False)
     engine = home / folder
     (engine / "bin").mkdir(parents=True)
     (engine / "bin" / interpreter).touch()
