@@ -30,8 +30,10 @@ def short_help(options: type[object], names: Sequence[str], prog: str) -> str:
         text = option_docs(kind).get(setting.name, "")
         lines.append(f"  {option}")
         lines.append(textwrap.fill(f"{text} {_default_text(setting)}".strip(), width, **_indents()))
-    as_yaml = f"; as YAML: {prog} --env ID --print-config" if "print_config" in names else ""
-    return "\n".join([*lines, "", f"All settings: {prog} --help-all{as_yaml}"])
+    lines += ["", f"All settings: {prog} --help-all"]
+    if "print_config" in names:
+        lines.append(f"As YAML:      {prog} --env ID --print-config")
+    return "\n".join(lines)
 
 
 def option_docs(settings: type[object]) -> dict[str, str]:
