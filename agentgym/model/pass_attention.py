@@ -71,7 +71,7 @@ class PositionMask:
     def __init__(self, rule: Callable[..., Tensor], is_causal: bool, attention: PassAttention) -> None:
         self.rule, self.is_causal, self.attention = rule, is_causal, attention
         self.made: dict[object, Any] = {}
-        """What layers of the pass share, by what the attention chooses as its key."""
+        """The values that layers of the pass share, by what the attention chooses as its key."""
 
     def allowed_TL(self, position_T: Tensor, num_keys: int) -> Tensor:
         """Returns a mask `[T, L]`, true for the keys of its own sequence that a token at each position attends to."""

@@ -1,1 +1,1 @@
-"""What commands draw with rich: tables, bars, and the display of a running training."""
+"""The output of commands that rich draws: tables, bars, and the display of a running training."""

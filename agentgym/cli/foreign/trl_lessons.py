@@ -26,7 +26,7 @@ MEASURED = "validation is measured after every pass"
 SAVED = "checkpoint_minutes, --resume: the newest checkpoint is kept until the model is written"
 LOSSES = ("sigmoid", "ipo", "hinge")
 SHARED = ("model", "optimizer.", "learner.lora.")
-"""How the settings begin that `train`, `sft` and `dpo` have in common."""
+"""The beginnings of the settings that `train`, `sft` and `dpo` have in common."""
 
 
 def lesson_batch(_: Any, theirs: Theirs) -> int:

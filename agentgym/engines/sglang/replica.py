@@ -19,7 +19,7 @@ from agentgym.model.published_weights import LoraWeights, Weights
 __all__ = ["SglangReplica"]
 
 _PARTS = ("weights", "kv_cache", "cuda_graph")
-"""What SGLang's memory saver releases."""
+"""The kinds of memory that SGLang's memory saver releases."""
 
 
 class SglangReplica:

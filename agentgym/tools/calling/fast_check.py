@@ -171,4 +171,4 @@ _IS_FORMED: dict[str, Check] = {
     "properties": lambda value: isinstance(value, Mapping) and all(map(is_common_schema, value.values())),
     "additionalProperties": is_common_schema,
 }
-"""What each common keyword may have as a value."""
+"""The values that each common keyword may have."""

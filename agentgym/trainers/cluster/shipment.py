@@ -1,4 +1,4 @@
-"""What is known of a version of the weights in the cluster's object store; `weight_store.py` stores and reads them.
+"""The facts about a version of the weights in the cluster's object store; `weight_store.py` stores and reads them.
 
 Needs no torch, since the board keeps shipments.
 """

@@ -29,9 +29,9 @@ class LearnerMemory:
     gathered: float
     """The whole weights of the layers that are being computed, and of embedding and head."""
     kept: float
-    """What the layers keep for the backward pass."""
+    """The bytes that the layers keep for the backward pass."""
     working: float
-    """What the layer takes whose backward pass is computed, if its inner states are computed again."""
+    """The bytes of the layer whose backward pass is computed, if its inner states are computed again."""
     logits: float
     runtime: float
     sums_gradients: bool

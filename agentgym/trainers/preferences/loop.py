@@ -117,7 +117,7 @@ class PreferenceStep:
     margin: float
     """The mean difference of what they gained, in nats times beta."""
     chosen_reward: float
-    """What the better replies gained, in nats times beta."""
+    """The gain of the better replies, in nats times beta."""
     rejected_reward: float
     tokens: int
     elapsed_s: float
