@@ -53,11 +53,12 @@ side_by_side() { # side_by_side LANE...
     done
 }
 
-end_part() { # ends the part that this lane runs; `timeout` passes the signal on to its processes
+end_part() { # ends the part that this lane runs, as Ctrl-C does: pytest tells what has failed until then
     [ -n "$running" ] || return 0
-    kill -TERM "$running" 2>/dev/null || true
+    kill -INT "$running" 2>/dev/null || true # `timeout` passes it on, and kills what does not end
     wait "$running" || true
-    printf '\n==> %s: ended before it was finished; its last lines:\n' "$name"
+    printf '\n==> %s: ended before it was finished; its errors and last lines:\n' "$name"
+    grep -aE '^(E  |FAILED|ERROR)' "$logs/$name" | head -n 40 || true
     tail -n 20 "$logs/$name"
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -67,9 +68,26 @@ def test_a_part_that_fails_hangs_or_cannot_start_fails_the_whole_and_ends_the_ot
     )
     assert done.returncode == status
     assert message in done.stdout
-    assert "==> endless: ended before it was finished; its last lines:\nstarted\n" in done.stdout
+    assert "==> endless: ended before it was finished; its errors and last lines:\nstarted\n" in done.stdout
     assert "never" not in done.stdout and "passed\n" not in done.stdout
     assert f"==> failed with exit status {status} after " in done.stderr
+
+
+@pytest.mark.long
+def test_a_lane_that_is_ended_tells_which_tests_have_failed(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    (tmp_path / "test_sums.py").write_text(
+        "import pathlib, time\n\n\ndef test_wrong():\n    assert 1 + 1 == 3\n\n\n"
+        f"def test_endless():\n    pathlib.Path({str(begun)!r}).touch()\n    time.sleep(600)\n"
+    )
+    done = run(
+        f"tests() {{ part tests 60 {sys.executable} -m pytest -n0 -c /dev/null {tmp_path}; }}",
+        f"fails() {{ part fails 60 bash -c 'until [ -e {begun} ]; do sleep 0.1; done; exit 3'; }}",
+        "side_by_side tests fails",
+    )
+    assert done.returncode == 3
+    assert "==> tests: ended before it was finished; its errors and last lines:\nE " in done.stdout
+    assert "assert (1 + 1) == 3" in done.stdout and "1 failed" in done.stdout
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

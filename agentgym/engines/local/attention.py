@@ -34,6 +34,7 @@ KeysValues: TypeAlias = "tuple[Tensor, Tensor]"
 _SPAN = 16  # decoded rows attended at once
 _CHUNK = 64  # rows of a prompt attended at once
 _QUERIES = 2  # query heads per product: with more, other kernels run, and their bits depend on the padding
+_KEYS = 256  # keys per sum: MKL halves the sum of 400, in the middle of the padded keys
 
 
 class SlotAttention:
@@ -262,8 +263,17 @@ def _attend(q_BGD: Tensor, k_BLD: Tensor, v_BLD: Tensor, bias_BgL: Tensor, extra
         else:
             sink_Bg1 = extra.sink_BG[:, queries, None].to(score_BgL.dtype)
             weight_BgL = torch.softmax(torch.cat([score_BgL, sink_Bg1], -1), -1, dtype=torch.float32)[..., :-1]
-        parts.append(torch.bmm(weight_BgL.to(v_BLD.dtype), v_BLD))
+        parts.append(_weighted_sum(weight_BgL.to(v_BLD.dtype), v_BLD))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _weighted_sum(weight_BgL: Tensor, v_BLD: Tensor) -> Tensor:
+    """Sums the values in parts of `_KEYS`, one after the other: hidden keys add zero, however many there are."""
+    first, *others = zip(weight_BgL.split(_KEYS, 2), v_BLD.split(_KEYS, 1), strict=True)
+    total_BgD = torch.bmm(*first)
+    for weight, v in others:
+        total_BgD += torch.bmm(weight, v)
+    return total_BgD
 
 
 def _attend_chunk(q_CHD: Tensor, kv: KeysValues, chunk: _Chunk, out_CHD: Tensor, scores: Scores | None) -> None:

@@ -10,7 +10,8 @@ from agentgym.engines.local.rows import Rows
 
 __all__ = ["batch_invariance_findings"]
 
-_NUM_SLOTS, _WINDOW = 6, 192
+_NUM_SLOTS, _WINDOW = 6, 512
+"""Few slots, and one of them long: sums of 400 numbers and more are divided by some libraries."""
 _Steps = list[list[tuple[int, int, int]]]  # per step: (slot, first position, number of rows)
 
 
@@ -23,16 +24,17 @@ def batch_invariance_findings(runner: Runner) -> list[str]:
     """
     cache = runner.cache
     window, num_slots = min(_WINDOW, cache.window), min(_NUM_SLOTS, cache.num_slots)
-    length, others = window // 4, range(1, num_slots)
+    length, others = window * 5 // 8, range(1, num_slots)
     if length < 4:
         return []
     random = np.random.default_rng(0)
     cache.tokens_SW[:num_slots, :window] = random.integers(runner.model.vocab_size, size=(num_slots, window))
-    beside = [(slot, 0, window - slot) for slot in others]
+    last_S = [window - 1, window - 1, *(max(2, window // 8 - slot) for slot in others)]  # the last position of each
+    beside = [(slot, 0, last_S[slot]) for slot in others]
     checks: dict[str, _Steps] = {
         "a token decoded alone and the same token decoded with longer sequences": [
             [(0, 0, length - 1), *beside],
-            [(0, length - 1, 1), *((slot, window - slot, 1) for slot in others)],
+            [(0, length - 1, 1), *((slot, last_S[slot], 1) for slot in others)],
         ],
     }
     if cache.states:  # a prompt is read in another form than a token is decoded, and always in the same parts

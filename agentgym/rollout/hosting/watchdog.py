@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
+from agentgym.rollout.hosting.watchdog_process import ENDING
 from agentgym.tools.calling.worker import AROUND_CALLS
 
 __all__ = ["named_call", "watch_call", "watch_calls"]
@@ -89,11 +90,15 @@ class Watchdog:
         faulthandler.register(self._number, file=stacks, all_threads=True)
         reports = () if report is None else (report,)
         words = [os.getpid(), board, stacks, limit_s, int(self._number), *reports]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_PROCESS), *map(str, words)],
-            stdin=subprocess.PIPE,
-            pass_fds=(*self._files, *reports),
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # a signal waits until the process can take it
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_PROCESS), *map(str, words)],
+                stdin=subprocess.PIPE,
+                pass_fds=(*self._files, *reports),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._over = threading.Event()
         self._beating = threading.Thread(
             target=self._beat, args=(min(1.0, limit_s / 20),), name="agentgym-heartbeat", daemon=True

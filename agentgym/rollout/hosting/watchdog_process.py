@@ -1,8 +1,9 @@
 """The process that watches a run: `python -I -S watchdog_process.py PID BOARD STACKS LIMIT_S SIGNAL [REPORT]`.
 
 It needs only the standard library. BOARD and STACKS are open files: the board of `watchdog.py`, and the file to which
-the run's process writes the stacks of its threads when it gets SIGNAL. It ends with its standard input. REPORT is the
-file for a report of a process of environments, which the run reads; without it the report is printed for a person.
+the run's process writes the stacks of its threads when it gets SIGNAL. REPORT is the file for a report of a process of
+environments, which the run reads; without it the report is printed for a person. It ends with its standard input. It is
+begun with SIGINT and SIGTERM blocked, of which it would die before it handles them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections.abc import Mapping, Sequence
 SLOT, COUNT = struct.Struct("<QQ240s"), struct.Struct("<Q")
 INTERRUPT_S = 5.0
 """Seconds after which Ctrl-C or SIGTERM ends a run that is blocked."""
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""The signals that end a run, which are often sent to all of its processes."""
 MAX_LINES = 16
 
 EnvCall = tuple[int, int, str]
@@ -37,8 +40,9 @@ class ProcessWatchdog:
         self.parent = self._field(1)
         self.board = mmap.mmap(board, 0, prot=mmap.PROT_READ)
         self.interrupted = False  # stays true: a run that got the signal is about to end
-        for each in (signal.SIGINT, signal.SIGTERM):  # a signal that ends a run is often sent to all of its processes
+        for each in ENDING:
             signal.signal(each, self._interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def run(self) -> None:
         """Watches until standard input ends, or an environment has held the interpreter for too long."""

@@ -82,17 +82,27 @@ def test_an_environment_that_holds_the_interpreter_ends_the_run_with_its_name_an
 @pytest.mark.slow
 def test_ctrl_c_ends_a_run_whose_environment_holds_the_interpreter(tmp_path: Path) -> None:
     process = spawn(tmp_path, "Spin")
-    assert process.stderr is not None
     deadline = time.monotonic() + 60
     while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    try:
-        _, said = process.communicate(timeout=100)
-    finally:
-        process.kill()
+    with process:
+        try:
+            _, said = process.communicate(timeout=100)
+        finally:
+            process.kill()
     assert process.returncode == -signal.SIGKILL and "Spin (seed" in said
+
+
+def test_ctrl_c_while_the_watchdog_begins_does_not_end_it() -> None:
+    others = set(psutil.Process().children())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with watch_calls(60.0):
+            (child,) = set(psutil.Process().children()) - others
+            child.send_signal(number)
+            with pytest.raises(psutil.TimeoutExpired):
+                child.wait(1.0)
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_stacks_are_told_by_the_number_of_the_thread() -> None:
