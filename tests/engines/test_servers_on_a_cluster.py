@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -91,7 +89,8 @@ def test_an_actor_begins_its_server_anew_with_the_newest_weights(
         until(lambda: len(lines_of(folder)) >= 2, "the second step")
         for process in servers_below(ourselves, engine):
             killed.append(process.pid)
-            os.kill(process.pid, signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # it ends with the process before it
+                process.kill()
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()

@@ -282,7 +282,7 @@ def kill_one(kind: str, ended: threading.Event) -> None:
         for process in psutil.Process().children(recursive=True):  # others on this machine may have a cluster too
             with suppress(psutil.Error):
                 if any(f"ray::{kind}" in word for word in process.cmdline()):
-                    os.kill(process.pid, signal.SIGKILL)
+                    process.kill()
                     return
     raise AssertionError(f"no process of {kind} runs")
 
