@@ -88,6 +88,8 @@ class ChatTokenizer:
     """Texts that end a reply, besides the one that the template puts there."""
     name: str = "tokenizer"
     """The tokenizer's name in messages."""
+    num_sampled: int = 0
+    """The number of ids that the folder's model can sample, often more than have a text; 0 if that is not known."""
     _memo: _Memo = field(default_factory=_Memo, init=False, repr=False, compare=False)
     lock: _OneAtATime = field(default_factory=_OneAtATime, init=False, repr=False, compare=False)
     """The lock to hold while using `backend`."""
@@ -198,7 +200,9 @@ class ChatTokenizer:
             text = backend.id_to_token(index) if isinstance(index, int) else None
             stops += [text] if text is not None else []
         source, tool_source = _templates(path, config, needs_template) if template is None else (template, "")
-        return ChatTokenizer(backend, source, tool_source, special, tuple(dict.fromkeys(stops)), path.name)
+        return ChatTokenizer(
+            backend, source, tool_source, special, tuple(dict.fromkeys(stops)), path.name, _vocab_size_of_model(path)
+        )
 
     @staticmethod
     def of(holder: HoldsTokenizer) -> ChatTokenizer:
@@ -213,6 +217,14 @@ class ChatTokenizer:
             stops,
             name,
         )
+
+
+def _vocab_size_of_model(path: Path) -> int:
+    config = read_json_object(path / "config.json")
+    text_config = config.get("text_config")
+    config = text_config if isinstance(text_config, dict) else config
+    size = config.get("vocab_size")
+    return size if isinstance(size, int) else 0
 
 
 def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, object]) -> None:

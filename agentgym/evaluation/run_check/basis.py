@@ -74,6 +74,13 @@ class Basis:
         renderer = self.renderer
         return renderer.tokenizer.remember_texts() if isinstance(renderer, TemplateRenderer) else nullcontext()
 
+    def num_ids(self, source: str) -> int:
+        """Returns the number of ids that a span of this source has: a model samples the ids too that have no text."""
+        renderer = self.renderer
+        assert renderer is not None
+        sampled = renderer.tokenizer.num_sampled if isinstance(renderer, TemplateRenderer) else 0
+        return max(renderer.vocab_size, sampled) if source == "policy" else renderer.vocab_size
+
     def spans(self, record: Record) -> list[StoredSpan]:
         """Returns the spans of all rows of a record; those of the newest one are cached."""
         self._turn_to(record)

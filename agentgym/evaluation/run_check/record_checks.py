@@ -175,11 +175,11 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     renderer = basis.renderer
     if renderer is None:
         return
-    size, stops = renderer.vocab_size, set(renderer.stop_ids)
+    stops = set(renderer.stop_ids)
     is_by_endpoint = by_endpoint(record)
     for span in basis.spans(record):
         at = partial(Violation, line, span.row, span.turn if span.turn >= 0 else None)
-        bad = None
+        bad, size = None, basis.num_ids(span.source)
         if span.ids and not 0 <= min(span.ids) <= max(span.ids) < size:
             bad = next((i for i, token in enumerate(span.ids) if not 0 <= token < size), None)
         said = f"id {span.ids[bad]} is outside of the vocabulary of {size}" if bad is not None else ""

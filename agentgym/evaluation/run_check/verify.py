@@ -53,7 +53,7 @@ PROPERTIES = (
     Property("digest", "the stored digest is that of the row's ids, sources, logprobs and versions", "rows"),
     Property("logprobs", "each sampled id has one finite logprob of at most 0, and no other id has one", "spans"),
     Property("versions", "each sampled id has one policy version, and it never falls within an episode", "spans"),
-    Property("vocabulary", "every id is one of the tokenizer's", "spans", needs_renderer=True),
+    Property("vocabulary", "every id is the tokenizer's, or that of the model that sampled it", "spans", True),
     Property("tools", "the tools that a row names are recorded, as they were shown", "rows"),
     Property("prompt", "a row's prompt is the render of the messages and tools that it was made from", "rows", True),
     Property("first_prompt", "episodes of one task begin with the same prompt ids", "episodes"),

@@ -23,6 +23,7 @@ from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.scripted import ScriptedEngine, ScriptedReply
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
@@ -399,6 +400,24 @@ def test_damage_is_named_with_its_place(tmp_path: Path, lines: Lines, renderer: 
         start = 0 if name == "first_prompt" else sum(before[:2])
         assert verdict.first.token == start + token
     assert any(text.startswith(f"FAILED {name}") for text in report.lines())
+
+
+def test_an_id_without_a_text_may_be_sampled_and_never_be_written(
+    tmp_path: Path, lines: Lines, tokenizer: ChatTokenizer
+) -> None:
+    """A model of 8 ids more than its tokenizer has, as many have, samples one of them now and then."""
+    renderer = renderer_for(replace(tokenizer, num_sampled=tokenizer.vocab_size + 8))
+
+    def findings(source: str, beyond: int) -> str | None:
+        line = copy.deepcopy(next(line for line in lines if len(line["turns"]) > 1))
+        span_of(line, source)["ids"][0] = tokenizer.vocab_size + beyond
+        report = verify_run(stored(tmp_path, [line]), renderer)
+        return next(verdict.first for verdict in report.verdicts if verdict.about.name == "vocabulary")
+
+    assert findings("policy", 7) is None
+    assert f"outside of the vocabulary of {tokenizer.vocab_size + 8}" in str(findings("policy", 8))
+    assert f"outside of the vocabulary of {tokenizer.vocab_size}" in str(findings("env", 7))
+    assert ChatTokenizer.load(embedded_folder()).num_sampled == 1984 > ChatTokenizer.load(embedded_folder()).vocab_size
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
