@@ -124,6 +124,7 @@ def weights_by_hand(aggregation: str, rows: Sequence[Sequence[Row]]) -> list[flo
 
 
 def assert_equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
+    """The weights are float64, so that only float32 logits are rounded."""
     scale = max(float(part.abs().max()) for part in other)
     assert scale > 1e-3, "a gradient of nothing shows nothing"
     for mine, theirs in zip(one, other, strict=True):
@@ -136,7 +137,7 @@ def assert_equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
 def test_splitting_trajectories_into_rows_leaves_the_gradient(
     aggregation: str, micro_batch_tokens: int, tiny: Tiny, plain_logprobs: Logprobs
 ) -> None:
-    model = tiny()
+    model = tiny().double()
     whole = [[row] for row in members(0, model, plain_logprobs)]
     split = [split_rows(row) for (row,) in whole]
     assert [len(rows) for rows in split] == [NUM_TURNS] * 4
@@ -155,7 +156,7 @@ def test_rewritten_histories_have_the_gradient_of_each_reply_under_its_own_prefi
     aggregation: str, tiny: Tiny, plain_logprobs: Logprobs
 ) -> None:
     """Each member tells its history in other words twice; the sum is worked out reply by reply."""
-    model = tiny()
+    model = tiny().double()
     generator = torch.Generator().manual_seed(1)
     rows: list[list[Row]] = []
     for member in range(4):
@@ -169,7 +170,7 @@ def test_rewritten_histories_have_the_gradient_of_each_reply_under_its_own_prefi
 
 
 def test_an_excluded_reply_is_read_by_the_others_and_has_no_gradient(tiny: Tiny, plain_logprobs: Logprobs) -> None:
-    model = tiny()
+    model = tiny().double()
     whole = [[row] for row in members(2, model, plain_logprobs)]
     (row,) = whole[3]
     last = row.spans[-1]
