@@ -81,6 +81,10 @@ class TransformersModel(LanguageModel):
         self._freeze()
         self._kv: dict[int, KvShape] | None = None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        register_hook()  # another process may have made the model
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
     @property
     def _backbone(self) -> Any:
         """The model without its head."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -22,7 +23,7 @@ from agentgym.cli.terminal import say
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError, TrainingHalted, nearest
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import EMBEDDED, model_folder
-from agentgym.model.policy import backend_line, empty_policy, load_policy, load_policy_on
+from agentgym.model.policy import backend_line, empty_policy, load_policy_on
 from agentgym.trainers.checkpoints.checkpoint import learner_folders
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.parallel.world import Sharded
@@ -192,7 +193,8 @@ def open_lesson(
         if lora is None:
             return ranks.load(weights, backend=options.model_backend)
         seed = getattr(options, "seed", 0) if lora.seed is None else lora.seed
-        return ranks.shard(adapt(load_policy(weights, backend=options.model_backend), replace(lora, seed=seed)))
+        prepare = partial(adapt, config=replace(lora, seed=seed))
+        return ranks.load(weights, backend=options.model_backend, prepare=prepare)
 
     if checkpoint is None or lora is not None:
         state = begin(load(pupil.source), None)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,17 +127,13 @@ class RankProcess:
         """
         folder = self._files.folder(path) if is_of_run else Path(path)
         ranks, dtype = self._ranks, getattr(torch, self._config.compute_dtype)
+        prepare = None if lora is None else partial(adapt, config=lora)
         if ranks is None:
-            return _with_adapters(on_device(load_policy(folder, dtype=dtype, backend=backend), self._device), lora)
+            model = on_device(load_policy(folder, dtype=dtype, backend=backend), self._device)
+            return model if prepare is None else prepare(model)
         if self.role != "reference":
             dtype = torch.float32  # of the weights that the optimizer steps on
-        if lora is None:
-            return ranks.load(folder, dtype, backend=backend)
-        return ranks.shard(_with_adapters(load_policy(folder, dtype=dtype, backend=backend), lora))
-
-
-def _with_adapters(model: LanguageModel, lora: LoraConfig | None) -> LanguageModel:
-    return model if lora is None else adapt(model, lora)
+        return ranks.load(folder, dtype, backend=backend, prepare=prepare)
 
 
 class SavingRank(RankProcess, ABC):

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.errors import AgentGymError, ConfigError, InvalidTrajectory
+from agentgym.loading import is_place
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import decoder_config, fill_decoder
@@ -47,6 +48,8 @@ __all__ = ["Ranks", "open_group"]
 
 COLLECTIVE_S = 600.0
 """The seconds that a rank waits for the others."""
+LOADING_S = 7200.0
+"""The seconds that a rank waits for the first one to load a model."""
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -106,17 +109,65 @@ class Ranks:
         dtype: torch.dtype = torch.float32,
         *,
         backend: str = "auto",
+        prepare: Callable[[LanguageModel], LanguageModel] | None = None,
     ) -> Sharded:
-        """Loads and shards the model of a folder; raises as `load_policy` and `shard` do.
+        """Loads and shards the model of a folder; raises as `load_policy` and `shard` do, on all ranks.
 
         A rank takes its part of one parameter of the fast decoder after the other, so no rank need hold a whole model.
-        A model that transformers computes is loaded whole by each rank, into CPU memory, and then cut block by block.
+        Of another model, or one that is prepared before it is sharded (with adapters, for example), the first rank has
+        the whole in CPU memory and sends the others one parameter after the other. A class of the user's own may not
+        be sent: each rank loads its whole model.
         """
-        if not is_fast(folder, backend):
-            return self.shard(load_policy(folder, dtype=dtype, backend=backend))
-        model = self._empty_model(decoder_config(folder), dtype)
-        fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(like(stored, parameter)))
+        if prepare is None and is_fast(folder, backend):
+            decoder = self._empty_model(decoder_config(folder), dtype)
+            fill_decoder(decoder, folder, lambda parameter, stored: parameter.copy_(like(stored, parameter)))
+            return Sharded(decoder, self)
+        prepare = prepare or (lambda model: model)
+        if is_place(backend):
+            return self.shard(prepare(load_policy(folder, dtype=dtype, backend=backend)))
+        whole, model = self._from_first(lambda: load_policy(folder, dtype=dtype, backend=backend))
+        model, whole = prepare(model), None if whole is None else prepare(whole)
+        self._fill_from_first(model, whole)
         return Sharded(model, self)
+
+    def _from_first(self, make: Callable[[], LanguageModel]) -> tuple[LanguageModel | None, LanguageModel]:
+        """Returns the model that the first rank makes, None on others, and the same model without its weights.
+
+        Raises the first rank's error on all of them.
+        """
+        patient = dist.new_group(backend="gloo", timeout=timedelta(seconds=LOADING_S))
+        whole: LanguageModel | None = None
+        told: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                whole = make()
+                told = [whole.like()]
+            except AgentGymError as error:
+                told = [error]
+            except Exception as error:  # noqa: BLE001  whatever it is, the others wait for it
+                told = [ConfigError(f"the first rank cannot load the model: {error!r}")]
+                told[0].__cause__ = error
+        dist.broadcast_object_list(told, group=patient)
+        dist.destroy_process_group(patient)
+        if isinstance(told[0], AgentGymError):
+            raise told[0]
+        return whole, told[0]
+
+    @torch.no_grad()
+    def _fill_from_first(self, model: LanguageModel, whole: LanguageModel | None) -> None:
+        """Shards a model without weights, and takes those of the whole one that the first rank has."""
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        self.shard(model)
+        self._give_memory(model)
+        for own, given in zip(model.buffers(), buffers, strict=True):
+            own.copy_(given)
+        parameters = list(model.parameters())
+        sources = [None] * len(parameters) if whole is None else list(whole.parameters())
+        for parameter, source in zip(parameters, sources, strict=True):
+            found = torch.empty(parameter.shape, dtype=parameter.dtype) if source is None else source.detach()
+            sent = found.to(self.device).contiguous()
+            dist.broadcast(sent, 0)
+            parameter.copy_(like(sent, parameter))
 
     def _empty_model(self, config: DecoderConfig, dtype: torch.dtype) -> Decoder:
         """A sharded model whose weights are not loaded yet."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import agentgym.trainers.parallel.ranks
 from agentgym.errors import AgentGymError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
@@ -78,19 +79,24 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
 
     The model is that of a folder if a path is given.
     """
-    model = load_policy(case["model"]) if isinstance(case["model"], Path) else copy.deepcopy(case["model"])
-    if case.get("experts"):
-        model.hf.set_experts_implementation(case["experts"])
-    if case.get("weights"):
-        with torch.no_grad():
-            for name, view in published_views(model):
-                view.copy_(case["weights"][name])
-    lora = case["config"].lora
-    if lora.rank and ranks and not case.get("bare"):
-        adapt(model, lora)
-    sharded: LanguageModel | Sharded = model
-    if ranks:
-        sharded = ranks.load(case["folder"]) if case.get("folder") else ranks.shard(model)
+    folder = case["model"] if isinstance(case["model"], Path) else case.get("folder")
+
+    def prepare(model: LanguageModel) -> LanguageModel:
+        if case.get("experts"):
+            model.hf.set_experts_implementation(case["experts"])
+        if case.get("weights"):
+            with torch.no_grad():
+                for name, view in published_views(model):
+                    view.copy_(case["weights"][name])
+        lora = case["config"].lora
+        return adapt(model, lora) if ranks and lora.rank and not case.get("bare") else model
+
+    sharded: LanguageModel | Sharded
+    if ranks and folder is not None:
+        sharded = ranks.load(folder, prepare=None if case.get("folder") else prepare)
+    else:
+        model = prepare(copy.deepcopy(case["model"]) if folder is None else load_policy(folder))
+        sharded = model if ranks is None else ranks.shard(model)
     learned = sharded.model if case.get("alone") and isinstance(sharded, Sharded) else sharded
     reference = copy.deepcopy(case.get("reference"))
     learner = Learner(learned, case["config"], case["optimizer"], total_steps=4, reference=reference)
@@ -153,12 +159,18 @@ def save_shards(learner: Learner, folder: Path) -> None:
     dist.barrier()
 
 
+def no_whole_model(*_: object, **__: object) -> LanguageModel:
+    raise AssertionError("only the first rank loads a whole model")
+
+
 def run_rank(folder: Path, rank: int, size: int) -> None:
     """Learns all cases, one after the other."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
     found: dict[str, object] = {}
+    if rank:
+        agentgym.trainers.parallel.ranks.load_policy = no_whole_model  # type: ignore[assignment]
     for name, case in torch.load(folder / "cases.pt", weights_only=False).items():
         try:
             found[name] = learn(case, Ranks(case["config"].fsdp, mesh=case["config"].mesh))

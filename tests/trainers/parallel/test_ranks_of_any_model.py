@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.packed_layout import similar_rows
 from agentgym.model.policy import load_policy
 from agentgym.trainers.batch.batch import TrainingBatch
@@ -102,7 +102,8 @@ def in_one_process(case: Case) -> Found:
 @pytest.fixture(scope="module")
 def quick_ranks(cases: dict[str, Case], on_ranks: OnRanks) -> list[dict[str, Found]]:
     """What each of two ranks found of the quick cases."""
-    return on_ranks({name: cases[name] for name in [*QUICK, "gemma3-mesh"]}, 2)
+    quick = {name: cases[name] for name in [*QUICK, "gemma3-mesh"]}
+    return on_ranks({**quick, "missing": {**cases[QUICK[0]], "model": Path("no/such/folder")}}, 2)
 
 
 def check(found: list[Found], wanted: Found) -> None:
@@ -185,6 +186,13 @@ def test_passes_that_ranks_share_are_those_of_the_fast_decoder(quick_ranks: list
     for rank in quick_ranks:
         with pytest.raises(ConfigError, match=r"leave learner\.mesh out"):
             raise rank["gemma3-mesh"]  # type: ignore[misc]
+
+
+@pytest.mark.long
+def test_every_rank_raises_the_error_of_the_one_that_loads(quick_ranks: list[dict[str, Found]]) -> None:
+    for rank in quick_ranks:
+        with pytest.raises(RunFolderError, match="no/such/folder"):
+            raise rank["missing"]  # type: ignore[misc]
 
 
 def test_a_stack_of_experts_costs_what_a_token_takes_of_it(cases: dict[str, Case]) -> None:
