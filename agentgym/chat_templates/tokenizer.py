@@ -221,9 +221,8 @@ class ChatTokenizer:
 
 def _vocab_size_of_model(path: Path) -> int:
     config = read_json_object(path / "config.json")
-    text_config = config.get("text_config")
-    config = text_config if isinstance(text_config, dict) else config
-    size = config.get("vocab_size")
+    own = config.get("text_config")
+    size = {**config, **(own if isinstance(own, dict) else {})}.get("vocab_size")
     return size if isinstance(size, int) else 0
 
 
