@@ -89,6 +89,7 @@ def test_only_the_model_the_trainers_and_what_holds_weights_need_torch() -> None
     found = pkgutil.walk_packages(agentgym.__path__, "agentgym.", onerror=lambda name: pytest.fail(f"{name} fails"))
     served_in = "agentgym.envs.exports."  # needs the library that an environment is served in
     light = [module.name for module in found if not module.name.startswith((*TORCH_USERS, served_in))]
+    light += [f"agentgym.trainers.cluster.{name}" for name in ("episodes", "board", "engine_actor")]  # of workers
     missing = "import importlib, sys\nsys.modules.update(torch=None, safetensors=None)"
     code = f"{missing}\nfor name in {light}: importlib.import_module(name)"
     done = python(code)

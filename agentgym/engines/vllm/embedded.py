@@ -16,7 +16,11 @@ from agentgym.errors import ConfigError
 
 __all__ = ["CPU_ENVIRONMENT", "EmbeddedVllm"]
 
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+CPU_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_ATTN_SPLIT_KV": "0",  # how keys are split depends on the requests in flight, and logprobs on that
+}
 """The variables of vLLM on a machine without a GPU."""
 _EXTENSION = "agentgym.engines.vllm.worker_extension.WeightWorker"
 

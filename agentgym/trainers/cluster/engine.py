@@ -17,16 +17,24 @@ from agentgym.errors import EngineError
 from agentgym.model.published_weights import Weights
 from agentgym.trainers.cluster.actors import Actor, ActorLost, ParcelLost
 from agentgym.trainers.cluster.board import BoardKeeper, Posted
-from agentgym.trainers.cluster.engine_actor import EngineFacts
 from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.parts.parts import LearnerLost
 
-__all__ = ["ClusterEngine", "Engines"]
+__all__ = ["ClusterEngine", "EngineFacts", "Engines"]
 
 READY_S = 5.0
 """The seconds within which a live engine reports that it is ready."""
 POLL_S = 0.5
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """The facts that are known of a started engine."""
+
+    vocab_size: int
+    context_window: int
+    dtype: str
 
 
 @dataclass(frozen=True, eq=False)

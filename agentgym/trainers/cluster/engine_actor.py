@@ -1,4 +1,7 @@
-"""An engine in an actor: a model in its process, or a server on its node that the actor owns."""
+"""An engine in an actor: a model in its process, or a server on its node that the actor owns.
+
+Imports torch in that process alone, since whoever calls the actor imports this module.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
@@ -16,24 +20,17 @@ from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import EngineError
 from agentgym.trainers.cluster.actors import Actor, ActorLost, restore_path, was_restarted
 from agentgym.trainers.cluster.board import Posted, report_warnings
-from agentgym.trainers.cluster.inner_engine import InnerEngine, Part, open_inner
-from agentgym.trainers.cluster.weight_store import HeldWeights
+from agentgym.trainers.cluster.engine import EngineFacts
 
-__all__ = ["EngineActor", "EngineFacts"]
+if TYPE_CHECKING:
+    from agentgym.trainers.cluster.inner_engine import InnerEngine, Part
+
+__all__ = ["EngineActor"]
 
 _log = logging.getLogger(__name__)
 NEWEST_S = 30.0
 """The seconds that a restarted engine waits for weights on the board, which may be restarting too."""
 POLL_S = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineFacts:
-    """The facts that are known of a started engine."""
-
-    vocab_size: int
-    context_window: int
-    dtype: str
 
 
 class EngineActor:
@@ -44,6 +41,8 @@ class EngineActor:
     """
 
     def __init__(self, label: str, part: Part, board: Actor) -> None:
+        from agentgym.trainers.cluster.weight_store import HeldWeights
+
         report_warnings(label, board)
         restore_path()
         self._label = label
@@ -156,6 +155,8 @@ class EngineActor:
 
     async def _open_engine(self) -> InnerEngine:
         """Returns the engine, with the newest weights if it did not start with the run."""
+        from agentgym.trainers.cluster.inner_engine import open_inner
+
         inner, is_first = self._inner, self._inner is None and not was_restarted()
         if inner is None:
             folder = await asyncio.to_thread(self._part.files.folder, self._part.folder)

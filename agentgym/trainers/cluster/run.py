@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from agentgym.trainers.cluster.actors import Actor, ActorLost, Cluster
 from agentgym.trainers.cluster.board import Board, BoardKeeper
 from agentgym.trainers.cluster.cluster_learner import ClusterLearner
-from agentgym.trainers.cluster.engine import ClusterEngine, Engines
-from agentgym.trainers.cluster.engine_actor import EngineActor, EngineFacts
+from agentgym.trainers.cluster.engine import ClusterEngine, EngineFacts, Engines
+from agentgym.trainers.cluster.engine_actor import EngineActor
 from agentgym.trainers.cluster.episodes import Cast, ClusterStage, EpisodeActor
 from agentgym.trainers.cluster.inner_engine import Part
 from agentgym.trainers.cluster.node_files import ONE_NODE, FileServer, NodeFiles

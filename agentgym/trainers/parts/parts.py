@@ -1,17 +1,22 @@
-"""The parts of a run: its engine, its learner and the stage that plays its episodes."""
+"""The parts of a run: its engine, its learner and the stage that plays its episodes.
+
+Needs no torch, since workers of a cluster have none.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.errors import AgentGymError
-from agentgym.model.language_model import LanguageModel
-from agentgym.trainers.learner.policy_learner import PolicyLearner
 from agentgym.trainers.parts.stage import Stage
+
+if TYPE_CHECKING:
+    from agentgym.model.language_model import LanguageModel
+    from agentgym.trainers.learner.policy_learner import PolicyLearner
 
 __all__ = ["LearnerLost", "Origin", "RunParts", "SnapshotContent", "TrainedWeights"]
 
