@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from agentgym.engines.servers.http import HttpRefusal
-from agentgym.engines.weights.transports import Invitation, UpdateEnd
+from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.transports import UpdateEnd
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from agentgym.engines.servers.gpus import opens_handles
 from agentgym.engines.vllm.api import VllmTransport
-from agentgym.engines.weights.transports import Invitation, UpdateEnd
+from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.transports import UpdateEnd
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,53 +1,57 @@
-"""New weights by collective broadcast: the trainer is rank 0 of a process group that it shares with a server."""
+"""New weights by collective broadcast: the trainer is rank 0 of a process group that it shares with engines."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Backend, GroupName, PrefixStore, _new_process_group_helper, _world
 
+from agentgym.engines.weights.invitation import Invitation
 from agentgym.errors import EngineError
 
 __all__ = ["WeightBroadcast"]
 
 
 class WeightBroadcast:
-    """Rank 0 of a process group of its own, independent of the trainer's groups.
+    """A rank of a process group of its own, independent of the trainer's groups; rank 0 sends, the others receive.
 
-    NCCL for tensors on a GPU (untested there), Gloo for those on CPU. `join` waits until the other ranks have joined,
-    who need `address`, `port`, `group_name`.
+    NCCL for tensors on a GPU (untested there), Gloo for those on CPU.
     """
 
-    def __init__(self, num_ranks: int, backend: str, group_name: str, timeout_s: float) -> None:
-        self.address = "127.0.0.1" if backend == "gloo" else socket.gethostbyname(socket.gethostname())
-        self.group_name = group_name
-        self.backend = backend
-        self.num_ranks = num_ranks
-        self._timeout = timedelta(seconds=timeout_s)
+    def __init__(self, invitation: Invitation, rank: int = 0) -> None:
+        self.invitation = invitation
+        """The group, for the other ranks."""
+        self._rank = rank
         self._thread = ThreadPoolExecutor(1, "agentgym-broadcast")
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            self.address, 0, num_ranks, True, self._timeout, wait_for_workers=False
-        )
+        self._store: Any = None
         self._group: dist.ProcessGroup | None = None
 
-    @property
-    def port(self) -> int:
-        """The port of the store, for the other ranks."""
-        return int(self._store.port)
+    @classmethod
+    def begin(cls, num_ranks: int, backend: str, address: str | None = None) -> WeightBroadcast:
+        """Returns rank 0 of a new group, which others may join; `address` is where they reach this process's node."""
+        address = address or ("127.0.0.1" if backend == "gloo" else socket.gethostbyname(socket.gethostname()))
+        name = f"agentgym-{secrets.token_hex(4)}"
+        group = cls(Invitation(address=address, port=0, num_ranks=num_ranks, name=name, backend=backend))
+        group._open_store()
+        group.invitation = replace(group.invitation, port=int(group._store.port))
+        return group
 
     async def join(self) -> None:
         """Forms the group; raises EngineError if the others do not join in time."""
         await self._run(self._join)
 
-    async def send(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcasts the tensors one by one, in order; the others receive as many of the same shapes."""
-        await self._run(lambda: self._send(tensors))
+    async def share(self, tensors: Sequence[Tensor]) -> None:
+        """Broadcasts contiguous tensors one by one, in order; ranks other than 0 overwrite theirs of these shapes."""
+        await self._run(lambda: self._share(tensors))
 
     def close(self) -> None:
         """Leaves the group; a second call does nothing."""
@@ -56,26 +60,38 @@ class WeightBroadcast:
             dist.destroy_process_group(group)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    def _open_store(self) -> None:
+        given, is_first = self.invitation, self._rank == 0
+        timeout = timedelta(seconds=given.timeout_s)
+        make: Any = dist.TCPStore  # type: ignore[attr-defined]
+        self._store = make(given.address, given.port, given.num_ranks, is_first, timeout, wait_for_workers=False)
+
     def _join(self) -> None:
+        given = self.invitation
+        if self._store is None:
+            self._open_store()
         # The public constructor makes the process's only default group, which a trainer may have or need for itself.
         group, _ = _new_process_group_helper(
-            self.num_ranks,
-            0,
+            given.num_ranks,
+            self._rank,
             [],
-            Backend(self.backend),
-            PrefixStore(self.group_name, self._store),
-            group_name=GroupName(self.group_name),
-            timeout=self._timeout,
+            Backend(given.backend),
+            PrefixStore(given.name, self._store),
+            group_name=GroupName(given.name),
+            timeout=timedelta(seconds=given.timeout_s),
         )
-        _world.pg_group_ranks[group] = {rank: rank for rank in range(self.num_ranks)}
+        _world.pg_group_ranks[group] = {rank: rank for rank in range(given.num_ranks)}
         self._group = group
 
-    def _send(self, tensors: Sequence[Tensor]) -> None:
+    def _share(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
-            dist.broadcast(tensor.contiguous(), src=0, group=self._group)
+            dist.broadcast(tensor, src=0, group=self._group)
 
-    async def _run(self, work: object) -> None:
+    async def _run(self, work: Callable[[], None]) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, work)  # type: ignore[arg-type]
+            await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return
         except (RuntimeError, ValueError) as error:
-            raise EngineError(f"the weights could not be broadcast: {error}") from error
+            reason = str(error)
+        # Without its cause, whose frames would keep connections open, for the end of which other ranks wait.
+        raise EngineError(f"the weights could not be broadcast: {reason}")

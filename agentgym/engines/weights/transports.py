@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, suppress
@@ -12,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
 
 from agentgym.engines.protocol import WeightSync
+from agentgym.engines.weights.invitation import Invitation
 from agentgym.errors import EngineError
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from agentgym.engines.weights.broadcast import WeightBroadcast
 
-__all__ = ["Invitation", "Receiver", "UpdateEnd", "WeightPath", "weight_path"]
-
-_JOIN_S = 120.0
+__all__ = ["Receiver", "UpdateEnd", "WeightPath", "weight_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +30,6 @@ class UpdateEnd:
     """The policy version of the weights from then on."""
     flush: bool
     """True if the prefix cache is emptied with it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Invitation:
-    """The process group that an engine's ranks join, of which the trainer is rank 0.
-
-    Example: `Invitation(address="127.0.0.1", port=29500, num_ranks=2, name="agentgym-1f", backend="gloo")`.
-    """
-
-    address: str
-    """The address of the store at which all ranks meet, with its `port`."""
-    port: int
-    num_ranks: int
-    """The number of ranks, including the trainer's."""
-    name: str
-    backend: str
-    """The backend, `nccl` or `gloo`."""
-    timeout_s: float = _JOIN_S
 
 
 class Receiver(Protocol):
@@ -174,8 +154,8 @@ class _Broadcast:
         async with self.receiver.update():
             for part in portions(weights, self.max_bytes):
                 num_sent += len(part)
-                order = self.receiver.receive(part, group.group_name, end if num_sent == len(weights) else None)
-                await asyncio.gather(order, group.send(list(part.values())))
+                order = self.receiver.receive(part, group.invitation.name, end if num_sent == len(weights) else None)
+                await asyncio.gather(order, group.share([tensor.contiguous() for tensor in part.values()]))
             sent = time.perf_counter()
         return WeightSync(
             version=end.version,
@@ -191,20 +171,16 @@ class _Broadcast:
         group, self._group = self._group, None
         if group is not None:
             with suppress(EngineError):  # an engine that is gone has left it
-                await self.receiver.leave(group.group_name)
+                await self.receiver.leave(group.invitation.name)
             group.close()
 
     async def _join_group(self, weights: Mapping[str, Tensor]) -> WeightBroadcast:
         from agentgym.engines.weights.broadcast import WeightBroadcast
 
         backend = "nccl" if all(tensor.is_cuda for tensor in weights.values()) else "gloo"
-        name = f"agentgym-{secrets.token_hex(4)}"
-        group = WeightBroadcast(1 + self.receiver.num_ranks, backend, name, timeout_s=_JOIN_S)
-        invitation = Invitation(
-            address=group.address, port=group.port, num_ranks=group.num_ranks, name=name, backend=backend
-        )
+        group = WeightBroadcast.begin(1 + self.receiver.num_ranks, backend)
         try:
-            await asyncio.gather(self.receiver.join(invitation), group.join())
+            await asyncio.gather(self.receiver.join(group.invitation), group.join())
         except BaseException:
             group.close()
             raise

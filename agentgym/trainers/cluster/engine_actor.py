@@ -18,9 +18,10 @@ from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import EngineError
-from agentgym.trainers.cluster.actors import Actor, ActorLost, restore_path, was_restarted
+from agentgym.trainers.cluster.actors import Actor, ActorLost, own_node, restore_path, was_restarted
 from agentgym.trainers.cluster.board import Posted, report_warnings
 from agentgym.trainers.cluster.engine import EngineFacts
+from agentgym.trainers.cluster.shipment import Seat
 
 if TYPE_CHECKING:
     from agentgym.trainers.cluster.inner_engine import InnerEngine, Part
@@ -116,13 +117,17 @@ class EngineActor:
         async with self._engine_that_answers() as inner:
             await inner.prepare()
 
-    async def update(self, posted: Posted) -> tuple[WeightSync, dict[str, str]]:
+    async def place(self) -> tuple[str, str | None]:
+        """Returns the node of this process, and the group from which it has weights by broadcast."""
+        return own_node(), self._weights.group_name
+
+    async def update(self, posted: Posted, seat: Seat | None = None) -> tuple[WeightSync, dict[str, str]]:
         """Loads shipped weights and returns the digests of the loaded weights, for the caller to compare.
 
-        A server compares them itself. The weights are fetched while the engine samples.
+        A server compares them itself. The weights are fetched while the engine samples; with a seat they are broadcast.
         """
         async with self._engine_that_answers() as inner:
-            return await self._take(inner, posted)
+            return await self._take(inner, posted, seat)
 
     async def catch_up(self) -> None:
         """Takes the newest weights if it has older ones, and resumes; it may have missed an update."""
@@ -178,10 +183,12 @@ class EngineActor:
                 await asyncio.sleep(POLL_S)
         return posted
 
-    async def _take(self, inner: InnerEngine, posted: Posted) -> tuple[WeightSync, dict[str, str]]:
+    async def _take(
+        self, inner: InnerEngine, posted: Posted, seat: Seat | None = None
+    ) -> tuple[WeightSync, dict[str, str]]:
         async with self._taking:
             started = time.perf_counter()
-            tensors, num_bytes = await self._weights.take(posted.shipment)
+            tensors, num_bytes = await self._weights.take(posted.shipment, seat)
             fetched = time.perf_counter()
             sync, digests = await inner.take(tensors, posted.version, is_paused=self._is_paused)
             self._version = posted.version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,10 +13,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from agentgym.engines.weights.buckets import cast_tensor
+from agentgym.engines.weights.invitation import Invitation
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import model_folder
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.cluster.actors import Actor
+from agentgym.trainers.cluster.bucket_broadcast import BucketSender
 from agentgym.trainers.cluster.rank_process import Beginning, RankCopy, RankProcess, SavingRank
 from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.cluster.weight_store import store_weights
@@ -46,6 +49,7 @@ class RankActor(SavingRank):
         """Joins the other ranks and makes the learner; returns the process id."""
         config, learner = beginning.config, self._join(beginning)
         self._is_colocated, self._has_deltas = config.ray.layout == "colocated", config.ray.deltas
+        self._sender = BucketSender(on_gpu=bool(config.ray.gpus_per_learner and config.ray.gpus_per_engine))
         lora = learner.lora if learner.lora.rank else None
         # Adapters are put on the weights that the run began with, and are not in the folder that it resumes from.
         folder = beginning.model_folder if lora is None else beginning.reference_folder
@@ -92,6 +96,15 @@ class RankActor(SavingRank):
         if self._is_colocated:
             torch.cuda.empty_cache()  # an engine on this GPU takes its memory back
         return self._shipment
+
+    def invite(self, num_ranks: int) -> Invitation:
+        """Begins a group to which this rank broadcasts what it shipped."""
+        return self._sender.invite(num_ranks)
+
+    def send(self) -> None:
+        """Broadcasts the weights that were shipped last; raises EngineError if another process is gone."""
+        assert self._shipment is not None, "it is rank 0, and has shipped"
+        asyncio.run(self._sender.send(self._shipment))
 
     def _store(self, dtype: str | None, **options: Any) -> Shipment | None:
         """Gathers the weights of all ranks, in this type or their own, and stores them if this is rank 0."""

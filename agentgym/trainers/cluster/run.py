@@ -57,7 +57,8 @@ async def open_cluster(
     stage = ClusterStage(config, workers)
     stack.push_async_callback(engine.close)
     stack.push_async_callback(stage.close)
-    return RunParts(engine, stage, learner, ClusterWeights(engine, learner, origin.model.to_hf()))
+    weights = ClusterWeights(engine, learner, origin.model.to_hf(), broadcast=config.ray.broadcast)
+    return RunParts(engine, stage, learner, weights)
 
 
 def _open_files(origin: Origin, cluster: Cluster) -> NodeFiles:

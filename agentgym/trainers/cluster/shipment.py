@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agentgym.engines.weights.invitation import Invitation
 from agentgym.trainers.cluster.actors import Parcel
 
-__all__ = ["Bucket", "Delta", "PackedTensor", "Shipment"]
+__all__ = ["Bucket", "Delta", "PackedTensor", "Seat", "Shipment"]
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,11 @@ class Shipment:
     """The name under which the next shipment refers to this one, if it is to have deltas."""
     base: str | None = None
     """The name of the shipment that the deltas are the changes of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seat:
+    """An engine's place in the group to which rank 0 of the learner broadcasts weights."""
+
+    invitation: Invitation
+    rank: int

@@ -12,7 +12,6 @@ import logging
 import re
 import secrets
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -25,9 +24,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from agentgym.engines.weights.buckets import fused_digests
+from agentgym.errors import EngineError
 from agentgym.model.model_folder import write_model_config
 from agentgym.trainers.cluster.actors import Parcel, own_node
-from agentgym.trainers.cluster.shipment import Bucket, Delta, PackedTensor, Shipment
+from agentgym.trainers.cluster.bucket_broadcast import BucketListener, as_tensor
+from agentgym.trainers.cluster.shipment import Bucket, Delta, PackedTensor, Seat, Shipment
 from agentgym.types import JSON
 
 __all__ = ["HeldWeights", "read_weights", "store_weights", "write_weights"]
@@ -75,24 +76,35 @@ def store_weights(
 
 
 class HeldWeights:
-    """The weights that an engine took last, if it is on another node and later ones may be changes of them."""
+    """The weights that an engine took last, if it is on another node and has them by broadcast or as changes."""
 
     def __init__(self) -> None:
         self._name: str | None = None
         self._packed: list[NDArray[Any]] = []
+        self._listener = BucketListener()
 
-    async def take(self, shipment: Shipment) -> tuple[dict[str, Tensor], int | None]:
+    @property
+    def group_name(self) -> str | None:
+        """The group from which this process has weights by broadcast."""
+        return self._listener.group_name
+
+    async def take(self, shipment: Shipment, seat: Seat | None = None) -> tuple[dict[str, Tensor], int | None]:
         """Returns the weights, which hold until the next call, and the bytes fetched, or None if they were not counted.
 
-        Where the held weights with their changes have other digests than the shipment, it logs so and fetches all.
+        With a seat they come by broadcast. Where that fails, or they or the held weights with their changes have other
+        digests than the shipment, it logs so and fetches all.
         """
-        if shipment.name is None or shipment.node == own_node():
+        if shipment.node == own_node():
+            return await read_weights(shipment), None
+        if seat is not None and (heard := await self._hear(shipment, seat)) is not None:
+            return heard, None
+        if shipment.name is None:
             return await read_weights(shipment), None
         base, self._name = self._name, None
         fetched = 0
         if base is not None and base == shipment.base:
             fetched = await self._change(shipment)
-            weights = self._weights(shipment)
+            weights = _unpack_all(shipment, self._packed)
             if await asyncio.to_thread(fused_digests, weights) == shipment.digests:
                 self._name = shipment.name
                 return weights, fetched
@@ -100,7 +112,19 @@ class HeldWeights:
         arrays = await _open_all([bucket.parcel for bucket in shipment.buckets])
         self._packed = await asyncio.to_thread(lambda: [array.copy() for array in arrays])
         self._name = shipment.name
-        return self._weights(shipment), fetched + sum(array.nbytes for array in arrays)
+        return _unpack_all(shipment, self._packed), fetched + sum(array.nbytes for array in arrays)
+
+    async def _hear(self, shipment: Shipment, seat: Seat) -> dict[str, Tensor] | None:
+        """Returns the weights that are broadcast, or None if they do not arrive."""
+        try:
+            weights = _unpack_all(shipment, await self._listener.receive(shipment, seat))
+        except EngineError as error:
+            _log.warning("%s; they are fetched from the object store", error)
+            return None
+        if await asyncio.to_thread(fused_digests, weights) == shipment.digests:
+            return weights
+        _log.warning("the weights that were broadcast are not those that were sent: all of them are fetched")
+        return None
 
     async def _change(self, shipment: Shipment) -> int:
         """Changes the held weights, and returns the bytes that this took."""
@@ -109,10 +133,6 @@ class HeldWeights:
         for bucket, array, own in zip(buckets, arrays, self._packed, strict=True):
             await asyncio.to_thread(_apply, bucket.delta, array, own)
         return sum(array.nbytes for array in arrays)
-
-    def _weights(self, shipment: Shipment) -> dict[str, Tensor]:
-        pairs = zip(shipment.buckets, self._packed, strict=True)
-        return {name: tensor for bucket, packed in pairs for name, tensor in _unpack(bucket, packed).items()}
 
 
 async def _open_all(parcels: Sequence[Parcel]) -> list[NDArray[Any]]:
@@ -124,9 +144,7 @@ async def read_weights(shipment: Shipment) -> dict[str, Tensor]:
 
     They are sent to the node first if they are on another one. Raises ParcelLost if they are gone.
     """
-    found = await _open_all([bucket.parcel for bucket in shipment.buckets])
-    pairs = zip(shipment.buckets, found, strict=True)
-    return {name: tensor for bucket, packed in pairs for name, tensor in _unpack(bucket, packed).items()}
+    return _unpack_all(shipment, await _open_all([bucket.parcel for bucket in shipment.buckets]))
 
 
 def write_weights(shipment: Shipment, config: Mapping[str, JSON], folder: Path) -> None:
@@ -208,17 +226,16 @@ def _apply(delta: Delta | None, content: NDArray[Any], packed: NDArray[Any]) -> 
 def _elements(packed: NDArray[Any], element_bytes: int) -> Tensor:
     """Returns the bytes of a bucket as integers of so many bytes."""
     dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32}[element_bytes]
-    return _as_tensor(packed).view(dtype)
+    return as_tensor(packed).view(dtype)
 
 
-def _as_tensor(packed: NDArray[Any]) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(packed)
+def _unpack_all(shipment: Shipment, arrays: Sequence[NDArray[Any]]) -> dict[str, Tensor]:
+    pairs = zip(shipment.buckets, arrays, strict=True)
+    return {name: tensor for bucket, packed in pairs for name, tensor in _unpack(bucket, packed).items()}
 
 
 def _unpack(bucket: Bucket, packed: NDArray[Any]) -> dict[str, Tensor]:
-    whole = _as_tensor(packed)
+    whole = as_tensor(packed)
     return {
         place.name: whole[place.start : place.start + place.num_bytes]
         .view(getattr(torch, place.dtype))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from agentgym.engines.weights.buckets import portions
-from agentgym.engines.weights.transports import Invitation, UpdateEnd, weight_path
+from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.transports import UpdateEnd, weight_path
 from agentgym.errors import EngineError
 
 END = UpdateEnd(3, flush=True)

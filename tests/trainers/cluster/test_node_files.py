@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ray.cluster_utils import Cluster
 from agentgym.embedded import embedded_folder
 from agentgym.errors import EngineError
 from agentgym.trainers.cluster import node_files
+from agentgym.trainers.cluster.engine import ClusterEngine
 from agentgym.trainers.cluster.node_files import FileServer, NodeFiles
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
@@ -152,15 +153,28 @@ def far_cluster(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_run_on_nodes_without_a_common_file_system_has_the_bytes_of_a_local_one(
-    far_cluster: str, small_run: TrainConfig, tmp_path: Path
+    far_cluster: str,
+    small_run: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """It gets weights as changes, and after it was resumed by broadcast."""
+    begin, broadcasts = ClusterEngine._begin_broadcast, []
+
+    async def counted(self: ClusterEngine, *arguments: Any) -> Any:
+        sending = await begin(self, *arguments)
+        broadcasts.append(sending is not None)
+        return sending
+
+    monkeypatch.setattr(ClusterEngine, "_begin_broadcast", counted)
     model = shutil.copytree(embedded_folder(), tmp_path / "model")
     run = replace(
         small_run,
         env="TextGame-v0",
         env_kwargs={"level": 1},
         model=str(model),
-        steps=2,
+        steps=3,
         tasks=2,
         group_size=4,
         learner=replace(small_run.learner, shares=2),
@@ -173,7 +187,10 @@ def test_a_run_on_nodes_without_a_common_file_system_has_the_bytes_of_a_local_on
     )
     spread = replace(run, executor="ray", ray=cluster, steps=1)
     Trainer(spread, tmp_path / "ray").fit()
-    Trainer.load(tmp_path / "ray", steps=2).fit()
+    caplog.clear()
+    Trainer.load(tmp_path / "ray", steps=3, ray=asdict(replace(cluster, deltas=False, broadcast=True))).fit()
+    assert broadcasts and all(broadcasts)
+    assert "weights" not in caplog.text, "none was fetched for want of a broadcast"
     losses = [
         [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("local", "ray")
@@ -181,5 +198,5 @@ def test_a_run_on_nodes_without_a_common_file_system_has_the_bytes_of_a_local_on
     assert losses[0] == losses[1]
     copies = list(Path(tempfile.gettempdir()).glob("agentgym-files-*/*"))
     assert any((copy / "model.safetensors").exists() for copy in copies), "the far node has fetched the model"
-    checkpoint = tmp_path / "ray" / "checkpoints" / "step-000002" / "learner"
+    checkpoint = tmp_path / "ray" / "checkpoints" / "step-000003" / "learner"
     assert {file.name[:4] for file in checkpoint.glob("*.distcp")} == {"__0_", "__1_"}
