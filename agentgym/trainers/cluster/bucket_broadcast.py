@@ -64,7 +64,8 @@ class BucketSender(_Member):
         """Sends all buckets; raises EngineError if another rank does not join, or is gone."""
         for bucket in shipment.buckets:
             assert self._group is not None, "others were invited"
-            await self._share(self._group, [_on_device(bucket.parcel.take(), self._on_gpu)])
+            tensor = as_tensor(bucket.parcel.take())
+            await self._share(self._group, [tensor.cuda() if self._on_gpu else tensor])
 
 
 @dataclass
@@ -87,23 +88,18 @@ class BucketListener(_Member):
         sizes = [_size_of(bucket) for bucket in shipment.buckets]
         if [len(array) for array in self._arrays] != sizes:
             self._arrays = [np.empty(size, np.uint8) for size in sizes]
-        on_gpu = seat.invitation.backend == "nccl"
+        device = "cuda" if seat.invitation.backend == "nccl" else "cpu"
         for array in self._arrays:
-            tensor = _on_device(array, on_gpu)
+            memory = torch.from_numpy(array)
+            tensor = memory if device == "cpu" else torch.empty_like(memory, device=device)
             assert self._group is not None
             await self._share(self._group, [tensor])
-            if on_gpu:
-                torch.from_numpy(array).copy_(tensor)
+            memory.copy_(tensor)
         return self._arrays
 
 
 def _size_of(bucket: Bucket) -> int:
     return bucket.tensors[-1].start + bucket.tensors[-1].num_bytes
-
-
-def _on_device(array: NDArray[Any], on_gpu: bool) -> Tensor:
-    tensor = as_tensor(array)
-    return tensor.cuda() if on_gpu else tensor
 
 
 def as_tensor(packed: NDArray[Any]) -> Tensor:
