@@ -7,9 +7,7 @@ the ranks' own collectives take. A bucket is on a GPU at a time.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,21 +21,26 @@ from agentgym.trainers.cluster.shipment import Bucket, Seat, Shipment
 
 __all__ = ["BucketListener", "BucketSender", "as_tensor"]
 
-Arrays: TypeAlias = "list[NDArray[Any]]"
-
 
 class _Member:
-    """A process in the group, which is joined with the first broadcast and left after a failed one."""
+    """A process in the group, which it joins with the first broadcast and leaves after a failed one."""
 
-    _group: WeightBroadcast | None = None
-    _has_joined = False
+    def __init__(self) -> None:
+        self._group: WeightBroadcast | None = None
+        self._has_joined = False
 
-    async def _share(self, group: WeightBroadcast, tensors: Sequence[Tensor]) -> None:
+    def _enter(self, group: WeightBroadcast) -> None:
+        self._leave()
+        self._group = group
+
+    async def _share(self, tensor: Tensor) -> None:
+        group = self._group
+        assert group is not None, "it was entered"
         try:
             if not self._has_joined:
                 await group.join()
                 self._has_joined = True
-            await group.share(tensors)
+            await group.share([tensor])
         except BaseException:
             self._leave()
             raise
@@ -52,48 +55,45 @@ class BucketSender(_Member):
     """Rank 0 of the learner, which has stored the weights."""
 
     def __init__(self, *, on_gpu: bool) -> None:
-        self._on_gpu = on_gpu
+        super().__init__()
+        self._backend = "nccl" if on_gpu else "gloo"
 
     def invite(self, num_ranks: int) -> Invitation:
         """Begins a new group of so many ranks, this one included, and leaves the one before."""
-        self._leave()
-        self._group = WeightBroadcast.begin(num_ranks, "nccl" if self._on_gpu else "gloo", own_address())
-        return self._group.invitation
+        group = WeightBroadcast.begin(num_ranks, self._backend, own_address())
+        self._enter(group)
+        return group.invitation
 
     async def send(self, shipment: Shipment) -> None:
         """Sends all buckets; raises EngineError if another rank does not join, or is gone."""
         for bucket in shipment.buckets:
-            assert self._group is not None, "others were invited"
             tensor = as_tensor(bucket.parcel.take())
-            await self._share(self._group, [tensor.cuda() if self._on_gpu else tensor])
+            await self._share(tensor.cuda() if self._backend == "nccl" else tensor)
 
 
-@dataclass
 class BucketListener(_Member):
     """An engine on another node. Its memory for weights is that of the broadcast before."""
 
-    def __post_init__(self) -> None:
-        self._arrays: Arrays = []
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrays: list[NDArray[Any]] = []
 
     @property
     def group_name(self) -> str | None:
         """The group that this process is in."""
         return None if self._group is None else self._group.invitation.name
 
-    async def receive(self, shipment: Shipment, seat: Seat) -> Arrays:
+    async def receive(self, shipment: Shipment, seat: Seat) -> list[NDArray[Any]]:
         """Returns the bytes of all buckets, until the next call; raises EngineError if they do not arrive."""
         if self.group_name != seat.invitation.name:
-            self._leave()
-            self._group = WeightBroadcast(seat.invitation, seat.rank)
+            self._enter(WeightBroadcast(seat.invitation, seat.rank))
         sizes = [_size_of(bucket) for bucket in shipment.buckets]
         if [len(array) for array in self._arrays] != sizes:
             self._arrays = [np.empty(size, np.uint8) for size in sizes]
         device = "cuda" if seat.invitation.backend == "nccl" else "cpu"
-        for array in self._arrays:
-            memory = torch.from_numpy(array)
+        for memory in map(torch.from_numpy, self._arrays):
             tensor = memory if device == "cpu" else torch.empty_like(memory, device=device)
-            assert self._group is not None
-            await self._share(self._group, [tensor])
+            await self._share(tensor)
             memory.copy_(tensor)
         return self._arrays
 
