@@ -12,10 +12,9 @@ extern "C" void pack_float32(const float* weight, int64_t outer, int64_t inner, 
 extern "C" void multiply_float32(const float* weight, int64_t outer, int64_t inner, int64_t outer_stride,
                                  int64_t inner_stride, const Unit* packed, const float* x, int64_t num_rows,
                                  const float* added, float* out, int64_t num_threads) {
-    multiply<float>(x, num_rows, {weight, outer, inner, outer_stride, inner_stride}, packed, added, out, num_threads);
+    multiply(x, num_rows, {weight, outer, inner, outer_stride, inner_stride}, packed, added, out, num_threads);
 }
 
-#if defined(__AVX512BF16__)
 extern "C" void pack_bfloat16(const uint16_t* weight, int64_t outer, int64_t inner, int64_t outer_stride,
                               int64_t inner_stride, Unit* packed) {
     pack<uint16_t>({weight, outer, inner, outer_stride, inner_stride}, packed);
@@ -24,7 +23,5 @@ extern "C" void pack_bfloat16(const uint16_t* weight, int64_t outer, int64_t inn
 extern "C" void multiply_bfloat16(const uint16_t* weight, int64_t outer, int64_t inner, int64_t outer_stride,
                                   int64_t inner_stride, const Unit* packed, const uint16_t* x, int64_t num_rows,
                                   const uint16_t* added, uint16_t* out, int64_t num_threads) {
-    multiply<uint16_t>(x, num_rows, {weight, outer, inner, outer_stride, inner_stride}, packed, added, out,
-                       num_threads);
+    multiply(x, num_rows, {weight, outer, inner, outer_stride, inner_stride}, packed, added, out, num_threads);
 }
-#endif

@@ -1,7 +1,7 @@
 """Products of rows with weights for the in-process engine: the bits of a row do not depend on the other rows.
 
-On a CPU they are compiled for the machine (`row_products.cpp`), in float32, and in bfloat16 where the processor
-multiplies it. Without a C++ compiler they are oneDNN's.
+On a CPU they are compiled for the machine (`row_products.cpp`), in float32 and bfloat16, and oneDNN's without a C++
+compiler.
 
 The compiled product reads a weight in an order of its own, which takes half of the time of a step with few rows. An
 engine may have copies in that order kept (`keep_packed`), which are made again when the weight changes.
@@ -119,7 +119,7 @@ def _kernel_for(like: Tensor) -> _Kernel | None:
 
 @functools.cache
 def _kernel(dtype: torch.dtype, cxx: str | None) -> _Kernel | None:
-    """Compiles and loads the source; returns None if it cannot, and for dtypes that the processor does not multiply."""
+    """Compiles and loads the source; returns None if it cannot."""
     if cpp_compiler() is None:
         return None
     try:
@@ -127,9 +127,7 @@ def _kernel(dtype: torch.dtype, cxx: str | None) -> _Kernel | None:
     except OSError as error:  # a compiler is not needed to continue
         _log.warning("%s; products are computed by oneDNN, slower", error)
         return None
-    multiply, pack = (getattr(library, f"{name}_{_BY_NAME[dtype]}", None) for name in ("multiply", "pack"))
-    if multiply is None or pack is None:
-        return None
+    multiply, pack = (getattr(library, f"{name}_{_BY_NAME[dtype]}") for name in ("multiply", "pack"))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     described = [pointer, *[number] * 4]
     multiply.argtypes = [*described, pointer, pointer, number, pointer, pointer, number]

@@ -56,8 +56,6 @@ def multiplies(dtype: torch.dtype) -> bool:
 def test_a_row_has_the_bits_that_it_has_alone_whatever_the_sizes_and_the_copy(
     dtype: torch.dtype, num_rows: int, num_outputs: int, num_inputs: int, turned: bool, threads: int
 ) -> None:
-    if dtype == torch.bfloat16 and not multiplies(dtype):
-        pytest.skip(f"the processor does not multiply {dtype}")
     drawn = torch.Generator().manual_seed(num_rows)
     weight_OI = torch.randn(num_inputs, num_outputs, generator=drawn).to(dtype).t()
     weight_OI = weight_OI if turned else weight_OI.contiguous()
