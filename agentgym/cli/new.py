@@ -51,8 +51,8 @@ class NewRewardOptions(NewOptions):
     """Writes NAME.py and test_NAME.py, a reward function to start from, and shows what to try next."""
 
     task: Literal["math", "code", "qa"] | None = None
-    """What it scores: numbers (`math`), programs (`code`) or short answers (`qa`) of rows of data, with two to try.
-    Without it, any episode."""
+    """The replies that it scores: numbers (`math`), programs (`code`) or short answers (`qa`) of rows of data, with
+    two to try. Without it, any episode."""
 
 
 def main(args: Sequence[str]) -> int:

@@ -38,7 +38,7 @@ class JudgeConfig:
     endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
     """Model, key, time-outs, retries, rate limits."""
     unit: Literal["episode", "turn", "group"] = "episode"
-    """What one verdict scores: an `episode`, each `turn` of one, or the members of a `group`, which are ranked."""
+    """The subject of one verdict: an `episode`, each `turn` of one, or the members of a `group`, which are ranked."""
     rubric: str | Mapping[str, object] = ""
     """Criteria by name, each a text, or `text` and `weight`: a mapping, or the path of a YAML or JSON file with one.
     The verdict has a score for each, and their weighted mean is the reward."""

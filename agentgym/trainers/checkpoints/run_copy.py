@@ -39,7 +39,7 @@ class RunCopy:
         """Part of the names of pieces: those of an earlier process may hold lines that a resumed run dropped."""
         self._pieces: dict[str, list[str]] = {}
         self._sent: dict[str, int] = {}
-        """What was sent: the bytes of each growing file, the time (ns) of any other and of a checkpoint's manifest."""
+        """The bytes sent of each growing file, and the time (ns) of any other or of a checkpoint's manifest."""
 
     def begin(self, *, is_new: bool) -> None:
         """Checks that the address can be written and holds no other run; raises RunFolderError otherwise.

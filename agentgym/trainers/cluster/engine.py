@@ -130,17 +130,6 @@ class ActorReplica:
             raise HttpUnreachable(str(error)) from error
 
 
-class SenderLost(EngineError):
-    """The rank that broadcasts weights died."""
-
-
-async def _ask_sender(sender: Actor, method: str, *arguments: object) -> Any:
-    try:
-        return await sender.call(method, *arguments)
-    except ActorLost as error:
-        raise SenderLost(str(error)) from error
-
-
 def process_session(rid: str) -> str:
     """Returns the session of a request under a name that is unique to one process.
 
@@ -179,8 +168,8 @@ class ClusterEngine(ReplicatedEngine):
         assert self._keeper is not None
         posted = Posted(version, shipment)
         await self._keeper.post(posted)
-        for replica in self.replicas:
-            cast(ActorReplica, replica).posted = posted
+        for replica in cast("tuple[ActorReplica, ...]", self.replicas):
+            replica.posted, replica.seat = posted, None
         try:
             sending = sender and await self._begin_broadcast(shipment, sender)
             try:
@@ -188,7 +177,7 @@ class ClusterEngine(ReplicatedEngine):
             finally:
                 if sending:
                     await self._end_broadcast(sending)
-        except (ParcelLost, SenderLost) as error:
+        except (ParcelLost, ActorLost) as error:
             raise LearnerLost(f"weights of version {version} did not arrive: {error}") from error
         for index in set(range(len(self.replicas))) - set(self.router.alive):
             self._actors[index].tell("catch_up")  # it may be alive and have answered too late
@@ -207,16 +196,16 @@ class ClusterEngine(ReplicatedEngine):
             return None
         given, groups = self._invitation, {group for _, group in far}
         if given is None or groups != {given.name} or given.num_ranks != 1 + len(far):
-            given = self._invitation = await _ask_sender(sender, "invite", 1 + len(far))
+            given = self._invitation = await sender.call("invite", 1 + len(far))
         for rank, (replica, _) in enumerate(far, 1):
             replica.seat = Seat(given, rank)
-        return asyncio.ensure_future(_ask_sender(sender, "send"))
+        return asyncio.ensure_future(sender.call("send"))
 
     async def _end_broadcast(self, sending: asyncio.Task[None]) -> None:
         """Waits for the sender; if an engine was gone, there is a new group the next time."""
         try:
             await sending
-        except SenderLost:
+        except ActorLost:
             raise
         except EngineError as error:
             _log.warning("the learner could not send weights to all engines: %s", error)

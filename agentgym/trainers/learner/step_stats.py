@@ -38,7 +38,7 @@ class StepStats:
     mismatch_rms: float
     """The root of the mean square of the same, each up to 1 nat."""
     mismatch_p99: float
-    """What a hundredth of these tokens exceed, up to a factor of the root of 2."""
+    """The value that a hundredth of these tokens exceed, up to a factor of the root of 2."""
     mismatch_max: float
     mismatch_kl: float
     """An estimate of KL(engine || trainer) over the same tokens."""

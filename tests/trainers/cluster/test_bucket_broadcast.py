@@ -202,6 +202,9 @@ def test_engines_on_other_nodes_join_rank_0_once_and_anew_after_a_failure() -> N
         sender.failure = None
         await take(5)
         assert [method for method, _ in sender.calls][-3:] == ["send", "invite", "send"]
+        cast(Any, engine.replicas[2]).seat = Seat(await sender.call("invite", 3), 2)  # it died before it took it
+        await engine.take_shipment(Shipment(buckets=(), digests={}, gather_s=0.0, node="n0"), 5)
+        assert seats() == [None, None, None]
         sender.failure = ActorLost("rank 0 died")
         with pytest.raises(LearnerLost, match="rank 0 died"):
             await take(6)

@@ -84,7 +84,7 @@ void gate(const float* gates, const float* ups, int64_t width, float* out) {
 void multiply_all(const float* x, int64_t num_rows, const Matrix& m, const float* added, float* out,
                   int64_t num_threads) {
     multiply(x, num_rows, {m.numbers, m.outer, m.inner, m.outer_stride, m.inner_stride}, m.packed, added, out,
-                    num_threads);
+             num_threads);
 }
 
 class DecoderStep {

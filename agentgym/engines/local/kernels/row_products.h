@@ -34,7 +34,7 @@ typedef uint32_t Unit;
 template <typename T>
 constexpr int64_t PER_UNIT = sizeof(Unit) / sizeof(T);
 
-// What is done with a unit of the weight: `X` is the type of the rows' numbers, `TERMS` how many a unit is multiplied by.
+// The ways to multiply by a unit of the weight: `X` is the type of the rows' numbers, of which it takes `TERMS`.
 struct Float32 {
     typedef float X;
     static constexpr int64_t TERMS = 1;
@@ -138,10 +138,11 @@ void add_part(const typename Kind::X* x, int64_t num_rows, int64_t inner, const 
         const int64_t row = tile * ROWS, num = std::min<int64_t>(ROWS, num_rows - row);
         const typename Kind::X* own = x + row * inner;
         const Unit* from = next + tile * num_units * lines * 16;
-        if (tile * lines >= LINES || !lines) add_tile<Kind, 0>(num, own, inner, panel, num_units, sums + row * WIDE, next);
-        else if (lines == 1) add_tile<Kind, 1>(num, own, inner, panel, num_units, sums + row * WIDE, from);
-        else if (lines == 2) add_tile<Kind, 2>(num, own, inner, panel, num_units, sums + row * WIDE, from);
-        else add_tile<Kind, 4>(num, own, inner, panel, num_units, sums + row * WIDE, from);
+        float* const own_sums = sums + row * WIDE;
+        if (tile * lines >= LINES || !lines) add_tile<Kind, 0>(num, own, inner, panel, num_units, own_sums, next);
+        else if (lines == 1) add_tile<Kind, 1>(num, own, inner, panel, num_units, own_sums, from);
+        else if (lines == 2) add_tile<Kind, 2>(num, own, inner, panel, num_units, own_sums, from);
+        else add_tile<Kind, 4>(num, own, inner, panel, num_units, own_sums, from);
     }
 }
 
@@ -189,20 +190,11 @@ inline void multiply(const float* x, int64_t num_rows, const Weight<float>& weig
     multiply_as<Float32>(x, num_rows, weight, packed, added, out, num_threads);
 }
 
-// Whether the processor multiplies bfloat16 faster than floats: on Intel's, the instruction takes twice the time.
-inline bool multiplies_bfloat16() {
-#if defined(__AVX512BF16__)
-    static const bool is_fast = !__builtin_cpu_is("intel");
-    return is_fast;
-#else
-    return false;
-#endif
-}
-
 inline void multiply(const uint16_t* x, int64_t num_rows, const Weight<uint16_t>& weight, const Unit* packed,
                      const uint16_t* added, uint16_t* out, int64_t num_threads) {
 #if defined(__AVX512BF16__)
-    if (multiplies_bfloat16()) return multiply_as<Bfloat16>(x, num_rows, weight, packed, added, out, num_threads);
+    if (!__builtin_cpu_is("intel"))  // whose instruction takes twice the time of floats
+        return multiply_as<Bfloat16>(x, num_rows, weight, packed, added, out, num_threads);
 #endif
     const int64_t count = num_rows * weight.inner;
     const std::unique_ptr<float[]> wide(new float[count]);
