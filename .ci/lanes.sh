@@ -2,15 +2,24 @@
 #
 #   part NAME SECONDS COMMAND...   runs a command, for so long at most; only inside a lane
 #   side_by_side LANE...           runs functions that run parts; the first part that fails ends all and the script
+#   print_parts                    prints how long each part took
 
 logs=$(mktemp -d)
 lanes=()
 running=
 
+count_cpu() { # sets cpu_s to the CPU seconds of all processes that this shell has waited for
+    local file=$logs/.times.$BASHPID
+    times >"$file" # in a pipe or a substitution it would be that of another shell
+    cpu_s=$(awk -F'[ms ]' 'NR == 2 { printf "%d", $1 * 60 + $2 + $4 * 60 + $5 }' "$file")
+}
+
 part() { # part NAME SECONDS COMMAND...: prints the output when it ends, so that two lanes do not mix theirs
-    local limit=$2 status=0 started=$SECONDS
+    local limit=$2 status=0 started=$SECONDS cpu_s cpu_before_s
     name=$1
     shift 2
+    count_cpu
+    cpu_before_s=$cpu_s
     {
         flock 9
         printf '\n==> %s: %s\n' "$name" "$*"
@@ -19,17 +28,27 @@ part() { # part NAME SECONDS COMMAND...: prints the output when it ends, so that
     running=$!
     wait "$running" || status=$?
     running=
+    count_cpu
     {
         flock 9
         printf '\n==> output of %s:\n' "$name"
         cat "$logs/$name"
         case $status in
-        0) printf '==> %s: passed in %s s\n' "$name" "$((SECONDS - started))" ;;
+        0)
+            printf '==> %s: passed in %s s\n' "$name" "$((SECONDS - started))"
+            printf '%-24s %6d %6d\n' "$name" "$((SECONDS - started))" "$((cpu_s - cpu_before_s))" >>"$logs/.parts"
+            ;;
         124) printf '==> %s: stopped after %s s\n' "$name" "$limit" ;;
         *) printf '==> %s: failed with exit status %s\n' "$name" "$status" ;;
         esac
     } 9>"$logs/.lock"
     return "$status"
+}
+
+print_parts() { # parts in the order in which they ended; processes that nobody waited for, such as Ray's, are not in CPU-s
+    printf '\n==> %-20s %6s %6s\n' part s CPU-s
+    cat "$logs/.parts"
+    awk '{ s += $NF } END { printf "%-31s %6d\n", "sum", s }' "$logs/.parts"
 }
 
 side_by_side() { # side_by_side LANE...

@@ -38,13 +38,16 @@ def test_lanes_meet_each_other_and_print_the_output_of_each_part_in_one_piece(tm
         f"writes() {{ part writing 60 bash -c 'echo one; echo two > {pipe}; echo three'; }}",
         f"reads() {{ part reading 60 cat {pipe}; part after 60 echo last; }}",
         "side_by_side writes reads",
+        "print_parts",
         "echo passed",
     )
     assert done.returncode == 0, done.stderr
     assert "==> output of writing:\none\nthree\n==> writing: passed in " in done.stdout
     assert "==> output of reading:\ntwo\n==> reading: passed in " in done.stdout
     assert done.stdout.index("reading: passed") < done.stdout.index("output of after:\nlast\n")
-    assert done.stdout.endswith("passed\n")
+    table = done.stdout[done.stdout.index("==> part") :].splitlines()
+    assert sorted(line.split()[0] for line in table[1:-2]) == ["after", "reading", "writing"]
+    assert table[-2].split()[0] == "sum" and table[-1] == "passed"
 
 
 @pytest.mark.long
