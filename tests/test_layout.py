@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from tests.syntax_trees import parse_file, walk_nodes, walk_statements
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "agentgym"
 FULLEST = 20
@@ -18,14 +20,21 @@ CROWDED = {"agentgym/cli": 37, "agentgym/chat_templates/formats": 37}
 def imported_modules(path: Path) -> set[str]:
     """Returns our modules that a file imports, by a statement or by `import_module`, wherever in the file."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = parse_file(path)
+    has_calls = "import_module" in path.read_text(encoding="utf-8")
+    for node in walk_nodes(tree) if has_calls else walk_statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Call) and "import_module" in ast.dump(node.func):
+        elif isinstance(node, ast.Call) and calls_import_module(node.func):
             found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
     return {name for name in found if name.startswith("agentgym.")}
+
+
+def calls_import_module(function: ast.expr) -> bool:
+    """Returns True for `import_module` and `importlib.import_module`, and for what is called on their result."""
+    return any("import_module" in getattr(node, "id", "") + getattr(node, "attr", "") for node in ast.walk(function))
 
 
 def test_no_room_is_in_a_circle_of_imports() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.syntax_trees import parse_file, walk_statements
+
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "agentgym").rglob("*.py"))
 ATTICS = {"utils", "util", "helpers", "common", "misc", "manager", "managers"}
@@ -23,7 +25,7 @@ def test_every_function_is_under_50_lines() -> None:
     lengths = {
         f"{relative(path)}:{node.name}": node.end_lineno - node.lineno + 1
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in walk_statements(parse_file(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
     }
     assert len(lengths) > len(SOURCES)

@@ -6,8 +6,10 @@ import ast
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from tests.syntax_trees import parse_file, walk_nodes
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("agentgym", "benchmarks", "docs", "examples", "startup")
@@ -41,9 +43,9 @@ def is_lone_participle(name: str) -> bool:
     return word in IRREGULAR or word.endswith("ed")
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yields the line and text of each docstring: of modules, classes, functions and of what is assigned."""
-    for node in ast.walk(tree):
+    for node in nodes:
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
@@ -64,9 +66,16 @@ def offences(path: Path) -> tuple[tuple[str, int, str], ...]:
 
 
 def read_offences(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yields each offence of a file: its kind, its line, and the name or the first words; and each docstring."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    """Yields each offence of a file: its kind, its line, and the name or the first words.
+
+    Yields each docstring and each public name of the module too: a file is parsed once for all the tests.
+    """
+    tree = parse_file(path)
+    for statement in tree.body:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and statement.name[0] != "_":
+            yield "public", statement.lineno, statement.name
+    nodes = list(walk_nodes(tree))
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if is_lone_participle(node.name) and node.name not in PARTICIPLES_ALLOWED:
                 yield "participle", node.lineno, node.name
@@ -74,7 +83,7 @@ def read_offences(path: Path) -> Iterator[tuple[str, int, str]]:
             yield "one", node.lineno, node.id
         elif isinstance(node, ast.arg) and node.arg in ("one", "it"):
             yield "one", node.lineno, node.arg
-    for line, text in docstrings(tree):
+    for line, text in docstrings(nodes):
         yield "docstring", line, text[:60]
         if FRAGMENT.match(text):
             yield "fragment", line, text[:60]
@@ -106,9 +115,10 @@ def test_no_docstring_is_a_fragment() -> None:
 def test_a_public_name_means_one_thing_in_the_package() -> None:
     places: dict[str, set[Path]] = defaultdict(set)
     for path in (ROOT / "agentgym").rglob("*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_":
-                places[node.name].add(path.relative_to(ROOT))
+        for kind, _, name in offences(path):
+            if kind == "public":
+                places[name].add(path.relative_to(ROOT))
+    assert len(places) > 1000
     assert {name: paths for name, paths in places.items() if len(paths) > 1 and name not in SHARED_NAMES} == {}
 
 

@@ -40,7 +40,8 @@ def class_of_model(folder: Path, place: str | None) -> tuple[Any, Any]:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    known = {name.lower() for name in dir(transformers)}  # old folders have LLaMAForCausalLM
+    # In lower case, as old folders have LLaMAForCausalLM; `dir(transformers)` has the same classes and takes 0.3 s.
+    known = {name.lower() for name in transformers.__all__}
     if unknown := [name for name in config.architectures or () if name.lower() not in known]:
         raise ConfigError(
             f"{str(folder)!r} is a model of the class {unknown[0]}, which transformers lacks: name yours by"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -65,15 +67,31 @@ def shared() -> Path:
     return SHARED
 
 
+class UnpackedFolders(Mapping[str, Path]):
+    """The folders of archives by their names; each is unpacked when it is first asked for, in a quarter of a second."""
+
+    def __init__(self, archives: Path, target: Path, gptoss_template: Path) -> None:
+        self._archives = {path.name.removesuffix(".tar.xz"): path for path in sorted(archives.glob("*.tar.xz"))}
+        self._target, self._gptoss_template = target, gptoss_template
+
+    def __getitem__(self, name: str) -> Path:
+        archive, folder = self._archives[name], self._target / name
+        if not folder.exists():
+            with tarfile.open(archive) as tar:
+                tar.extractall(self._target, filter="data")
+            if name == "gptoss":
+                shutil.copyfile(self._gptoss_template, folder / "chat_template.jinja")
+        return folder
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._archives)
+
+    def __len__(self) -> int:
+        return len(self._archives)
+
+
 @pytest.fixture(scope="session")
-def real_folders(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def real_folders(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Name to folder of the real tokenizers; gpt-oss gets its template from the file beside it."""
-    target = tmp_path_factory.mktemp("tokenizers")
-    folders = {}
-    for archive in sorted((shared / "tokenizers").glob("*.tar.xz")):
-        with tarfile.open(archive) as tar:
-            tar.extractall(target, filter="data")
-        folders[archive.name.removesuffix(".tar.xz")] = target / archive.name.removesuffix(".tar.xz")
-    template = (shared / "chat_templates" / "openai-gpt-oss-120b.jinja").read_text(encoding="utf-8")
-    (folders["gptoss"] / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return folders
+    template = shared / "chat_templates" / "openai-gpt-oss-120b.jinja"
+    return UnpackedFolders(shared / "tokenizers", tmp_path_factory.mktemp("tokenizers"), template)

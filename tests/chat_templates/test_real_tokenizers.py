@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -41,13 +41,13 @@ class Loaded(dict[str, T]):
 
 
 @pytest.fixture(scope="session")
-def theirs(real_folders: dict[str, Path]) -> dict[str, PreTrainedTokenizerFast]:
+def theirs(real_folders: Mapping[str, Path]) -> dict[str, PreTrainedTokenizerFast]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     return Loaded(lambda name: AutoTokenizer.from_pretrained(real_folders[name]))
 
 
 @pytest.fixture(scope="session")
-def ours(real_folders: dict[str, Path]) -> dict[str, TemplateRenderer]:
+def ours(real_folders: Mapping[str, Path]) -> dict[str, TemplateRenderer]:
     return Loaded(lambda name: renderer_for(real_folders[name]))
 
 
@@ -79,7 +79,7 @@ def test_qwen_renders_as_transformers_does(
 @pytest.mark.long
 @pytest.mark.parametrize("thinking", [True, False])
 def test_qwen3_renders_both_ways_of_thinking(
-    thinking: bool, real_folders: dict[str, Path], theirs: dict[str, PreTrainedTokenizerFast]
+    thinking: bool, real_folders: Mapping[str, Path], theirs: dict[str, PreTrainedTokenizerFast]
 ) -> None:
     renderer = renderer_for(real_folders["qwen3"], variables={"enable_thinking": thinking})
     assert renderer.render(TALK) == their_ids(theirs["qwen3"], TALK, [], enable_thinking=thinking)
@@ -163,7 +163,7 @@ def test_old_reasoning_that_the_template_drops_stays_as_sampled(ours: dict[str, 
 
 @pytest.mark.slow
 def test_our_loading_of_a_folder_gives_the_ids_of_transformers(
-    real_folders: dict[str, Path], theirs: dict[str, PreTrainedTokenizerFast]
+    real_folders: Mapping[str, Path], theirs: dict[str, PreTrainedTokenizerFast]
 ) -> None:
     sample = "Zwölf Boxkämpfer: 12345 日本語 🙂\n\n  def f(x):\treturn x  <b>"
     for name, folder in real_folders.items():

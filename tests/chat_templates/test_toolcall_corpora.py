@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ DISPUTED = {"hermes-0024"}
 
 
 @pytest.fixture(scope="session", params=["qwen2_5", "qwen3"])
-def qwen(request: pytest.FixtureRequest, real_folders: dict[str, Path]) -> TemplateRenderer:
+def qwen(request: pytest.FixtureRequest, real_folders: Mapping[str, Path]) -> TemplateRenderer:
     return renderer_for(ChatTokenizer.load(real_folders[request.param]))
 
 

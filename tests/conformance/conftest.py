@@ -181,7 +181,7 @@ def model_engine(pairs: Sequence[tuple[list[int], list[int]]], vocab_size: int) 
     from agentgym.model.decoder import Decoder, DecoderConfig
     from agentgym.model.packed_layout import PackedLayout
 
-    shape = {"width": 256, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_width": 32, "ffn_width": 64}
+    shape = {"width": 256, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "head_width": 32, "ffn_width": 64}
     config = DecoderConfig(
         family="qwen3", vocab_size=vocab_size, context_window=4096, qk_norm=True, tied=False, **shape
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,17 @@ def test_a_hybrid_takes_rows_of_their_own_and_says_so(pair: tuple[Any, Transform
     assert ("not packed" in line) is is_hybrid
 
 
+@pytest.fixture(scope="module")
+def saved_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of the architecture that the fast decoder computes, for all tests to copy."""
+    folder = tmp_path_factory.mktemp("saved")
+    save_small_model("qwen3", folder)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    _make_folder("qwen3", tmp_path)
-    return tmp_path
+def folder(saved_folder: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved_folder, tmp_path / "model")
 
 
 def test_the_fast_decoder_is_chosen_where_it_computes_the_architecture(folder: Path) -> None:
@@ -281,6 +289,6 @@ def test_two_turns_of_the_local_engine_have_the_logprobs_of_the_model(
 
 
 def test_a_model_whose_passes_do_not_continue_a_state_is_not_sampled_in_process(tmp_path: Path) -> None:
-    _make_folder("jamba", tmp_path)
+    save_small_model("jamba", tmp_path)
     with pytest.raises(ConfigError, match="does not continue a state: sample on a server"):
         LocalEngine(load_policy(tmp_path, backend="transformers"))

@@ -56,11 +56,20 @@ gpt_oss-recomputed""".split()
 
 
 @pytest.fixture(scope="module")
-def cases(make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+def mixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small mixture of experts, the first of the models."""
+    folder = tmp_path_factory.mktemp(MODELS[0])
+    save_small_model(MODELS[0], folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cases(mixture_folder: Path, make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     """What is learned, by name."""
     found: dict[str, Case] = {}
     for name in MODELS:
-        base = small_case(name, tmp_path_factory.mktemp(name), make_batch)
+        folder = mixture_folder if name == MODELS[0] else tmp_path_factory.mktemp(name)
+        base = small_case(name, folder, make_batch)
         for setting, own in SETTINGS.items():
             config = LearnerConfig(threads=1, **{"micro_batch_tokens": 160, **own})
             found[f"{name}-{setting}"] = base | {"config": config, "counted": True}
@@ -81,8 +90,9 @@ def cases(make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 def small_case(name: str, folder: Path, make_batch: Fresh) -> Case:
-    """A small model of an architecture, and a batch."""
-    save_small_model(name, folder)
+    """A small model of an architecture, which the folder may already hold, and a batch."""
+    if not (folder / "config.json").exists():
+        save_small_model(name, folder)
     batch = make_batch(load_policy(folder), num_groups=3, longer=8)
     batch = batch.select(list(range(8)))
     returns_N = torch.where(batch.mask_N, batch.advantage_N + 1, 0.0)
@@ -190,8 +200,8 @@ def test_a_state_goes_from_divided_experts_to_one_process_and_back(
     assert back["last"] == saved["last"], "to the last bit"
 
 
-def test_what_cannot_be_divided_is_refused_before_any_process_starts(cases: dict[str, Case], tmp_path: Path) -> None:
-    mixture = load_policy(cases["qwen3_moe-plain"]["model"])
+def test_what_cannot_be_divided_is_refused_before_any_process_starts(mixture_folder: Path, tmp_path: Path) -> None:
+    mixture = load_policy(mixture_folder)
     check_mesh(MeshConfig(expert=2), mixture, 8)
     with pytest.raises(ConfigError, match=r"4 experts of a layer cannot be divided by learner\.mesh\.expert 3"):
         check_mesh(MeshConfig(expert=3), mixture, 3)

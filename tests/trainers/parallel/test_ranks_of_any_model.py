@@ -5,6 +5,7 @@ Rows share the prefix of their group, or are sorted by length, so that ranks of 
 
 from __future__ import annotations
 
+import functools
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,17 +66,28 @@ QUICK = [
 
 
 @pytest.fixture(scope="module")
-def cases(make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    """What is learned, by name."""
-    found: dict[str, Case] = {}
-    for number, name in enumerate(MODELS):
-        folder = tmp_path_factory.mktemp(name)
+def base_case(make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """`base_case(name)` returns what all cases of a model have, which is made once."""
+
+    @functools.cache
+    def make(name: str) -> Case:
+        folder, number = tmp_path_factory.mktemp(name), MODELS.index(name)
         save_small_model(name, folder)
         batch = make_batch(load_policy(folder), num_groups=4, shared=40 * (number % 2), longer=8)
         if number % 2 == 0:
             batch = batch.select(sorted(range(batch.num_rows), key=batch.seqlens.__getitem__))
         returns_N = torch.where(batch.mask_N, batch.advantage_N + 1, 0.0)
-        base = {"model": folder, "optimizer": STEP, "batch": replace(batch, return_N=returns_N)}
+        return {"model": folder, "optimizer": STEP, "batch": replace(batch, return_N=returns_N)}
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def cases(base_case: Callable[[str], Case]) -> dict[str, Case]:
+    """What is learned, by name."""
+    found: dict[str, Case] = {}
+    for name in MODELS:
+        base = base_case(name)
         for setting, own in (SETTINGS | ADAPTERS).items():
             config = LearnerConfig(threads=1, **{"micro_batch_tokens": 160, **own})
             found[f"{name}-{setting}"] = {**base, "config": config}
@@ -172,9 +184,9 @@ def test_ranks_have_adapters_on_experts_and_publish_them_merged(
         assert not torch.equal(found["between"][name], first[name])
 
 
-def test_ranks_of_a_hybrid_have_different_numbers_of_batches(cases: dict[str, Case]) -> None:
+def test_ranks_of_a_hybrid_have_different_numbers_of_batches(base_case: Callable[[str], Case]) -> None:
     """The case `qwen3_5_text-one-pass` is one in which a rank waits for the passes of the other."""
-    case = cases["qwen3_5_text-one-pass"]
+    case = base_case("qwen3_5_text")
     batch = case["batch"]
     portions = balance_rows(row_costs(batch, load_policy(case["model"])), 2)
     numbers = {len(similar_rows([batch.seqlens[row] for row in rows])) for rows in portions}
@@ -195,8 +207,8 @@ def test_every_rank_raises_the_error_of_the_one_that_loads(quick_ranks: list[dic
             raise rank["missing"]  # type: ignore[misc]
 
 
-def test_a_stack_of_experts_costs_what_a_token_takes_of_it(cases: dict[str, Case]) -> None:
-    model = load_policy(cases["qwen3_moe-plain"]["model"])
+def test_a_stack_of_experts_costs_what_a_token_takes_of_it(base_case: Callable[[str], Case]) -> None:
+    model = load_policy(base_case("qwen3_moe")["model"])
     attention, router = 128 * 32 * (4 + 4 + 2 + 2), 128 * 4
     assert model.layer_cost == (attention + router + 2 * 3 * 128 * 32, 2 * 128)
 
