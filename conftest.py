@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Generator
 
 import pytest
@@ -27,12 +28,26 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(4, (os.cpu_count() or 1) + 1) if are_many and not chosen else 0
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Puts the folders with long files first in a suite of several processes, so that they end together."""
+    """Makes cases of long tests slow; puts the folders with long files first in a suite of several processes, so that
+    they end together."""
+    _mark_further_cases(items)
     if not hasattr(config, "workerinput"):
         return
     long = ("tests/trainers", "tests/cli", "tests/evaluation", "tests/tools")
     items.sort(key=lambda item: not item.nodeid.startswith(long))
+
+
+def _mark_further_cases(items: list[pytest.Item]) -> None:
+    """Marks all but the first `n` cases of a test that is marked `long(cases=n)` as slow, before any is deselected."""
+    numbers: Counter[tuple[pytest.Item | pytest.Collector | None, str]] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("long")) and (limit := mark.kwargs.get("cases")):
+            test = item.parent, item.name.partition("[")[0]
+            numbers[test] += 1
+            if numbers[test] > limit:
+                item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,7 +144,7 @@ def models() -> Callable[[str], Model]:
 
 
 @pytest.fixture(scope="module")
-def real_models(real_folders: dict[str, Path]) -> Callable[[str], Model]:
+def real_models(real_folders: Mapping[str, Path]) -> Callable[[str], Model]:
     """Each template over the nearest real vocabulary."""
     backends: dict[str, Tokenizer] = {}
 
@@ -233,7 +233,7 @@ def fuzz(model: Model, num_examples: int) -> None:
     assert model.num_held and model.num_withstood, "every conversation was refused"
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=6)
 @every_template
 def test_a_few_conversations_are_exact_and_no_text_becomes_a_mark(name: str, models: Callable[[str], Model]) -> None:
     fuzz(models(name), NUM_QUICK)

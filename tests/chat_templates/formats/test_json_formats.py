@@ -202,7 +202,7 @@ def test_any_text_gives_a_message_whose_calls_it_spells(family: str, data: st.Da
         assert len({call.id for call in message.tool_calls}) == len(message.tool_calls)
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=6)
 @families
 def test_hostile_repetition_gives_a_message(family: str) -> None:
     half = WRITTEN[family]([NORTH])[:-25]

@@ -269,7 +269,7 @@ def test_any_text_gives_a_message_whose_calls_it_spells(family: str, data: st.Da
         assert (call.name if isinstance(call, ToolCall) else call.raw) in text
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=4)
 @every_family
 def test_a_hostile_repetition_is_read_in_linear_time(family: str) -> None:
     # A quadratic reader takes hours for this; a linear one seconds.

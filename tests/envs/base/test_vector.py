@@ -37,7 +37,7 @@ def first_steps(env_id: str, **keywords: Any) -> tuple[Any, ...]:
     return tuple(observations), tuple(again), rewards.tolist()
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("env_id", BUNDLED)
 def test_vector_environments_work_with_their_defaults(env_id: str) -> None:
     with warnings.catch_warnings():
@@ -59,7 +59,7 @@ def test_workers_may_start_in_any_way(method: str) -> None:
     assert done.stdout.strip() == repr(first_steps("TextGame-v0"))
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("env_id", BUNDLED)
 @pytest.mark.parametrize("render_mode", [None, "ansi"])
 def test_the_checker_of_gymnasium_gives_no_warning(env_id: str, render_mode: str | None) -> None:

@@ -371,7 +371,7 @@ DAMAGES: list[Damage] = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=4)
 @pytest.mark.parametrize("case", DAMAGES, ids=[f"{case[0].__name__}-{case[1]}" for case in DAMAGES])
 def test_damage_is_named_with_its_place(tmp_path: Path, lines: Lines, renderer: Renderer, case: Damage) -> None:
     damage, name, turn, token = case

@@ -23,7 +23,7 @@ README = Path(__file__).parents[3] / "README.md"
 PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("architecture", ["llama:llama3", "qwen3_moe", "qwen3_5_text", "qwen3_vl", "jamba"])
 def test_what_is_stored_of_an_architecture_is_found_again(architecture: str, tmp_path: Path) -> None:
     save_small_model(architecture, tmp_path)
@@ -34,7 +34,7 @@ def test_what_is_stored_of_an_architecture_is_found_again(architecture: str, tmp
     assert found == {name: passed for name, (passed, _) in stored.results.items() if name in CHECKS}
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(
     ("check", "damage"),
     [("logprobs", "states"), ("gradients", "gradient"), ("gradients", "no number"), ("export", "published")],

@@ -221,7 +221,7 @@ def test_the_most_is_near_what_a_gpu_has_used(case: dict[str, Any]) -> None:
     assert most_gb(case, SIZES[case["shape"]]) == pytest.approx(case["peak_gb"], rel=0.08)
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("case", measured("published"), ids=lambda case: f"{case['model']}-{case['kind']}")
 def test_that_of_other_architectures_and_of_adapters_is_near_too(case: dict[str, Any], tmp_path: Path) -> None:
     shape = SIZES.get(case["model"])
@@ -233,7 +233,7 @@ def test_that_of_other_architectures_and_of_adapters_is_near_too(case: dict[str,
     assert most_gb(case, shape) == pytest.approx(case["peak_gb"], rel=0.1)
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(
     ("name", "backend"), [("8B", "fast"), ("32B", "fast"), ("8B", "transformers"), ("qwen3-30b-a3b", "transformers")]
 )

@@ -138,7 +138,7 @@ NARROW = {"moe_intermediate_size": 256, "first_k_dense_replace": 0}
 LATENT = {"q_lora_rank": 192, "kv_lora_rank": 128, "head_dim": None, "n_group": 1, "topk_group": 1}
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [

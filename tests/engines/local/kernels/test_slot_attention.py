@@ -92,7 +92,7 @@ def attend(qkv: list[Tensor], stored: Tensor, rows: SlotRows, variant: Mapping[s
     return attend_slots(qkv, stored, rows, sinks_H, softcap), (rows, sinks_H, softcap)
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=6)
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
