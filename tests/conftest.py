@@ -55,7 +55,8 @@ def engines_run_uncompiled(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that `agentgym train` finished: two steps of three groups of four, two evaluations of eight
-    episodes, a checkpoint after each step.
+    episodes, a checkpoint after each step. What the command printed is in `finished.stdout` and `finished.stderr`, its
+    siblings.
 
     All tests share it, those of other xdist workers too: read it, and copy it (`shutil.copytree`) before you change it.
     """
@@ -74,10 +75,12 @@ def finish_run(run: Path) -> None:
     from agentgym.cli.main import main  # here, and not above: only those who train need torch
 
     words = "--steps 2 --tasks 3 --group-size 4 --eval.episodes 8 --checkpoint.every 1 --optimizer.learning-rate 1e-3"
-    settings = ["--env", "TextGame-v0", "--env-kwargs", "level=1", *words.split(), "--output", str(run)]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    settings = ["--env", "TextGame-v0", "--env-kwargs", "level=1", *words.split(), "--output", str(run), "--json"]
+    with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
         status = main(["train", *settings])
-    assert status == 0, printed.getvalue()
+    assert status == 0, stderr.getvalue()
+    for stream, printed in (("stdout", stdout), ("stderr", stderr)):
+        run.with_suffix(f".{stream}").write_text(printed.getvalue(), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

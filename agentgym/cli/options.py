@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -141,23 +141,27 @@ def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Struc
 
     if not is_dataclass(info.type):
         return None
-    docs = cache(partial(option_docs, info.type))  # read where help is shown, and nowhere else
-    hints = get_type_hints(info.type, include_extras=True)
+    hints = _type_hints(info.type)
     specs = [
         tyro.constructors.StructFieldSpec(
             name=setting.name,
             type=hints[setting.name],
             default=_default(setting, info.default),
-            helptext=partial(_help_text, docs, setting.name),
+            helptext=partial(_help_text, info.type, setting.name),  # read where help is shown, and nowhere else
         )
         for setting in fields(info.type)
     ]
     return tyro.constructors.StructConstructorSpec(instantiate=info.type, fields=tuple(specs))
 
 
-def _help_text(docs: Callable[[], dict[str, str]], name: str) -> str | None:
+@cache  # tyro asks for the settings of a class several times
+def _type_hints(settings: type[object]) -> dict[str, Any]:
+    return get_type_hints(settings, include_extras=True)
+
+
+def _help_text(settings: type[object], name: str) -> str | None:
     """Returns the docstring of the field `name` in one line, or None."""
-    return docs().get(name)
+    return option_docs(settings).get(name)
 
 
 def _default(setting: Field[object], given: object) -> object:

@@ -60,7 +60,7 @@ def test_few_functions_lie_between_the_command_and_the_loss(monkeypatch: pytest.
         return loss_stats(*args, **kwargs)
 
     monkeypatch.setattr(clipped, "loss_stats", observed)  # the loss calls it
-    sizes = "--steps 1 --tasks 3 --group-size 4 --eval.episodes 0 --optimizer.learning-rate 1e-3"
+    sizes = "--env-kwargs level=1 --steps 1 --tasks 2 --group-size 4 --eval.episodes 0"
     assert main(["train", "--env", "TextGame-v0", *sizes.split(), "--output", str(tmp_path / "run")]) == 0
     assert {"main", "Trainer.fit", "Run.fit", "learn_step", "Learner.update", "ppo_clip"} <= set(path), path
     assert len(path) <= MOST_HOPS, path

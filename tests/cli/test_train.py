@@ -35,18 +35,15 @@ def limit_files_to_100_kb() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
 
-def test_a_run_prints_success_before_and_after_and_where_everything_lies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*SMALL, "--steps", "2", "--output", str(tmp_path / "run"), "--json"]) == 0
-    printed = capsys.readouterr()
-    shown, result = printed.err, json.loads(printed.out)
+def test_a_run_prints_success_before_and_after_and_where_everything_lies(finished_run: Path) -> None:
+    shown = finished_run.with_suffix(".stderr").read_text(encoding="utf-8")
+    result = json.loads(finished_run.with_suffix(".stdout").read_text(encoding="utf-8"))
     assert "before" in shown and "after" in shown and "peak memory" in shown and "agentgym view" in shown
     assert "agentgym eval --env TextGame-v0 --env-kwargs level=1 --policy" in shown
     assert 0 <= result["success_before"] <= 1 and 0 <= result["success_after"] <= 1
     assert all(Path(path).exists() for path in result["files"].values())
     assert {"curve", "report", "checkpoint", "metrics", "episodes"} == set(result["files"])
-    assert main(["verify", str(tmp_path / "run")]) == 0
+    assert main(["verify", str(finished_run)]) == 0
 
 
 @pytest.mark.long

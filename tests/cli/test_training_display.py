@@ -60,9 +60,14 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[StepMetrics]:
         def on_step(self, metrics: StepMetrics) -> None:
             kept.append(metrics)
 
-    engine = LocalEngineConfig(compile=False)
     config = TrainConfig(
-        env="TextGame-v0", steps=1, tasks=4, group_size=4, eval=HeldOutConfig(episodes=0), local=engine
+        env="TextGame-v0",
+        env_kwargs={"level": 1},
+        steps=1,
+        tasks=2,
+        group_size=4,
+        eval=HeldOutConfig(episodes=0),
+        local=LocalEngineConfig(compile=False),
     )
     Trainer(config, tmp_path_factory.mktemp("run") / "run", Keeper()).fit()
     return kept

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError, TrainingHalted, UnknownName
@@ -48,9 +49,10 @@ class Flaky(TextEnv):
 class Arena:
     """Evaluates with a tokenizer that is there in every checkout."""
 
-    def __init__(self, folder: Path, tokenizer: Path) -> None:
+    def __init__(self, folder: Path, tokenizer: Path, renderer: Renderer) -> None:
         self.folder = folder
         self.tokenizer = tokenizer
+        self.renderer = renderer
 
     def config(self, **settings: object) -> EvalConfig:
         merged = {"env": "TextGame-v0", "policy": "oracle", "num_tasks": 4, "tokenizer": str(self.tokenizer)} | settings
@@ -60,9 +62,14 @@ class Arena:
         return evaluate(self.config(**settings), output=self.folder / name, resume=resume)
 
 
+@pytest.fixture(scope="module")
+def renderer(tokenizer_folder: Path) -> Renderer:
+    return renderer_for(tokenizer_folder)
+
+
 @pytest.fixture
-def arena(tmp_path: Path, tokenizer_folder: Path) -> Arena:
-    return Arena(tmp_path, tokenizer_folder)
+def arena(tmp_path: Path, tokenizer_folder: Path, renderer: Renderer) -> Arena:
+    return Arena(tmp_path, tokenizer_folder, renderer)
 
 
 @pytest.fixture
@@ -106,7 +113,7 @@ def test_oracles_win_cheats_lose_and_both_records_are_sound(
     assert result.summary.success == success
     assert result.summary.mean_reward < 0 if stumbles else result.summary.mean_reward == success
     assert result.summary.num_episodes == 4 and result.summary.num_failed == 0
-    report = verify_run(result.output, renderer_for(arena.tokenizer))
+    report = verify_run(result.output, arena.renderer)
     assert report.ok, "\n".join(report.lines())
 
 
@@ -271,7 +278,7 @@ def test_the_settings_of_an_evaluation_name_its_history_and_its_chat_format(aren
     arena.play(num_tasks=1, history="rerender")
     settings = yaml.safe_load((arena.folder / "run" / "config.yaml").read_text(encoding="utf-8"))
     assert (settings["family"], settings["history"], settings["compaction"]["at"]) == ("hermes", "rerender", None)
-    report = verify_run(arena.folder / "run", renderer_for(arena.tokenizer))
+    report = verify_run(arena.folder / "run", arena.renderer)
     assert report.ok, report.lines()
     with pytest.raises(UnknownName, match="hermes"):
         arena.play("other", family="hermse")

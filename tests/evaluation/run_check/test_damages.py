@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.protocol import Renderer
 from agentgym.cli.verify import main
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError
@@ -271,8 +273,13 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
     return copy
 
 
+@cache  # it takes as long as the checks of a run
+def embedded_renderer() -> Renderer:
+    return renderer_for(embedded_folder())
+
+
 def verified(run: Path) -> VerifyReport:
-    return verify_run(run, renderer_for(embedded_folder()))
+    return verify_run(run, embedded_renderer())
 
 
 def failed(report: VerifyReport) -> set[str]:

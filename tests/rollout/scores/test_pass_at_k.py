@@ -26,6 +26,8 @@ from agentgym.rollout.scores.statistics import summarize
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import JSON, Message, Task
 
+ROW = Row((TokenSpan((1,), Source.PROMPT), TokenSpan((7,), Source.POLICY, (-0.5,), (0,))))
+"""The row of every episode: no score reads it, and thousands of episodes are made."""
 SHARES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=30)
 
 
@@ -43,7 +45,7 @@ def episode(
         task=task,
         group=f"0/{task.seed}",
         member=member,
-        rows=(Row((TokenSpan((1,), Source.PROMPT), TokenSpan((7,), Source.POLICY, (-0.5,), (0,)))),),
+        rows=(ROW,),
         turns=(Turn(Message("assistant", "hi"), reward),),
         status=Status.ENV_ERROR if failed else Status.COMPLETED,
         stop_reason=StopReason.ENV_ERROR if failed else StopReason.TERMINATED,
