@@ -20,7 +20,7 @@ long-tests: $(STAMP)
 
 # The real engines on CPU, each in an environment of its own, for `.venv/bin/python -m pytest -m engine`.
 engines: $(STAMP)
-	PYTHON=$(BIN)/python tests/engines/environments/build.sh sglang sglang-0.5.17 vllm
+	PYTHON=$(BIN)/python tests/engines/environments/build.sh sglang vllm
 	@for name in sglang vllm; do echo "agentgym train --env TextGame-v0 --engine $$name --$$name.python \
 	$$(tests/engines/environments/build.sh --path $$name)"; done
 

@@ -169,7 +169,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_mismatch(agentgym: Command, home: Path
     assert gpu["name"] == "NVIDIA H200" and 140 < gpu["memory_gib"] < 141 and gpu["driver"] == "570.86.15"
     (fix,) = fixes(done, "mismatch")
     assert fix["what"].startswith("torch cannot use the GPU") and "570.86.15" in fix["what"]
-    assert "-m pip install 'sglang>=0.5.17'" in next(
+    assert "-m pip install 'sglang>=0.5.23'" in next(
         one["command"] for one in done.json["fixes"] if one["what"] == "sglang is not installed"
     )
 

@@ -9,7 +9,9 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,13 @@ import agentgym
 from agentgym.embedded import embedded_folder
 from agentgym.engines.local.sampling import penalize
 from agentgym.engines.protocol import Sampling
-from agentgym.engines.servers.http import SERVER_SECRET
+from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, secret_headers
+from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_process import ServerCommand, ServerProcess, free_port
+from agentgym.engines.servers.serving_settings import ServingSettings
+from agentgym.engines.sglang.engine import SglangConfig, launch_sglang, open_sglang
 from agentgym.engines.sglang.weight_sync import SglangSync
-from agentgym.engines.vllm.engine import VllmConfig, launch_vllm
+from agentgym.engines.vllm.engine import VllmConfig, launch_vllm, open_vllm
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.model.packed_layout import PackedLayout
@@ -35,11 +40,11 @@ READY_S = 300.0
 SGLANG_FLAGS = """
     --device cpu --attention-backend torch_native --dtype float32 --sampling-backend pytorch --disable-overlap-schedule
     --cuda-graph-backend-decode=disabled --cuda-graph-backend-prefill=disabled --skip-server-warmup --sleep-on-idle
-    --mem-fraction-static 0.3 --max-total-tokens 65536 --tool-call-parser qwen25 --log-level warning
+    --mem-fraction-static 0.3 --max-total-tokens 65536 --log-level warning
 """.split()
 VLLM_FLAGS = """
     --enforce-eager --dtype float32 --gpu-memory-utilization 0.2 --logprobs-mode processed_logprobs
-    --enable-auto-tool-choice --tool-call-parser hermes --uvicorn-log-level warning
+    --uvicorn-log-level warning
 """.split()
 
 RANK, ALPHA = 4, 8
@@ -47,6 +52,8 @@ RANK, ALPHA = 4, 8
 
 StartServer = Callable[..., ServerProcess]
 """`start(*flags)`: a server of its own with more flags, ended when the test is."""
+LendServer = Callable[[], AbstractContextManager[ServerProcess]]
+"""`with lend() as server`: a server that all tests share, as it was after its start."""
 
 
 class Reference:
@@ -150,12 +157,6 @@ def sglang_python() -> str:
 
 
 @pytest.fixture(scope="session")
-def sglang_0_5_17_python() -> str:
-    """The interpreter that runs SGLang 0.5.17 on CPU."""
-    return engine_python("sglang-0.5.17")
-
-
-@pytest.fixture(scope="session")
 def vllm_python() -> str:
     """The interpreter that runs vLLM 0.32.0 on CPU."""
     return engine_python("vllm")
@@ -199,14 +200,6 @@ class Servers:
             asyncio.run(server.close())
 
 
-@pytest.fixture(scope="session")
-def session_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Servers that live as long as the tests."""
-    servers = Servers(tmp_path_factory.mktemp("servers"))
-    yield servers
-    servers.close()
-
-
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Servers]:
     """Servers that live as long as one test."""
@@ -215,46 +208,87 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
     servers.close()
 
 
-@pytest.fixture(scope="session")
-def sglang_server(session_servers: Servers, sglang_python: str) -> str:
-    """URL of an SGLang server with the embedded model as it ships; tests leave its weights as they are."""
-    return session_servers.sglang(sglang_python).url
-
-
-@pytest.fixture(scope="session")
-def vllm_server(session_servers: Servers, vllm_python: str) -> str:
-    """URL of a vLLM server with the embedded model as it ships; tests leave its weights as they are."""
-    return session_servers.vllm(vllm_python).url
-
-
 @pytest.fixture
 def start_sglang(servers: Servers, sglang_python: str) -> StartServer:
-    """`start_sglang(*flags)`: an SGLang server of the test's own, to update, pause or kill."""
+    """`start_sglang(*flags)`: an SGLang server of the test's own, which requires no secret."""
     return lambda *flags: servers.sglang(sglang_python, *flags)
 
 
 @pytest.fixture
-def start_sglang_0_5_17(servers: Servers, sglang_0_5_17_python: str) -> StartServer:
-    """`start_sglang_0_5_17(*flags)`: a server of the older interface; the flags are the same."""
-    return lambda *flags: servers.sglang(sglang_0_5_17_python, *flags)
-
-
-@pytest.fixture
 def start_vllm(servers: Servers, vllm_python: str) -> StartServer:
-    """`start_vllm(*flags)`: a vLLM server of the test's own, to update, pause or kill."""
+    """`start_vllm(*flags)`: a vLLM server of the test's own, which requires no secret."""
     return lambda *flags: servers.vllm(vllm_python, *flags)
 
 
-@pytest.fixture(scope="module")
-def launched_vllm(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A vLLM server of the embedded model, launched as the engine launches it; tests send the weights they want. Its
-    secret is in our environment, where engines on running servers look for it."""
-    config = VllmConfig(python=vllm_python, device="cpu", log_folder=str(tmp_path_factory.mktemp("vllm")))
-    (process,) = asyncio.run(launch_vllm(config, embedded_folder()))
+@contextmanager
+def lend(
+    server: ServerProcess,
+    connect: Callable[[], Coroutine[Any, Any, ReplicatedEngine]],
+    weights: dict[str, torch.Tensor],
+) -> Iterator[ServerProcess]:
+    """Lends a running server as it was after its start: with these weights, which are called `default`, and nothing in
+    flight. Its secret is in our environment meanwhile, where engines on running servers look for it."""
+
+    async def reset() -> None:
+        engine = await connect()
+        try:
+            await engine.pause()
+            await engine.update_weights(weights, 0)
+            await engine.resume()
+        finally:
+            await engine.close()
+        client = HttpClient(server.url, headers=secret_headers(server.command.secret))
+        try:
+            await client.post("/update_weight_version", {"new_version": "default"})
+        finally:
+            await client.close()
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SERVER_SECRET, process.command.secret)
-        yield process
-    asyncio.run(process.close())
+        patch.setenv(SERVER_SECRET, server.command.secret)
+        asyncio.run(reset())
+        yield server
+
+
+@pytest.fixture(scope="session")
+def lend_sglang(
+    sglang_python: str, reference: Callable[..., Reference], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LendServer]:
+    """`with lend_sglang() as server`: what `sglang_server` gives to a test, for a fixture of a wider scope."""
+    words, folder = ("--tool-call-parser", "qwen25"), tmp_path_factory.mktemp("sglang")
+    config = SglangConfig(python=sglang_python, device="cpu", server_args=words, log_folder=str(folder))
+    (server,) = asyncio.run(launch_sglang(config, embedded_folder()))
+    running = SglangConfig(urls=(server.url,), serving=ServingSettings(pause="abort"))
+    yield partial(lend, server, partial(open_sglang, running, embedded_folder()), reference(0).tensors())
+    asyncio.run(server.close())
+
+
+@pytest.fixture(scope="session")
+def lend_vllm(
+    vllm_python: str, reference: Callable[..., Reference], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LendServer]:
+    """`with lend_vllm() as server`: what `vllm_server` gives to a test, for a fixture of a wider scope."""
+    words, folder = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes"), tmp_path_factory.mktemp("vllm")
+    config = VllmConfig(python=vllm_python, device="cpu", server_args=words, log_folder=str(folder))
+    (server,) = asyncio.run(launch_vllm(config, embedded_folder()))
+    running = VllmConfig(urls=(server.url,), serving=ServingSettings(pause="abort"))
+    yield partial(lend, server, partial(open_vllm, running, None), reference(0).tensors())
+    asyncio.run(server.close())
+
+
+@pytest.fixture
+def sglang_server(lend_sglang: LendServer) -> Iterator[ServerProcess]:
+    """The SGLang server that all tests share, launched as the engine launches it: each test gets it with the embedded
+    model as it ships, and may change its weights."""
+    with lend_sglang() as server:
+        yield server
+
+
+@pytest.fixture
+def vllm_server(lend_vllm: LendServer) -> Iterator[ServerProcess]:
+    """The vLLM server that all tests share, launched as the engine launches it: each test gets it with the embedded
+    model as it ships, and may change its weights."""
+    with lend_vllm() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

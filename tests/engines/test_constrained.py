@@ -16,7 +16,9 @@ from agentgym.chat_templates.formats.grammar import NAME
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.embedded import embedded_folder
 from agentgym.engines.openai.config import ChatEndpointConfig
+from agentgym.engines.servers.http import SERVER_SECRET
 from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.engines.sglang.engine import SglangConfig, open_sglang
 from agentgym.engines.vllm.engine import VllmConfig, open_vllm
 from agentgym.evaluation.play.endpoint import endpoint_loop
@@ -51,9 +53,7 @@ print(json.dumps([accepts(Grammar.from_structural_tag(tag), text) for tag, text 
 @pytest.fixture(params=["sglang", "vllm"])
 def server(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Name and URL."""
-    if request.param == "sglang":
-        return "sglang", request.getfixturevalue("sglang_server")
-    return "vllm", request.getfixturevalue("launched_vllm").url
+    return request.param, request.getfixturevalue(f"{request.param}_server").url
 
 
 def opened(server: tuple[str, str]) -> Awaitable[ReplicatedEngine]:
@@ -128,10 +128,11 @@ def test_the_logprobs_are_nearly_the_models_until_a_call_and_never_below_them(
     assert max(behind) > 0.1
 
 
-def test_a_chat_endpoint_holds_calls_to_strict_tools(sglang_server: str) -> None:
+def test_a_chat_endpoint_holds_calls_to_strict_tools(sglang_server: ServerProcess) -> None:
     def chatted(*, strict: bool) -> list[Trajectory]:
-        config, sampling = ChatEndpointConfig(strict_tools=strict), SamplingConfig(temperature=2.0)
-        return played(lambda: endpoint_loop(f"{sglang_server}/v1", config, Limits(max_turns=4), sampling))
+        config = ChatEndpointConfig(strict_tools=strict, api_key_env=SERVER_SECRET)
+        sampling = SamplingConfig(temperature=2.0)
+        return played(lambda: endpoint_loop(f"{sglang_server.url}/v1", config, Limits(max_turns=4), sampling))
 
     def broken(trajectories: list[Trajectory]) -> int:
         """Calls with a fault, and those of whole replies that the server could not read and left in the text."""

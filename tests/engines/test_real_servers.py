@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentgym.embedded import embedded_folder
-from agentgym.engines.servers.http import HttpClient, HttpRefusal
+from agentgym.engines.servers.http import HttpClient, secret_headers
 from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.errors import EngineError
 from agentgym.types import JSON
@@ -22,11 +22,11 @@ StartServer = Callable[..., ServerProcess]
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 
 
-def post(url: str, path: str, body: dict[str, JSON]) -> Any:
+def post(server: ServerProcess, path: str, body: dict[str, JSON]) -> Any:
     """The answer of a server."""
 
     async def ask() -> Any:
-        client = HttpClient(url, timeout_s=120.0)
+        client = HttpClient(server.url, headers=secret_headers(server.command.secret), timeout_s=120.0)
         try:
             return await client.post(path, body)
         finally:
@@ -35,37 +35,26 @@ def post(url: str, path: str, body: dict[str, JSON]) -> Any:
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("name", ["sglang", "sglang-0.5.17", "vllm"])
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
 def test_two_builds_of_one_environment_are_one(name: str, request: pytest.FixtureRequest) -> None:
-    python = request.getfixturevalue(f"{name.translate(str.maketrans('-.', '__'))}_python")
+    python = request.getfixturevalue(f"{name}_python")
     again = subprocess.run([ENVIRONMENTS / "build.sh", name, name], capture_output=True, text=True, check=True)
     folder = str(Path(python).parent.parent)
     assert again.stdout.splitlines() == [f"{name}: {folder}"] * 2
 
 
-def test_sglang_answers_with_the_ids_that_it_sampled(sglang_server: str) -> None:
+def test_sglang_answers_with_the_ids_that_it_sampled(sglang_server: ServerProcess) -> None:
     sampling = {"max_new_tokens": 5, "temperature": 1.0, "ignore_eos": True}
     answer = post(sglang_server, "/generate", {"input_ids": PROMPT, "sampling_params": sampling})
     assert len(answer["output_ids"]) == 5
     assert answer["meta_info"]["prompt_tokens"] == len(PROMPT)
 
 
-def test_vllm_answers_with_the_ids_that_it_sampled(vllm_server: str) -> None:
+def test_vllm_answers_with_the_ids_that_it_sampled(vllm_server: ServerProcess) -> None:
     request = {"prompt": PROMPT, "max_tokens": 5, "temperature": 1.0, "ignore_eos": True, "return_token_ids": True}
     answer = post(vllm_server, "/v1/completions", {"model": str(embedded_folder()), **request})
     assert len(answer["choices"][0]["token_ids"]) == 5
     assert answer["usage"]["prompt_tokens"] == len(PROMPT)
-
-
-def test_sglang_0_5_17_has_no_weight_update_to_begin_and_one_version_for_an_answer(
-    start_sglang_0_5_17: StartServer,
-) -> None:
-    url = start_sglang_0_5_17().url
-    with pytest.raises(HttpRefusal, match="answered 404"):
-        post(url, "/begin_weight_update", {})
-    meta = post(url, "/generate", {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2}})["meta_info"]
-    assert meta["weight_version"] == "default"
-    assert "weight_versions" not in meta
 
 
 def test_the_kernels_stand_in_can_be_imported_and_not_called(sglang_python: str) -> None:

@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
 
 from agentgym.cli.main import main
+from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.rollout.record.episodes_file import read_episodes
@@ -83,11 +84,15 @@ def test_an_actor_begins_its_server_anew_with_the_newest_weights(
 ) -> None:
     """The only server is killed after the second step: the run waits for the next one."""
     folder, ourselves = tmp_path / "run", psutil.Process()
+    shared = servers_below(ourselves, engine)
     killed: list[int] = []
+
+    def own_servers() -> list[psutil.Process]:
+        return [process for process in servers_below(ourselves, engine) if process not in shared]
 
     def kill() -> None:
         until(lambda: len(lines_of(folder)) >= 2, "the second step")
-        for process in servers_below(ourselves, engine):
+        for process in own_servers():
             killed.append(process.pid)
             with suppress(psutil.NoSuchProcess):  # it ends with the process before it
                 process.kill()
@@ -99,7 +104,7 @@ def test_an_actor_begins_its_server_anew_with_the_newest_weights(
     assert killed
     check_run(folder, steps=4)
     assert f"engine 0: the {engine} server ended" in capfd.readouterr().err
-    until(lambda: not servers_below(ourselves, engine), "the end of the servers")
+    until(lambda: not own_servers(), "the end of the servers")
 
 
 def test_a_driver_that_is_killed_leaves_no_server(
@@ -124,15 +129,16 @@ def commands(process: psutil.Process) -> Sequence[str]:
 
 
 def test_servers_that_run_already_serve_a_run_on_a_cluster(
-    start_sglang: Callable[..., Any], small_run: TrainConfig, train: Train, tmp_path: Path
+    sglang_server: ServerProcess, small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     """Groups go on over updates there too, and the server lives on."""
-    server = start_sglang()
     ray = ClusterConfig(workers=2, cpus_per_learner=0.5, cpus_per_worker=0.2)
-    config = replace(small_run, engine="sglang", sglang=SglangConfig(urls=(server.url,)), executor="ray", ray=ray)
+    config = replace(
+        small_run, engine="sglang", sglang=SglangConfig(urls=(sglang_server.url,)), executor="ray", ray=ray
+    )
     config = replace(config, max_staleness=1, steps=3)
     steps: list[StepMetrics] = list(train(config, tmp_path / "run")[1].steps)
     assert [one.sync.version for one in steps] == [1, 2, 3]
     assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
-    assert server.alive
+    assert sglang_server.alive
     assert verify_run(tmp_path / "run").ok

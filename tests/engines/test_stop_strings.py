@@ -85,9 +85,7 @@ def test_one_text_is_a_list_of_one_and_an_empty_one_is_refused() -> None:
 @pytest.fixture(params=["sglang", "vllm"])
 def server(request: pytest.FixtureRequest) -> tuple[str, str]:
     """The name and URL of a real server."""
-    if request.param == "sglang":
-        return "sglang", request.getfixturevalue("sglang_server")
-    return "vllm", request.getfixturevalue("launched_vllm").url
+    return request.param, request.getfixturevalue(f"{request.param}_server").url
 
 
 @pytest.mark.engine
@@ -112,7 +110,7 @@ def test_a_server_stops_where_the_engine_of_this_process_does(server: tuple[str,
             engine = await open_vllm(VllmConfig(urls=(url,)), embedded_folder())
         limits = Limits(max_turns=3)
         loops: list[EpisodeLoop] = [RolloutLoop(engine, renderer, limits, sampling)]
-        chat = ChatEndpointConfig(api_key_env=SERVER_SECRET) if name == "vllm" else ChatEndpointConfig()
+        chat = ChatEndpointConfig(api_key_env=SERVER_SECRET)
         loops.append(await endpoint_loop(f"{url}/v1", chat, limits, sampling))
         try:
             return await engine.generate(prompt, asked, session="a"), await play(loops[0]), await play(loops[1])

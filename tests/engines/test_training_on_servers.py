@@ -21,6 +21,7 @@ from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
 from agentgym.engines.sglang.engine import SglangConfig, open_sglang
 from agentgym.engines.sglang.weight_sync import SglangSync
@@ -55,18 +56,13 @@ def train(train: Callable[..., Any]) -> Train:
     return lambda config, folder: list(train(config, folder)[1].steps)
 
 
-@pytest.fixture(scope="session")
-def sglang_url(session_servers: Any, sglang_python: str) -> str:
-    """An SGLang server whose weights these tests change; each begins with an update of its own."""
-    return str(session_servers.sglang(sglang_python).url)
-
-
 def on_server(engine: str, request: pytest.FixtureRequest) -> TrainConfig:
     """The small run on a server of the named kind."""
     small_run: TrainConfig = request.getfixturevalue("small_run")
+    urls = (request.getfixturevalue(f"{engine}_server").url,)
     if engine == "sglang":
-        return replace(small_run, engine="sglang", sglang=SglangConfig(urls=(request.getfixturevalue("sglang_url"),)))
-    return replace(small_run, engine="vllm", vllm=VllmConfig(urls=(request.getfixturevalue("launched_vllm").url,)))
+        return replace(small_run, engine="sglang", sglang=SglangConfig(urls=urls))
+    return replace(small_run, engine="vllm", vllm=VllmConfig(urls=urls))
 
 
 def gentle(config: TrainConfig) -> TrainConfig:
@@ -124,33 +120,6 @@ def test_weights_travel_by_disk_and_by_broadcast_too(
     steps = train(replace(config, sglang=replace(config.sglang, serving=serving)), tmp_path / "run")
     assert [one.sync.version for one in steps] == [1, 2]
     assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
-
-
-def test_sglang_0_5_17_is_paused_by_abort_and_updated_directly(
-    small_run: TrainConfig,
-    train: Train,
-    start_sglang_0_5_17: Any,
-    made: list[Any],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    url = start_sglang_0_5_17().url
-    sglang = SglangConfig(urls=(url,), serving=ServingSettings(sleep=True))
-    steps = train(replace(small_run, engine="sglang", sglang=sglang), tmp_path / "run")
-    assert [one.sync.version for one in steps] == [1, 2]
-    assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert any("pauses abort requests instead of retract: SGLang 0.5.17" in one for one in warnings)
-    assert sum("checked by the parity of logprobs alone" in one for one in warnings) == 1
-
-    async def run() -> list[Trajectory]:
-        engine = await open_sglang(SglangConfig(urls=(url,)), embedded_folder())
-        try:
-            return await play_with_updates(engine, made)
-        finally:
-            await engine.close()
-
-    check_versions(asyncio.run(run()), made)
 
 
 @pytest.mark.parametrize("pause", PAUSES)
@@ -253,9 +222,11 @@ async def in_the_middle(playing: asyncio.Future[list[Trajectory]], engine: Repli
 
 
 @pytest.mark.parametrize("pause", PAUSES)
-def test_an_update_in_the_middle_of_64_episodes_loses_none(pause: PauseMode, sglang_url: str, made: list[Any]) -> None:
+def test_an_update_in_the_middle_of_64_episodes_loses_none(
+    pause: PauseMode, sglang_server: ServerProcess, made: list[Any]
+) -> None:
     async def run() -> list[Trajectory]:
-        config = SglangConfig(urls=(sglang_url,), serving=ServingSettings(pause=pause))
+        config = SglangConfig(urls=(sglang_server.url,), serving=ServingSettings(pause=pause))
         engine = await open_sglang(config, embedded_folder())
         try:
             return await play_with_updates(engine, made)
@@ -320,12 +291,12 @@ def test_episodes_of_a_replica_that_is_killed_finish_on_the_other(
 @pytest.mark.parametrize("pause", PAUSES)
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_server_keeps_the_engine_contract(
-    pause: PauseMode, stream: bool, sglang_url: str, reference: MakeReference
+    pause: PauseMode, stream: bool, sglang_server: ServerProcess, reference: MakeReference
 ) -> None:
     model = reference(0)
 
     async def run() -> list[Any]:
-        config = SglangConfig(urls=(sglang_url,), serving=ServingSettings(pause=pause, stream=stream))
+        config = SglangConfig(urls=(sglang_server.url,), serving=ServingSettings(pause=pause, stream=stream))
         engine = await open_sglang(config, embedded_folder())
         try:
             weights = model.tensors()

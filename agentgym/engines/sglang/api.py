@@ -133,7 +133,10 @@ def read_experts(answer: Any, shape: tuple[int, int], num_tokens: int, *, name: 
 
 
 def read_spans(spans: Any, num_ids: int, *, name: str, version: int) -> tuple[int, ...]:
-    """Returns one policy version per id, from `meta_info.weight_versions`; `version` for all if a server sends none."""
+    """Returns one policy version per id, from `meta_info.weight_versions`.
+
+    It is `version` for all ids without `spans`: a stream reports them at its end, which it lacks if it broke off.
+    """
     if not spans:
         return (version,) * num_ids
     versions: list[int] = []

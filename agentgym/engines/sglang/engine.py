@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, ClassVar
@@ -33,7 +32,6 @@ from agentgym.errors import ConfigError, EngineError, RunFolderError
 
 __all__ = ["SglangConfig", "SglangServer", "launch_sglang", "open_sglang", "sglang_engine"]
 
-_log = logging.getLogger(__name__)
 _LAUNCHER = "agentgym_sglang_launch"
 SHAPE = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
 """The keys of config.json that determine the shapes of weights."""
@@ -48,7 +46,7 @@ class SglangConfig(ServerConfig):
     """Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable
     AGENTGYM_SERVER_SECRET as a bearer token (SGLang's --api-key), if it is set."""
     python: str = ""
-    """The interpreter that has SGLang; empty is the one that runs agentgym."""
+    """The interpreter that has SGLang (0.5.23 or later); empty is the one that runs agentgym."""
     server_args: tuple[str, ...] = ()
     """Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded, all in one pair
     of quotation marks."""
@@ -120,8 +118,8 @@ async def sglang_engine(
 ) -> ReplicatedEngine:
     """Opens an engine on running SGLang engines that hold the same weights, those of `model_folder` or later ones.
 
-    Raises EngineError if a transport is not an SGLang engine, RunFolderError for a folder without a model; all of them
-    are closed then.
+    Raises EngineError if a transport is not an SGLang engine of a supported release, RunFolderError for a folder
+    without a model; all of them are closed then.
     """
     try:
         vocab_size, window = model_limits(model_folder)
@@ -134,26 +132,8 @@ async def sglang_engine(
         for transport in transports:
             await transport.close()
         raise
-    settings = _with_possible_pause(settings, replicas)
     lengths = [window, *(replica.context_window for replica in replicas if replica.context_window)]
     return ReplicatedEngine(replicas, settings, vocab_size=vocab_size, context_window=min(lengths), version=version)
-
-
-def _with_possible_pause(settings: ServingSettings, replicas: Sequence[SglangReplica]) -> ServingSettings:
-    """Returns the settings, with the only pause that is correct on all of the servers."""
-    old = [replica for replica in replicas if not replica.sync.is_modern]
-    if not old or settings.pause == "abort":
-        return settings
-    _log.warning(
-        "pauses abort requests instead of %s: SGLang %s at %s keeps old cache in the other modes",
-        settings.pause,
-        old[0].sync.release,
-        old[0].name,
-    )
-    settings = replace(settings, pause="abort")
-    for replica in replicas:
-        replica.settings = settings
-    return settings
 
 
 def model_limits(folder: Path) -> tuple[int, int]:

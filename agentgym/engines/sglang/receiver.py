@@ -20,9 +20,8 @@ __all__ = ["SglangReceiver"]
 class SglangReceiver:
     """A `Receiver` that is an SGLang engine.
 
-    `order` returns the answer of an endpoint and raises HttpRefusal and HttpUnreachable. An `is_modern` engine requires
-    an update to be opened and closed, and may empty its cache with it. `opens` tells whether it can open handles of the
-    memory of a GPU, which is named by its index in this process.
+    `order` returns the answer of an endpoint and raises HttpRefusal and HttpUnreachable. `opens` tells whether it can
+    open handles of the memory of a GPU, which is named by its index in this process.
     """
 
     def __init__(
@@ -30,20 +29,15 @@ class SglangReceiver:
         order: Callable[[str, Mapping[str, object]], Awaitable[Any]],
         *,
         num_ranks: int,
-        is_modern: bool,
         opens: Callable[[int], bool],
     ) -> None:
         self.order = order
         self.opens = opens
         self.num_ranks = num_ranks
-        self.is_modern = is_modern
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[None]:
         """Opens an update; one that was left open, because a connection broke, is closed first."""
-        if not self.is_modern:
-            yield
-            return
         try:
             await self.order("/begin_weight_update", {})
         except HttpRefusal:
@@ -92,10 +86,7 @@ class SglangReceiver:
         await self.order("/destroy_weights_update_group", {"group_name": group})
 
     async def _send(self, path: str, payload: Mapping[str, object], end: UpdateEnd | None) -> None:
-        flush = end is not None and end.flush
-        said: dict[str, object] = {"flush_cache": flush and self.is_modern}
+        options: dict[str, object] = {"flush_cache": end is not None and end.flush}
         if end is not None:
-            said["weight_version"] = str(end.version)
-        await self.order(path, {**payload, **said})
-        if flush and not self.is_modern:  # as part of the update it dies if it cannot; asked separately, it refuses
-            await self.order("/flush_cache", {})
+            options["weight_version"] = str(end.version)
+        await self.order(path, {**payload, **options})

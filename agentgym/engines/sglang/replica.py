@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,8 +18,11 @@ from agentgym.engines.sglang.weight_sync import SglangSync
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import LoraWeights, Weights
 
-__all__ = ["SglangReplica"]
+__all__ = ["OLDEST_RELEASE", "SglangReplica"]
 
+_log = logging.getLogger(__name__)
+OLDEST_RELEASE = "0.5.23"
+"""The oldest SGLang that is supported: the release that the tests run."""
 _PARTS = ("weights", "kv_cache", "cuda_graph")
 """The kinds of memory that SGLang's memory saver releases."""
 
@@ -44,7 +49,7 @@ class SglangReplica:
     async def connect(transport: SglangTransport, settings: ServingSettings, version: int) -> SglangReplica:
         """Returns the replica of `transport`, whose weights are from now on called `version`.
 
-        Raises EngineError if it is not an SGLang engine.
+        Raises EngineError if it is not an SGLang engine of a supported release.
         """
         try:
             info = await transport.get("/server_info", timeout_s=60.0)
@@ -55,6 +60,7 @@ class SglangReplica:
             raise EngineError(f"{transport.name} is no SGLang server: {error}") from error
         if not isinstance(info, dict) or "version" not in info:
             raise EngineError(f"{transport.name} is no SGLang server: /server_info gave {str(info)[:80]!r}")
+        check_release(transport.name, str(info["version"]))
         replica = SglangReplica(transport, SglangSync(transport, info, settings), settings)
         lengths = (info.get("context_length"), info.get("max_req_input_len"))
         replica.context_window = min((length for length in lengths if length), default=None)
@@ -184,3 +190,17 @@ class SglangReplica:
         if last is None:
             raise HttpUnreachable(f"{self.name} closed the stream before anything came")
         return last
+
+
+def check_release(name: str, release: str) -> None:
+    """Raises EngineError if the server `name` runs a release of SGLang that is too old."""
+    numbers = version_numbers(release)
+    if not any(numbers):  # SGLang built from a copy of its sources without tags is 0.0.0.dev0
+        _log.warning("%s runs SGLang %s, which names no release: %s or later is needed", name, release, OLDEST_RELEASE)
+    elif numbers < version_numbers(OLDEST_RELEASE):
+        raise EngineError(f"{name} runs SGLang {release}, and {OLDEST_RELEASE} or later is needed: update it")
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """Returns a version as numbers that compare: `0.5.23rc1` is (0, 5, 23)."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -30,10 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["SglangSync"]
 
 _log = logging.getLogger(__name__)
-_MODERN = (0, 5, 18)
-"""The first release in which an update is opened and closed, replies report the version of each token, and a cache can
-be emptied under requests that are retracted. Before it, an update that empties the cache under any request ends the
-server."""
 
 
 class SglangSync:
@@ -42,26 +37,22 @@ class SglangSync:
     def __init__(self, server: SglangTransport, info: Mapping[str, Any], settings: ServingSettings) -> None:
         self.server = server
         self.settings = settings
-        self.release = str(info["version"])
-        self.is_modern = version_numbers(self.release) >= _MODERN
         self.dtype = str(info.get("dtype", "auto"))
         self.adapter: str | None = None
         """The name of the LoRA adapter that requests use."""
         num_ranks = int(info.get("tp_size", 1))
         opens = partial(opens_handles, server.gpus, server.name, num_ranks)
-        receiver = SglangReceiver(self.order, num_ranks=num_ranks, is_modern=self.is_modern, opens=opens)
+        receiver = SglangReceiver(self.order, num_ranks=num_ranks, opens=opens)
         self._path = weight_path(settings.sync, receiver, settings.bucket_mb * 1_000_000)
         self._check = WeightCheck(server.name, is_exact=info.get("device") == "cpu" and num_ranks == 1)
         self._prefix = f"policy-{secrets.token_hex(4)}"  # an earlier run may have left adapters
         self._unused: list[str] = []
         self._errands: set[asyncio.Task[None]] = set()
-        self._warned = False
 
     async def recover(self) -> None:
         """Ends the pause and the update that a dead trainer may have left; requests would wait forever."""
-        if self.is_modern:
-            with suppress(HttpRefusal):  # no update is open, as it should be
-                await self.order("/end_weight_update", {})
+        with suppress(HttpRefusal):  # no update is open, as it should be
+            await self.order("/end_weight_update", {})
         await self.order("/continue_generation", {})
 
     async def number(self, version: int) -> None:
@@ -134,8 +125,7 @@ class SglangSync:
     async def verify(self, weights: Mapping[str, Tensor], version: int) -> str:
         """Returns the engine's own checksum of its parameters, after comparing them with what was sent.
 
-        Returns an empty string, with a warning, for an old release that has no checksum. Raises EngineError that names
-        the first tensor which did not arrive, or the version that did not.
+        Raises EngineError that names the first tensor which did not arrive, or the version that did not.
         """
         from agentgym.engines.weights.buckets import overall_digest
 
@@ -143,12 +133,7 @@ class SglangSync:
         try:
             found = await self._read_checksums()
         except HttpRefusal as error:
-            if self.is_modern:
-                raise EngineError(f"the update cannot be verified ({error}); verify_sync switches this off") from error
-            if not self._warned:  # it can compute them only on a GPU
-                _log.warning("weight updates are checked by the parity of logprobs alone: %s", error)
-            self._warned = True
-            return ""
+            raise EngineError(f"the update cannot be verified ({error}); verify_sync switches this off") from error
         # What the engine keeps under another name (a head that equals the embedding) is not compared.
         sent = {name: digest for name, digest in self._digests(weights, found).items() if name in found}
         self._check.compare(sent, found, version)
@@ -199,8 +184,3 @@ class SglangSync:
         if not checksums:
             raise HttpRefusal(f"{self.server.name} answers no checksums of its weights")
         return checksums
-
-
-def version_numbers(text: str) -> tuple[int, ...]:
-    """Returns a version as numbers that compare: `0.5.23rc1` is (0, 5, 23)."""
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])

@@ -10,14 +10,9 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="${AGENTGYM_ENGINES:-${HOME:?}/.cache/agentgym-engines}"
 
-over() { # NAME: the environment that it is laid over, or nothing
-    sed -n 's/^# over: //p' "$here/$1.txt"
-}
-
 environment() { # NAME: its folder
-    local digest made_of=(build.sh "$1.txt" standin/sitecustomize.py standin/sgl_kernel/__init__.py)
-    [ -z "$(over "$1")" ] || made_of+=("$(over "$1").txt")
-    digest="$(cd "$here" && cat "${made_of[@]}" | sha256sum)"
+    local digest
+    digest="$(cd "$here" && cat build.sh "$1.txt" standin/sitecustomize.py standin/sgl_kernel/__init__.py | sha256sum)"
     echo "$root/$1-${digest:0:12}"
 }
 
@@ -42,19 +37,10 @@ install() { # NAME FOLDER
     wrapper "$name" "$python" "$folder/standin" >"$folder/bin/agentgym-python"
 }
 
-install_over() { # NAME FOLDER BASE
-    local base python
-    (build "$3")
-    base="$(environment "$3")" python="$(environment "$3")/bin/python"
-    mkdir -p "$2/bin"
-    pip_install "$python" --no-deps --target "$2/packages" --requirement "$here/$1.txt"
-    wrapper "$1" "$python" "$2/packages:$base/standin" >"$2/bin/agentgym-python"
-}
-
-wrapper() { # NAME PYTHON PATHS: the script that runs the engine's python with what it needs on CPU
+wrapper() { # NAME PYTHON PATH: the script that runs the engine's python with what it needs on CPU
     echo '#!/bin/sh'
     case $1 in
-    sglang*)
+    sglang)
         echo "export SGLANG_USE_CPU_ENGINE=1 PYTHONPATH=\"$3\${PYTHONPATH:+:\$PYTHONPATH}\""
         ;;
     vllm)
@@ -77,11 +63,7 @@ build() { # NAME
         return
     fi
     rm -rf "$folder"
-    if [ -z "$(over "$name")" ]; then
-        install "$name" "$folder"
-    else
-        install_over "$name" "$folder" "$(over "$name")"
-    fi
+    install "$name" "$folder"
     chmod +x "$folder/bin/agentgym-python"
     touch "$folder/.complete"
     echo "$name: $folder, built in $((SECONDS - started)) s"

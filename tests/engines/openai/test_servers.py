@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from agentgym.chat_templates.families import renderer_for
 from agentgym.embedded import embedded_folder
 from agentgym.engines.openai.endpoint import ChatEndpoint, ChatEndpointConfig, ContextExceeded
 from agentgym.engines.protocol import Sampling
+from agentgym.engines.servers.http import SERVER_SECRET
 from agentgym.evaluation import EvalConfig, EvalResult, evaluate, verify_run
 from agentgym.model.model_folder import load_decoder
 from agentgym.model.packed_layout import PackedLayout
@@ -20,12 +22,11 @@ from agentgym.types import Message, ToolCall
 pytestmark = pytest.mark.engine
 SERVERS = ["sglang_server", "vllm_server"]
 NUM_TASKS = 24
+ENDPOINT = ChatEndpointConfig(api_key_env=SERVER_SECRET)
 
 
-def play(url: str, folder: Path, endpoint: ChatEndpointConfig | None = None) -> EvalResult:
-    config = EvalConfig(
-        env="TextGame-v0", policy=url, num_tasks=NUM_TASKS, concurrency=8, endpoint=endpoint or ChatEndpointConfig()
-    )
+def play(url: str, folder: Path, endpoint: ChatEndpointConfig = ENDPOINT) -> EvalResult:
+    config = EvalConfig(env="TextGame-v0", policy=url, num_tasks=NUM_TASKS, concurrency=8, endpoint=endpoint)
     return evaluate(config, output=folder)
 
 
@@ -33,7 +34,7 @@ def play(url: str, folder: Path, endpoint: ChatEndpointConfig | None = None) -> 
 def test_a_real_server_is_evaluated_with_tools_and_exact_ids(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    result = play(request.getfixturevalue(name), tmp_path / "run")
+    result = play(request.getfixturevalue(name).url, tmp_path / "run")
     assert result.summary.num_episodes == NUM_TASKS and result.summary.num_failed == 0
     calls = [call for one in result.trajectories for turn in one.turns for call in turn.message.tool_calls]
     assert sum(isinstance(call, ToolCall) for call in calls) > 0.8 * len(calls) > 0
@@ -60,7 +61,7 @@ def _differences(result: EvalResult) -> list[float]:
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_without_ids_a_real_server_streams(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    result = play(request.getfixturevalue(name), tmp_path / "run", ChatEndpointConfig(token_ids=False))
+    result = play(request.getfixturevalue(name).url, tmp_path / "run", replace(ENDPOINT, token_ids=False))
     assert result.summary.num_episodes == NUM_TASKS
     assert result.use is not None and result.use.num_without_ids == NUM_TASKS
     assert result.use.first_token_s is not None and result.use.completion_tokens > 0
@@ -69,8 +70,10 @@ def test_without_ids_a_real_server_streams(name: str, request: pytest.FixtureReq
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_real_server_says_when_its_window_is_full(name: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue(name).url
+
     async def ask() -> None:
-        async with ChatEndpoint(request.getfixturevalue(name)) as endpoint:
+        async with ChatEndpoint(url, ENDPOINT) as endpoint:
             await endpoint.open()
             assert endpoint.context_window == 1024
             reply = await endpoint.complete([Message("user", "go north " * 200)], (), Sampling(max_tokens=900))

@@ -72,7 +72,7 @@ def test_the_command_line_says_what_a_setting_is_to_its_kind(
     for help_text in (
         "Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable",
         "They need VLLM_SERVER_DEV_MODE=1, --enable-scale-out",
-        "The interpreter that has SGLang; empty is the one that runs agentgym.",
+        "The interpreter that has SGLang (0.5.23 or later); empty is the one that runs agentgym.",
         "The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym.",
         "Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded, all in one pair",
         "Further arguments of `vllm.entrypoints.openai.api_server`, or of `AsyncEngineArgs` if embedded, all in",

@@ -15,10 +15,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from agentgym.embedded import embedded_folder
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, HttpRefusal, secret_headers
 from agentgym.engines.servers.server_process import ServerCommand, ServerProcess, free_port
-from agentgym.engines.sglang.engine import SglangConfig, launch_sglang
 from agentgym.engines.vllm.auth import RequireSecret
 from agentgym.engines.vllm.worker_extension import WeightWorker
 from agentgym.engines.weights.buckets import safetensors_bytes
@@ -143,25 +141,14 @@ async def refusals(process: ServerProcess, paths: list[str]) -> list[int]:
 
 
 @pytest.mark.engine
-def test_a_launched_vllm_obeys_nobody_else(launched_vllm: ServerProcess) -> None:
+def test_a_launched_vllm_obeys_nobody_else(vllm_server: ServerProcess) -> None:
     paths = ["/collective_rpc", "/inference/v1/generate", "/v1/completions", "/pause", "/update_weight_version"]
-    assert asyncio.run(refusals(launched_vllm, paths)) == [401] * len(paths)
-    assert launched_vllm.command.secret not in command_lines(launched_vllm) + launched_vllm.command.log.read_text()
+    assert asyncio.run(refusals(vllm_server, paths)) == [401] * len(paths)
+    assert vllm_server.command.secret not in command_lines(vllm_server) + vllm_server.command.log.read_text()
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("release", ["sglang", "sglang_0_5_17"])
-def test_a_launched_sglang_obeys_nobody_else(release: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    python = request.getfixturevalue(f"{release}_python")
+def test_a_launched_sglang_obeys_nobody_else(sglang_server: ServerProcess) -> None:
     paths = ["/generate", "/update_weights_from_tensor", "/update_weights_from_disk", "/v1/completions", "/flush_cache"]
-
-    async def run() -> None:
-        config = SglangConfig(python=python, device="cpu", log_folder=str(tmp_path))
-        (process,) = await launch_sglang(config, embedded_folder())
-        try:
-            assert await refusals(process, paths) == [401] * len(paths)
-            assert process.command.secret not in command_lines(process) + process.command.log.read_text()
-        finally:
-            await process.close()
-
-    asyncio.run(run())
+    assert asyncio.run(refusals(sglang_server, paths)) == [401] * len(paths)
+    assert sglang_server.command.secret not in command_lines(sglang_server) + sglang_server.command.log.read_text()

@@ -11,15 +11,19 @@ import json
 import os
 import pickle
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 import torch
 
 from agentgym.embedded import embedded_folder
+from agentgym.engines.servers.http import SERVER_SECRET, secret_headers
 from agentgym.testing.fake_server.server import FakeConfig, FakeSglang
 from agentgym.testing.fake_server.tensors import read_safetensors
+
+if TYPE_CHECKING:
+    import openai
 
 PROMPT = [1, 2, 3, 4]
 LONG = 1000
@@ -32,17 +36,30 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "fake":
         with FakeSglang(FakeConfig(token_s=0.0015)) as server:
             yield server.url
+    elif running := os.environ.get("SGLANG_CONTRACT_URL"):  # one that may be paused and updated
+        yield running
     else:
-        running = os.environ.get("SGLANG_CONTRACT_URL")  # one that may be paused and updated
-        python = request.getfixturevalue("sglang_python") if running is None else ""
-        yield running or request.getfixturevalue("session_servers").sglang(python).url
+        with request.getfixturevalue("lend_sglang")() as server:
+            yield server.url
+
+
+def connect() -> aiohttp.ClientSession:
+    """A connection with the secret of our environment, if there is one."""
+    return aiohttp.ClientSession(headers=secret_headers(os.environ.get(SERVER_SECRET, "")))
+
+
+def openai_client(url: str) -> openai.OpenAI:
+    """Such a connection of the library."""
+    import openai  # here, and not above: collected by every process, and costly
+
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=os.environ.get(SERVER_SECRET, "none"))
 
 
 def talk(url: str, conversation: Callable[[Post], Awaitable[None]]) -> None:
     """Runs `conversation(post)`, where `post(path, body)` gives status and answer; lets a paused server go on."""
 
     async def run() -> None:
-        async with aiohttp.ClientSession() as session:
+        async with connect() as session:
 
             async def post(path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
                 async with session.post(url + path, json=body or {}) as response:
@@ -173,7 +190,7 @@ def test_a_request_id_in_flight_is_refused_again(url: str) -> None:
 
 def test_a_stream_repeats_all_ids_so_far(url: str) -> None:
     async def run() -> None:
-        async with aiohttp.ClientSession() as session:
+        async with connect() as session:
             body = generation("s", 3) | {"stream": True}
             async with session.post(url + "/generate", json=body) as response:
                 assert response.content_type == "text/event-stream"
@@ -449,10 +466,11 @@ def test_an_adapter_that_is_not_loaded_cannot_be_unloaded(url: str) -> None:
 
 def test_what_a_server_says_of_itself(url: str) -> None:
     async def run() -> None:
-        async with aiohttp.ClientSession(raise_for_status=True) as session:
+        async with connect() as session:
 
             async def get(path: str) -> Any:
                 async with session.get(url + path) as response:
+                    response.raise_for_status()
                     return await response.json()
 
             info = await get("/model_info")
@@ -473,11 +491,8 @@ def test_what_a_server_says_of_itself(url: str) -> None:
 
 
 def test_the_openai_client_reads_chat_completions_and_their_exact_ids(url: str) -> None:
-    import openai  # here, and not above: collected by every process, and costly
-
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     extra = {"return_token_ids": True, "return_prompt_token_ids": True, "return_meta_info": True}
-    with client:
+    with openai_client(url) as client:
         answer = client.chat.completions.create(
             model="m",
             messages=[{"role": "user", "content": "hi"}],
@@ -502,10 +517,7 @@ def test_the_openai_client_reads_chat_completions_and_their_exact_ids(url: str) 
 
 
 def test_the_openai_client_reads_a_stream(url: str) -> None:
-    import openai  # here, and not above: collected by every process, and costly
-
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-    with client:
+    with openai_client(url) as client:
         chunks = list(
             client.chat.completions.create(
                 model="m",

@@ -62,13 +62,12 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.fixture
-def played(launched_vllm: ServerProcess, reference: MakeReference) -> Played:
+def played(vllm_server: ServerProcess) -> Played:
     """`played(play, **settings)`: plays with an engine on the running server, at version 0 of the shipped model."""
 
     async def run(play: Callable[[ReplicatedEngine], Awaitable[None]], settings: ServingSettings) -> None:
-        config = VllmConfig(urls=(launched_vllm.url,), serving=settings)
+        config = VllmConfig(urls=(vllm_server.url,), serving=settings)
         async with closing(await open_vllm(config, None)) as engine:
-            await engine.update_weights(reference(0).tensors(), 0)
             await play(engine)
 
     return lambda play, **settings: asyncio.run(run(play, ServingSettings(**settings)))
@@ -95,12 +94,12 @@ def test_the_engine_keeps_every_promise_of_the_protocol(
 
 @pytest.mark.parametrize("path", ["memory", "disk", "broadcast"])
 def test_logprobs_are_the_trainers_at_every_temperature_before_and_after_updates(
-    launched_vllm: ServerProcess, reference: MakeReference, path: Any
+    vllm_server: ServerProcess, reference: MakeReference, path: Any
 ) -> None:
     prompt = prompt_of(300)
 
     async def run() -> None:
-        config = VllmConfig(urls=(launched_vllm.url,), serving=ServingSettings(sync=path, bucket_mb=1))
+        config = VllmConfig(urls=(vllm_server.url,), serving=ServingSettings(sync=path, bucket_mb=1))
         async with closing(await open_vllm(config, None)) as engine:
             for version in range(3):
                 model = reference(version)
@@ -281,7 +280,7 @@ def test_an_update_without_a_pause_is_whole_for_every_id(played: Played, referen
 
 
 def test_without_the_reset_of_the_prefix_cache_the_same_prompt_answers_from_the_old_policy(
-    played: Played, launched_vllm: ServerProcess, reference: MakeReference
+    played: Played, vllm_server: ServerProcess, reference: MakeReference
 ) -> None:
     prompt = prompt_of(300)  # longer than a cache block of 128
     sampling = Sampling(max_tokens=8, seed=1, temperature=2.0)
@@ -298,7 +297,7 @@ def test_without_the_reset_of_the_prefix_cache_the_same_prompt_answers_from_the_
         return read_vllm_completion(replies[1], name="it", num_prompt_ids=300, version=0)
 
     async def play(engine: ReplicatedEngine) -> None:
-        async with closing(VllmServer(launched_vllm.url, secret=launched_vllm.command.secret)) as transport:
+        async with closing(VllmServer(vllm_server.url, secret=vllm_server.command.secret)) as transport:
             reply = await naive(transport)
         assert gap(new, prompt, reply, sampling) > WRONG
         await engine.generate(prompt, sampling, session="a")
@@ -373,14 +372,14 @@ def test_what_arrived_is_checked_by_sums_where_bytes_are_not_at_hand(played: Pla
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_a_tensor_that_is_left_out_is_named_and_nothing_is_sampled_from_half_an_update(
-    on_gpu: bool, played: Played, launched_vllm: ServerProcess, reference: MakeReference
+    on_gpu: bool, vllm_server: ServerProcess, reference: MakeReference
 ) -> None:
     prompt, sampling = prompt_of(40), Sampling(max_tokens=8, seed=1)
     new = reference(1).tensors()
 
     async def run() -> None:
         async with closing(
-            await vllm_engine([Lossy(launched_vllm.url, secret=launched_vllm.command.secret)], ServingSettings())
+            await vllm_engine([Lossy(vllm_server.url, secret=vllm_server.command.secret)], ServingSettings())
         ) as engine:
             if on_gpu:
                 verify_as_on_a_gpu(engine)
@@ -401,12 +400,7 @@ def test_a_tensor_that_is_left_out_is_named_and_nothing_is_sampled_from_half_an_
             with pytest.raises(EngineError, match="half of an update"):
                 await engine.generate(prompt, sampling, session="a")
 
-    played(nothing)
     asyncio.run(run())
-
-
-async def nothing(engine: ReplicatedEngine) -> None:
-    """The shipped weights are loaded; that is all."""
 
 
 def test_an_output_head_that_repeats_the_embedding_is_not_sent_and_another_one_is_refused(
@@ -424,22 +418,18 @@ def test_an_output_head_that_repeats_the_embedding_is_not_sent_and_another_one_i
     played(play)
 
 
-@pytest.mark.parametrize(("victim", "stream"), [("server", False), ("server", True), ("core", False)])
-def test_a_killed_server_loses_no_episode(
-    vllm_python: str, reference: MakeReference, tmp_path: Path, victim: str, stream: bool
-) -> None:
-    """The processes of one of two servers, or that of its model alone: its front answers errors for a while then."""
+def test_a_killed_server_loses_no_episode(vllm_python: str, reference: MakeReference, tmp_path: Path) -> None:
+    """The process that holds the model of one of two servers is killed: its front answers errors for a while then."""
     model = reference(1)
-    settings = ServingSettings(stream=stream)
+    settings = ServingSettings(stream=True)
     config = VllmConfig(python=vllm_python, device="cpu", replicas=2, log_folder=str(tmp_path), serving=settings)
 
     async def run() -> None:
         async with closing(await open_vllm(config, embedded_folder())) as engine:
             await engine.update_weights(model.tensors(), 1)
             tasks = await in_flight(engine, 16, 600)
-            kill(engine.replicas[0], victim)
+            kill_core(engine.replicas[0])
             firsts = [await task for task in tasks.values()]
-            assert stream or all(first.finish_reason == "length" for first in firsts)
             rests = [resumed(engine, number, first, 600) for number, first in enumerate(firsts)]
             for number, whole in enumerate(await asyncio.gather(*rests)):
                 prompt, sampling = prompt_of(150, number), Sampling(max_tokens=600, seed=number)
@@ -452,13 +442,13 @@ def test_a_killed_server_loses_no_episode(
     asyncio.run(run())
 
 
-def kill(replica: Replica, victim: str) -> None:
-    """Kills the processes of a server, or only the one that holds the model."""
+def kill_core(replica: Replica) -> None:
+    """Kills the process of a server that holds the model."""
     assert isinstance(replica, VllmReplica)
     assert isinstance(replica.transport, VllmServer)
     assert replica.transport.process is not None
     processes = psutil.Process(replica.transport.process.pid).children(recursive=True)
-    doomed = [one for one in processes if victim == "server" or "EngineCore" in one.name() + "".join(one.cmdline())]
+    doomed = [process for process in processes if "EngineCore" in process.name() + "".join(process.cmdline())]
     assert doomed, [one.cmdline() for one in processes]
     for process in doomed:
         with suppress(psutil.NoSuchProcess):  # it ends with the one before it
