@@ -27,17 +27,19 @@ why_due() { # why_due LANE: prints the reason in one line, or nothing if the lan
 }
 
 clean_commit() { # the commit that the files here are those of, or nothing; .ci/passed may differ
-    [ -n "$(git status --porcelain -- . ':!.ci/passed' 2>/dev/null || echo unknown)" ] || git rev-parse HEAD
+    [ -n "$(git status --porcelain --untracked-files=all -- . ':!.ci/passed' 2>/dev/null || echo unknown)" ] || git rev-parse HEAD
 }
 
 write_passed() { # write_passed COMMIT LANE...: notes that these lanes passed whole at that commit
-    local commit=$1 lane
+    local commit=$1 lane file
+    file=$(mktemp)
     shift
     for lane in $(lane_names); do
         case " $* " in
         *" $lane "*) echo "$lane $commit" ;;
-        *) awk -v lane="$lane" '$1 == lane' .ci/passed 2>/dev/null ;;
+        *) awk -v lane="$lane" '$1 == lane' .ci/passed 2>/dev/null || true ;;
         esac
-    done >.ci/passed.new
-    mv .ci/passed.new .ci/passed
+    done >"$file"
+    cat "$file" >.ci/passed
+    rm "$file"
 }

@@ -57,7 +57,7 @@ side_by_side() { # side_by_side LANE...
         (
             set -m # each part is a process group of its own, in which SIGINT works as in the foreground
             trap - EXIT INT
-            trap 'end_part; exit 143' TERM
+            trap 'end_part; exit 143' TERM HUP
             "$lane"
         ) &
         lanes+=($!)
@@ -83,6 +83,7 @@ end_part() { # ends the part that this lane runs, as Ctrl-C does: pytest tells w
 
 end_lanes() {
     local status=$?
+    trap '' INT TERM HUP # a second Ctrl-C does not leave parts behind
     [ ${#lanes[@]} -eq 0 ] || kill -TERM "${lanes[@]}" 2>/dev/null || true
     wait
     rm -rf "$logs"
@@ -90,5 +91,6 @@ end_lanes() {
     exit "$status"
 }
 trap end_lanes EXIT
+trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM

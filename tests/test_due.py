@@ -75,6 +75,7 @@ def repository(passed_repository: Path, tmp_path: Path) -> Path:
         ("agentgym/engines/local/engine.py", "engines training ray other"),
         ("agentgym/trainers/parallel/ranks.py", "training ray other"),
         ("agentgym/viewer/report.js", "browser other"),
+        ("benchmarks/stand_ins.py", "training templates other"),
         ("docs/train.md", ""),
         (".ci/size.toml", ""),
         (".ci/smoke", " ".join(LANES)),
@@ -104,6 +105,23 @@ def test_a_lane_that_passes_again_is_due_no_more(repository: Path) -> None:
     subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=repository, timeout=60, check=True)
     assert list(due(repository)) == ["containment", "containers"]
     assert len((repository / ".ci" / "passed").read_text(encoding="utf-8").splitlines()) == len(LANES)
+
+
+def test_the_first_lane_that_passes_begins_the_file(repository: Path) -> None:
+    git(repository, "rm", "--quiet", ".ci/passed")
+    git(repository, "commit", "--quiet", "--message", "unknown")
+    script = 'source .ci/due.sh; write_passed "$(clean_commit)" browser'
+    subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=repository, timeout=60, check=True)
+    commit = git(repository, "rev-parse", "HEAD")
+    assert (repository / ".ci" / "passed").read_text(encoding="utf-8") == f"browser {commit}\n"
+    assert git(repository, "status", "--porcelain") == "?? .ci/passed"
+
+
+@pytest.mark.parametrize("names", [["nope"], ["lint", "all"], ["lint tests"], ["-x"], ["lint", ""]])
+def test_a_wrong_name_of_a_part_is_refused_before_anything_runs(names: list[str]) -> None:
+    done = subprocess.run(["bash", CI / "run", *names], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and not done.stdout
+    assert "all or due alone, or some of lint, tests, engines training" in done.stderr
 
 
 def test_files_that_are_not_committed_are_those_of_no_commit(repository: Path) -> None:
