@@ -30,6 +30,15 @@ clean_commit() { # the commit that the files here are those of, or nothing; .ci/
     [ -n "$(git status --porcelain --untracked-files=all -- . ':!.ci/passed' 2>/dev/null || echo unknown)" ] || git rev-parse HEAD
 }
 
+check_paths() { # check_paths LANE COMMAND...: fails if pytest, called so, collects tests of files that do not make the lane due
+    local lane=$1 collected outside paths
+    shift
+    collected=$("$@" --collect-only -q)
+    mapfile -t paths < <(lane_paths "$lane")
+    outside=$(comm -23 <(sed -n 's/::.*//p' <<<"$collected" | sort -u) <(git ls-files -- "${paths[@]}" | sort))
+    [ -z "$outside" ] || { echo "tests of lane $lane in files that do not make it due:" $outside; return 1; }
+}
+
 write_passed() { # write_passed COMMIT LANE...: notes that these lanes passed whole at that commit
     local commit=$1 lane file
     file=$(mktemp)

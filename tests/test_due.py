@@ -156,3 +156,18 @@ def test_every_path_and_test_of_the_tables_exists_and_every_room_has_a_lane() ->
         assert all(f"def {name.split('[')[0]}(" in source for name in functions), (file, functions)
     script = (CI / "run").read_text(encoding="utf-8")
     assert all(f"    {lane}) selection=(" in script for lane in LANES)
+
+
+def test_a_lane_with_tests_in_files_that_do_not_make_it_due_does_not_pass(repository: Path) -> None:
+    change(repository, "tests/viewer/test_page.py")
+    git(repository, "add", ".")
+
+    def check(lane: str) -> subprocess.CompletedProcess[str]:
+        script = f"source .ci/due.sh; check_paths {lane} echo tests/viewer/test_page.py::test_it"
+        command = ["bash", "-euo", "pipefail", "-c", script]
+        return subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60, check=False)
+
+    assert check("browser").returncode == 0
+    refused = check("sandbox")
+    assert refused.returncode == 1
+    assert refused.stdout == "tests of lane sandbox in files that do not make it due: tests/viewer/test_page.py\n"

@@ -394,10 +394,11 @@ def test_weights_that_somebody_else_updates_are_noticed() -> None:
 
 
 def test_a_session_stays_on_its_server_and_servers_share_the_sessions(fake_sglang: Fake) -> None:
-    servers = [fake_sglang(latency_median_s=0.02), fake_sglang(latency_median_s=0.02)]
+    # of a latency beside which it is little by how much a busy machine delays an answer
+    servers = [fake_sglang(latency_median_s=0.1), fake_sglang(latency_median_s=0.1)]
 
     async def episode(engine: ReplicatedEngine, number: int) -> None:
-        for _ in range(30):
+        for _ in range(10):
             await ask(engine, f"s{number}")
         await engine.abort(f"s{number}")
 
@@ -405,8 +406,8 @@ def test_a_session_stays_on_its_server_and_servers_share_the_sessions(fake_sglan
         await asyncio.gather(*(episode(engine, number) for number in range(32)))
         return engine.router.num_moved
 
-    assert using(play, *servers) <= 0.05 * 32 * 29
-    assert min(server.stats.requests for server in servers) > 240
+    assert using(play, *servers) <= 0.05 * 32 * 9
+    assert min(server.stats.requests for server in servers) > 80
 
 
 @pytest.mark.long
