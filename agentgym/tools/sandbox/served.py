@@ -160,6 +160,10 @@ class _Server:
                 pass_fds=(handle,),
                 start_new_session=True,
             )
+        except OSError as error:
+            ours.close()
+            _remove_scratch(plan.scratch)
+            raise SandboxError(f"its server cannot be started: {error}") from error
         finally:
             theirs.close()
         self._control = ours
@@ -201,6 +205,10 @@ def _finish(control: socket.socket, process: subprocess.Popen[bytes], scratch: s
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _remove_scratch(scratch)
+
+
+def _remove_scratch(scratch: str) -> None:
     if scratch:
         with contextlib.suppress(OSError):  # the server removed it first
             empty_folder(scratch)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,13 +20,35 @@ import pytest
 import agentgym
 from agentgym.errors import ConfigError, SandboxError, UnknownName
 from agentgym.tools.sandbox import Ended, Sandbox, SandboxLimits, open_sandbox
+from agentgym.tools.sandbox.exchange import send_request
+from agentgym.tools.sandbox.request import ExecutionRequest
 
 SERVED = ("namespaces", "landlock")
 """Boxes that a server process of ours forks."""
+FORKS_THAT_WAIT = """
+import os
+data = b"x" * (60 << 20)
+read, write = os.pipe()
+children = []
+for number in range(20):
+    if (child := os.fork()) == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(sum(data[: 1000]) != 1000 * ord("x"))
+    children.append(child)
+os.close(write)
+print([os.waitpid(child, 0)[1] for child in children])
+"""
+"""A program whose processes share their memory, which counts several times until the sum is exact."""
 
 
 def server_of(sandbox: Sandbox) -> psutil.Process:
     return psutil.Process(sandbox._server._process.pid)  # type: ignore[attr-defined]
+
+
+def scratch_of(sandbox: Sandbox) -> Path:
+    """The folder that holds the files of all boxes; a backend without one has a path that does not exist."""
+    return Path(sandbox._server._finish.peek()[2][2] or "/nonexistent")  # type: ignore[attr-defined]
 
 
 def wait_for(condition: object, seconds: float = 10.0) -> None:
@@ -155,6 +179,22 @@ def test_variables_live_from_cell_to_cell(sandbox: Sandbox) -> None:
         assert session.run("value").stdout == "22\n"
 
 
+def test_a_session_whose_client_leaves_without_the_answer_is_ended(served: Sandbox) -> None:
+    served.run("print(1)")
+    server, scratch = server_of(served), scratch_of(served)
+    wait_for(lambda: len(server.children(recursive=True)) == 1)
+    for _ in range(3):
+        session = served.session()
+        assert session.run("state = bytearray(1 << 20)").ok
+        channel = session._channel  # type: ignore[attr-defined]
+        request = ExecutionRequest(code=b"print(2)", language="python", files={}, collect=(), time_limit_s=5.0)
+        send_request(channel, request, is_session=True)
+        assert select.select([channel], [], [], 5.0)[0]
+        session.close()
+    wait_for(lambda: len(server.children(recursive=True)) == 1)
+    wait_for(lambda: not scratch.exists() or not list(scratch.iterdir()))
+
+
 def test_sessions_are_apart(sandbox: Sandbox) -> None:
     with sandbox.session() as one, sandbox.session() as other:
         one.run("secret = 1; open('file', 'w')")
@@ -247,11 +287,17 @@ def test_a_time_limit_that_passes_before_the_program_begins_ends_nothing_else(se
     assert beside.result().stdout == "on\n"
 
 
+def test_a_process_that_starts_while_the_others_are_paused_goes_on_with_them(served: Sandbox) -> None:
+    for _ in range(4):
+        outcome = served.run(FORKS_THAT_WAIT)
+        assert (outcome.ended, outcome.stdout) == (Ended.EXITED, f"{[0] * 20}\n")
+
+
 @pytest.mark.long
 def test_two_hundred_programs_leave_no_process_no_file_and_no_open_file(served: Sandbox) -> None:
     served.run("print(1)")
     server, ours = server_of(served), psutil.Process()
-    scratch = Path(served._server._finish.peek()[2][2] or "/nonexistent")  # type: ignore[attr-defined]
+    scratch = scratch_of(served)
     below = server.children(recursive=True)
     wait_for(lambda: len(server.children(recursive=True)) == 1)
     before = (ours.num_fds(), server.children()[0].num_fds(), len(ours.children()))
@@ -341,6 +387,16 @@ def test_a_server_that_ends_during_a_program_is_the_sandboxs_fault() -> None:
 
 
 # ---- what is asked for wrongly
+
+
+def test_a_python_that_cannot_be_started_is_named_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/dev/null")
+    with pytest.raises(SandboxError, match=r"its server cannot be started: .*/dev/null"):
+        open_sandbox("landlock")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_run_is_refused_with_what_to_do(sandbox: Sandbox) -> None:

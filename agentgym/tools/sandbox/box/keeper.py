@@ -45,7 +45,7 @@ def keep(box: Box, orders: socket.socket, job: Job) -> None:
     Its supervisor receives `{"ready": program}`, then `{"ended": exit code}` with the files as blobs. In a session it
     orders `{"settle": process}`: all but that process end. With `{"nice": value, "holder": process}`, the processes
     that compute get that priority, except for the program or the cell itself. SIGUSR1 pauses all others, and
-    `{"resume": processes}` resumes some of them.
+    `{"resume": processes}` resumes these, or all for an empty list.
     """
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -94,7 +94,7 @@ def _obey(box: Box, orders: socket.socket, program: int, most_bytes: int) -> Non
     if "resume" in order[0]:
         pids = order[0]["resume"]
         assert isinstance(pids, list)
-        resume(pids)
+        resume(pids) if pids else box.signal_others(signal.SIGCONT)
         return
     process, patterns = order[0]["settle"], order[0]["collect"]
     assert isinstance(process, int) and isinstance(patterns, list)

@@ -84,7 +84,7 @@ class _Supervisor:
         self._watch = BoxWatch(box, plan, self._resume)
         self._next_nice = 0.0
 
-    def start(self, cell: frames.Frame) -> None:
+    def start(self, cell: frames.Frame, client: socket.socket) -> None:
         """Starts the box; its program is `cell`, or waits for cells."""
         self._pipes = [os.pipe(), os.pipe()]
         for reading, _ in self._pipes:
@@ -103,6 +103,8 @@ class _Supervisor:
         self._first = os.fork()
         if self._first == 0:
             _forget_signals()
+            for ours in (self._orders, self._cells, self._reports, client):  # that the box sees our end
+                ours.close()
             collect = [] if self._is_session else cell[0]["collect"]
             assert isinstance(collect, list)
             _run_guarded(
@@ -295,31 +297,45 @@ def supervise(box: Box, plan: Plan, client: socket.socket) -> None:
         os._exit(0)
 
     signal.signal(signal.SIGTERM, stop)
-    number = 0
-    while (cell := frames.receive(client)) is not None:
-        started = time.monotonic()
-        number += 1
-        cell[0]["number"] = number
-        if supervisor is None:
-            supervisor = _Supervisor(box, plan, is_session=bool(cell[0]["session"]))
-            supervisor.start(cell)
-        running = supervisor.run(cell, client)
-        texts = [bytes(content) for content in running.output.values()]
-        header: dict[str, object] = {
-            "why": running.why,
-            "code": running.code,
-            "rolled_back": running.rolled_back,
-            "is_over": running.is_over,
-            "files": running.files[0],
-            "seconds": time.monotonic() - started,
-        }
-        with contextlib.suppress(OSError):
-            frames.send(client, header, [*texts, *running.files[1]])
-        if running.is_over:
-            break
-    if supervisor is not None:
-        supervisor.end()
+    try:
+        number = 0
+        while (cell := _next_cell(client)) is not None:
+            started = time.monotonic()
+            number += 1
+            cell[0]["number"] = number
+            if supervisor is None:
+                supervisor = _Supervisor(box, plan, is_session=bool(cell[0]["session"]))
+                supervisor.start(cell, client)
+            running = supervisor.run(cell, client)
+            _answer(client, running, time.monotonic() - started)
+            if running.is_over:
+                break
+    finally:
+        if supervisor is not None:
+            supervisor.end()
     os._exit(0)
+
+
+def _next_cell(client: socket.socket) -> frames.Frame | None:
+    """Returns the client's next cell, or None if it is gone."""
+    try:
+        return frames.receive(client)
+    except OSError:  # it left without reading an answer
+        return None
+
+
+def _answer(client: socket.socket, running: _Running, seconds: float) -> None:
+    header: dict[str, object] = {
+        "why": running.why,
+        "code": running.code,
+        "rolled_back": running.rolled_back,
+        "is_over": running.is_over,
+        "files": running.files[0],
+        "seconds": seconds,
+    }
+    texts = [bytes(content) for content in running.output.values()]
+    with contextlib.suppress(OSError):
+        frames.send(client, header, [*texts, *running.files[1]])
 
 
 def _forget_signals() -> None:

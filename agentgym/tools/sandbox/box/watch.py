@@ -35,7 +35,7 @@ class BoxWatch:
     """Checks a box, often enough for each limit and rarely enough to be cheap."""
 
     def __init__(self, box: Box, plan: Plan, resume: Callable[[list[int]], None]) -> None:
-        """`resume` makes the first process of the box resume processes of it."""
+        """`resume` makes the first process of the box resume processes of it, all of them for an empty list."""
         self._box, self._plan, self._resume = box, plan, resume
         self._memory = MemoryWatch(plan.memory_bytes)
         self._cores = len(os.sched_getaffinity(0))
@@ -85,10 +85,15 @@ class BoxWatch:
         self._paused = list(pids)
 
     def _resume_some(self, pids: list[int]) -> None:
-        """Resumes a few paused processes: all at once would keep the core from their supervisor for 100 ms and more."""
+        """Resumes a few paused processes: all at once would keep the core from their supervisor for 100 ms and more.
+
+        The last time, all that are left: those that were started after the list was made were stopped with the others.
+        """
         number = -(-len(self._paused) // RESUMED_SHARE)
         resumed, self._paused = self._paused[:number], self._paused[number:]
-        self._resume([pid for pid in resumed if pid in pids])
+        known = [pid for pid in resumed if pid in pids]
+        if known or not self._paused:
+            self._resume(known if self._paused else [])
 
     def _look_at_disk(self, pids: list[int]) -> str:
         if time.monotonic() < self._next_disk:
