@@ -16,11 +16,13 @@ import zstandard
 
 from agentgym.errors import RunFolderError
 
-__all__ = ["SUFFIX", "Frame", "pack_lines", "read_frames", "unpack_frame"]
+__all__ = ["FRAME_BYTES", "MOST_BYTES", "SUFFIX", "Frame", "pack_lines", "read_frames", "unpack_frame"]
 
 SUFFIX = ".zst"
 FRAME_BYTES = 1 << 20
 """The bytes of lines after which a frame ends."""
+MOST_BYTES = 1 << 28
+"""The most bytes that are read of one line, and so of one frame: an episode has a hundredth of them at most."""
 LEVEL = 3
 _ENTRY = struct.Struct("<IIQQII")
 _MAGIC = 0x184D2A5A
@@ -81,7 +83,8 @@ def read_frames(file: BinaryIO, size: int) -> Iterator[Frame]:
         if len(entry) < _ENTRY.size or not any(entry):
             return
         *head, packed_bytes, num_bytes, num_lines, checksum = _ENTRY.unpack(entry)
-        if tuple(head) != _HEAD or checksum != _checksum(packed_bytes, num_bytes, num_lines):
+        is_whole = tuple(head) == _HEAD and checksum == _checksum(packed_bytes, num_bytes, num_lines)
+        if not is_whole or num_bytes > MOST_BYTES or num_lines > min(num_bytes, FRAME_BYTES):
             raise RunFolderError(f"{file.name!r} is damaged at byte {offset}")
         frame = Frame(offset, packed_bytes, num_bytes, num_lines)
         if frame.end > size:
@@ -94,6 +97,8 @@ def unpack_frame(file: BinaryIO, frame: Frame) -> bytes:
     """Returns the lines of a frame; raises RunFolderError if they are not those that were written."""
     packed = os.pread(file.fileno(), frame.packed_bytes, frame.offset + _ENTRY.size)
     try:
+        if zstandard.frame_content_size(packed) != frame.num_bytes:  # which it would be given memory for
+            raise RunFolderError(f"{file.name!r} is damaged at byte {frame.offset}: another frame was indexed")
         text: bytes = zstandard.ZstdDecompressor().decompress(packed, max_output_size=frame.num_bytes)
     except (zstandard.ZstdError, MemoryError) as error:
         raise RunFolderError(f"{file.name!r} is damaged at byte {frame.offset}: {error}") from error

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from agentgym.errors import RunFolderError
-from agentgym.rollout.record.frames import SUFFIX, Frame, read_frames, unpack_frame
+from agentgym.rollout.record.frames import FRAME_BYTES, MOST_BYTES, SUFFIX, Frame, read_frames, unpack_frame
 
 __all__ = ["FILE_NAME", "PACKED_NAME", "LineReader", "find_episodes"]
 
@@ -45,7 +45,7 @@ class LineReader:
     def __iter__(self) -> Iterator[bytes]:
         if not self._is_packed:
             self._file.seek(0)
-            yield from self._file
+            yield from iter(self._read_line, b"")
             return
         end, size = 0, os.fstat(self._file.fileno()).st_size
         try:
@@ -58,11 +58,20 @@ class LineReader:
         if end < size:
             yield TORN
 
+    def _read_line(self) -> bytes:
+        """Returns the next line of a plain file; one that no episode has is damaged, and is not held."""
+        line = self._file.readline(MOST_BYTES)
+        if len(line) < MOST_BYTES:
+            return line
+        while not line.endswith(b"\n") and (line := self._file.readline(FRAME_BYTES)):
+            pass
+        return DAMAGED
+
     def line_at(self, offset: int) -> bytes:
         """Returns the line that begins at an offset."""
         if not self._is_packed:
             self._file.seek(offset)
-            return self._file.readline()
+            return self._read_line()
         frames, starts = self._index
         index = bisect_right(starts, offset) - 1
         text = self._unpack(frames[index])

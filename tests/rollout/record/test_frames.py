@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
 import zstandard
 
 from agentgym.errors import RunFolderError
-from agentgym.rollout.record import frames
+from agentgym.rollout.record import frames, line_reader
 from agentgym.rollout.record.chain import PackedFile
 from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes
-from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME, LineReader, find_episodes
+from agentgym.rollout.record.line_reader import DAMAGED, FILE_NAME, PACKED_NAME, LineReader, find_episodes
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 
@@ -142,3 +143,43 @@ def test_without_tokens_an_episode_keeps_its_messages_rewards_and_numbers(tmp_pa
     assert (episode.has_ids, episode.reward, record.advantages) == (False, 0.5, None)
     assert episode.metrics["prompt_tokens"] == 2 and episode.metrics["completion_tokens"] == 3
     assert episode.info["ids_left_out"] == {"opening": [{"role": "user", "content": "Look."}]}
+
+
+def packed_as(text: bytes, num_bytes: int, num_lines: int) -> bytes:
+    """A frame of `text` whose index entry has a right checksum of any sizes."""
+    packed = zstandard.ZstdCompressor().compress(text)
+    sizes = len(packed), num_bytes, num_lines
+    return frames._ENTRY.pack(*frames._HEAD, *sizes, frames._checksum(*sizes)) + packed
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        packed_as(b"", 0, 200_000_000),
+        packed_as(b"{}\n", 3 << 30, 200_000_000),
+        packed_as(b"{}\n", 3, 4),
+        packed_as(b"\0" * (64 << 20), 10, 1),
+    ],
+    ids=["lines without bytes", "bytes that none holds", "more lines than bytes", "more bytes than indexed"],
+)
+def test_sizes_that_no_writer_gives_take_no_memory(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / PACKED_NAME
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with LineReader(path) as reader:
+            assert [*reader] == [DAMAGED]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_line_longer_than_any_episode_is_damaged_and_the_next_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_reader, "MOST_BYTES", 100)
+    monkeypatch.setattr(line_reader, "FRAME_BYTES", 30)
+    path = tmp_path / FILE_NAME
+    path.write_bytes(b"{}\n" + b"x" * 150 + b"\n" + b"[]\n" + b"y" * 150)
+    with LineReader(path) as reader:
+        assert [*reader] == [b"{}\n", DAMAGED, b"[]\n", DAMAGED]
