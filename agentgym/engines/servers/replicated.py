@@ -101,7 +101,7 @@ class ReplicatedEngine:
         self.router = ReplicaRouter(len(replicas), margin=settings.affinity_margin)
         self.replicas = tuple(replicas)
         self._vocab_size, self._context_window = vocab_size, context_window
-        self._version = version
+        self._version = self._newest = version
         self._flights: dict[str, _Flight] = {}
         self._open = asyncio.Event()
         self._open.set()
@@ -152,6 +152,14 @@ class ReplicatedEngine:
             del self._flights[session]
             flight.landed.set()
 
+    def _check_versions(self, completion: Completion, name: str) -> None:
+        strange = [number for number in completion.policy_versions if not 0 <= number <= self._newest]
+        if strange:
+            raise EngineError(
+                f"{name} sampled with weights of version {strange[0]}, and the newest of ours is {self._newest}:"
+                " another client updates them"
+            )
+
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
         """Sends the weights to all servers and has each checked.
 
@@ -160,6 +168,7 @@ class ReplicatedEngine:
         if version < self._version:
             raise EngineError(f"policy versions never fall: the engine is at {self._version}, got {version}")
         await self.revive()
+        self._newest = version  # while they are sent, replies are sampled with these weights already
         reports = await self._command_all(lambda replica: replica.update_weights(weights, version))
         self._version = version
         if len({report.checksum for report in reports}) > 1:
@@ -254,6 +263,7 @@ class ReplicatedEngine:
             try:
                 completion = await replica.generate(prompt_ids, sampling, rid=flight.rid, version=self._version)
                 answered_s = time.perf_counter() - started
+                self._check_versions(completion, replica.name)
                 return completion
             except HttpUnreachable as error:
                 self.num_lost += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import pairwise
+from operator import index
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,9 @@ from agentgym.errors import EngineError
 from agentgym.routed_experts import RoutedExperts
 
 __all__ = ["SglangTransport", "generate_payload", "read_experts", "read_sglang_completion", "read_spans"]
+
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
+"""The errors of reading an answer that has another form."""
 
 
 class SglangTransport(Protocol):
@@ -94,12 +98,12 @@ def read_sglang_completion(
         finish = (meta["finish_reason"] or {"type": "abort"})["type"]
         if finish == "abort" and not answer.get("output_ids"):
             return Completion((), (), (), "abort")  # it had not begun, and reports nothing else
-        ids = [int(token) for token in answer["output_ids"]]
+        ids = [index(token) for token in answer["output_ids"]]
         pairs = meta["output_token_logprobs"]
         logprobs = [float(pair[0]) for pair in pairs]
-        sampled = [int(pair[1]) for pair in pairs]
-        num_read = int(meta.get("prompt_tokens", num_prompt_ids))  # missing for a request that waited when it ended
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        sampled = [index(pair[1]) for pair in pairs]
+        num_read = index(meta.get("prompt_tokens", num_prompt_ids))  # missing for a request that waited when it ended
+    except MALFORMED as error:
         raise EngineError(f"{name} gave an answer without {error!s}: is it a native SGLang server?") from error
     if len(logprobs) != len(ids):
         raise EngineError(f"{name} returned {len(ids)} ids and {len(logprobs)} logprobs: the reply is not used")
@@ -125,7 +129,10 @@ def read_experts(answer: Any, shape: tuple[int, int], num_tokens: int, *, name: 
         if not answer.get("output_ids"):
             return None
         raise EngineError(f"{name} reports no experts: start it with --enable-return-routed-experts")
-    found = np.frombuffer(b64decode(text), "<i4")
+    try:
+        found = np.frombuffer(b64decode(text), "<i4")
+    except MALFORMED as error:
+        raise EngineError(f"{name} reports experts that cannot be read: {error}") from error
     if found.size != num_tokens * shape[0] * shape[1]:
         wanted = f"{num_tokens} tokens x {shape[0]} layers x {shape[1]}"
         raise EngineError(f"{name} returned {found.size} experts where {wanted} were expected")
@@ -140,15 +147,17 @@ def read_spans(spans: Any, num_ids: int, *, name: str, version: int) -> tuple[in
     if not spans:
         return (version,) * num_ids
     versions: list[int] = []
-    for span in spans:
+    for span in spans if isinstance(spans, list) else [spans]:
         try:
-            number = int(span["version"])
-        except ValueError as error:
+            told, end = str(span["version"]), index(span["end"])
+            number = int(told) if told.isdecimal() and len(told) < 19 else -1
+        except MALFORMED as error:
+            raise EngineError(f"{name} does not say which weights sampled a reply: {spans!r:.200}") from error
+        if number < 0:
             raise EngineError(
-                f"{name} sampled with weights of version {span['version']!r}, which is none of ours: another client"
-                " updates them"
-            ) from error
-        versions += [number] * (min(int(span["end"]), num_ids) - len(versions))
+                f"{name} sampled with weights of version {told!r}, which is none of ours: another client updates them"
+            )
+        versions += [number] * (min(end, num_ids) - len(versions))
     if any(later < earlier for earlier, later in pairwise(versions)):
         raise EngineError(
             f"{name} went back from newer weights to older ones in one reply: another client updates them"

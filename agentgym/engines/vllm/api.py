@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Literal, Protocol
 
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
@@ -23,6 +24,8 @@ __all__ = [
 Holding = Literal["abort", "keep", "preempt"]
 """The effect of a pause on requests in flight: ends them, keeps them as they are, or keeps them and drops their
 cache."""
+MOST_DIGITS = 18
+"""The most digits of a policy version."""
 _NO_LOGPROB = -9999.0
 """The value that a server writes for a logprob that is not a number."""
 
@@ -132,19 +135,21 @@ def read_reply(answer: Any, *, name: str) -> VllmReply:
     """
     try:
         choice = answer["choices"][0]
-        ids = tuple(int(token) for token in choice["token_ids"] or ())
+        ids = tuple(index(token) for token in choice["token_ids"] or ())
         entries = (choice["logprobs"] or {}).get("content") or ()
         spans = choice.get("weight_versions")
         usage = answer.get("usage") or {}
         return VllmReply(
             ids,
-            tuple(int(entry["token_id"]) for entry in entries),
+            tuple(index(entry["token_id"]) for entry in entries),
             tuple(float(entry["logprob"]) for entry in entries),
             choice["finish_reason"],
-            None if spans is None else [(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans],
+            None
+            if spans is None
+            else [(str(span["version"]), index(span["start"]), index(span["end"])) for span in spans],
             usage.get("prompt_tokens"),
         )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise EngineError(
             f"{name} gave an answer without {error!s} ({str(answer)[:200]}): a vLLM server from 0.32 on with"
             " --enable-scale-out was wanted"
@@ -190,12 +195,12 @@ def read_vllm_completion(reply: VllmReply, *, name: str, num_prompt_ids: int, ve
 def _versions(spans: Sequence[tuple[str, int, int]], num_ids: int, name: str) -> tuple[int, ...]:
     versions: list[int] = []
     for version, start, end in spans:
-        if start != len(versions) or not version.isdecimal():
+        if start != len(versions) or not version.isdecimal() or len(version) > MOST_DIGITS:
             raise EngineError(
                 f"{name} says that id {start} was sampled with weights {version!r}, which are none of ours or not in"
                 " order: another client updates them"
             )
-        versions += [int(version)] * (end - start)
+        versions += [int(version)] * (min(end, num_ids + 1) - start)
     if len(versions) != num_ids:
         raise EngineError(f"{name} names the weights of {len(versions)} ids in a reply of {num_ids}")
     return tuple(versions)

@@ -19,7 +19,7 @@ from agentgym.engines.scripted import ScriptedReply
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
-from agentgym.engines.sglang.api import read_spans
+from agentgym.engines.sglang.api import read_sglang_completion, read_spans
 from agentgym.engines.sglang.engine import SglangConfig, open_sglang
 from agentgym.engines.sglang.replica import SglangReplica
 from agentgym.engines.sglang.weight_sync import SglangSync
@@ -388,6 +388,61 @@ def test_weights_that_somebody_else_updates_are_noticed() -> None:
         read_spans([{"version": "default", "start": 0, "end": 4}], 4, name="s", version=3)
     with pytest.raises(EngineError, match="of 2 ids of a reply of 4"):
         read_spans(spans[:1], 4, name="s", version=3)
+
+
+def test_weights_newer_than_the_newest_of_ours_are_somebody_elses(fake_sglang: Fake) -> None:
+    server = fake_sglang()
+
+    async def play(engine: ReplicatedEngine) -> Completion:
+        await replica(engine).transport.post(
+            "/update_weight_version", {"new_version": "99", "abort_all_requests": False}
+        )
+        return await ask(engine)
+
+    with pytest.raises(EngineError, match="version 99, and the newest of ours is 0"):
+        using(play, server)
+
+
+GOOD = {"output_ids": [7, 8], "meta_info": {"finish_reason": {"type": "stop"}, "prompt_tokens": 3}}
+GOOD["meta_info"] |= {"output_token_logprobs": [[-0.5, 7, None], [-0.25, 8, None]]}  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("weight_versions", [{"version": "0", "start": 0}]),
+        ("weight_versions", ["0"]),
+        ("weight_versions", "0"),
+        ("weight_versions", 3),
+        ("weight_versions", [{"version": "-4", "start": 0, "end": 2}]),
+        ("weight_versions", [{"version": None, "start": 0, "end": 2}]),
+        ("weight_versions", [{"version": "9" * 5000, "start": 0, "end": 2}]),
+        ("weight_versions", [{"version": "0", "start": 0, "end": 1e300}]),
+        ("output_ids", [7, 8.7]),
+        ("output_ids", ["7", "8"]),
+        ("output_ids", None),
+        ("output_token_logprobs", [[-0.5, 7, None], [-0.25, "8", None]]),
+        ("output_token_logprobs", [[-0.5, 7, None], None]),
+        ("output_token_logprobs", 5),
+        ("finish_reason", "stop"),
+        ("finish_reason", ["stop"]),
+        ("prompt_tokens", "3"),
+        ("meta_info", []),
+        ("meta_info", "meta"),
+    ],
+)
+def test_an_answer_of_another_form_is_the_servers_fault_by_name(path: str, value: Any) -> None:
+    assert read_sglang_completion(GOOD, name="s", num_prompt_ids=3, version=0).ids == (7, 8)
+    answer: dict[str, Any] = json.loads(json.dumps(GOOD))
+    (answer if path in answer else answer["meta_info"])[path] = value
+    with pytest.raises(EngineError, match=r"^s "):
+        read_sglang_completion(answer, name="s", num_prompt_ids=3, version=0)
+
+
+@pytest.mark.parametrize("answer", [None, [], "text", 5, {}])
+def test_an_answer_that_is_no_object_is_the_servers_fault(answer: object) -> None:
+    with pytest.raises(EngineError, match=r"^s "):
+        read_sglang_completion(answer, name="s", num_prompt_ids=3, version=0)
 
 
 # ---- several servers

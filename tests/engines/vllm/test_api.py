@@ -85,6 +85,12 @@ def test_each_id_bears_the_version_that_the_server_says_it_was_sampled_with() ->
         ({"finish_reason": "error"}, "ended a reply with 'error'"),
         ({"logprobs": {"content": [{"token_id": 9, "logprob": -9999.0}, {"token_id": 2, "logprob": 0.0}]}}, "diverged"),
         ({"logprobs": {"content": [{"token_id": 9}]}}, "without 'logprob'"),
+        ({"token_ids": [9, 2.5]}, "gave an answer without"),
+        ({"token_ids": ["9", "2"]}, "gave an answer without"),
+        ({"weight_versions": "34"}, "gave an answer without"),
+        ({"weight_versions": [{"version": "3", "start": 0}]}, "without 'end'"),
+        ({"weight_versions": [{"version": "3", "start": 0, "end": 10**15}]}, "weights of 3 ids in a reply of 2"),
+        ({"weight_versions": [{"version": "9" * 5000, "start": 0, "end": 2}]}, "another client"),
     ],
 )
 def test_an_answer_that_cannot_be_trusted_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -155,8 +161,8 @@ def test_a_server_whose_logprobs_are_of_another_distribution_is_refused() -> Non
 
 def test_what_the_engine_cannot_take_never_reaches_the_server() -> None:
     async def play(url: str) -> None:
-        engine = await open_vllm(VllmConfig(urls=(url,)), None, version=3)
-        assert (engine.vocab_size, engine.context_window, engine.version) == (50, 40, 3)
+        engine = await open_vllm(VllmConfig(urls=(url,)), None, version=4)
+        assert (engine.vocab_size, engine.context_window, engine.version) == (50, 40, 4)
         for prompt, words in (([50], "outside of the vocabulary"), ([-1], "outside"), ([1] * 36, "context window")):
             with pytest.raises(EngineError, match=words):
                 await engine.generate(prompt, Sampling(max_tokens=5), session="a")
@@ -179,7 +185,7 @@ def test_a_request_names_its_cache_by_version_and_has_no_seed_where_seeds_end_th
         return web.json_response(answer())
 
     async def play(url: str) -> None:
-        engine = await open_vllm(VllmConfig(urls=(url,)), None, version=3)
+        engine = await open_vllm(VllmConfig(urls=(url,)), None, version=4)
         await engine.generate([1, 2, 3], Sampling(max_tokens=5, seed=8), session="a")
         await engine.close()
 
@@ -191,7 +197,7 @@ def test_a_request_names_its_cache_by_version_and_has_no_seed_where_seeds_end_th
         )
     assert [request["sampling_params"].get("seed") for request in seen] == [8, None]
     assert seen[0]["token_ids"] == [1, 2, 3]
-    assert seen[0]["cache_salt"].startswith("v3")
+    assert seen[0]["cache_salt"].startswith("v4")
     assert "--no-enable-chunked-prefill" in caplog.text
 
 
