@@ -6,11 +6,28 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentgym.call_json import ARGUMENT_KEYS, as_call, check_outside
 from agentgym.errors import AgentGymError
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, Role, ToolCall, ToolSpec
 
-__all__ = ["MALFORMED", "WireError", "message_from_openai", "message_to_openai", "tool_from_openai"]
+__all__ = [
+    "MALFORMED",
+    "REASONING",
+    "WireError",
+    "is_thought",
+    "message_from_openai",
+    "message_to_openai",
+    "reasoning_texts",
+    "tool_from_openai",
+    "tool_schema",
+]
 
+REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+"""The names under which servers and data sets keep the reasoning of a reply; the first is the one that we write."""
+_TEXTS = ("text", "thinking", "reasoning", "content", "summary")
+"""The keys of a part of reasoning that may hold its text, or parts with text."""
+_SEALED = ("data", "signature", "encrypted_content")
+"""The keys of a part of reasoning that only its server can read."""
 MALFORMED = "malformed_call"
 """The name of a malformed call; its arguments are then `{"raw": ..., "error": ...}`, which any server reads."""
 _ROLES: Mapping[str, Role] = {
@@ -53,9 +70,10 @@ def message_to_openai(message: Message) -> dict[str, JSON]:
 def message_from_openai(value: object, where: str = "message") -> Message:
     """Returns the message that a client sent or a server answered with; WireError names the place that is invalid.
 
-    Content may be null, or a list of text parts. A call whose arguments are no JSON object becomes a MalformedCall,
-    with the call as received as its raw text; a call without an id gets one. Fields that are not part of the
-    conversation (`name`, `refusal`) are ignored.
+    Content may be null, or a list of text parts. A call that cannot be read (`as_call`) becomes a MalformedCall,
+    with the call as received as its raw text; a call without an id gets one. Reasoning is read under any of its usual
+    names, see `reasoning_texts`; two different texts, or none that can be read, are an error. Fields that are not part
+    of the conversation (`name`, `refusal`) are ignored.
     """
     if not isinstance(value, Mapping):
         raise WireError(f"{where} is an object with a role and a content, got {_kind(value)}", where)
@@ -70,29 +88,62 @@ def message_from_openai(value: object, where: str = "message") -> Message:
     call_id = value.get("tool_call_id") if role == "tool" else None
     if role == "tool" and not isinstance(call_id, str):
         raise WireError(f"{where}.tool_call_id names the call that is answered, got {call_id!r}", where)
-    reasoning = value.get("reasoning_content", value.get("reasoning")) if role == "assistant" else None
+    is_reply = role == "assistant"
     return Message(
         _ROLES[role],
-        _text(value.get("content"), f"{where}.content"),
-        reasoning if isinstance(reasoning, str) else None,
+        _text(value.get("content"), f"{where}.content", skip_thoughts=is_reply),
+        _reasoning(value, where) if is_reply else None,
         tuple(_call_from_openai(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)),
         call_id if isinstance(call_id, str) else None,
     )
 
 
+def reasoning_texts(message: Mapping[str, object]) -> dict[str, str | None]:
+    """Returns the reasoning of a reply, or of a piece of its stream, by the field that holds it.
+
+    The fields are those of `REASONING`, each a text, a part with text or a list of them, and `content`, if it has parts
+    of the type `thinking` or `reasoning`. The text is None if it cannot be read, as that of encrypted reasoning.
+    """
+    content = message.get("content")
+    thoughts = list(filter(is_thought, content)) if isinstance(content, list | tuple) else None
+    fields = {**{name: message.get(name) for name in REASONING}, "content": thoughts}
+    return {name: _thought_text(value) for name, value in fields.items() if value or value == ""}
+
+
+def is_thought(part: object) -> bool:
+    """Returns True for a part of a content that is reasoning, and no text of the reply."""
+    kind = str(part.get("type")) if isinstance(part, Mapping) else ""
+    return "thinking" in kind or "reasoning" in kind
+
+
 def tool_from_openai(value: object, where: str = "tool") -> ToolSpec:
     """Returns the tool of `{"type": "function", "function": {...}}`, the inverse of `ToolSpec.to_openai`.
 
-    Raises WireError.
+    MCP's and Anthropic's forms are read too: a name and a description beside `inputSchema` or `input_schema`. Raises
+    WireError.
     """
     function = value.get("function") if isinstance(value, Mapping) else None
+    if function is None and isinstance(value, Mapping) and tool_schema(value) is not None:
+        function = value
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         wanted = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
         raise WireError(f"{where} is {wanted}, got {str(value)[:80]}", where)
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    schema = tool_schema(function)
+    other = next(
+        (key for key in (*ARGUMENT_KEYS, "schema", "properties") if isinstance(function.get(key), Mapping)), None
+    )
+    if not schema and other not in (None, "parameters"):
+        raise WireError(f"{where} has its schema under {other!r}: write it under 'parameters'", where)
+    parameters = schema or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
         raise WireError(f"{where}.function.parameters is a JSON Schema object, got {_kind(parameters)}", where)
     return ToolSpec(function["name"], str(function.get("description") or ""), parameters)
+
+
+def tool_schema(tool: Mapping[str, Any]) -> object:
+    """Returns the schema of a tool under the key of OpenAI, MCP or Anthropic; None if it has none."""
+    schemas = [tool[key] for key in ("parameters", "inputSchema", "input_schema") if tool.get(key) is not None]
+    return max(schemas, key=bool, default=None)
 
 
 def _call_to_openai(call: AnyCall) -> dict[str, JSON]:
@@ -112,48 +163,56 @@ def _call_from_openai(value: object, where: str) -> AnyCall:
     function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(function, Mapping):
         raise WireError(f'{where} is {{"id": ..., "type": "function", "function": {{...}}}}, got {_kind(value)}', where)
-    call_id, name, text = str(value.get("id") or where), function.get("name"), function.get("arguments")
+    call_id = str(value.get("id") or where)
     try:
-        if not isinstance(name, str) or not name:
-            raise ValueError('a call needs a "name" that is a non-empty string')
-        arguments = _arguments(text)
+        check_outside(value)
+        name, arguments = as_call(function)
     except ValueError as error:
-        return MalformedCall(call_id, json.dumps({"name": name, "arguments": text}, ensure_ascii=False), str(error))
+        return MalformedCall(call_id, json.dumps(function, ensure_ascii=False, default=str), str(error))
     raw, error_text = arguments.get("raw"), arguments.get("error")
     if name == MALFORMED and isinstance(raw, str) and isinstance(error_text, str):
         return MalformedCall(call_id, raw, error_text, arguments.get("truncated") is True)
-    return ToolCall(call_id, name, arguments)
+    return ToolCall(call_id, name, dict(arguments))
 
 
-def _arguments(text: object) -> dict[str, Any]:
-    """Returns the object that the text of a call's arguments spells; ValueError describes what is wrong."""
-    if isinstance(text, Mapping):  # some servers send the object itself
-        return dict(text)
-    if text is None or text == "":
-        return {}
-    try:
-        value = json.loads(text, parse_constant=_no_constant) if isinstance(text, str) else text
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the arguments are invalid JSON ({error.msg} at character {error.pos})") from None
-    except UnicodeEncodeError:
-        raise ValueError("the arguments are invalid JSON (a lone surrogate)") from None
-    except RecursionError:
-        raise ValueError("the arguments are invalid JSON (nested too deeply)") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"the arguments are a JSON object, got {_kind(value)}")
-    return value
+def _reasoning(message: Mapping[str, object], where: str) -> str | None:
+    """Returns the one reasoning of a reply, which several fields may hold; they may differ in white space."""
+    texts = reasoning_texts(message)
+    full = {name: text for name, text in texts.items() if text and text.strip()}
+    if len({"".join(text.split()) for text in full.values()}) > 1:
+        names = " and ".join(full)
+        raise WireError(f"{where} has different reasoning in {names}: keep the one that is meant", where)
+    sealed = [f"{where}.{name}" for name, text in texts.items() if text is None]
+    if sealed and not full:
+        advice = f"encrypted reasoning has none. Write it as text in {REASONING[0]}, or remove the field"
+        raise WireError(f"{sealed[0]} holds no text of reasoning that can be read; {advice}", sealed[0])
+    return next(iter((full or texts).values()), None)
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"the arguments are invalid JSON ({name} is not JSON)")
+def _thought_text(value: object, levels: int = 6) -> str | None:
+    """Returns the text of reasoning, a text or parts with text; None if there is only what cannot be read.
+
+    Parts in parts are read to a depth of `levels`.
+    """
+    if isinstance(value, str):
+        return value
+    if levels and isinstance(value, list | tuple):
+        parts = [_thought_text(part, levels - 1) for part in value]
+        return None if None in parts and not any(parts) else "".join(part or "" for part in parts)
+    if not levels or not isinstance(value, Mapping):
+        return None
+    texts = [_thought_text(value[key], levels - 1) for key in _TEXTS if value.get(key) is not None]
+    is_empty = "" in texts and not any(value.get(key) for key in _SEALED)
+    return next(filter(None, texts), "" if is_empty else None)
 
 
-def _text(content: object, where: str) -> str:
+def _text(content: object, where: str, *, skip_thoughts: bool) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
     for index, part in enumerate(_list(content, where)):
+        if skip_thoughts and is_thought(part):
+            continue
         text = part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else _kind(part)

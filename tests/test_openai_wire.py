@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.openai_wire import WireError, message_from_openai, message_to_openai, tool_from_openai
+from agentgym.openai_wire import REASONING, WireError, message_from_openai, message_to_openai, tool_from_openai
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -67,6 +67,51 @@ def test_a_call_without_arguments_has_none(arguments: object) -> None:
     assert message_from_openai({"role": "assistant", "tool_calls": [call]}).tool_calls == (ToolCall("a", "look", {}),)
 
 
+@pytest.mark.parametrize("key", ["parameters", "args", "input", "direction"])
+@pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": "{}"}, {"arguments": '{"a": 1}'}])
+def test_a_call_with_an_unknown_key_is_malformed_and_names_it(key: str, arguments: dict[str, Any]) -> None:
+    function = {"name": "go", **arguments, key: {"direction": "north"}}
+    (read,) = message_from_openai({"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}).tool_calls
+    assert isinstance(read, MalformedCall) and f'no "{key}"' in read.error
+    assert json.loads(read.raw) == function
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters", "args", "input"])
+def test_arguments_outside_of_the_function_make_a_call_malformed(key: str) -> None:
+    call = {"id": "a", "function": {"name": "go"}, key: {"direction": "north"}}
+    (read,) = message_from_openai({"role": "assistant", "tool_calls": [call]}).tool_calls
+    assert isinstance(read, MalformedCall) and f'no "{key}" outside of it' in read.error
+
+
+def test_what_servers_and_table_formats_add_to_a_call_is_no_argument() -> None:
+    function = {"name": "go", "arguments": "{}", "index": 0, "parameters": None, "description": None}
+    call = {"id": "a", "index": 0, "type": "function", "extra_content": {"google": {}}, "input": None}
+    read = message_from_openai({"role": "assistant", "tool_calls": [{**call, "function": function}]})
+    assert read.tool_calls == (ToolCall("a", "go", {}),)
+
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"direction": {"type": "string"}}, "required": ["direction"]}
+
+
+@pytest.mark.parametrize("key", ["parameters", "inputSchema", "input_schema"])
+def test_a_tool_has_its_schema_in_the_form_of_openai_mcp_and_anthropic(key: str) -> None:
+    spec = ToolSpec("go", "Walks.", SCHEMA)
+    bare = {"name": "go", "description": "Walks.", key: SCHEMA}
+    assert tool_from_openai(bare) == tool_from_openai({"type": "function", "function": bare}) == spec
+    assert tool_from_openai({**dict.fromkeys(("parameters", "inputSchema", "input_schema")), **bare}) == spec
+    assert tool_from_openai({"type": "function", "function": {"parameters": {}, **bare}}) == spec
+
+
+@pytest.mark.parametrize("key", ["arguments", "args", "input", "schema", "properties"])
+def test_a_tool_with_its_schema_under_another_key_is_refused_and_the_key_named(key: str) -> None:
+    with pytest.raises(WireError, match=f"tool has its schema under '{key}'"):
+        tool_from_openai({"type": "function", "function": {"name": "go", key: SCHEMA}})
+    assert (
+        tool_from_openai({"type": "function", "function": {"name": "go", "strict": True}}).parameters["properties"]
+        == {}
+    )
+
+
 def test_text_parts_are_one_text_and_a_developer_is_the_system() -> None:
     parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
     assert message_from_openai({"role": "developer", "content": parts}) == Message("system", "Be brief.")
@@ -91,6 +136,78 @@ def test_what_is_no_message_is_named_with_its_place(value: object, told: str) ->
         message_from_openai(value)
     assert told in str(caught.value) and caught.value.param and caught.value.param.startswith("message")
     assert pickle.loads(pickle.dumps(caught.value)).param == caught.value.param
+
+
+EMPTY: list[object] = [None, "", [], {}, False, " \n", [{"type": "text", "text": ""}]]
+
+
+def reasoning_of(**fields: object) -> str | None:
+    return message_from_openai({"role": "assistant", "content": "A", **fields}).reasoning
+
+
+@pytest.mark.parametrize("name", REASONING)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "RS",
+        ["R", "S"],
+        {"content": "RS"},
+        {"type": "thinking", "thinking": "RS", "signature": "x"},
+        [{"type": "reasoning.text", "text": "R", "index": 0}, {"type": "reasoning.text", "text": "S", "index": 1}],
+        [{"type": "reasoning.summary", "summary": "RS"}, {"type": "reasoning.encrypted", "data": "x"}],
+        [{"type": "thinking", "thinking": [{"type": "text", "text": "R"}, {"type": "text", "text": "S"}]}],
+        [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "RS"}], "encrypted_content": "x"}],
+    ],
+    ids=json.dumps,
+)
+def test_reasoning_is_read_under_every_name_in_every_form(name: str, form: object) -> None:
+    assert reasoning_of(**{name: form}) == "RS"
+    for other in REASONING:
+        for empty in EMPTY:
+            assert reasoning_of(**{other: empty, name: form}) == "RS"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": "R"},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "R"}]},
+        {"type": "reasoning", "text": "R"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "R"}]},
+    ],
+    ids=json.dumps,
+)
+def test_parts_of_a_content_that_are_reasoning_are_no_text_of_the_reply(part: object) -> None:
+    content = [part, {"type": "text", "text": "A"}]
+    assert message_from_openai({"role": "assistant", "content": content}) == Message("assistant", "A", "R")
+    with pytest.raises(WireError, match=r"content\[0\] is a text part, got 'thinking'"):
+        message_from_openai({"role": "user", "content": [{"type": "thinking", "thinking": "R"}]})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]},
+        {"thinking_blocks": [{"type": "redacted_thinking", "data": "x"}]},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "", "signature": "x"}], "reasoning_content": ""},
+        {"reasoning": {"effort": "high"}},
+        {"thinking": 3},
+        {"thinking": json.loads("[" * 90 + "]" * 90)},
+        {"content": [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "A"}]},
+    ],
+    ids=json.dumps,
+)
+def test_reasoning_without_a_text_is_refused_by_its_name(fields: dict[str, object]) -> None:
+    with pytest.raises(WireError, match="holds no text of reasoning that can be read") as caught:
+        reasoning_of(**fields)
+    assert caught.value.param == f"message.{next(iter(fields))}"
+
+
+def test_one_reasoning_under_two_names_is_read_once_and_two_are_refused() -> None:
+    blocks = [{"type": "thinking", "thinking": text} for text in ("Two lines.", " Here.")]
+    assert reasoning_of(reasoning_content="Two lines.\nHere.", thinking_blocks=blocks) == "Two lines.\nHere."
+    with pytest.raises(WireError, match="message has different reasoning in reasoning and thinking: keep"):
+        reasoning_of(reasoning="R", thinking="S")
 
 
 @pytest.mark.parametrize("value", [None, {}, {"function": {}}, {"function": {"name": "x", "parameters": [1]}}])

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from agentgym.call_json import ARGUMENT_KEYS, check_outside, read_json
 from agentgym.chat_templates.formats.grammar import NAME, CallGrammar
 from agentgym.chat_templates.formats.json_calls import JsonCalls
-from agentgym.chat_templates.formats.json_text import json_span, read_json
+from agentgym.chat_templates.formats.json_text import json_span
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.reply import ReplyBuilder
 from agentgym.chat_templates.formats.tagged import FoundCall, UnreadCall
@@ -34,7 +35,10 @@ class BareCalls(JsonCalls):
 
     def call(self, value: JSON) -> FoundCall:
         """Returns the call that a JSON value is; raises ValueError that names what it lacks."""
-        return super().call(unwrap_call(value))
+        inner = unwrap_call(value)
+        if inner is not value and isinstance(value, Mapping):
+            check_outside(value)
+        return super().call(inner)
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,9 @@ class BareFamily:
     def read(self, text: str, context: ReplyContext) -> Message:
         """Returns the message of a reply.
 
-        A JSON object with a name and arguments is a call, wherever it is in the text, alone or in a list; other JSON is
-        content, and so is all that it holds. JSON that begins like a call and cannot be read is malformed; if it breaks
-        off, it takes the rest of the reply, because what follows may belong to its strings.
+        A JSON object with a name and arguments, or with a tool's name, is a call, wherever it is in the text, alone or
+        in a list; other JSON is content, and so is all that it holds. JSON that begins like a call and cannot be read
+        is malformed; if it breaks off, it takes the rest of the reply, because what follows may belong to its strings.
         """
         return _Scan(text, context, self).message()
 
@@ -72,7 +76,7 @@ class BareFamily:
 class _Scan:
     def __init__(self, text: str, context: ReplyContext, family: BareFamily) -> None:
         self.text, self.context, self.family = text, context, family
-        self.calls = BareCalls(listed=True, arguments=ARGUMENTS, needs_arguments=True, write=family.write)
+        self.calls = BareCalls(listed=True, arguments=ARGUMENTS, write=family.write)
         self.reply = ReplyBuilder()
         self.is_fenced = False
         self.begin = 0
@@ -158,7 +162,8 @@ class _Scan:
             self._answer(value["response"], raw)
             return None
         calls, body = calls_of(value, raw)
-        if not any(map(is_meant, calls if isinstance(calls, list) else [calls])):
+        names = [tool.name for tool in self.context.tools]
+        if not any(is_meant(call, names) for call in (calls if isinstance(calls, list) else [calls])):
             return None
         return self.calls.of(calls, body)
 
@@ -215,10 +220,15 @@ def unwrap_call(value: JSON) -> JSON:
     return inner if isinstance(inner, Mapping) else value
 
 
-def is_meant(value: JSON) -> bool:
-    """Returns True if a JSON value is meant as a call."""
+def is_meant(value: JSON, names: Sequence[str]) -> bool:
+    """Returns True if a JSON value is meant as a call: it has the name of a tool, or a name and arguments."""
     inner = unwrap_call(value)
-    return isinstance(inner, Mapping) and "name" in inner and any(key in inner for key in ARGUMENTS)
+    if not isinstance(value, Mapping) or not isinstance(inner, Mapping) or "name" not in inner:
+        return False
+    fields = {**value, **inner}
+    if fields["name"] in names or any(key in fields for key in ARGUMENTS):
+        return True
+    return any(isinstance(fields.get(key), dict) for key in ARGUMENT_KEYS)  # under a wrong key
 
 
 BARE_JSON = tuple(

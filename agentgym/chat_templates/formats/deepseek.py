@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentgym.call_json import as_call, read_json
 from agentgym.chat_templates.formats.grammar import NAME, CallGrammar
-from agentgym.chat_templates.formats.json_text import as_call, read_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.tagged import FoundCall, Tags, read_tagged
 from agentgym.types import Message
@@ -18,7 +18,7 @@ __all__ = ["DEEPSEEK_V3", "DEEPSEEK_V31"]
 
 SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 SEPARATOR = "<｜tool▁sep｜>"
-TAGS = Tags("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", section=SECTION)
+TAGS = Tags("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", section=SECTION, separator=SEPARATOR)
 MARKS = ("<think>", "</think>", TAGS.opening, TAGS.closing, SEPARATOR, *SECTION)
 HOW_TO_WRITE_V3 = f"Write function{SEPARATOR}tool, and behind it a line with ```json, the arguments, and ```"
 HOW_TO_WRITE_V31 = f"Write tool{SEPARATOR}{{...}}"
@@ -56,7 +56,7 @@ def read_v31_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
 
 def _call(name: str, arguments: str, how_to_write: str) -> FoundCall:
     try:
-        return FoundCall(*as_call({"name": name.strip(), "arguments": read_json(arguments)}))
+        return FoundCall(*as_call({"name": name.strip(), "arguments": arguments.strip() and read_json(arguments)}))
     except ValueError as error:
         raise ValueError(f"{error}. {how_to_write}") from None
 

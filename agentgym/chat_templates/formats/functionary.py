@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from agentgym.call_json import read_arguments, read_json
 from agentgym.chat_templates.formats.grammar import NAME, CallGrammar
-from agentgym.chat_templates.formats.json_text import json_kind, read_json
 from agentgym.chat_templates.formats.open_json import OpenJson
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.reply import ReplyBuilder
@@ -18,7 +18,8 @@ __all__ = ["FUNCTIONARY"]
 ADDRESS, ALL = ">>>", "all\n"
 FUNCTION = "<function="
 TAGS = Tags(FUNCTION, further=(ADDRESS,), silent=("</function>", ADDRESS + ALL))
-HEAD = re.compile(r"(?P<name>[^\s<>{}\[\]\"=]++)(?:>|\n)\s*+(?=\{|\Z)")
+HEAD = re.compile(r"(?P<name>[^\s<>{}\[\]\"=]++)(?:>|\n)\s*+(?=\{|null\b|\"\"|\Z)")
+EMPTY = re.compile(rf"{FUNCTION}(?P<name>[^\s<>{{}}\[\]\"=]++)>\s*+</function>")
 ADDRESSED = re.compile(r"[^\s<>{}\[\]\"=]++\n\s*+\{")
 
 
@@ -28,9 +29,7 @@ def read_functionary_body(body: str, context: ReplyContext) -> Sequence[FoundCal
         head = HEAD.match(body)
         if head is None:
             raise ValueError("no name with JSON arguments")
-        arguments = read_json(body[head.end() :])
-        if not isinstance(arguments, Mapping):
-            raise ValueError(f"arguments are a JSON object, got {json_kind(arguments)}")
+        arguments = read_arguments(read_json(body[head.end() :]))
     except ValueError as error:
         raise ValueError(f"{error}. Write {FUNCTION}tool>{{...}}</function>") from None
     return [FoundCall(head["name"], arguments)]
@@ -44,6 +43,9 @@ def read_functionary(text: str, context: ReplyContext) -> Message:
     calls = OpenJson(text, context, TAGS, read_functionary_body, HEAD)
 
     def take(reply: ReplyBuilder, start: int) -> int:
+        if (empty := EMPTY.match(text, start)) is not None:
+            reply.call(empty["name"], {})
+            return empty.end()
         after = start + len(ADDRESS)
         if text.startswith(ADDRESS, start) and not ADDRESSED.match(text, after):
             reply.text(ADDRESS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from agentgym.chat_templates.formats.json_text import read_json
+from agentgym.call_json import read_json
 from agentgym.types import JSON
 
 __all__ = ["GemmaValueReader"]

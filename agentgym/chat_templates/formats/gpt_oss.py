@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 
+from agentgym.call_json import as_call, read_json
 from agentgym.chat_templates.formats.addressed import (
     Addressed,
     AddressMarks,
     addressed_messages,
     take_without_body,
 )
-from agentgym.chat_templates.formats.json_text import as_call, read_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.reply import ReplyBuilder
 from agentgym.types import Message

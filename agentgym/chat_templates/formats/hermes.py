@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentgym.call_json import as_call, read_json
 from agentgym.chat_templates.formats.grammar import TAGGED_OBJECT
-from agentgym.chat_templates.formats.json_text import as_call, read_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.tagged import FoundCall, Tags, read_tagged
 from agentgym.types import Message

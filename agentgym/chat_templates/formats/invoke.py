@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from functools import partial
 
-from agentgym.chat_templates.formats.json_text import read_json
+from agentgym.call_json import read_json
 from agentgym.chat_templates.formats.markup import Markup, bare_value, read_markup
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.types import JSON, ToolSpec

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from agentgym.chat_templates.formats.json_text import as_call, json_kind, list_items, read_json
+from agentgym.call_json import as_call, json_kind, read_json
+from agentgym.chat_templates.formats.json_text import list_items
 from agentgym.chat_templates.formats.protocol import ReplyContext
 from agentgym.chat_templates.formats.tagged import FoundCall, UnreadCall
 from agentgym.types import JSON
@@ -34,8 +35,6 @@ class JsonCalls:
     """The keys of the name; the first that is present counts."""
     arguments: tuple[str, ...] = ("arguments",)
     """The keys of the arguments."""
-    needs_arguments: bool = False
-    """True if an object without arguments is no call."""
     id: str = ""
     """The key of the model's own id for a call, if its template needs it back."""
 
@@ -58,8 +57,6 @@ class JsonCalls:
         """Returns the call that a JSON value is; raises ValueError that names what it lacks."""
         name, arguments = as_call(value, self.names, self.arguments)
         assert isinstance(value, Mapping)  # as_call refuses everything else
-        if self.needs_arguments and not any(key in value for key in self.arguments):
-            raise ValueError(f'a call needs "{self.arguments[0]}", an object that may be empty')
         call_id = value.get(self.id)
         return FoundCall(name, arguments, call_id if isinstance(call_id, str) and call_id else None)
 

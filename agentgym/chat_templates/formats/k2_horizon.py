@@ -10,11 +10,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentgym.chat_templates.formats.json_text import as_call, read_json
+from agentgym.call_json import as_call, read_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
-from agentgym.chat_templates.formats.schema_types import read_bare, tool_named, typed_value
+from agentgym.chat_templates.formats.schema_types import tool_named, typed_value
 from agentgym.chat_templates.formats.tagged import FoundCall, Tags, read_tagged
-from agentgym.types import JSON, Message
+from agentgym.types import JSON, Message, ToolSpec
 
 __all__ = ["K2_HORIZON"]
 
@@ -53,8 +53,8 @@ def read_k2_horizon_body(body: str, context: ReplyContext) -> Sequence[FoundCall
             if (match := ARGUMENT.match(body, position)) is None:
                 raise ValueError(f"expected an argument, got {body[position : position + 40]!r}")
             key, value, kind = match["key"].strip(), match["value"], (match["type"] or "").strip()
-            by_kind = value if kind == "string" else read_bare(value)
-            arguments[key] = by_kind if kind else typed_value(value, key, tool, bare_json=True)
+            typed = ToolSpec("", "", {"properties": {key: {"type": kind}}}) if kind else tool
+            arguments[key] = typed_value(value, key, typed, bare_json=True)
             position = match.end()
     except ValueError as error:
         raise ValueError(f"{error}. {HOW_TO_WRITE}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agentgym.chat_templates.formats.json_text import as_call, read_json
+from agentgym.call_json import as_call, read_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.tagged import FoundCall, Tags, read_tagged
 from agentgym.types import Message
@@ -17,7 +17,7 @@ __all__ = ["KIMI_K2"]
 
 SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 SEPARATOR = "<|tool_call_argument_begin|>"
-TAGS = Tags("<|tool_call_begin|>", "<|tool_call_end|>", section=SECTION)
+TAGS = Tags("<|tool_call_begin|>", "<|tool_call_end|>", section=SECTION, separator=SEPARATOR)
 HOW_TO_WRITE = f"Write functions.tool:0{SEPARATOR}{{...}}, and count the calls on"
 CALL_ID = re.compile(r"(?:functions\.)?+(?P<name>[^\s:]++):[0-9]++")
 
@@ -29,7 +29,7 @@ def read_kimi_k2_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
     if not separator or match is None:
         raise ValueError(f"a call begins with its id and {SEPARATOR}, got {body[:40]!r}. {HOW_TO_WRITE}")
     try:
-        name, values = as_call({"name": match["name"], "arguments": read_json(arguments)})
+        name, values = as_call({"name": match["name"], "arguments": arguments.strip() and read_json(arguments)})
     except ValueError as error:
         raise ValueError(f"{error}. {HOW_TO_WRITE}") from None
     return [FoundCall(name, values, match[0])]

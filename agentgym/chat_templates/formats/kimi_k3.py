@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from agentgym.chat_templates.formats.json_text import as_call, read_json
+from agentgym.call_json import as_call, read_arguments, read_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.tagged import FoundCall, Tags, read_tagged
 from agentgym.types import JSON, Message
@@ -64,7 +64,7 @@ def _arguments(parts: str) -> Mapping[str, JSON]:
             raise ValueError(f"expected an argument, got {parts[position : position + 40]!r}")
         position = match.end()
         if match["element"] == "json":
-            arguments.update(as_call({"name": "json", "arguments": read_json(match["text"])})[1])
+            arguments.update(read_arguments(match["text"].strip() and read_json(match["text"])))
             continue
         attributes = _attributes(match["attributes"])
         if "key" not in attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentgym.chat_templates.formats.json_text import as_call, read_json
+from agentgym.call_json import as_call, read_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.python_call import read_python_calls
 from agentgym.chat_templates.formats.tagged import FoundCall, Tags, UnreadCall, read_tagged

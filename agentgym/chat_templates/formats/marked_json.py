@@ -22,12 +22,11 @@ def marked_json(
     return ReplyFormat(name, models, read, (*tags.thinking, *marks), tags.thinking, ends)
 
 
-LIST = JsonCalls(single=False, listed=True, needs_arguments=True, write='[{"name": "tool", "arguments": {...}}]')
-OBJECT = JsonCalls(needs_arguments=True)
+LIST = JsonCalls(single=False, listed=True, write='[{"name": "tool", "arguments": {...}}]')
+OBJECT = JsonCalls()
 EITHER = JsonCalls(
     listed=True,
     arguments=("arguments", "parameters"),
-    needs_arguments=True,
     write='functools[{"name": "tool", "arguments": {...}}]',
 )
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from agentgym.chat_templates.formats.json_text import as_call, json_end, read_json
+from agentgym.call_json import as_call, read_json
+from agentgym.chat_templates.formats.json_text import json_end
 from agentgym.chat_templates.formats.nesting import element_marks, elements, value_ends
 from agentgym.chat_templates.formats.protocol import ReplyContext
 from agentgym.chat_templates.formats.reply import ReplyBuilder

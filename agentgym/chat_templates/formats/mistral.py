@@ -6,10 +6,10 @@ Both may follow reasoning in `[THINK]` (v13).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from agentgym.call_json import read_arguments, read_json
 from agentgym.chat_templates.formats.json_calls import JsonCalls
-from agentgym.chat_templates.formats.json_text import json_kind, read_json
 from agentgym.chat_templates.formats.open_json import read_open_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.tagged import FoundCall, Tags, UnreadCall
@@ -22,7 +22,8 @@ THINKING = ("[THINK]", "[/THINK]")
 TAGS = Tags(CALLS, thinking=THINKING, further=(f"{CALLS}{CALLS}", f"{CALLS} {CALLS}"))  # a doubled mark counts once
 LISTED = JsonCalls(listed=True, id="id", write='[{"name": "tool", "arguments": {...}}]')
 NAMED = re.compile(
-    r"\s*+(?P<name>[^\s\[\]{}\"]++)\s*+(?:\[CALL_ID\](?P<id>[^\s\[\]{}\"]*+)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)"
+    r"\s*+(?P<name>[^\s\[\]{}\"]++)\s*+(?:\[CALL_ID\](?P<id>[^\s\[\]{}\"]*+)\s*+)?"
+    r"(?:\[ARGS\]\s*+(?=\{|null\b|\"\")|(?=\{))"
 )
 BEFORE_LIST = r"[^\[{]*+(?=\[\s*+[\]{]|\{)"
 HEAD = re.compile(rf"{NAMED.pattern}|{BEFORE_LIST}")
@@ -37,11 +38,9 @@ def read_mistral_body(body: str, context: ReplyContext) -> Sequence[FoundCall | 
             raise ValueError(f"neither a list nor a name with arguments. Write {CALLS}tool{ARGS}{{...}}")
         return LISTED(body[before.end() :], context)
     try:
-        arguments = read_json(body[named.end() :])
+        arguments = read_arguments(read_json(body[named.end() :]))
     except ValueError as error:
         raise ValueError(f"{error}. Write {CALLS}tool{ARGS}{{...}}") from None
-    if not isinstance(arguments, Mapping):
-        raise ValueError(f"arguments are a JSON object, got {json_kind(arguments)}. Write {CALLS}tool{ARGS}{{...}}")
     return [FoundCall(named["name"], arguments, named["id"] or None)]
 
 

@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 
 from agentgym.chat_templates.formats.protocol import ReplyContext
-from agentgym.chat_templates.formats.python_literal import LiteralReader, resolve_escapes
+from agentgym.chat_templates.formats.python_literal import ZERO_LED, LiteralReader, resolve_escapes
+from agentgym.chat_templates.formats.schema_types import tool_named, typed_value
 from agentgym.chat_templates.formats.tagged import FoundCall, UnreadCall
-from agentgym.types import JSON
+from agentgym.types import JSON, ToolSpec
 
 __all__ = ["HOW_TO_WRITE", "NAME", "read_python_call", "read_python_calls"]
 
@@ -33,11 +34,11 @@ def read_python_calls(body: str, context: ReplyContext) -> Sequence[FoundCall | 
                 return calls
             raise ValueError(f"{reader.error('a call')}. {HOW_TO_WRITE}")
         try:
-            calls.append(read_python_call(reader))
+            calls.append(read_python_call(reader, context.tools))
         except ValueError as error:
             wrong = reader.position
             reader.position = start
-            call = _try_forgiving(reader) if forgiving else None
+            call = _try_forgiving(reader, context.tools) if forgiving else None
             if call is not None:
                 calls.append(call)
             else:
@@ -50,9 +51,10 @@ def read_python_calls(body: str, context: ReplyContext) -> Sequence[FoundCall | 
         reader.skip(",")
 
 
-def read_python_call(reader: LiteralReader, *, forgiving: bool = False) -> FoundCall:
+def read_python_call(reader: LiteralReader, tools: Sequence[ToolSpec], *, forgiving: bool = False) -> FoundCall:
     """Returns the call that begins at the reader's position; raises ValueError with the reason.
 
+    Digits that begin with a zero are a text, unless the schema in `tools` allows an integer and no text.
     `forgiving` reads a string as far as a quote that an argument, or the calls, can end with: models write shell
     commands with quotes of the same kind inside.
     """
@@ -68,16 +70,22 @@ def read_python_call(reader: LiteralReader, *, forgiving: bool = False) -> Found
         if key[1] in arguments:
             raise ValueError(f"the argument {key[1]} is given twice")
         text = reader.take(FORGIVING_STRING) if forgiving else None
-        arguments[key[1]] = reader.value() if text is None else resolve_escapes(text[1] if text[2] is None else text[2])
+        reader.space()
+        if text is not None:
+            arguments[key[1]] = resolve_escapes(text[1] if text[2] is None else text[2])
+        elif (digits := reader.take(ZERO_LED)) is not None:
+            arguments[key[1]] = typed_value(digits[0], key[1], tool_named(name[1], tools))
+        else:
+            arguments[key[1]] = reader.value()
         if not reader.skip(","):
             reader.expect(")")
             break
     return FoundCall(name[1], arguments)
 
 
-def _try_forgiving(reader: LiteralReader) -> FoundCall | None:
+def _try_forgiving(reader: LiteralReader, tools: Sequence[ToolSpec]) -> FoundCall | None:
     try:
-        return read_python_call(reader, forgiving=True)
+        return read_python_call(reader, tools, forgiving=True)
     except ValueError:
         return None
 

@@ -7,14 +7,15 @@ import unicodedata
 
 from agentgym.types import JSON
 
-__all__ = ["LiteralReader", "resolve_escapes"]
+__all__ = ["ZERO_LED", "LiteralReader", "resolve_escapes"]
 
 
 class LiteralReader:
     """Reads literals of a text from `position` on, which it moves past what it read.
 
     After a ValueError `position` is where the text goes wrong: its end if the text stops too early. JSON's `true`,
-    `false` and `null` are literals too, a string may hold a raw line break, and an integer may begin with zeros.
+    `false` and `null` are literals too, a string may hold a raw line break, and digits that begin with a zero, which
+    Python does not have, are a text.
     Tuples and sets are read as lists, and a key that is not a string as the string that JSON makes of it.
     """
 
@@ -149,7 +150,7 @@ def _character(match: re.Match[str]) -> str:
         raise ValueError(f"no character is named {escape[2:-1]!r}") from None
 
 
-def _number(match: re.Match[str]) -> int | float:
+def _number(match: re.Match[str]) -> int | float | str:
     digits = match[0].replace("_", "")
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of more than {MAX_DIGITS} digits")
@@ -157,7 +158,7 @@ def _number(match: re.Match[str]) -> int | float:
         value = int(match["based"], 0)
         return -value if digits.startswith("-") else value
     if match["whole"]:
-        return int(digits)
+        return match[0] if ZERO_LED.match(match[0]) else int(digits)
     number = float(digits)
     if number in (float("inf"), float("-inf")):
         raise ValueError(f"the number {digits[:20]} is too large")
@@ -196,6 +197,8 @@ NUMBER = re.compile(
     )(?![\w.])""",
     re.VERBOSE,
 )
+ZERO_LED = re.compile(r"[+-]?+0[0-9_]++(?![\w.])")
+"""Matches digits that are an identifier, or an integer that is written as in a date."""
 STRING_START = re.compile(r"""[uUrRbBfF]{0,2}["']""")
 STRING = re.compile(
     r"""([uUrRbBfF]{0,2})(?:

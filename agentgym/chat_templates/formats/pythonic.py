@@ -13,7 +13,7 @@ from agentgym.chat_templates.formats.quoted_values import without_quotes
 from agentgym.chat_templates.formats.reply import ReplyBuilder
 from agentgym.chat_templates.formats.schema_types import tool_named
 from agentgym.chat_templates.formats.tagged import FoundCall
-from agentgym.types import Message
+from agentgym.types import Message, ToolSpec
 
 __all__ = ["PYTHONIC"]
 
@@ -32,11 +32,11 @@ def read_pythonic(text: str, context: ReplyContext) -> Message:
     reply = ReplyBuilder()
     begin = position = _reasoning(text, context, reply)
     while (match := LIST.search(text, position)) is not None:
-        found = _read_list(text, match.end())
+        found = _read_list(text, match.end(), context.tools)
         # The next search begins where this one went wrong, so that no text is read twice.
         position = found.end
         if found.error is not None and LIST.search(text, match.end()) is None and text.rstrip().endswith("]"):
-            forgiven = _read_list(text, match.end(), forgiving=True)
+            forgiven = _read_list(text, match.end(), context.tools, forgiving=True)
             if forgiven.error is None and not text[forgiven.end :].strip():
                 found, position = forgiven, forgiven.end
         if found.error is not None and not _begins_line(text, begin, match.start()):
@@ -65,7 +65,7 @@ class _FoundList:
     error: ValueError | None
 
 
-def _read_list(text: str, start: int, *, forgiving: bool = False) -> _FoundList:
+def _read_list(text: str, start: int, tools: Sequence[ToolSpec], *, forgiving: bool = False) -> _FoundList:
     """Returns the calls of a list from after its bracket on, as far as they can be read.
 
     `forgiving` is as in `read_python_call`.
@@ -73,7 +73,7 @@ def _read_list(text: str, start: int, *, forgiving: bool = False) -> _FoundList:
     reader, calls, read_end = LiteralReader(text, start), list[FoundCall](), start
     try:
         while not reader.skip("]"):
-            calls.append(read_python_call(reader, forgiving=forgiving))
+            calls.append(read_python_call(reader, tools, forgiving=forgiving))
             read_end = reader.position
             if not reader.skip(","):
                 reader.expect("]")

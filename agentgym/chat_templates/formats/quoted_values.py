@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentgym.chat_templates.formats.python_literal import LiteralReader
-from agentgym.chat_templates.formats.schema_types import kinds_at
+from agentgym.chat_templates.formats.schema_types import kinds_at, kinds_of, typed_value
 from agentgym.types import JSON, ToolSpec
 
 __all__ = ["without_quotes"]
@@ -22,25 +22,20 @@ def without_quotes(arguments: Mapping[str, JSON], tool: ToolSpec | None) -> Mapp
     """
     if tool is None:
         return arguments
-    return {name: _spelled_value(value, kinds_at((name,), tool)) for name, value in arguments.items()}
+    return {name: _spelled_value(value, name, tool) for name, value in arguments.items()}
 
 
-def _spelled_value(value: JSON, kinds: frozenset[str]) -> JSON:
+def _spelled_value(value: JSON, name: str, tool: ToolSpec) -> JSON:
+    kinds = kinds_at((name,), tool)
     if not isinstance(value, str) or not kinds or "string" in kinds:
         return value
+    typed = typed_value(value, name, tool)
+    if not isinstance(typed, str):
+        return typed
     reader = LiteralReader(value)
     try:
         spelled = reader.value()
     except ValueError:
         return value
     reader.space()
-    return spelled if reader.position == len(value) and not kinds.isdisjoint(_kinds_of(spelled)) else value
-
-
-def _kinds_of(value: JSON) -> tuple[str, ...]:
-    """Returns the JSON types of a value."""
-    if value is None or isinstance(value, bool):
-        return ("null" if value is None else "boolean",)
-    if isinstance(value, int | float):
-        return ("integer", "number") if isinstance(value, int) else ("number",)
-    return ("object" if isinstance(value, Mapping) else "string" if isinstance(value, str) else "array",)
+    return spelled if reader.position == len(value) and kinds & kinds_of(spelled) else value

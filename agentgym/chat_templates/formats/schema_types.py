@@ -8,19 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from agentgym.chat_templates.formats.json_text import read_json
+from agentgym.call_json import read_json
 from agentgym.types import JSON, ToolSpec
 
-__all__ = ["ITEM", "kinds_at", "read_bare", "tool_named", "typed_at", "typed_value"]
+__all__ = ["ITEM", "kinds_at", "kinds_of", "read_bare", "tool_named", "typed_at", "typed_value"]
 
 
 def typed_value(text: str, name: str, tool: ToolSpec | None, *, bare_json: bool = False) -> JSON:
     """Returns the value that `text` spells for the argument `name` of `tool`; raises nothing.
 
-    Of several types that the schema allows, the most specific one that the text spells counts: null, boolean,
-    integer, number, object, array, and a string last. If the schema allows any value, `read_bare` reads the text. An
-    argument without a schema (the tool is unknown, or does not declare it) is the text as it is; with `bare_json`
-    `read_bare` reads it too.
+    If the schema allows a text among other types, or any value, the text becomes another value only where it is that
+    value's own spelling in JSON (`read_bare`): `007` stays a text. `None`, as templates write null, is null where the
+    schema declares null. If the schema allows no text, other spellings count too: `007`, `+7` and `7.0` for an integer,
+    Python's literals for the others. An argument without a schema (the tool is unknown, or does not declare it) is the
+    text as it is; with `bare_json` `read_bare` reads it.
 
     >>> tool = ToolSpec("go", "", {"type": "object", "properties": {"steps": {"type": ["integer", "null"]}}})
     >>> typed_value("3", "steps", tool), typed_value("null", "steps", tool), typed_value("a few", "steps", tool)
@@ -36,13 +37,13 @@ def typed_at(text: str, path: Sequence[str], tool: ToolSpec | None, *, bare_json
     schema = None if tool is None else _Schema(tool.parameters).at(path)
     if schema is None:
         return read_bare(text) if bare_json else text
-    return read_bare(text) if schema.is_open else schema.read(text)
+    return schema.read(text)
 
 
 def kinds_at(path: Sequence[str], tool: ToolSpec | None) -> frozenset[str]:
     """Returns the JSON types that the schema allows at a path of the arguments; empty if it declares none."""
     schema = None if tool is None else _Schema(tool.parameters).at(path)
-    return frozenset() if schema is None else frozenset(schema.kinds)
+    return frozenset() if schema is None else frozenset(schema.kinds or ())
 
 
 def tool_named(name: str, tools: Iterable[ToolSpec]) -> ToolSpec | None:
@@ -51,13 +52,23 @@ def tool_named(name: str, tools: Iterable[ToolSpec]) -> ToolSpec | None:
 
 
 def read_bare(text: str) -> JSON:
-    """Returns the value that `text` spells if its type is unknown: a JSON value that is no string, else the text."""
-    for kind in ("null", "boolean", "integer", "number", "object", "array"):
-        try:
-            return _READERS[kind](text.strip())
-        except ValueError:
-            continue
-    return text
+    """Returns the JSON value that `text` spells, if that is no string; else the text."""
+    try:
+        value = read_json(text)
+    except ValueError:
+        return text
+    if isinstance(value, float):
+        return _number(text.strip())
+    return text if isinstance(value, str) else value
+
+
+def kinds_of(value: JSON) -> frozenset[str]:
+    """Returns the JSON types of a value: an integer is a number too."""
+    if value is None or isinstance(value, bool):
+        return frozenset(("null" if value is None else "boolean",))
+    if isinstance(value, int | float):
+        return NUMBERS if isinstance(value, int) else frozenset(("number",))
+    return frozenset(("object" if isinstance(value, Mapping) else "string" if isinstance(value, str) else "array",))
 
 
 class _Schema:
@@ -65,23 +76,20 @@ class _Schema:
 
     def __init__(self, root: JSON) -> None:
         self.root = root
-        self.kinds: set[str] = set()
+        self.kinds: frozenset[str] | None = frozenset()
+        """The types that it allows; None for any."""
+        self.named: set[str] = set()
+        """Those that it names; of the others it allows no more than `values`."""
         self.values: list[JSON] = []
         """The values of `enum` and `const`."""
         self._steps = MAX_STEPS
-
-    @property
-    def is_open(self) -> bool:
-        """True if it allows any text."""
-        return not self.kinds and not self.values
 
     def at(self, path: Sequence[str]) -> _Schema | None:
         """Returns the schema at that path, or None if none is declared."""
         found: list[JSON] = [self.root]
         for step in path:
             found = [inner for schema in found for inner in self._declared_schemas(schema, step)]
-        for schema in found:
-            self._allow(schema)
+        self.kinds = _union([self._allowed_kinds(schema) for schema in found])
         return self if found else None
 
     def read(self, text: str) -> JSON:
@@ -89,18 +97,26 @@ class _Schema:
         if text in self.values:
             return text
         stripped = text.strip()
+        if self.kinds is None or "string" in self.kinds:
+            is_null = stripped == "None" and self.kinds is not None and "null" in self.kinds
+            return self._value_or_text(None if is_null else read_bare(text), text)
         for kind in KINDS:
-            if self.kinds and kind not in self.kinds:
+            if kind not in self.kinds or (kind == "integer" and "number" in self.kinds):
                 continue
-            if kind == "string":
-                return text
             try:
                 value = _READERS[kind](stripped)
             except ValueError:
                 continue
-            if self.kinds or value in self.values:
-                return value
+            if (allowed := self._value_or_text(value, text)) is not text:
+                return allowed
         return text
+
+    def _value_or_text(self, value: JSON, text: str) -> JSON:
+        """Returns the value if it is allowed, the listed one if it is one of those; else the text."""
+        if self.kinds is None or kinds_of(value) & self.kinds & self.named:
+            return value
+        is_bool = isinstance(value, bool)
+        return next((v for v in self.values if v == value and isinstance(v, bool) is is_bool), text)
 
     def _declared_schemas(self, schema: JSON, name: str) -> Iterable[JSON]:
         """Yields the schemas of a property or an item, in the outer schema or in one that it is composed of."""
@@ -113,31 +129,34 @@ class _Schema:
             return
         if name == ITEM and isinstance(items := schema.get("items"), Mapping):
             yield items
-        for part in _parts(schema):
+        for part in _parts(schema, *COMPOSED):
             yield from self._declared_schemas(part, name)
         if isinstance(further := schema.get("additionalProperties"), Mapping):
             yield further
 
-    def _allow(self, schema: JSON) -> None:
-        """Adds the types and values that a schema allows."""
+    def _allowed_kinds(self, schema: JSON) -> frozenset[str] | None:
+        """Returns the types that a schema allows, those of all its keywords together; None for any."""
         schema = self._target(schema)
         if not isinstance(schema, Mapping):
-            return
+            return None
         kinds = schema.get("type")
         named = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, Sequence) else []
         spelled = [SPELLINGS.get(kind, kind) for kind in named if isinstance(kind, str)]
-        self.kinds.update(kind for kind in spelled if kind in KINDS)
+        types = {kind for kind in spelled if kind in KINDS}
         if not named:
-            self.kinds.update(kind for word, kind in IMPLIED.items() if word in schema)
+            types.update(kind for word, kind in IMPLIED.items() if word in schema)
+        types |= NUMBERS if "number" in types else set()
+        null = {"null"} if schema.get("nullable") is True else set()
+        self.named |= types | null
         values = schema.get("enum")
-        if isinstance(values, Sequence) and not isinstance(values, str):
-            self.values.extend(values)
-        if "const" in schema:
-            self.values.append(schema["const"])
-        if schema.get("nullable") is True and self.kinds:
-            self.kinds.add("null")
-        for part in _parts(schema):
-            self._allow(part)
+        listed = [*values] if isinstance(values, Sequence) and not isinstance(values, str) else []
+        listed += [schema["const"]] if "const" in schema else []
+        self.values += listed
+        allowed = frozenset(types or frozenset().union(*map(kinds_of, listed))) or None
+        for word, join in (("anyOf", _union), ("oneOf", _union), ("allOf", _intersection)):
+            parts = [self._allowed_kinds(part) for part in _parts(schema, word)]
+            allowed = _intersection([allowed, join(parts)]) if parts else allowed
+        return allowed and allowed | null
 
     def _target(self, schema: JSON) -> JSON:
         """Returns the schema that a reference leads to in the end; null if it leads nowhere, or too far."""
@@ -157,11 +176,21 @@ class _Schema:
         return target if reference.startswith("#") else None
 
 
-def _parts(schema: Mapping[str, JSON]) -> Iterable[JSON]:
-    for word in ("anyOf", "oneOf", "allOf"):
+def _parts(schema: Mapping[str, JSON], *words: str) -> Iterable[JSON]:
+    for word in words:
         parts = schema.get(word)
         if isinstance(parts, Sequence) and not isinstance(parts, str):
             yield from parts
+
+
+def _union(parts: Sequence[frozenset[str] | None]) -> frozenset[str] | None:
+    kinds = [part for part in parts if part is not None]
+    return frozenset().union(*kinds) if len(kinds) == len(parts) else None
+
+
+def _intersection(parts: Sequence[frozenset[str] | None]) -> frozenset[str] | None:
+    kinds = [part for part in parts if part is not None]
+    return kinds[0].intersection(*kinds) if kinds else None
 
 
 def _null(text: str) -> JSON:
@@ -177,20 +206,24 @@ def _boolean(text: str) -> JSON:
 
 
 def _integer(text: str) -> JSON:
-    if INTEGER.fullmatch(text):
-        return int(text)
-    value = _number(text)
-    if not isinstance(value, float) or not value.is_integer():
+    """Reads an integer by its digits: a float holds no more than 15 of them for certain."""
+    match = NUMBER.fullmatch(text)
+    fraction = "" if match is None else (match["fraction"] or "").rstrip("0")
+    num_zeros = -1 if match is None else int(match["exponent"] or 0) - len(fraction)
+    if match is None or not 0 <= num_zeros <= MAX_ZEROS:
         raise ValueError("not an integer")
-    return int(value)
+    return int(f"{match['whole']}{fraction}{'0' * num_zeros}")
 
 
 def _number(text: str) -> JSON:
     if INTEGER.fullmatch(text):
         return int(text)
-    if not NUMBER.fullmatch(text) or abs(value := float(text)) == float("inf"):
+    match = NUMBER.fullmatch(text)
+    if match is None or abs(value := float(text)) == float("inf"):
         raise ValueError("not a number")
-    return value
+    is_whole = match["whole"].strip("+-") and not match["exponent"] and not match["fraction"].strip("0")
+    whole = int(match["whole"]) if is_whole else value
+    return value if whole == value else whole
 
 
 def _object(text: str) -> JSON:
@@ -233,6 +266,7 @@ ITEM = "item"
 """The step of a path that leads to a value of a list."""
 MAX_STEPS = 200
 """The maximum number of schemas read for one argument: references may go in circles."""
+COMPOSED = ("anyOf", "oneOf", "allOf")
 KINDS = ("null", "boolean", "integer", "number", "object", "array", "string")
 """JSON Schema's types, the most specific first."""
 SPELLINGS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
@@ -242,8 +276,13 @@ IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "a
 NULLS = ("null", "None")
 """The spellings of null in templates: JSON's and Python's."""
 BOOLEANS = {"true": True, "false": False}
+NUMBERS = frozenset(("integer", "number"))
 INTEGER = re.compile(r"[+-]?[0-9]++")
-NUMBER = re.compile(r"[+-]?(?:[0-9]++\.?+[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?+")
+NUMBER = re.compile(
+    r"(?P<whole>[+-]?(?:[0-9]++|(?=\.[0-9])))(?:\.(?P<fraction>[0-9]*+))?+(?:[eE](?P<exponent>[+-]?[0-9]++))?+"
+)
+MAX_ZEROS = 308
+"""The maximum exponent of an integer."""
 _READERS = {
     "null": _null,
     "boolean": _boolean,

@@ -61,6 +61,9 @@ class Tags:
     """True if the body is one JSON value: tags in its strings are text."""
     before_json: str = ""
     """The mark between the opening tag and that value."""
+    separator: str = ""
+    """The mark before the arguments, which may be empty: a body that the reply's end cuts right after it is not
+    complete."""
     must_close: bool = False
     """True if a body does not show where it ends: one that the reply's end leaves open is never complete."""
 
@@ -228,7 +231,8 @@ class _Scan:
         closing, text = self.tags.closing, self.text
         if closing and end < len(text) and not text.startswith(closing, end):
             raise ValueError(f"it was not closed with {closing} before the next one")
-        if end == len(text) and self.tags.must_close:
+        mark = self.tags.separator
+        if end == len(text) and (self.tags.must_close or (mark and text.rstrip().endswith(mark))):
             raise ValueError(f"it was not closed with {closing}")
         found = self.read_body(text[begin:end], self.context)
         self.position = end + len(closing) if end < len(text) else end

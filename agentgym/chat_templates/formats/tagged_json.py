@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from agentgym.call_json import json_kind
 from agentgym.chat_templates.formats.grammar import TAGGED_OBJECT
 from agentgym.chat_templates.formats.json_calls import JsonCalls
-from agentgym.chat_templates.formats.json_text import json_kind, json_span
+from agentgym.chat_templates.formats.json_text import json_span
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.tagged import FoundCall, ReadBody, Tags, UnreadCall, read_tagged
 from agentgym.types import JSON, Message
@@ -38,7 +39,8 @@ class KeyedCalls(JsonCalls):
     def call(self, value: JSON) -> FoundCall:
         """Returns the call that a JSON value is; raises ValueError that names what it lacks."""
         if not isinstance(value, dict) or len(value) != 1:
-            raise ValueError(f"a call is a JSON object with one key, the tool's name, got {json_kind(value)}")
+            got = f"the keys {', '.join(value)}"[:80] if isinstance(value, dict) else json_kind(value)
+            raise ValueError(f"a call is a JSON object with one key, the tool's name, got {got}")
         ((name, arguments),) = value.items()
         return super().call({"name": name, "arguments": arguments})
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from agentgym.chat_templates.formats.schema_types import kinds_of
 from agentgym.chat_templates.renderers.template_probe import PROBE
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RenderError
-from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
+from agentgym.types import JSON, AnyCall, MalformedCall, Message, ToolCall, ToolSpec
 
 __all__ = ["encode_written_reply"]
 
@@ -26,7 +28,8 @@ def encode_written_reply(
     template writes such a conversation without what the prompt has (a system prompt that moves, reasoning that the
     prompt opens or leaves out), they are the text after the prompt of a single question. Reasoning that the template
     has no place for is left out. Raises RenderError if the template writes the reply elsewhere, or so that it does not
-    read back as it is: without its calls, or without its text.
+    read back as it is: with other calls or arguments, or without its text. The arguments of a tool that is not in
+    `tools` are read by their own types.
     """
     guard = renderer.guard_for([*history, reply], tools)
     prompt = renderer.text(history, tools, guard=guard)
@@ -39,7 +42,8 @@ def encode_written_reply(
         )
     prompt_ids = renderer.marks.encode(prompt, guard)
     ids = _cut_after_end(renderer, prompt_ids, renderer.marks.encode(text, guard), reply)
-    _check_read(renderer, reply, renderer.parse(ids, tools, prompt_ids))
+    known = [*tools, *_stand_in_tools(reply.tool_calls, tools)]
+    _check_read(renderer, reply, renderer.parse(ids, known, prompt_ids))
     return ids
 
 
@@ -106,9 +110,51 @@ def _check_read(renderer: TemplateRenderer, reply: Message, said: Message) -> No
             f"the chat template renders calls of {', '.join(wanted) or 'no tool'} so that {', '.join(read) or 'none'}"
             f" is read{f': {why}' if why else ''}"
         )
+    for written, got in zip(reply.tool_calls, said.tool_calls, strict=True):
+        if isinstance(written, ToolCall) and isinstance(got, ToolCall):
+            _check_arguments(renderer, written, got)
     if _words(said.content) != _words(reply.content):
         why = renderer.drops.get("text with calls") or f"{said.content[:40]!r} is read"
         raise RenderError(f"the chat template renders the reply {reply.content[:40]!r} otherwise: {why}")
+
+
+def _check_arguments(renderer: TemplateRenderer, written: ToolCall, got: ToolCall) -> None:
+    """Raises RenderError if the template renders a call so that it is read with other arguments."""
+    wanted, read = _spellings(written.arguments), _spellings(got.arguments)
+    if wanted == read:
+        return
+    why = renderer.drops.get("arguments")
+    raise RenderError(
+        f"the chat template renders the call of {written.name} with {_differences(wanted, read)} so that"
+        f" {_differences(read, wanted)} is read{f': {why}' if why else ''}"
+    )
+
+
+def _differences(arguments: Mapping[str, str], others: Mapping[str, str]) -> str:
+    """Returns the arguments that the others lack, or have with another value, for a message."""
+    texts = [f"{key} = {text:.80}" for key, text in arguments.items() if others.get(key) != text]
+    return ", ".join(texts) or "no such argument"
+
+
+def _spellings(arguments: Mapping[str, JSON]) -> dict[str, str]:
+    """Returns the arguments as texts, equal for values that are equal in JSON (5.0 is 5), composed as `_words` are."""
+    plain = json.loads(json.dumps(arguments, default=dict), parse_float=lambda text: _number(float(text)))
+    texts = {key: json.dumps(value, ensure_ascii=False, sort_keys=True) for key, value in plain.items()}
+    return {unicodedata.normalize("NFC", key): unicodedata.normalize("NFC", text) for key, text in texts.items()}
+
+
+def _number(value: float) -> float:
+    return int(value) if value.is_integer() else value
+
+
+def _stand_in_tools(calls: Sequence[AnyCall], tools: Sequence[ToolSpec]) -> list[ToolSpec]:
+    """Returns a tool for each name of a call that no tool has, with the types of the calls' arguments."""
+    schemas: dict[str, dict[str, JSON]] = {}
+    for call in calls:
+        if isinstance(call, ToolCall) and call.name not in [tool.name for tool in tools]:
+            types = {key: {"type": [*kinds_of(value)]} for key, value in call.arguments.items()}
+            schemas[call.name] = {**types, **schemas.get(call.name, {})}
+    return [ToolSpec(name, "", {"type": "object", "properties": schema}) for name, schema in schemas.items()]
 
 
 def _words(text: str) -> str:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from agentgym.call_json import read_arguments
 from agentgym.envs.adapters.namespaces import needs, unknown_name
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.adapters.verifiers_rollout import Asked, Rollout, RolloutEnded, library, watch
@@ -226,7 +227,7 @@ def _message(message: Any) -> Message:
 
 def _call(call: Any) -> AnyCall:
     try:
-        arguments = json.loads(call.arguments)
+        arguments = read_arguments(call.arguments)
     except ValueError as error:
         return MalformedCall(call.id, call.arguments, str(error))
     return ToolCall(call.id, call.name, arguments)

@@ -8,12 +8,13 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from agentgym.call_json import as_call, read_json
 from agentgym.types import AnyCall, MalformedCall, ToolCall, ToolSpec
 
 __all__ = ["read_calls", "read_command", "read_tool_call_blocks"]
 
 THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 KEY_VALUE = re.compile(r"^([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 
 
@@ -32,7 +33,7 @@ def read_tool_call_blocks(text: str) -> tuple[AnyCall, ...]:
     if "<tool_call>" not in text:
         return ()
     bodies = BLOCK.findall(THINKING.sub("", text))
-    return tuple(_from_json(f"call_{number}", body) for number, body in enumerate(bodies))
+    return tuple(_from_json(f"call_{number}", body.strip()) for number, body in enumerate(bodies))
 
 
 def read_command(text: str, tools: Mapping[str, ToolSpec]) -> tuple[AnyCall, ...]:
@@ -52,15 +53,9 @@ def read_command(text: str, tools: Mapping[str, ToolSpec]) -> tuple[AnyCall, ...
 
 def _from_json(call_id: str, body: str) -> AnyCall:
     try:
-        call = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        return MalformedCall(call_id, body, f"not valid JSON ({error})")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return MalformedCall(call_id, body, 'a call is {"name": "...", "arguments": {...}}')
-    arguments = call.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return MalformedCall(call_id, body, f"arguments must be a JSON object, not {type(arguments).__name__}")
-    return ToolCall(call_id, call["name"], arguments)
+        return ToolCall(call_id, *as_call(read_json(body)))
+    except ValueError as error:
+        return MalformedCall(call_id, body, f'{error}. A call is {{"name": "...", "arguments": {{...}}}}')
 
 
 def _typed_arguments(rest: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from agentgym.chat_templates.renderers.written_reply import encode_written_reply
 from agentgym.errors import ConfigError, RenderError, nearest
 from agentgym.openai_wire import WireError, message_from_openai, tool_from_openai
 from agentgym.trainers.sft.demonstrations import Demonstration
-from agentgym.types import MalformedCall, Message, ToolSpec
+from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
 __all__ = ["Conversation", "conversation_of", "conversation_rows"]
 
@@ -163,13 +163,19 @@ def _check(messages: Sequence[Message], raw: Sequence[object]) -> None:
 
 
 def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the messages with the tool's name added to each result, since some templates write it."""
-    names = {
-        call.id: call.name for message in messages for call in message.tool_calls if not isinstance(call, MalformedCall)
-    }
-    return tuple(
-        Message("tool", message.content, tool_call_id=message.tool_call_id, name=names.get(message.tool_call_id or ""))
-        if message.role == "tool"
-        else message
-        for message in messages
-    )
+    """Returns the messages with the tool's name added to each result, since some templates write it.
+
+    A result answers the latest call of its id: some servers count the ids of each reply from 0.
+    """
+    named: list[Message] = []
+    names: dict[str, list[str]] = {}
+    for message in messages:
+        names |= {call.id: [] for call in message.tool_calls}
+        for call in message.tool_calls:
+            names[call.id] += [call.name] if isinstance(call, ToolCall) else []
+        if message.role == "tool":
+            waiting = names.get(message.tool_call_id or "", [])
+            name = waiting.pop(0) if len(waiting) > 1 else next(iter(waiting), None)
+            message = Message("tool", message.content, tool_call_id=message.tool_call_id, name=name)
+        named.append(message)
+    return tuple(named)

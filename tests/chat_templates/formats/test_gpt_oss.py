@@ -79,7 +79,7 @@ def test_a_message_whose_end_is_missing_ends_where_the_next_one_starts() -> None
 
 @pytest.mark.parametrize(
     ("body", "reason"),
-    [("north", "invalid JSON"), ("[1]", "got a list"), ('{"a": 1', "invalid JSON"), ("null", "null")],
+    [("north", "invalid JSON"), ("[1]", "got a list"), ('{"a": 1', "invalid JSON"), ("7", "got the value 7")],
 )
 def test_a_call_that_cannot_be_read_is_kept_with_its_reason_among_the_good_ones(body: str, reason: str) -> None:
     bad = f"{NEXT}<|channel|>commentary to=functions.go<|message|>{body}<|call|>"

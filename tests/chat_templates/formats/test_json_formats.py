@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentgym.call_json import ARGUMENT_KEYS
 from agentgym.chat_templates.formats.registry import FORMATS
-from agentgym.types import MalformedCall, Message, ToolCall
+from agentgym.types import JSON, MalformedCall, Message, ToolCall, ToolSpec
 
 Call = tuple[str, dict[str, Any]]
 Write = Callable[[Sequence[Call]], str]
@@ -58,6 +59,43 @@ WRITTEN: dict[str, Write] = {
     "functionary": lambda calls: "".join(f"<function={name}>{dumps(args)}</function>" for name, args in calls),
 }
 families = pytest.mark.parametrize("family", WRITTEN)
+
+TEXTS: dict[str, str] = {
+    "mistral": "[TOOL_CALLS]go[ARGS]{}",
+    "functionary": "<function=go>{}</function>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>go\n```json\n{}\n```"
+    "<｜tool▁call▁end｜>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>go<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.go:0<|tool_call_argument_begin|>{}"
+    "<|tool_call_end|>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="go" index="1"<|sep|><|open|>json<|sep|>{}<|close|>json<|sep|>'
+    "<|close|>call<|sep|>",
+    "gpt_oss": "<|channel|>commentary to=functions.go <|constrain|>json<|message|>{}<|call|>",
+}
+"""A call of families that write a name and the JSON of its arguments, which is in place of the braces."""
+OBJECTS: dict[str, str] = {
+    **dict.fromkeys(("hermes", "granite4", "ernie45", "reka_edge"), '<tool_call>\n{"name": "go"FIELDS}\n</tool_call>'),
+    "longcat_flash": '<longcat_tool_call>{"name": "go"FIELDS}</longcat_tool_call>',
+    "hunyuan_a13_b": '<tool_calls>[{"name": "go"FIELDS}]</tool_calls>',
+    "apriel_1_6_15b_thinker_fixed": '<tool_calls>[{"name": "go"FIELDS}]</tool_calls>',
+    "minimax_m1": '<tool_calls>\n{"name": "go"FIELDS}\n</tool_calls>',
+    "nemotron": '<TOOLCALL>[{"name": "go"FIELDS}]</TOOLCALL>',
+    "internlm2": '<|action_start|><|plugin|>{"name": "go"FIELDS}<|action_end|>',
+    "command_r7b": '<|START_ACTION|>[{"tool_name": "go"FIELDS}]<|END_ACTION|>',
+    "granite": '<|tool_call|>[{"name": "go"FIELDS}]',
+    "granite_20b_fc": '<function_call> {"name": "go"FIELDS}',
+    "giga_chat3": '<|function_call|>{"name": "go"FIELDS}',
+    "phi4_mini": 'functools[{"name": "go"FIELDS}]',
+    "mistral": '[TOOL_CALLS][{"name": "go"FIELDS}]',
+    "dots": '<dots_function_call>{"name": "go"FIELDS}</dots_function_call>',
+    "k2_horizon": '<ifm|tool_calls><ifm|tool_call>{"name": "go"FIELDS}</ifm|tool_call></ifm|tool_calls>',
+    "lfm2": '<|tool_call_start|>[{"name": "go"FIELDS}]<|tool_call_end|>',
+    **dict.fromkeys(("llama3_json", "plain_json", "xlam", "gemma2_generic"), '{"name": "go"FIELDS}'),
+}
+"""A call of every family that writes an object with a key for the arguments."""
+READ_BOTH = ("internlm2", "command_r7b", "phi4_mini", "dots", "llama3_json", "plain_json", "xlam", "gemma2_generic")
+"""Those whose models write `arguments` as well as `parameters`."""
+GO = ToolSpec("go", "", {"type": "object", "properties": {"direction": {"type": "string"}}})
 
 NORTH: Call = ("go", {"direction": "north"})
 ODD: Call = (
@@ -118,6 +156,69 @@ def test_an_end_that_arguments_spell_is_text_and_the_next_one_ends_the_reply(fam
 def test_a_closing_tag_in_arguments_is_text_where_a_mark_precedes_the_json() -> None:
     odd: Call = ("say", {"text": "<|action_end|>"})
     assert calls(FORMATS["internlm2"].parse(WRITTEN["internlm2"]([odd, NORTH]))) == [odd, NORTH]
+
+
+def read_fields(family: str, fields: dict[str, JSON]) -> ToolCall | MalformedCall:
+    """Returns what the family reads where its call has these keys besides its name."""
+    inside = "".join(f", {dumps(key)}: {dumps(value)}" for key, value in fields.items())
+    (call,) = FORMATS[family].parse(OBJECTS[family].replace("FIELDS", inside), [GO]).tool_calls
+    assert isinstance(call, ToolCall | MalformedCall)
+    return call
+
+
+every_object = pytest.mark.parametrize("family", OBJECTS)
+
+
+@every_object
+def test_a_call_with_a_key_that_the_family_does_not_have_is_malformed_and_the_error_names_it(family: str) -> None:
+    own = ("arguments", "parameters") if family in READ_BOTH else ("arguments",)
+    for key in (*ARGUMENT_KEYS, "direction", "function"):
+        alone = read_fields(family, {key: NORTH[1]})
+        beside = read_fields(family, {"id": "call_0", "arguments": {}, key: NORTH[1]})
+        if key in own:
+            assert alone == ToolCall("call_0", "go", NORTH[1])
+        else:
+            assert isinstance(alone, MalformedCall) and f'no "{key}"' in alone.error
+        if key != "arguments":
+            assert isinstance(beside, MalformedCall) and f'"{key}"' in beside.error
+
+
+@every_object
+def test_missing_null_and_empty_arguments_are_none_and_no_other_value_that_is_no_object(family: str) -> None:
+    assert read_fields(family, {}) == ToolCall("call_0", "go", {})
+    empty: list[JSON] = [None, "", {}]
+    for none in empty:
+        assert read_fields(family, {"arguments": none}) == ToolCall("call_0", "go", {})
+    for value in ([], 0, False, "north", [NORTH[1]]):
+        assert isinstance(read_fields(family, {"arguments": value}), MalformedCall)
+
+
+@every_object
+def test_a_label_that_a_model_gives_its_call_is_no_argument(family: str) -> None:
+    call = read_fields(family, {"id": "call_0", "type": "function", "index": 0, "arguments": NORTH[1]})
+    assert call == ToolCall("call_0", "go", NORTH[1])
+
+
+@pytest.mark.parametrize("family", ["llama3_json", "plain_json", "xlam", "gemma2_generic"])
+def test_an_object_that_names_no_tool_and_has_no_arguments_is_content(family: str) -> None:
+    for text in ('{"name": "Ann"}', '{"name": "Ann", "input": "north"}', '{"name": "Ann", "age": 7}'):
+        assert FORMATS[family].parse(text, [GO]) == Message("assistant", text)
+    (call,) = FORMATS[family].parse('{"function": {"name": "look"}, "arguments": {"a": 1}}').tool_calls
+    assert isinstance(call, MalformedCall) and 'no "arguments" outside' in call.error
+
+
+@pytest.mark.parametrize("family", TEXTS)
+@pytest.mark.parametrize("text", ["null", '""', "{}", ""])
+def test_empty_arguments_after_a_name_are_none(family: str, text: str) -> None:
+    if text or family != "mistral":  # whose calls have no closing mark: nothing may be a call that was cut
+        assert calls(FORMATS[family].parse(TEXTS[family].replace("{}", text))) == [("go", {})]
+
+
+@pytest.mark.parametrize("family", TEXTS)
+@pytest.mark.parametrize("text", ["[]", "7", "true", '"north"', "north"])
+def test_what_is_no_object_after_a_name_is_malformed(family: str, text: str) -> None:
+    (call,) = FORMATS[family].parse(TEXTS[family].replace("{}", text)).tool_calls
+    assert isinstance(call, MalformedCall)
 
 
 @families

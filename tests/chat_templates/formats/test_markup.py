@@ -134,6 +134,25 @@ def test_a_call_has_its_arguments_by_the_tools_schema(family: str) -> None:
 
 
 @every_family
+def test_an_identifier_is_a_text_unless_the_schema_allows_no_text(family: str) -> None:
+    schemas: dict[str, JSON] = {
+        "any": {},
+        "union": {"type": ["integer", "string"]},
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+    }
+    go = ToolSpec("go", "", {"type": "object", "properties": schemas})
+    for text in ("00501", "+4930123", "TRUE", "None"):
+        written = FAMILIES[family](dict.fromkeys(("any", "union", "text", "undeclared"), text))
+        for tools in ([go], []):
+            (call,) = FORMATS[family].parse(written, tools).tool_calls
+            assert isinstance(call, ToolCall) and set(call.arguments.values()) == {text}
+    written = FAMILIES[family]({"count": "007", "union": "12"}).replace(' string="true"', "")
+    (call,) = FORMATS[family].parse(written, [go]).tool_calls
+    assert isinstance(call, ToolCall) and call.arguments == {"count": 7, "union": 12}
+
+
+@every_family
 def test_a_call_without_arguments_is_a_call(family: str) -> None:
     assert read(family, FAMILIES[family]({})) == called({})
 

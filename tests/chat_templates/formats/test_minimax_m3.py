@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def element(tag: str, value: JSON) -> str:
     elif isinstance(value, list):
         inside = "".join(element("item", inner) for inner in value)
     else:
-        inside = str(value)
+        inside = value if isinstance(value, str) else json.dumps(value)
     return f"{MARK}<{tag}>{inside}{MARK}</{tag}>"
 
 

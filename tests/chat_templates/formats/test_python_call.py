@@ -6,9 +6,12 @@ import pytest
 
 from agentgym.chat_templates.formats.protocol import ReplyContext
 from agentgym.chat_templates.formats.python_call import read_python_calls
+from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.chat_templates.formats.tagged import FoundCall, UnreadCall
+from agentgym.types import JSON, ToolCall, ToolSpec
 
 LOOK = FoundCall("look", {})
+TAGS = ("<|tool_call_start|>", "<|tool_call_end|>")
 
 
 def calls(body: str) -> list[FoundCall | UnreadCall]:
@@ -35,6 +38,17 @@ def calls(body: str) -> list[FoundCall | UnreadCall]:
 )
 def test_calls_are_read_alone_in_a_list_and_one_a_line(body: str, expected: list[FoundCall]) -> None:
     assert calls(body) == expected
+
+
+@pytest.mark.parametrize("family", ["pythonic", "lfm2", "olmo3_pythonic"])
+def test_digits_that_begin_with_a_zero_are_a_text_unless_the_schema_allows_no_text(family: str) -> None:
+    properties: dict[str, JSON] = {"month": {"type": "integer"}, "code": {"type": ["integer", "string"]}, "any": {}}
+    go = ToolSpec("go", "", {"type": "object", "properties": properties})
+    opening, closing = {"lfm2": TAGS, "olmo3_pythonic": ("<function_calls>", "</function_calls>")}.get(family, ("", ""))
+    text = f"{opening}[go(month=05, code=00501, any=007, other=-01, list=[02])]{closing}"
+    (call,) = FORMATS[family].parse(text, [go]).tool_calls
+    expected = {"month": 5, "code": "00501", "any": "007", "other": "-01", "list": ["02"]}
+    assert isinstance(call, ToolCall) and call.arguments == expected
 
 
 @pytest.mark.parametrize(

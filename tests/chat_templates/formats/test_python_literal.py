@@ -39,7 +39,10 @@ def test_what_json_writes_is_read_back(literal: JSON) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("07", 7),
+        ("07", "07"),
+        ("-00501", "-00501"),
+        ("0", 0),
+        ("00.5", 0.5),
         ("0x1F", 31),
         ("-0b11", -3),
         ("1_000", 1000),

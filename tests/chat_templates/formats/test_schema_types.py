@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.chat_templates.formats.schema_types import read_bare, tool_named, typed_value
+from agentgym.chat_templates.formats.schema_types import KINDS, read_bare, tool_named, typed_value
 from agentgym.types import JSON, ToolSpec
 
 JSON_VALUES = st.recursive(
@@ -80,6 +80,81 @@ def test_a_text_that_does_not_fit_stays_as_it_is(text: str, kind: str) -> None:
     assert read(text, {"type": kind}) == text
 
 
+def exactly(value: JSON, expected: JSON) -> bool:
+    return type(value) is type(expected) and value == expected
+
+
+OPEN: JSON = {}
+IDENTIFIERS = ["00501", "+4930123", "1.", ".5", "1_000", "0x1F", "TRUE", "True", "None", "NULL", "nan", "1e999", "٣"]
+
+
+@pytest.mark.parametrize("text", [*IDENTIFIERS, "{'a': True}", "[01]", '"quoted"'])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        OPEN,
+        {"description": "free form"},
+        {"type": ["integer", "string"]},
+        {"anyOf": [{"type": "number"}, {"type": "string"}]},
+        {"oneOf": [{"type": "boolean"}, {"$ref": "#/$defs/Text"}]},
+        {"anyOf": [{"type": "integer"}, {}]},
+        {"type": ["object", "array", "boolean", "string"]},
+        {"enum": [501, "a"]},
+    ],
+    ids=str,
+)
+def test_a_text_that_is_no_value_in_json_stays_a_text_where_a_text_is_allowed(text: str, schema: JSON) -> None:
+    assert exactly(read(text, schema, **{"$defs": {"Text": {"type": "string"}}}), text)
+
+
+@pytest.mark.parametrize("text", IDENTIFIERS)
+def test_a_text_without_a_schema_is_read_likewise(text: str) -> None:
+    assert exactly(read_bare(text), text)
+    assert exactly(typed_value(text, "undeclared", tool(OPEN), bare_json=True), text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("12", 12), ("-7", -7), ("1.5", 1.5), ("1.0", 1.0), ("true", True), ("null", None), ('{"a": [1]}', {"a": [1]})],
+)
+def test_a_value_in_jsons_own_spelling_is_that_value_where_any_is_allowed(text: str, value: JSON) -> None:
+    for schema in (OPEN, {"type": [*KINDS]}, {"anyOf": [{"type": kind} for kind in KINDS]}):
+        assert exactly(read(text, schema), value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("007", 7), ("+49", 49), ("3.0", 3), ("1e3", 1000), ("1.5e1", 15)])
+def test_an_integer_may_be_spelled_otherwise_where_no_text_is_allowed(text: str, value: JSON) -> None:
+    for schema in ({"type": "integer"}, {"type": ["integer", "null"]}, {"enum": [value, None]}):
+        assert exactly(read(text, schema), value)
+
+
+@pytest.mark.parametrize("schema", [{"type": "integer"}, {"type": "number"}, {"type": ["integer", "null"]}, OPEN])
+def test_an_integer_is_read_by_its_digits_and_never_through_a_float(schema: JSON) -> None:
+    for digits in ("9007199254740993", "-9007199254740993", "12345678901234567890123"):
+        assert exactly(read(digits, schema), int(digits))
+        assert exactly(read(f"{digits}.0", schema), int(digits))
+
+
+def test_a_boolean_is_none_of_the_numbers_that_a_schema_lists() -> None:
+    for text in ("true", "True", "false"):
+        assert read(text, {"enum": [0, 1]}) == text
+        assert read(text, {"const": 1}) == text
+    assert exactly(read("true", {"enum": [1, True]}), True)
+    assert exactly(read("1.0", {"enum": [1, 2]}), 1)
+
+
+def test_keywords_of_one_schema_hold_together() -> None:
+    optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    assert read("null", {"type": "string", **optional}) == "null"
+    assert read("null", optional) is None and read("None", optional) is None
+    assert read("5", {"allOf": [{"type": ["integer", "string"]}, {"type": "string"}]}) == "5"
+    assert exactly(read("5", {"type": "number", "anyOf": [{"type": "integer"}, {"type": "null"}]}), 5)
+    assert read("5", {"type": "string", "allOf": [{"type": "integer"}]}) == "5"
+    assert exactly(read("2", {"anyOf": [{"enum": [1, 2]}, {"type": "string"}]}), 2)
+    assert read("3", {"anyOf": [{"enum": [1, 2]}, {"type": "string"}]}) == "3"
+    assert exactly(read("3", {"anyOf": [{"enum": [1, 2]}, {"type": "integer"}]}), 3)
+
+
 def test_of_several_types_the_most_particular_one_counts() -> None:
     nullable_text = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     assert read("null", nullable_text) is None
@@ -138,7 +213,7 @@ def test_without_a_schema_a_text_is_text_or_bare_json() -> None:
     assert typed_value("1", "y", tool({"type": "integer"})) == "1"
     assert typed_value("1", "x", None, bare_json=True) == 1
     assert typed_value("1", "x", tool({})) == 1
-    assert read_bare("True") is True
+    assert read_bare("true") is True
     assert read_bare('"quoted"') == '"quoted"'
     assert read_bare(" plain ") == " plain "
 

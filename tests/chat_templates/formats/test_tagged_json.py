@@ -53,6 +53,11 @@ def test_cohere_numbers_its_calls() -> None:
 def test_a_call_of_apertus_has_the_tools_name_as_its_only_key() -> None:
     assert "one key" in malformed("apertus", '<|tools_prefix|>[{"go": {}, "say": {}}]<|tools_suffix|>').error
     assert "one key" in malformed("apertus", '<|tools_prefix|>["go"]<|tools_suffix|>').error
+    usual = '<|tools_prefix|>[{"name": "go", "arguments": {}}]<|tools_suffix|>'
+    assert "got the keys name, arguments" in malformed("apertus", usual).error
+    for none in ("null", '""', "{}"):
+        message = FORMATS["apertus"].parse(f'<|tools_prefix|>[{{"go": {none}}}]<|tools_suffix|>')
+        assert message.tool_calls == (ToolCall("call_0", "go", {}),)
 
 
 def test_an_action_of_internlm_addresses_the_plugins() -> None:
@@ -70,10 +75,8 @@ def test_the_older_mark_of_granite_is_read_as_well() -> None:
     ("family", "text"),
     [
         ("granite", f"<|tool_call|> {GO}"),
-        ("granite", '<|tool_call|> [{"name": "go"}]'),
         ("granite_20b_fc", f"<function_call> [{GO}]"),
         ("granite_20b_fc", '<function_call> {"name": 123}'),
-        ("phi4_mini", 'functools[{"name": "go"}]'),
         ("giga_chat3", f"<|function_call|>[{GO}]"),
     ],
 )

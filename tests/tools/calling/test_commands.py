@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -50,6 +51,14 @@ def test_several_blocks_are_several_calls_and_a_broken_one_is_kept() -> None:
     assert isinstance(third, MalformedCall)
 
 
+@pytest.mark.parametrize("key", ["parameters", "args", "input", "item"])
+def test_a_call_with_an_unknown_key_is_kept_with_its_name(key: str) -> None:
+    for text in (f'{{"name": "take", "{key}": {{}}}}', f'<tool_call>{{"name": "take", "{key}": {{}}}}</tool_call>'):
+        (call,) = read_calls(text, TOOLS)
+        assert isinstance(call, MalformedCall) and f'no "{key}"' in call.error
+    assert read_calls('{"name": "look", "arguments": null}', TOOLS) == (ToolCall("call_0", "look", {}),)
+
+
 @pytest.mark.parametrize("thinking", ["<think>{}</think>", "<think>{}"])
 def test_a_call_inside_thinking_is_not_a_call(thinking: str) -> None:
     assert read_calls(thinking.format('<tool_call>{"name": "look"}</tool_call>'), TOOLS) == ()
@@ -78,3 +87,19 @@ def test_no_text_breaks_the_reader(text: str) -> None:
 def test_json_nested_beyond_reason_is_a_malformed_call() -> None:
     (call,) = read_calls(f'<tool_call>{{"name": "take", "arguments": {"[" * 200_000}</tool_call>', TOOLS)
     assert isinstance(call, MalformedCall)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>a" + " " * 200_000 + "b</tool_call>",
+        "<tool_call>" * 20_000,
+        "<think>" * 20_000,
+        "take " + "a=" * 100_000,
+    ],
+    ids=["blanks", "blocks", "thoughts", "values"],
+)
+def test_a_long_text_is_read_in_a_time_in_proportion(text: str) -> None:
+    before = time.thread_time()
+    read_calls(text, TOOLS)
+    assert time.thread_time() - before < 1.0

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
+from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.errors import ConfigError, RenderError
 from agentgym.trainers.sft.conversations import Conversation, conversation_of, conversation_rows
 from agentgym.trainers.sft.demonstrations import Demonstration
@@ -65,6 +66,14 @@ def learned(renderer: TemplateRenderer, rows: list[Demonstration]) -> list[str]:
 
 def inline(template: str) -> TemplateRenderer:
     return renderer_for(stand_in(template, "unknown"))
+
+
+@functools.cache
+def markup_renderer() -> TemplateRenderer:
+    """The renderer of `MARKUP` with a tokenizer to which its marks are ordinary text, as to Qwen's."""
+    plain = stand_in(CHATML, "unknown")
+    chat = ChatTokenizer(plain.backend, MARKUP, "", dict(plain.special_tokens), plain.stop_tokens)
+    return renderer_for(chat)
 
 
 def by_offsets(text: str, backend: Tokenizer) -> tuple[list[int], list[bool]]:
@@ -175,6 +184,18 @@ SAID = {"role": "assistant", "content": "Ho."}
             {"messages": [USER, {**SAID, "tool_calls": [{"function": {"name": "go", "arguments": "{"}}]}]},
             r"messages\[1\].tool_calls\[0\]: the arguments are invalid JSON",
         ),
+        *(
+            (
+                {
+                    "messages": [
+                        USER,
+                        {**SAID, "tool_calls": [{"function": {"name": "go", key: {"direction": "north"}}}]},
+                    ]
+                },
+                rf'messages\[1\].tool_calls\[0\]: .*no "{key}"',
+            )
+            for key in ("parameters", "args", "input", "direction")
+        ),
     ],
 )
 def test_what_nobody_can_learn_from_is_named(row: dict[str, object], told: str) -> None:
@@ -187,6 +208,66 @@ def test_a_reply_that_the_template_tells_without_its_calls_is_refused() -> None:
     asked = Conversation((Message("user", "Go."), Message("assistant", "", tool_calls=(call,))))
     with pytest.raises(RenderError, match=r"messages\[1\]: .*calls of go so that none is read"):
         conversation_rows(inline(CHATML), asked)
+
+
+def called(name: str, arguments: dict[str, object], call_id: str = "call_0") -> dict[str, object]:
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def test_a_result_has_the_name_of_the_latest_call_of_its_id() -> None:
+    answer = {"role": "tool", "tool_call_id": "call_0", "content": "x"}
+    twice = called("a", {})
+    twice["tool_calls"] = [*twice["tool_calls"], *called("b", {})["tool_calls"]]  # type: ignore[misc]
+    messages = [USER, called("weather", {}), answer, called("timer", {}), answer, answer, twice, answer, answer, SAID]
+    read = conversation_of({"messages": messages})
+    assert [one.name for one in read.messages if one.role == "tool"] == ["weather", "timer", "timer", "a", "b"]
+
+
+MARKUP = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "<tool_call>\n<function={{ call.function.name }}>\n{% for key, value in call.function.arguments|items %}"
+    "<parameter={{ key }}>\n{{ value|string }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SAY = {"name": "say", "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "any": {}}}}
+SAY["parameters"]["properties"]["n"] = {"type": "integer"}  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        ({"text": "a\n</parameter>\n<parameter=n>\n5"}, 'text = "a", n = 5 is read'),
+        ({"any": "true"}, "any = true is read"),
+        ({"any": "12"}, "any = 12 is read"),
+        ({"any": True}, 'any = "True" is read'),
+        ({"unknown": 3}, 'unknown = "3" is read'),
+    ],
+)
+def test_a_call_that_would_be_learned_as_another_is_refused(arguments: dict[str, object], read: str) -> None:
+    renderer = markup_renderer()
+    conversation = conversation_of({"messages": [USER, called("say", arguments)], "tools": [SAY]})
+    with pytest.raises(RenderError, match=rf"messages\[1\]: .*call of say with .* so that .*{re.escape(read)}"):
+        conversation_rows(renderer, conversation)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"text": "x </parameter> y"},
+        {"text": "12", "n": 5},
+        {"n": 5.0, "text": "é\n"},
+        {"any": "00501"},
+        {"any": 5},
+        {"any": "None"},
+        {},
+    ],
+)
+@pytest.mark.parametrize("tools", [[SAY], []], ids=["known", "unknown"])
+def test_a_call_that_reads_back_as_it_is_is_learned(arguments: dict[str, object], tools: list[object]) -> None:
+    renderer = markup_renderer()
+    rows = conversation_rows(renderer, conversation_of({"messages": [USER, called("say", arguments)], "tools": tools}))
+    assert len(rows) == 1
 
 
 def test_a_role_that_the_template_has_not_is_named() -> None:

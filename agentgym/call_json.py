@@ -1,0 +1,129 @@
+"""Reads a tool call that is a JSON object, by one rule for replies of models, endpoints, clients and files of data."""
+
+from __future__ import annotations
+
+import json
+import json.scanner
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from agentgym.types import JSON
+
+__all__ = ["ARGUMENT_KEYS", "LABELS", "as_call", "check_outside", "json_kind", "read_arguments", "read_json"]
+
+ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "inputs", "params", "kwargs")
+"""The keys under which a call's arguments are written somewhere."""
+LABELS = frozenset(
+    "id type index call_id tool_call_id provider_specific_fields extra_content thought_signature".split()
+)
+"""The keys by which models and servers label a call: they hold no arguments."""
+
+
+def as_call(
+    value: JSON, name_keys: Sequence[str] = ("name",), argument_keys: Sequence[str] = ("arguments",)
+) -> tuple[str, Mapping[str, JSON]]:
+    """Returns the name and arguments of a call that is a JSON object; raises ValueError that names what is wrong.
+
+    A key whose value is null is missing, and the first key that is present counts. Any other key but `LABELS` is an
+    error, because the arguments may be under it. For arguments see `read_arguments`.
+
+    >>> as_call({"name": "look", "arguments": ""})
+    ('look', {})
+    >>> as_call({"name": "go", "parameters": {"direction": "north"}})
+    Traceback (most recent call last):
+    ValueError: a call has the keys "name" and "arguments", and no "parameters"
+    """
+    if not isinstance(value, dict | Mapping):  # a dict is recognized at once
+        raise ValueError(f"a call is a JSON object, got {json_kind(value)}")
+    name_key, key = _first_key(value, name_keys), _first_key(value, argument_keys)
+    unknown = [f'"{k:.40}"' for k in value if k not in (name_key, key) and k not in LABELS and value[k] is not None]
+    if unknown:
+        keys = f'"{name_key or name_keys[0]}" and "{key or argument_keys[0]}"'
+        raise ValueError(f"a call has the keys {keys}, and no {', '.join(unknown)}")
+    name = None if name_key is None else value[name_key]
+    if not isinstance(name, str) or not name:
+        raise ValueError(f'a call needs a "{name_keys[0]}" that is a non-empty string')
+    return name, read_arguments(None if key is None else value[key])
+
+
+def read_arguments(value: JSON) -> Mapping[str, JSON]:
+    """Returns the arguments of a call: an object, or the JSON text of one; null and an empty text are no arguments.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(value, str) and value:
+        try:
+            value = read_json(value)
+        except ValueError as error:
+            raise ValueError(f"the arguments are {error}") from None
+    if value is None or value == "":
+        return {}
+    if not isinstance(value, dict | Mapping):
+        raise ValueError(f"the arguments are a JSON object, got {json_kind(value)}")
+    return value
+
+
+def check_outside(call: Mapping[str, object]) -> None:
+    """Raises ValueError if a call with a `function`, as OpenAI's API writes it, has arguments outside of it."""
+    stray = next((key for key in ARGUMENT_KEYS if call.get(key) not in (None, "", {})), None)
+    if stray is not None:
+        raise ValueError(f'a call has its arguments within "function", and no "{stray}" outside of it')
+
+
+def _first_key(value: Mapping[str, JSON], keys: Sequence[str]) -> str | None:
+    return next((key for key in keys if value.get(key) is not None), None)
+
+
+def json_kind(value: JSON) -> str:
+    """Returns the kind of a value, for a message: `a list`."""
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, Mapping):
+        return "an object"
+    return "null" if value is None else "a list" if isinstance(value, Sequence) else f"the value {value!r}"[:40]
+
+
+def read_json(text: str) -> JSON:
+    """Returns the value that `text` spells; raises ValueError with the reason.
+
+    Values that JSON does not have (NaN, infinities, lone surrogates) are refused.
+    """
+    try:
+        value: JSON = _decode_json(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise ValueError(f"invalid JSON ({error.msg} at character {error.pos})") from None
+    except UnicodeEncodeError:
+        raise ValueError("invalid JSON (a lone surrogate)") from None
+    except RecursionError:
+        raise ValueError("invalid JSON (nested too deeply)") from None
+    return value
+
+
+def _decode_json(text: str) -> JSON:
+    """Decodes a text without the decoder's two regular expressions for white space."""
+    bare = text.strip(_BLANKS)
+    try:
+        value, end = _SCAN(bare, 0)
+    except (StopIteration, json.JSONDecodeError):
+        end = -1
+    if end != len(bare):
+        value = _DECODER.decode(text)  # raises, and counts characters from the text's beginning
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"invalid JSON ({name} is not JSON)")
+
+
+def _read_finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"invalid JSON (the number {text[:20]} is too large)")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_read_finite)
+_SCAN: Callable[[str, int], tuple[JSON, int]] = json.scanner.make_scanner(_DECODER)  # type: ignore[arg-type]  # any decoder
+_BLANKS = " \t\n\r"
