@@ -48,7 +48,8 @@ class DataConfig:
     """The environment that plays the rows of an agent_name, such as tool_agent=tools.py:Search."""
     tools: tuple[str, ...] = ()
     """Tools for the rows (`--tools` for short), which ToolPrompt-v0 then plays: path/to/file.py:function, a registered
-    name, a file of schemas (.json) or of verl's tools (.yaml), mcp:COMMAND, mcp:URL, openapi:DOCUMENT@URL."""
+    name, a file of schemas (.json) or of verl's tools (.yaml), mcp:COMMAND, mcp:URL, openapi:DOCUMENT@URL (or
+    openapi:DOCUMENT@URL#NAME,NAME for some of its operations)."""
     max_prompt_tokens: int | None = None
     """Rows with a longer prompt are left out and reported; None keeps all."""
     max_rows: int | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from importlib import import_module
 from itertools import islice
+from typing import cast
 
 from agentgym.data.table import Cells, Table, describe_value
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
@@ -50,4 +52,6 @@ def _rows(name: str) -> Iterator[object]:
         return (made[index] for index in range(len(made)))  # a torch.utils.data.Dataset
     if not isinstance(made, Iterable) or isinstance(made, str | Mapping):
         raise ConfigError(f"{name} gives rows, dicts or Tasks, one after the other; got {describe_value(made)}")
+    if type(made).__module__.startswith("datasets.") and hasattr(made, "features"):
+        return cast("Iterator[object]", import_module("agentgym.data.hf_datasets").own_rows(made))
     return iter(made)

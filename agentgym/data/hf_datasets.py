@@ -8,10 +8,11 @@ from pathlib import Path
 
 import datasets
 
+from agentgym.data.parquet import own_cells, struct_keys
 from agentgym.data.table import Table
 from agentgym.errors import ConfigError, nearest
 
-__all__ = ["open_dataset"]
+__all__ = ["open_dataset", "own_rows"]
 
 
 def open_dataset(name: str, parts: Sequence[str] = (), limit: int | None = None) -> Table:
@@ -39,9 +40,17 @@ def open_dataset(name: str, parts: Sequence[str] = (), limit: int | None = None)
         raise ConfigError(f"{told!r} has the columns {', '.join(found.column_names) or 'none'} and no rows")
 
     def read(columns: Sequence[str]) -> Iterator[tuple[int, dict[str, object]]]:
-        yield from islice(enumerate(found.select_columns(list(columns)).with_format(None)), limit)
+        yield from islice(enumerate(own_rows(found.select_columns(list(columns)))), limit)
 
-    return Table(name=told, columns=tuple(found.column_names), read=read)
+    schema = found.features.arrow_schema
+    return Table(name=told, columns=tuple(found.column_names), read=read, keys=struct_keys(schema))
+
+
+def own_rows(dataset: datasets.Dataset | datasets.IterableDataset) -> Iterator[dict[str, object]]:
+    """Yields the rows of a data set as they were before Arrow; see `own_cells`."""
+    schema = dataset.features.arrow_schema if dataset.features else None
+    for row in dataset.with_format(None):
+        yield row if schema is None else own_cells(row, schema, json_as_text=False)
 
 
 def _load(name: str, config: str | None) -> datasets.Dataset | datasets.DatasetDict:

@@ -1,7 +1,8 @@
-"""Rows from parquet files, read in batches of the wanted columns; the only file that imports pyarrow."""
+"""Rows from parquet files, read in batches, without the keys that Arrow adds; the only file that imports pyarrow."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -14,7 +15,7 @@ from agentgym.data.table import Table
 from agentgym.errors import ConfigError
 from agentgym.types import JSON
 
-__all__ = ["open_parquet", "write_parquet"]
+__all__ = ["open_parquet", "own_cells", "struct_keys", "write_parquet"]
 
 MAGIC = b"PAR1"
 BATCH_ROWS = 1024
@@ -24,16 +25,50 @@ def open_parquet(path: Path, limit: int | None = None) -> Table:
     """Opens the first `limit` rows of a file; raises ConfigError if it is no parquet file, or only a part of one."""
     _check_ends(path)
     with _convert_errors(path), pyarrow.parquet.ParquetFile(path) as file:
-        columns, num_rows = tuple(file.schema_arrow.names), file.metadata.num_rows
+        schema, num_rows = file.schema_arrow, file.metadata.num_rows
+    columns = tuple(schema.names)
     if not num_rows:
         raise ConfigError(f"{str(path)!r} has the columns {', '.join(columns) or 'none'} and no rows")
 
     def read(wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, object]]]:
         with _convert_errors(path), pyarrow.parquet.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=BATCH_ROWS, columns=list(wanted))
-            yield from islice(enumerate(row for batch in batches for row in batch.to_pylist()), limit)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from islice(enumerate(own_cells(row, schema, json_as_text=True) for row in rows), limit)
 
-    return Table(name=str(path), columns=columns, read=read)
+    return Table(name=str(path), columns=columns, read=read, keys=struct_keys(schema))
+
+
+def own_cells(row: Mapping[str, object], schema: pyarrow.Schema, *, json_as_text: bool) -> dict[str, object]:
+    """Returns the cells of a row as they were before Arrow, which gives every struct the keys of all rows, as null.
+
+    Null keys of structs are left out at any depth. Nulls of columns, of lists and of JSON values stay; these values are
+    still text if `json_as_text`.
+    """
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    return {name: _own_value(value, kinds[name], json_as_text) for name, value in row.items()}
+
+
+def _own_value(value: object, kind: pyarrow.DataType, json_as_text: bool) -> object:
+    if json_as_text and isinstance(value, str) and isinstance(kind, pyarrow.JsonType):
+        return json.loads(value)
+    if isinstance(value, list) and hasattr(kind, "value_type"):
+        return [_own_value(item, kind.value_type, json_as_text) for item in value]
+    if isinstance(value, Mapping) and isinstance(kind, pyarrow.StructType):
+        kinds = {field.name: field.type for field in kind}
+        return {key: _own_value(item, kinds[key], json_as_text) for key, item in value.items() if item is not None}
+    return value
+
+
+def struct_keys(fields: Iterable[pyarrow.Field], path: str = "") -> dict[str, tuple[str, ...]]:
+    """Returns the keys of each struct that is reached without a list, by its path: `{"extra_info": ("index",)}`."""
+    keys: dict[str, tuple[str, ...]] = {}
+    for field in fields:
+        if isinstance(field.type, pyarrow.StructType):
+            inner = tuple(field.type)
+            keys[path + field.name] = tuple(key.name for key in inner)
+            keys |= struct_keys(inner, f"{path}{field.name}.")
+    return keys
 
 
 def write_parquet(path: Path, columns: Mapping[str, JSON], rows: Iterable[Mapping[str, object]]) -> int:
@@ -78,6 +113,6 @@ def _check_ends(path: Path) -> None:
 def _convert_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: of a JSON value
         line = str(error).strip().partition("\n")[0]
         raise ConfigError(f"{str(path)!r} cannot be read as a parquet file: {line}") from error

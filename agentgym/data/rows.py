@@ -42,6 +42,8 @@ class ColumnLayout:
     paths: Mapping[str, tuple[str, ...]]
     kept: tuple[str, ...]
     media: tuple[str, ...]
+    keys: Mapping[str, Sequence[str]]
+    """The `keys` of the table."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -78,7 +80,7 @@ def layout_of(table: Table, config: DataConfig) -> ColumnLayout:
         if name not in table.columns:
             raise ConfigError(f"{table.name} has no column {name!r} to keep{_list_columns(name, table.columns)}")
     media = tuple(name for name in MEDIA if name in table.columns)
-    return ColumnLayout(paths=paths, kept=tuple(config.keep), media=media)
+    return ColumnLayout(paths=paths, kept=tuple(config.keep), media=media, keys=table.keys)
 
 
 def _path(name: str, columns: Sequence[str]) -> tuple[str, ...] | None:
@@ -148,9 +150,9 @@ class _Reader:
             column = ".".join(path[:depth])
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}: column {column!r} is a mapping with {key!r}, got {describe_value(value)}")
-            if key not in value:
+            if key not in value and key not in self.layout.keys.get(column, ()):
                 raise ConfigError(f"{where}: column {column!r} has no {key!r}{_list_columns(key, [*map(str, value)])}")
-            value = value[key]
+            value = value.get(key)
         return value
 
     def _text(self, part: str, where: str, cells: Mapping[str, object]) -> str | None:
@@ -163,7 +165,9 @@ class _Reader:
         value = to_json_value(self._cell("extra_info", where, cells), self._column_label("extra_info", where))
         if value is not None and not isinstance(value, Mapping):
             raise ConfigError(f"{self._column_label('extra_info', where)} is a mapping, got {describe_value(value)}")
-        extra = dict(value or {})
+        path = ".".join(self.layout.paths.get("extra_info", ()))
+        keys = self.layout.keys.get(path, ())  # of all rows: they are columns, which reward functions index
+        extra: dict[str, JSON] = {} if value is None else {**dict.fromkeys(keys), **value}
         for name in self.layout.kept:
             if name in extra:
                 raise ConfigError(f"{where}: the column {name!r} is to be kept, and extra_info has one of that name")
@@ -179,7 +183,7 @@ class _Reader:
             return [{"role": "user", "content": value}]
         if not isinstance(value, list) or not value:
             raise ConfigError(f"{told} is a list of messages or a text that is not empty, got {describe_value(value)}")
-        messages = [_without_nulls(message) for message in value]
+        messages = [_without_null_fields(message) for message in value]
         _check_messages(messages, told)
         return messages
 
@@ -232,10 +236,10 @@ def _check_messages(messages: Sequence[JSON], told: str) -> None:
         raise ConfigError(f"{told} holds messages without text")
 
 
-def _without_nulls(message: JSON) -> JSON:
+def _without_null_fields(message: JSON) -> JSON:
     if not isinstance(message, Mapping):
         return message
-    return {key: value for key, value in message.items() if value is not None or key == "content"}
+    return {"content": None} | {key: value for key, value in message.items() if value is not None}
 
 
 def _holds(value: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TypeAlias
 
@@ -31,6 +31,9 @@ class Table:
     """A function that yields the numbered rows, with at least the columns that it is called with."""
     unit: str = "row"
     """The unit that is numbered: `row`, from 0, or `line`, from 1."""
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The keys of a mapping by its path, `{"reward_model": ("style", "ground_truth")}`, in a format that gives them to
+    every row. A key that a row lacks is null there. Empty for formats whose rows have keys of their own, as JSON."""
 
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[str, Cells]]:
         """Yields each row with its location: `"a.jsonl, line 3"`."""

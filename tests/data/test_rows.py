@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.data import DataConfig, open_data
+from agentgym.data.rows import messages_of
 from agentgym.data.table import to_json_value
 from agentgym.errors import ConfigError, UnknownName
-from agentgym.types import Task
+from agentgym.openai_wire import REASONING
+from agentgym.types import Message, Task
 
 Write = Callable[..., str]
 USER = {"role": "user", "content": "What is 1 + 1?"}
@@ -75,6 +77,23 @@ def test_a_whole_conversation_is_kept_as_it_is(jsonl: Write) -> None:
         {"role": "user", "content": "2 + 2?"},
     ]
     assert only(jsonl({"prompt": messages})).options == {"messages": messages}
+
+
+@pytest.mark.parametrize("key", ["parameters", "args", "input"])
+def test_a_call_whose_arguments_are_under_another_key_is_refused_with_its_place(key: str, jsonl: Write) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", key: {"a": 1}}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+    with pytest.raises(ConfigError, match=f"line 1: column 'prompt': message 1 has a tool call .*no \"{key}\""):
+        only(jsonl({"prompt": [USER, reply, {"role": "tool", "content": "2", "tool_call_id": "c"}, USER]}))
+
+
+@pytest.mark.parametrize("name", REASONING)
+def test_reasoning_in_the_history_of_a_prompt_has_any_usual_name(name: str, jsonl: Write) -> None:
+    reply = {"role": "assistant", "content": "2", name: [{"type": "text", "text": "One more."}]}
+    assert messages_of(only(jsonl({"prompt": [USER, reply, USER]})))[1] == Message("assistant", "2", "One more.")
+    sealed = {**reply, name: [{"type": "reasoning.encrypted", "data": "x"}]}
+    with pytest.raises(ConfigError, match=rf"line 1: column 'prompt': message 1\.{name} holds no text"):
+        only(jsonl({"prompt": [USER, sealed, USER]}))
 
 
 def test_agents_name_environments(jsonl: Write) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import ConfigError, RenderError, nearest
 from agentgym.trainers.preferences.loop import Pair
-from agentgym.trainers.sft.conversations import conversation_of, conversation_rows
+from agentgym.trainers.sft.conversations import Conversation, conversation_of, conversation_rows
 from agentgym.trainers.sft.demonstrations import Demonstration
-from agentgym.trainers.sft.recorded_episodes import episode_rows, read_played
+from agentgym.trainers.sft.recorded_episodes import episode_rows, held_out_lines, read_played
 from agentgym.trainers.sft.sft_rows import rows_of_file
 from agentgym.trajectory import Trajectory
 from agentgym.types import Task
@@ -52,12 +52,16 @@ def pair_of_row(row: Mapping[str, object], renderer: TemplateRenderer) -> Pair:
         if name not in row:
             near = nearest(name, row) or "."
             raise ConfigError(f"there is no column {name!r}{near} It has {', '.join(row) or 'none'}")
-    prompt = _messages(row.get("prompt"), "user")
-    both = [[*prompt, *_messages(row[name], "assistant")] for name in ("chosen", "rejected")]
-    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(*both, strict=False)))
-    if shared == min(map(len, both)):
+    prompt, tools = _messages(row.get("prompt"), "user"), row.get("tools")
+    both = [
+        conversation_of({"messages": [*prompt, *_messages(row[name], "assistant")], "tools": tools})
+        for name in ("chosen", "rejected")
+    ]
+    messages = [conversation.messages for conversation in both]
+    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(*messages, strict=False)))
+    if shared == min(map(len, messages)):
         raise ConfigError("chosen and rejected are the same, or one begins with the whole of the other")
-    chosen, rejected = (_row(messages, row.get("tools"), shared, renderer) for messages in both)
+    chosen, rejected = (_row(conversation, shared, renderer) for conversation in both)
     return Pair(chosen, rejected)
 
 
@@ -66,7 +70,8 @@ def pairs_of_episodes(
 ) -> PairSet:
     """Makes pairs of recorded episodes of the same task: the best with the worst, the second best with the next, ...
 
-    At most `per_task` of a task are made; episodes of equal rewards, or with a rewritten history, make none.
+    At most `per_task` of a task are made; episodes of equal rewards, or with a rewritten history, make none. The report
+    names the episodes of pairs that are on held-out tasks.
     """
     tasks: dict[str, list[Trajectory]] = {}
     played = read_played(runs)
@@ -74,6 +79,7 @@ def pairs_of_episodes(
         if trajectory.reward is not None and len(trajectory.rows) == 1 and trajectory.num_trained_tokens:
             tasks.setdefault(trajectory.task.key, []).append(trajectory)
     pairs: list[Pair] = []
+    members_of: dict[int, tuple[Trajectory, Trajectory]] = {}
     for members in tasks.values():
         ranked = sorted(members, key=lambda member: -(member.reward or 0.0))
         for place in range(min(per_task, len(ranked) // 2)):
@@ -81,10 +87,12 @@ def pairs_of_episodes(
             if better.reward != worse.reward:
                 (chosen,), (rejected,) = (episode_rows(renderer, vocab_size, each) for each in (better, worse))
                 pairs.append(Pair(chosen, rejected))
+                members_of[id(pairs[-1])] = (better, worse)
     line = f"{len(pairs)} pairs of {len(played)} episodes of {len(tasks)} tasks"
     task = next(iter(tasks.values()))[0].task if tasks else None
     found = _keep_fitting(pairs, window, line)
-    return PairSet(found.pairs, found.report, task)
+    learned = [episode for pair in found.pairs for episode in members_of[id(pair)]]
+    return PairSet(found.pairs, (*found.report, *held_out_lines(learned)), task)
 
 
 def _messages(value: object, role: str) -> list[object]:
@@ -98,9 +106,8 @@ def _messages(value: object, role: str) -> list[object]:
     return list(value)
 
 
-def _row(messages: list[object], tools: object, shared: int, renderer: TemplateRenderer) -> Demonstration:
+def _row(conversation: Conversation, shared: int, renderer: TemplateRenderer) -> Demonstration:
     """Returns a conversation as a row in which the replies after the shared messages are learned."""
-    conversation = conversation_of({"messages": messages, **({} if tools is None else {"tools": tools})})
     rows = conversation_rows(renderer, conversation, first=shared)
     if len(rows) != 1 or not any(rows[0].mask):
         raise ConfigError("its replies are no single row: there are none, or the template rewrites what came before")

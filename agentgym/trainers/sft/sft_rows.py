@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
-from agentgym.data.digest import without_nulls
 from agentgym.data.sources import open_sources
 from agentgym.errors import ConfigError, RenderError
-from agentgym.trainers.sft.conversations import conversation_of, conversation_rows
+from agentgym.trainers.sft.conversations import TOOLS, conversation_of, conversation_rows
 from agentgym.trainers.sft.demonstrations import Demonstration
-from agentgym.trainers.sft.recorded_episodes import choose_episodes, episode_rows, read_played
-from agentgym.types import JSON, Task
+from agentgym.trainers.sft.recorded_episodes import choose_episodes, episode_rows, held_out_lines, read_played
+from agentgym.types import Task
 
 __all__ = ["ConversationSource", "EpisodeSource", "SftRows", "rows_of_file"]
+
+NULLABLE = ("default", "const")
+"""The keywords of JSON Schema with a value that may be null."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +80,7 @@ class SftRows:
             except ConfigError as error:
                 raise ConfigError(f"the episode of {episode.task.key}, member {episode.member}: {error}") from error
         report = [_report_line("episodes", len(chosen.episodes), len(played), chosen.dropped)]
-        if chosen.num_held_out:
-            report.append(
-                f"{chosen.num_held_out} of them are of held-out tasks: evaluations on those say nothing any more"
-            )
+        report += held_out_lines(chosen.episodes)
         return replace(_rows_in_window(rows, window, report), task=chosen.episodes[0].task)
 
 
@@ -92,7 +90,18 @@ def rows_of_file(path: str, wanted: str) -> Iterator[tuple[str, Mapping[str, obj
         for where, row in table.rows(table.columns):
             if isinstance(row, Task):
                 raise ConfigError(f"{where} is a task, and a {wanted} was wanted")
-            yield where, {name: without_nulls(cast(JSON, value)) for name, value in row.items()}
+            yield where, {name: _without_null_keywords(cell) if name == TOOLS else cell for name, cell in row.items()}
+
+
+def _without_null_keywords(schema: object) -> object:
+    """Returns tools without null keywords, which many programs write for absent ones and JSON Schema does not have."""
+    if isinstance(schema, Mapping):
+        return {
+            name: value if name in NULLABLE else _without_null_keywords(value)
+            for name, value in schema.items()
+            if value is not None or name in NULLABLE
+        }
+    return [_without_null_keywords(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _rows_in_window(rows: Sequence[Demonstration], window: int, report: Sequence[str]) -> SftRows:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,11 +20,13 @@ from torch import Tensor
 from agentgym.chat_templates import renderer_for
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
+from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.openai_wire import REASONING
+from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes
 from agentgym.trainers.parallel.world import OneProcess
 from agentgym.trainers.preferences.loop import (
     Pair,
@@ -205,6 +209,40 @@ def test_a_pair_is_read_from_texts_and_messages_and_only_what_differs_is_learned
     assert "hm" not in said(renderer, later.chosen) and said(renderer, later.chosen).startswith("go north")
 
 
+def test_pairs_of_parquet_are_those_of_json_and_a_null_that_only_one_reply_has_is_learned(
+    renderer: Any, tmp_path: Path
+) -> None:
+    def reply(arguments: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [call], **fields}
+
+    user = {"role": "user", "content": "Hello"}
+    rows = [{"prompt": [user], "chosen": [reply({"query": "tea"})], "rejected": [reply({"limit": 3})]}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    files = [pairs_of_files([str(tmp_path / name)], renderer, 1024) for name in ("a.jsonl", "a.parquet")]
+    assert files[0].pairs == files[1].pairs and "null" not in renderer.decode(files[1].pairs[0].chosen.ids)
+
+    chosen = [{**user, "name": None}, reply({"query": "tea", "limit": None}, thinking=None)]
+    pair = pair_of_row({"chosen": chosen, "rejected": [user, reply({"query": "tea"})]}, renderer)
+    assert '"limit": null' in said(renderer, pair.chosen) and "null" not in said(renderer, pair.rejected)
+
+
+@pytest.mark.parametrize("key", ["parameters", "args", "input"])
+def test_a_pair_whose_call_has_its_arguments_under_another_key_is_refused(key: str, renderer: Any) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "find", key: {"query": "tea"}}}
+    chosen = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    with pytest.raises(ConfigError, match=rf'messages\[1\]\.tool_calls\[0\]: .*no "{key}"'):
+        pair_of_row({"prompt": "Hello", "chosen": chosen, "rejected": "stay"}, renderer)
+
+
+@pytest.mark.parametrize("name", REASONING)
+def test_a_pair_learns_reasoning_under_any_usual_name(name: str, renderer: Any) -> None:
+    chosen = [{"role": "assistant", "content": "go north", name: "The door."}]
+    pair = pair_of_row({"prompt": "Hello", "chosen": chosen, "rejected": "stay"}, renderer)
+    assert said(renderer, pair.chosen).startswith("<think>\nThe door.\n</think>")
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -242,6 +280,47 @@ def test_episodes_of_a_task_make_pairs_by_their_rewards(renderer: Any, finished_
     assert found.pairs and found.task is not None
     assert all(rewards[pair.chosen.ids] > rewards[pair.rejected.ids] for pair in found.pairs)
     assert len(pairs_of_episodes([finished_run], renderer, vocab_size, 1024).pairs) <= len(found.pairs)
+
+
+@pytest.mark.parametrize(("seed", "told"), [(EVAL_SEED_START, 2), (7, 0)])
+def test_pairs_of_held_out_tasks_are_named_as_by_sft(
+    seed: int, told: int, renderer: Any, finished_run: Path, tmp_path: Path
+) -> None:
+    (first, *_) = (record.trajectory for record in read_episodes(finished_run) if len(record.trajectory.rows) == 1)
+    task = replace(first.task, seed=seed)
+    played = [
+        replace(
+            first,
+            task=task,
+            group="0/0",
+            member=member,
+            turns=(*first.turns[:-1], replace(first.turns[-1], reward=reward)),
+        )
+        for member, reward in enumerate((9.0, -9.0, -8.0))
+    ]
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(played, phase="eval", step=0)
+    vocab_size = load_decoder(embedded_folder()).vocab_size
+    report = pairs_of_episodes([tmp_path], renderer, vocab_size, 1024).report
+    line = f"{told} of the learned episodes are of held-out tasks: evaluations on those say nothing any more"
+    assert report[0] == "1 pairs of 3 episodes of 1 tasks" and report[1:] == ((line,) if told else ())
+
+
+def test_the_report_has_both_parts_of_the_loss(tiny: Tiny) -> None:
+    model = tiny()
+    config = PreferenceConfig(steps=2, pairs=4, sft_weight=0.3, optimizer=OptimizerConfig(learning_rate=3e-2))
+    steps: list[PreferenceStep] = []
+    pairs = pairs_for(model)
+    learn_preferences(model, iter(pairs * 2), config, on_step=steps.append)
+    assert steps[0].preference_loss == pytest.approx(math.log(2))
+    for step in steps:
+        assert step.preference_loss is not None and step.sft_loss is not None
+        assert step.loss == pytest.approx(step.preference_loss + 0.3 * step.sft_loss)
+    rows = [pair.chosen for pair in pairs]
+    length_R = torch.tensor([sum(row.mask[1:]) for row in rows])
+    with torch.no_grad():
+        nats_R = -row_logprobs(tiny(), rows, OneProcess(torch.device("cpu"), 1)) / length_R
+    assert steps[0].sft_loss == pytest.approx(float(nats_R.mean()))
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.episodes_file import EpisodeWriter
-from agentgym.trainers.sft.recorded_episodes import choose_episodes, episode_rows, read_played
+from agentgym.trainers.sft.recorded_episodes import choose_episodes, episode_rows, held_out_lines, read_played
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 
@@ -81,7 +81,9 @@ def test_held_out_tasks_are_counted_and_measurements_of_training_are_not_read(tm
         writer.write([episode(EVAL_SEED_START, 0, 1.0)], phase="eval_after")
     played = read_played([tmp_path])
     assert [one.task.seed for one in played] == [7, EVAL_SEED_START]
-    assert choose_episodes(played).num_held_out == 1
+    assert held_out_lines(choose_episodes(played).episodes) == [
+        "1 of the learned episodes are of held-out tasks: evaluations on those say nothing any more"
+    ]
     with pytest.raises(RunFolderError, match="does not exist"):
         read_played([tmp_path / "absent"])
 

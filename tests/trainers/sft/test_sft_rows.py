@@ -14,9 +14,11 @@ import pytest
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import ConfigError
+from agentgym.openai_wire import REASONING
+from agentgym.trainers.sft.conversations import conversation_of
 from agentgym.trainers.sft.demonstrations import Demonstration
 from agentgym.trainers.sft.loop import passes
-from agentgym.trainers.sft.sft_rows import ConversationSource, SftRows
+from agentgym.trainers.sft.sft_rows import ConversationSource, SftRows, rows_of_file
 
 GO = {"type": "function", "function": {"name": "go", "description": "Walks.", "parameters": {"type": "object"}}}
 CALL = {"id": "call00000", "type": "function", "function": {"name": "go", "arguments": '{"direction": "north"}'}}
@@ -48,6 +50,10 @@ def of(renderer: TemplateRenderer, *paths: Path, window: int = 2048, skip: bool 
     )
 
 
+def learned(renderer: TemplateRenderer, row: Demonstration) -> str:
+    return renderer.decode([token for token, trained in zip(row.ids, row.mask, strict=True) if trained])
+
+
 def test_jsonl_json_and_parquet_give_the_same_rows(renderer: TemplateRenderer, tmp_path: Path) -> None:
     as_lines = of(renderer, lines(tmp_path / "a.jsonl", TALK, PLAY)).rows
     (tmp_path / "a.json").write_text(json.dumps([TALK, PLAY]), encoding="utf-8")
@@ -65,6 +71,58 @@ def test_objects_of_parquet_lose_the_keys_that_other_rows_brought(renderer: Temp
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([calling(a="x"), calling(b="y")]), tmp_path / "a.parquet")
     first = of(renderer, tmp_path / "a.parquet").rows[0]
     assert '{"a": "x"}' in renderer.decode(first.ids)
+
+
+def test_nulls_of_json_are_learned_in_calls_and_shown_in_schemas(renderer: TemplateRenderer, tmp_path: Path) -> None:
+    limit = {"type": "integer", "default": None, "enum": [1, None], "items": None}
+    parameters = {"type": "object", "properties": {"query": {"type": "string"}, "limit": limit, "page": None}}
+    function = {"name": "find", "description": None, "parameters": parameters}
+    call = {"id": None, "type": "function", "function": {"name": "find", "arguments": {"query": "tea", "limit": None}}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": None}
+    messages = [{**TALK["messages"][0], "name": None}, reply]
+    path = lines(tmp_path / "a.jsonl", {"messages": messages, "tools": [{"type": "function", "function": function}]})
+    ((_, read),) = rows_of_file(str(path), "conversation")
+    (tool,) = conversation_of(read).tools
+    kept = {"query": {"type": "string"}, "limit": {"type": "integer", "default": None, "enum": [1, None]}}
+    assert tool.parameters == {"type": "object", "properties": kept}
+    assert '{"query": "tea", "limit": null}' in learned(renderer, of(renderer, path).rows[0])
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({name: "R"} for name in REASONING),
+        {"reasoning_content": "", "reasoning": "R", "thinking": None},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "R", "signature": None}]},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "R"}]},
+        {"content": [{"type": "thinking", "thinking": "R"}, {"type": "text", "text": "Ho."}]},
+    ],
+    ids=json.dumps,
+)
+def test_reasoning_is_learned_under_any_usual_name(
+    field: dict[str, object], renderer: TemplateRenderer, tmp_path: Path
+) -> None:
+    path = lines(tmp_path / "a.jsonl", {"messages": [TALK["messages"][0], {**TALK["messages"][1], **field}]})
+    assert learned(renderer, of(renderer, path).rows[0]) == "<think>\nR\n</think>\n\nHo.<|im_end|>"
+
+
+def test_reasoning_is_learned_where_the_names_of_other_rows_are_null_beside_it(
+    renderer: TemplateRenderer, tmp_path: Path
+) -> None:
+    rows = [{"messages": [TALK["messages"][0], {**TALK["messages"][1], name: name}]} for name in REASONING]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    replies = [learned(renderer, row) for row in of(renderer, tmp_path / "a.parquet").rows]
+    assert replies == [f"<think>\n{name}\n</think>\n\nHo.<|im_end|>" for name in REASONING]
+
+
+def test_reasoning_that_cannot_be_read_is_refused_and_not_learned_as_empty(
+    renderer: TemplateRenderer, tmp_path: Path
+) -> None:
+    reply = {**TALK["messages"][1], "reasoning_details": [{"type": "reasoning.encrypted", "data": "gAAAA"}]}
+    path = lines(tmp_path / "a.jsonl", TALK, {"messages": [TALK["messages"][0], reply]})
+    with pytest.raises(ConfigError, match=r"line 2: messages\[1\]\.reasoning_details holds no text"):
+        of(renderer, path)
+    assert len(of(renderer, path, skip=True).rows) == 1
 
 
 def test_what_is_left_out_is_said_with_its_reason(renderer: TemplateRenderer, tmp_path: Path) -> None:
