@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from agentgym.engines.openai.backoff import MAX_RETRY_AFTER_S, back_off_s
 from agentgym.engines.openai.errors import is_transient
 from agentgym.engines.openai.rate_limit import RateLimit
-from agentgym.engines.servers.http import HttpClient, HttpRefusal, HttpUnreachable, check_addresses
+from agentgym.engines.servers.http import HttpClient, HttpRefusal, HttpUnreachable, check_addresses, connection_slots
 from agentgym.errors import ConfigError
-from agentgym.rewards.reward import RewardFailure
+from agentgym.rewards.reward import InvalidReward, RewardFailure
 from agentgym.rollout.episode.long_text import run_if_short
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.record.episodes_file import episode_text
@@ -78,7 +78,7 @@ class RemoteReward:
         self.num_at_once = num_at_once
         self._key = read_key(config.api_key_env)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._http = HttpClient(headers=headers, timeout_s=config.timeout_s)
+        self._http = HttpClient(config.url, headers=headers, timeout_s=config.timeout_s, use_proxy=True)
         self._sleep = sleep
         self._limit = RateLimit(config.requests_per_minute, config.tokens_per_minute, sleep=sleep, clock=clock)
 
@@ -91,7 +91,11 @@ class RemoteReward:
         while True:
             await self._limit.acquire(_num_tokens(trajectory))
             try:
-                return [await self._http.post(self.config.url, payload)]
+                async with connection_slots():
+                    answer = await self._http.post(self.config.url, payload)
+                if answer is None:  # an empty answer, which is not the None of a function
+                    raise RewardFailure.of(InvalidReward("the reward server answered nothing"))
+                return [answer]
             except (HttpRefusal, HttpUnreachable) as failure:
                 await self._back_off(failure, f"{trajectory.group}-{trajectory.member}", num_retries)
             num_retries += 1

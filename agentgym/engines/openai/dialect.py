@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +23,14 @@ NEUTRAL: Mapping[str, JSON] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 
 missing."""
 KEPT: Mapping[str, JSON] = {"include_stop_str_in_output": True, "no_stop_trim": True}
 """vLLM's and SGLang's settings that keep a stop string in the text of a reply that it ends."""
+SAMPLING: Mapping[str, str] = {"top_p": r"\btop[ _-]?p\b", "temperature": "temperature"}
+"""The settings that some models refuse, each or both together. They are sent at 1 too: the default of many models is
+another value (SGLang and vLLM read it from `generation_config.json`)."""
+RANGE = re.compile(r"\b(between|(in|out of|valid) range|(less|greater) than|at (most|least)|strictly)\b", re.IGNORECASE)
+"""The words about a value that the user has to change."""
 SEED_BITS = 31
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -38,6 +47,8 @@ class Dialect:
     """True if the server cannot parse calls: it is asked not to, and leaves them in the text."""
     strict: bool = False
     """True if calls are constrained to their schemas."""
+    left_out: tuple[str, ...] = ()
+    """The sampling settings that the model refuses: it samples with its own defaults."""
     revision: int = 0
     """The number of changes; a request that was refused in an older form is sent again in the newer one."""
     _given_up: list[str] = field(default_factory=list)
@@ -65,8 +76,7 @@ class Dialect:
         body: dict[str, JSON] = {
             "model": model,
             "messages": [to_wire(message) for message in messages],
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            **{name: getattr(sampling, name) for name in SAMPLING if name not in self.left_out},
         }
         if max_tokens is not None:
             body[self.limit_name] = max_tokens
@@ -98,14 +108,17 @@ class Dialect:
             wire["function"]["strict"] = True
         return wire
 
-    def adapt(self, refusal: HttpRefusal, *, first: bool) -> bool:
+    def adapt(self, refusal: HttpRefusal, sampling: Sampling, *, revision: int, first: bool) -> bool:
         """Gives up what the refusal names; or, before the `first` answer, all non-standard fields.
 
-        Returns False if the refusal is about neither.
+        `revision` is that of the refused request. Returns False if the refusal is not about the request's form.
         """
         if refusal.status not in (400, 422):
             return False
-        step = self._refused_part(str(refusal)) or ("extras" if first and (self.neutral or self.token_ids) else "")
+        if revision != self.revision:
+            return True
+        part = self._refused_part(str(refusal), sampling)
+        step = part or ("extras" if first and (self.neutral or self.token_ids) else "")
         if not step or step in self._given_up:
             return False
         self._given_up.append(step)
@@ -116,6 +129,10 @@ class Dialect:
             self.calls_in_text = True
         elif step == "limit":
             self.limit_name = "max_completion_tokens"
+        elif step in SAMPLING:
+            self.left_out += (step,)
+            value, effect = getattr(sampling, step), "which changes the results unless that is its default"
+            logger.warning("the model refuses %s=%g: it is asked without, %s", step, value, effect)
         else:
             self.neutral = self.neutral and step not in ("neutral", "extras")
             self.seed = self.seed and step != "seed"
@@ -131,8 +148,9 @@ class Dialect:
     def without_stream(self) -> None:
         """Asks for whole answers from now on."""
         self.stream = self._wants_stream = False
+        self.revision += 1
 
-    def _refused_part(self, words: str) -> str:
+    def _refused_part(self, words: str, sampling: Sampling) -> str:
         """Returns the part of the request that the server's message is about, or an empty string."""
         if "max_completion_tokens" in words and self.limit_name != "max_completion_tokens":
             return "limit"
@@ -146,7 +164,10 @@ class Dialect:
             return "stream_usage"
         if self.seed and "seed" in words:
             return "seed"
-        return ""
+        if RANGE.search(words):
+            return ""
+        names = [name for name in SAMPLING if name not in self.left_out and re.search(SAMPLING[name], words, re.I)]
+        return min(names, key=lambda name: getattr(sampling, name) != 1, default="")  # of both, what changes nothing
 
 
 def to_wire(message: Message | ChatReply) -> Mapping[str, JSON]:

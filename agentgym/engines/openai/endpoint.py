@@ -22,7 +22,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,7 @@ from agentgym.engines.openai.dialect import Dialect
 from agentgym.engines.openai.errors import (
     ContextExceeded,
     EndpointFailure,
-    is_about_context,
+    cause_of,
     is_transient,
     mistake,
     unknown_model,
@@ -41,7 +42,7 @@ from agentgym.engines.openai.errors import (
 from agentgym.engines.openai.rate_limit import RateLimit
 from agentgym.engines.openai.reply import ChatCompletionReader, ChatReply, Usage
 from agentgym.engines.protocol import Sampling
-from agentgym.engines.servers.http import HttpClient, HttpRefusal, HttpUnreachable
+from agentgym.engines.servers.http import DONE, HttpClient, HttpRefusal, HttpUnreachable, connection_slots
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.types import Message, ToolSpec
 
@@ -78,8 +79,9 @@ class ChatEndpoint:
     """A client of one model that serves chat completions; many requests may be in flight.
 
     Optional features (token ids, streaming with usage, a seed) are asked for, and given up, once per client, if the
-    endpoint refuses them. Transient failures (429, 5xx, dropped connections, time-outs) are retried with back-off:
-    twice as long each time, half of it random by session and attempt, and at least as long as `Retry-After`.
+    endpoint refuses them; so are `temperature` and `top_p`, with a warning. Transient failures (429, 5xx, dropped
+    connections, time-outs) are retried with back-off: twice as long each time, half of it random by session and
+    attempt, and at least as long as `Retry-After` or the words of the refusal ask for.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class ChatEndpoint:
         """The most tokens of a prompt with its reply, if the endpoint reports it (after `open`)."""
         self._key = self.config.api_key()
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._http = HttpClient(self.url, headers=headers, timeout_s=self.config.timeout_s)
+        self._http = HttpClient(self.url, headers=headers, timeout_s=self.config.timeout_s, use_proxy=True)
         self._dialect = Dialect.of(self.config)
         self._sleep = sleep
         limits = (self.config.requests_per_minute, self.config.tokens_per_minute)
@@ -105,6 +107,12 @@ class ChatEndpoint:
         self._first = asyncio.Lock()
         self._tried = self._answered = False
         self._owner = ""
+        self._remarks = {""}
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The sampling settings that the model refused: it samples with its own defaults."""
+        return self._dialect.left_out
 
     async def __aenter__(self) -> ChatEndpoint:
         return self
@@ -147,8 +155,8 @@ class ChatEndpoint:
         """Returns the model's reply; earlier replies may be passed among the messages as their `ChatReply`.
 
         A `max_tokens` for which the context window has no room is left to the window. Raises ContextExceeded if the
-        messages alone do not fit, EndpointFailure after the last retry, ConfigError or UnknownName for what a retry
-        cannot fix (key, model, address).
+        messages alone do not fit, EndpointFailure after the last retry or if a content filter withholds the reply,
+        ConfigError or UnknownName for what a retry cannot fix (key, model, address).
         """
         if self.model is None:
             await self.open()
@@ -170,67 +178,74 @@ class ChatEndpoint:
 
     async def _persist(self, question: _Question) -> ChatReply:
         """Sends the question until it is answered."""
-        attempts = num_retries = 0
+        failures: Counter[str] = Counter()
+        num_retries = 0
         max_tokens = None if question.fills(self.context_window) else question.sampling.max_tokens
         while True:
             revision = self._dialect.revision
-            attempts += 1
             try:
                 reply = await self._send(question, max_tokens)
-            except HttpRefusal as refusal:
-                if is_about_context(refusal):
-                    if max_tokens is None:
-                        raise ContextExceeded(self._clean(refusal), attempts) from None
-                    max_tokens = None
-                    continue
-                if revision != self._dialect.revision or self._dialect.adapt(refusal, first=not self._answered):
-                    continue
-                if not is_transient(refusal):
-                    raise await self._final_error(refusal, attempts) from None
-                failure: HttpRefusal | HttpUnreachable = refusal
-            except HttpUnreachable as error:
+                return self._complete_reply(reply, question, failures, cut_by_window=max_tokens is None)
+            except (HttpRefusal, HttpUnreachable) as error:
                 failure = error
-            else:
-                return self._complete_reply(reply, question, attempts, cut_by_window=max_tokens is None)
-            if num_retries >= self.config.max_retries:
-                raise EndpointFailure(f"{self._clean(failure)} (after {attempts} requests)", attempts) from None
-            await self._back_off(failure, f"{question.session}/{attempts}", num_retries, attempts)
-            num_retries += 1
+            cause = cause_of(failure)
+            if isinstance(failure, HttpRefusal) and cause in ("refused", "content_filter"):
+                is_first = not self._answered and cause == "refused"
+                if self._dialect.adapt(failure, question.sampling, revision=revision, first=is_first):
+                    cause = "unsupported_feature"
+            failures[cause] += 1
+            if cause == "too_many_tokens":
+                if max_tokens is None:
+                    raise ContextExceeded(self._clean(failure), failures)
+                max_tokens = None
+            elif cause == "content_filter":
+                raise EndpointFailure(f"the endpoint's content filter: {self._clean(failure)}", failures)
+            elif isinstance(failure, HttpRefusal) and cause == "refused":
+                raise await self._final_error(failure, failures)
+            elif cause != "unsupported_feature":
+                await self._back_off(failure, question.session, num_retries, failures)
+                num_retries += 1
 
     async def _send(self, question: _Question, max_tokens: int | None) -> ChatReply:
         """Sends one request, within the rate limits, and reads its answer."""
         estimate = question.estimated_tokens if self.config.tokens_per_minute else 0
         await self._limit.acquire(estimate)
-        assert self.model is not None
-        body = self._dialect.body(self.model, question.messages, question.tools, question.sampling, max_tokens)
-        used = 0
-        reader = ChatCompletionReader()
-        try:
-            if self._dialect.stream:
-                async with aclosing(self._http.stream(CHAT, body)) as events:
-                    async for event in events:
-                        reader.take(event)
-                if reader.num_events == 0 and not self._answered:
-                    self._dialect.without_stream()  # it does not support streaming, and answers at once
-            else:
-                reader.take(await self._http.post(CHAT, body))
-            reply = reader.finish()
-            used = reply.usage.prompt_tokens + reply.usage.completion_tokens
-            return reply
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EndpointFailure(f"{self.url} answered what is no chat completion: {error!r}") from error
-        finally:
-            self._limit.settle(estimate, used)
+        async with connection_slots():
+            assert self.model is not None
+            body = self._dialect.body(self.model, question.messages, question.tools, question.sampling, max_tokens)
+            used = 0
+            reader = ChatCompletionReader()
+            try:
+                if self._dialect.stream:
+                    async with aclosing(self._http.stream(CHAT, body, with_done=True)) as events:
+                        async for event in events:
+                            reader.take(event)
+                    if reader.num_events == 0 and not self._answered:
+                        self._dialect.without_stream()
+                        raise HttpRefusal(f"{self.url} does not stream: it answers at once", 400)
+                else:
+                    reader.take(await self._http.post(CHAT, body))
+                    reader.take(DONE)
+                reply = reader.finish(max_tokens)
+                used = reply.usage.prompt_tokens + reply.usage.completion_tokens
+                return reply
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise EndpointFailure(f"{self.url} answered what is no chat completion: {error!r}") from error
+            finally:
+                self._limit.settle(estimate, used)
+                if reader.remark not in self._remarks:
+                    self._remarks.add(reader.remark)
+                    logger.warning("%s %s", self.url, reader.remark)
 
     def _complete_reply(
-        self, reply: ChatReply, question: _Question, attempts: int, *, cut_by_window: bool
+        self, reply: ChatReply, question: _Question, failures: Mapping[str, int], *, cut_by_window: bool
     ) -> ChatReply:
         usage = reply.usage
         if not self._answered:
             self._answered = True
             self._note_first(reply, question)
         cost = self.config.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-        return replace(reply, attempts=attempts, cost=cost, cut_by_window=cut_by_window)
+        return replace(reply, failures=dict(failures), cost=cost, cut_by_window=cut_by_window)
 
     def _note_first(self, reply: ChatReply, question: _Question) -> None:
         """Notes what the first answer shows about all others."""
@@ -245,16 +260,20 @@ class ChatEndpoint:
             logger.warning("%s does not say how many tokens it used: tokens and cost are not counted", self.url)
 
     async def _back_off(
-        self, failure: HttpRefusal | HttpUnreachable, place: str, num_retries: int, attempts: int
+        self, failure: HttpRefusal | HttpUnreachable, place: str, num_retries: int, failures: Mapping[str, int]
     ) -> None:
+        """Waits before the next request; raises EndpointFailure if there is none."""
+        attempts = sum(failures.values())
+        if num_retries >= self.config.max_retries:
+            raise EndpointFailure(f"{self._clean(failure)} (after {attempts} requests)", failures)
         after_s = failure.retry_after_s if isinstance(failure, HttpRefusal) else None
         if after_s is not None and after_s > MAX_RETRY_AFTER_S:
-            raise EndpointFailure(f"{self._clean(failure)} (it asks to wait for {after_s:g} s)", attempts) from None
+            raise EndpointFailure(f"{self._clean(failure)} (it asks to wait for {after_s:g} s)", failures)
         if after_s:
             self._limit.hold(after_s)
-        await self._sleep(back_off_s(place, num_retries, after_s))
+        await self._sleep(back_off_s(f"{place}/{attempts}", num_retries, after_s))
 
-    async def _final_error(self, refusal: HttpRefusal, attempts: int) -> AgentGymError:
+    async def _final_error(self, refusal: HttpRefusal, failures: Mapping[str, int]) -> AgentGymError:
         """Returns the error for a refusal that no retry can fix."""
         words = self._clean(refusal)
         if refusal.status == 404 and "model" in words.lower():
@@ -263,7 +282,7 @@ class ChatEndpoint:
             except (HttpRefusal, HttpUnreachable):
                 names = []
             return unknown_model(self.url, str(self.model), names)
-        return mistake(refusal, words, self.config.api_key_env, attempts)
+        return mistake(refusal, words, self.config.api_key_env, failures)
 
     async def _list_models(self) -> list[dict[str, Any]]:
         """Returns the models that the endpoint lists, empty if it has no list; a busy endpoint is asked again."""
@@ -276,10 +295,10 @@ class ChatEndpoint:
             except HttpRefusal as refusal:
                 if refusal.status in (404, 405, 501):
                     return []
-                if not is_transient(refusal) or num_retries >= self.config.max_retries:
-                    raise mistake(refusal, self._clean(refusal), self.config.api_key_env) from None
-                await self._back_off(refusal, "models", num_retries, num_retries + 1)
                 num_retries += 1
+                if not is_transient(refusal):
+                    raise mistake(refusal, self._clean(refusal), self.config.api_key_env) from None
+                await self._back_off(refusal, "models", num_retries - 1, {cause_of(refusal): num_retries})
 
     async def _models(self) -> list[dict[str, Any]]:
         answer = await self._http.get(MODELS)

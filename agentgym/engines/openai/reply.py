@@ -9,18 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentgym.engines.openai.errors import WITHHELD
+from agentgym.engines.openai.finish_reasons import classify_finish
+from agentgym.engines.openai.stream_calls import CallDraft, add_calls
 from agentgym.engines.protocol import FinishReason
-from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
+from agentgym.engines.servers.http import DONE, HttpRefusal, HttpUnreachable
+from agentgym.engines.servers.retry_after import retry_after_s
 from agentgym.errors import EngineError
-from agentgym.openai_wire import MALFORMED, WireError, message_from_openai
+from agentgym.openai_wire import MALFORMED, WireError, is_thought, message_from_openai, reasoning_texts
 from agentgym.types import JSON, MalformedCall, Message
 
 __all__ = ["ChatCompletionReader", "ChatReply", "Usage"]
-
-CUT = ("length", "max_tokens")
-"""The finish reasons of endpoints for a reply that was cut; every other finish is a `stop`."""
-
-GIVEN_UP = ("abort", "error")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +47,8 @@ class ChatReply:
     """Seconds from sending the answered request to its last token; waits and failed requests are not counted."""
     first_token_s: float | None = None
     """Seconds to the first text or call; None without streaming."""
-    attempts: int = 1
-    """The number of requests that were sent for it."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """The number of requests without a reply that were sent before it, by cause."""
     cost: float | None = None
     """The price in the currency of the prices; None if no price is set."""
     cut_by_window: bool = False
@@ -62,12 +61,10 @@ class ChatReply:
     stop: str = ""
     """The stop string that ended the reply, if the endpoint names it."""
 
-
-@dataclass
-class _Call:
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = field(default_factory=list)
+    @property
+    def attempts(self) -> int:
+        """The number of requests that were sent for it."""
+        return 1 + sum(self.failures.values())
 
 
 class ChatCompletionReader:
@@ -78,15 +75,18 @@ class ChatCompletionReader:
         self._first_token_s: float | None = None
         self._num_events = 0
         self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: dict[int, _Call] = {}
+        self._reasoning: dict[str, str] = {}
+        self._calls: list[CallDraft] = []
         self._finish: str | None = None
+        self._is_whole = False
         self._stop: object = None
         self._usage: Mapping[str, Any] | None = None
         self._meta: Mapping[str, Any] = {}
         self._prompt_ids: list[int] | None = None
         self._ids: list[int] = []
         self._logprobs: list[float] = []
+        self.remark = ""
+        """What the user should read once about the endpoint, such as `gives no finish reason: ...`."""
 
     @property
     def num_events(self) -> int:
@@ -94,7 +94,13 @@ class ChatCompletionReader:
         return self._num_events
 
     def take(self, event: object) -> None:
-        """Reads one event; raises HttpRefusal for an error in the stream, HttpUnreachable for no event."""
+        """Reads one event; raises HttpRefusal for an error in the stream, HttpUnreachable for no event.
+
+        DONE says that the answer is whole.
+        """
+        if event == DONE:
+            self._is_whole = True
+            return
         self._num_events += 1
         if not isinstance(event, Mapping):
             raise HttpUnreachable(f"the endpoint sent what is no completion: {str(event)[:200]}")
@@ -110,48 +116,39 @@ class ChatCompletionReader:
     def _take_choice(self, choice: Mapping[str, Any]) -> None:
         delta = choice.get("delta")
         said: Mapping[str, Any] = (choice.get("message") if delta is None else delta) or {}
-        reasoning = said.get("reasoning_content") or said.get("reasoning") or ""
+        reasoning = {name: text for name, text in reasoning_texts(said).items() if text}
         content = _text(said.get("content") or said.get("refusal"))
         self._content.append(content)
-        self._reasoning.append(reasoning if isinstance(reasoning, str) else "")
-        calls = said.get("tool_calls") or ()
-        for place, call in enumerate(calls):
-            self._take_call(call, call.get("index", place))
+        for name, text in reasoning.items():  # some servers send it under two names
+            self._reasoning[name] = self._reasoning.get(name, "") + text
+        calls = add_calls(self._calls, said, in_stream=delta is not None)
         if delta is not None and self._first_token_s is None and (content or reasoning or calls):
             self._first_token_s = time.perf_counter() - self._started
-        self._finish = choice.get("finish_reason") or self._finish
+        if classify_finish(choice.get("finish_reason"))[0]:
+            self._finish = str(choice["finish_reason"])
         self._stop = choice.get("stop_reason") or choice.get("matched_stop") or self._stop  # vLLM's, SGLang's
         self._meta = choice.get("meta_info") or self._meta
         self._prompt_ids = choice.get("prompt_token_ids") or self._prompt_ids
         self._ids += choice.get("token_ids") or choice.get("response_token_ids") or ()
         self._logprobs += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
 
-    def _take_call(self, part: Mapping[str, Any], index: int) -> None:
-        call = self._calls.setdefault(index, _Call())
-        function = part.get("function") or {}
-        call.id = call.id or part.get("id") or ""
-        call.name = call.name or function.get("name") or ""
-        arguments = function.get("arguments")
-        if arguments:
-            call.arguments.append(arguments if isinstance(arguments, str) else json.dumps(arguments))
+    def finish(self, max_tokens: int | None = None) -> ChatReply:
+        """Returns the reply; raises HttpUnreachable if it is incomplete, EngineError if it is not a message.
 
-    def finish(self) -> ChatReply:
-        """Returns the reply; raises HttpUnreachable if it is incomplete, EngineError if it is not a message."""
-        if self._finish is None:
-            raise HttpUnreachable("the endpoint's answer ended before the reply did")
-        if self._finish in GIVEN_UP:
-            raise HttpUnreachable(f"the endpoint gave the reply up (finish reason {self._finish})")
+        A reply that a content filter withheld is an HttpRefusal. `max_tokens` are those that were asked for.
+        """
+        is_cut = self._is_cut(max_tokens)
         latency_s = time.perf_counter() - self._started
         wire = self._wire()
         try:
-            message = message_from_openai({**wire, "reasoning": "".join(self._reasoning) or None})
+            message = message_from_openai({**wire, "reasoning": max(self._reasoning.values(), key=len, default=None)})
         except WireError as error:
             raise EngineError(f"the endpoint's reply cannot be read: {error}") from error
         ids, logprobs = self._sampled_tokens()
         return ChatReply(
             message=message,
             said=_sendable(wire, message),
-            finish_reason="length" if self._finish in CUT else "stop",
+            finish_reason="length" if is_cut else "stop",
             usage=self._read_usage(),
             latency_s=latency_s,
             first_token_s=self._first_token_s,
@@ -161,17 +158,34 @@ class ChatCompletionReader:
             stop=self._stop if isinstance(self._stop, str) else "",
         )
 
+    def _is_cut(self, max_tokens: int | None) -> bool:
+        """Returns whether the reply was cut; raises if it is incomplete or was withheld."""
+        kind, is_known = classify_finish(self._finish)
+        used_all = max_tokens is not None and self._read_usage().completion_tokens >= max_tokens
+        if kind is None:
+            if not self._is_whole or not (used_all or any(self._content) or self._calls):
+                raise HttpUnreachable("the endpoint's answer ended before the reply did")
+            self.remark = "gives no finish reason: a reply is taken if the answer is whole and not empty"
+            return used_all
+        if not is_known:
+            self.remark = f"ended a reply with the unknown finish reason {self._finish!r:.80}: taken as {kind}"
+        if kind == "failed":
+            raise HttpRefusal(f"the endpoint gave the reply up (finish reason {self._finish})", status=500)
+        if kind == "filtered":
+            raise HttpRefusal(f"the reply was withheld (finish reason {self._finish})", WITHHELD)
+        return kind == "cut"
+
     def _wire(self) -> dict[str, Any]:
         """Returns the assistant message in the format of chat completions."""
+        drafts, content = sorted(self._calls, key=lambda call: call.index or 0), "".join(self._content)
         calls = [
             {
                 "id": call.id or f"call_{place}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": "".join(call.arguments)},
+                "function": {**call.unknown, "name": call.name, "arguments": "".join(call.pieces)},
             }
-            for place, (_, call) in enumerate(sorted(self._calls.items()))
+            for place, call in enumerate(drafts)
         ]
-        content = "".join(self._content)
         wire: dict[str, Any] = {"role": "assistant", "content": content}
         return {**wire, "content": content or None, "tool_calls": calls} if calls else wire
 
@@ -195,7 +209,7 @@ class ChatCompletionReader:
 def _text(content: Any) -> str:
     """Returns content as text: it is a string, null, or a list of parts."""
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
+        return "".join(str(part.get("text", "")) for part in content if not is_thought(part))
     return str(content or "")
 
 
@@ -212,7 +226,7 @@ def _sendable(wire: dict[str, Any], message: Message) -> Mapping[str, JSON]:
         if isinstance(read, MalformedCall):
             arguments = json.dumps({"raw": read.raw, "error": read.error})
             call = {**call, "function": {"name": MALFORMED, "arguments": arguments}}
-        elif not call["function"]["arguments"]:
+        elif not read.arguments:
             call = {**call, "function": {**call["function"], "arguments": "{}"}}
         sendable.append(call)
     return {**wire, "tool_calls": sendable}
@@ -221,6 +235,7 @@ def _sendable(wire: dict[str, Any], message: Message) -> Mapping[str, JSON]:
 def _refusal(error: object) -> HttpRefusal:
     """Returns a server's error in mid-stream, when its status was already sent."""
     said = error if isinstance(error, Mapping) else {"message": error}
-    code = said.get("code")
+    code, body = said.get("code"), json.dumps(error)
     status = code if isinstance(code, int) else int(code) if isinstance(code, str) and code.isdigit() else 500
-    return HttpRefusal(f"the endpoint answered {status} in its stream: {str(said.get('message'))[:500]}", status)
+    words = f"the endpoint answered {status} in its stream: {str(said.get('message'))[:500]}"
+    return HttpRefusal(words, status, retry_after_s({}, body), body)

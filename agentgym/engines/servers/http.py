@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import resource
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import aiohttp
 
+from agentgym.engines.servers.retry_after import retry_after_s
 from agentgym.errors import ConfigError, EngineError
+from agentgym.proxies import proxy_options
 from agentgym.url_credentials import refuse_credentials
 
 __all__ = [
+    "DONE",
     "SERVER_SECRET",
     "HttpClient",
     "HttpRefusal",
     "HttpUnreachable",
     "check_addresses",
     "check_token",
+    "connection_slots",
     "secret_headers",
     "server_address",
 ]
@@ -32,6 +38,10 @@ _KEPT_S = 3.0
 closing."""
 MAX_SHOWN = 500
 """The number of characters of a server's own message in our errors."""
+DONE = "[DONE]"
+"""The last event of a stream that is whole."""
+_SAYS_WHEN = (429, 503, 529)
+"""The statuses of a busy server, which may say in its answer how long to wait."""
 
 
 class HttpUnreachable(EngineError):
@@ -42,15 +52,16 @@ class HttpUnreachable(EngineError):
 
 
 class HttpRefusal(EngineError):
-    """The server answered with an error."""
+    """The server answered with an error; `body` is its whole answer, of which the message has the beginning."""
 
-    def __init__(self, message: str, status: int = 0, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, status: int = 0, retry_after_s: float | None = None, body: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+        self.body = body or message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (HttpRefusal, (str(self), self.status, self.retry_after_s))
+        return (HttpRefusal, (str(self), self.status, self.retry_after_s, self.body))
 
 
 SERVER_SECRET = "AGENTGYM_SERVER_SECRET"
@@ -84,26 +95,43 @@ def check_addresses(urls: Sequence[str], server: str) -> None:
             raise ConfigError(f"{url!r} is given twice: one server is one replica")
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    body: bytes
-    retry_after: str | None
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+def connection_slots() -> asyncio.Semaphore:
+    """Returns the semaphore to hold during a request that waits for a model; all clients of the running loop share it.
+
+    It has a third as many slots as this process may open further files: connections are kept for a while after a
+    request, and environments and tools need files as well.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _slots:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        num_free = (1 << 20 if limit == resource.RLIM_INFINITY else limit) - len(os.listdir("/dev/fd"))
+        _slots[loop] = asyncio.Semaphore(max(1, num_free // 3))
+    return _slots[loop]
 
 
 class HttpClient:
     """Requests to one or several servers over one pool of kept connections; made and closed on one event loop.
 
-    `base_url` is put before every path that begins with a slash. The number of connections is not bounded: the rollout
-    bounds its episodes.
+    `base_url` is put before every path that begins with a slash. With `use_proxy` the environment's proxy for it is
+    used (`proxy_options`); servers of engines are reached directly. The number of connections is not bounded: the
+    rollout bounds its episodes, and clients of endpoints hold one of the `connection_slots`.
     """
 
     def __init__(
-        self, base_url: str = "", *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
+        self,
+        base_url: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        use_proxy: bool = False,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = dict(headers or {})
         self._timeout_s = timeout_s
+        self._proxy = proxy_options(base_url) if use_proxy else {}
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
@@ -121,24 +149,26 @@ class HttpClient:
         return await self._request("POST", path, body, timeout_s)
 
     async def stream(
-        self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None
+        self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None, with_done: bool = False
     ) -> AsyncGenerator[Any, None]:
         """Yields the JSON of each server-sent event in the answer of `path` to `payload`, up to `[DONE]` or the end.
 
-        `timeout_s` is for the whole stream. Raises HttpRefusal and HttpUnreachable, the latter also in mid-stream.
+        `timeout_s` is for the whole stream. With `with_done` a `[DONE]` is yielded too, as DONE. Raises HttpRefusal and
+        HttpUnreachable, the latter also in mid-stream.
         """
         url = self._url(path)
         with _connection_errors(url, timeout_s or self._timeout_s):
             async with (
                 asyncio.timeout(timeout_s if timeout_s is not None else self._timeout_s),
-                self._open_session().post(url, data=_body(json.dumps(payload).encode())) as response,
+                self._open_session().post(url, data=_body(json.dumps(payload).encode()), **self._proxy) as response,
             ):
                 if response.status >= 400:
-                    answer = _Answer(response.status, await response.read(), response.headers.get("Retry-After"))
-                    raise _refusal(url, answer)
+                    raise _refusal(url, response, await response.read())
                 async for line in response.content:
                     data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-                    if data == b"[DONE]":
+                    if data == DONE.encode():
+                        if with_done:
+                            yield DONE
                         return
                     if data:
                         yield _read(data)
@@ -154,12 +184,12 @@ class HttpClient:
         with _connection_errors(url, timeout_s or self._timeout_s):
             async with (
                 asyncio.timeout(timeout_s if timeout_s is not None else self._timeout_s),
-                self._open_session().request(method, url, data=_body(body)) as response,
+                self._open_session().request(method, url, data=_body(body), **self._proxy) as response,
             ):
-                answer = _Answer(response.status, await response.read(), response.headers.get("Retry-After"))
-        if answer.status >= 400:
-            raise _refusal(url, answer)
-        return _read(answer.body)
+                content = await response.read()
+        if response.status >= 400:
+            raise _refusal(url, response, content)
+        return _read(content)
 
     def _url(self, path: str) -> str:
         return f"{self.base_url}{path}" if path.startswith("/") else path
@@ -188,11 +218,13 @@ def _connection_errors(url: str, timeout_s: float | None) -> Iterator[None]:
         raise HttpUnreachable(f"{url} cannot be reached: {type(error).__name__}: {error}") from error
 
 
-def _refusal(url: str, answer: _Answer) -> HttpRefusal:
-    words = " ".join(answer.body[:MAX_SHOWN].decode(errors="replace").split())
+def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes) -> HttpRefusal:
+    body, status = content[: 1 << 16].decode(errors="replace"), response.status
+    words = " ".join(body[:MAX_SHOWN].split())
     if words.lower().startswith(("<!doctype html", "<html")):
         words = "a page of HTML"
-    return HttpRefusal(f"{url} answered {answer.status}: {words}", answer.status, _seconds(answer.retry_after))
+    wait_s = retry_after_s(response.headers, body if status in _SAYS_WHEN else "")
+    return HttpRefusal(f"{url} answered {status}: {words}", status, wait_s, body)
 
 
 def _body(data: bytes | None) -> bytes | io.BytesIO | None:
@@ -207,10 +239,3 @@ def _read(body: bytes) -> Any:
         return json.loads(body)
     except ValueError:
         return body.decode(errors="replace")
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return max(0.0, float(text)) if text else None
-    except ValueError:
-        return None  # a date: the caller waits as long as without one

@@ -18,7 +18,8 @@ from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.text_env import Info, StepResult
 from agentgym.envs.base.tool_env import ToolEnv
-from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.errors import ConfigError, EnvironmentFault, describe_error
+from agentgym.proxies import proxy_options
 from agentgym.tools.calling.definition import Tool
 from agentgym.tools.calling.worker import run_sync
 from agentgym.types import JSON, ToolSpec
@@ -218,7 +219,7 @@ class _Session:
         except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as error:
             self._is_late = True
             told = (
-                f"it closed the session ({self._socket.close_code})" if self._listening.done() else _format_error(error)
+                f"it closed the session ({self._socket.close_code})" if self._listening.done() else describe_error(error)
             )
             raise EnvironmentFault(f"the OpenEnv server did not answer {kind!r}: {told}") from error
         content: dict[str, Any] = answer.get("data") or {}
@@ -240,6 +241,7 @@ class _Server:
     def __init__(self, url: str, timeout_s: float, api_key_env: str) -> None:
         key = read_key(api_key_env, default=KEY_VARIABLE)
         self._url = url
+        self._proxy = proxy_options(url)
         self._timeout_s = timeout_s
         self._key_variable = api_key_env
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -259,14 +261,14 @@ class _Server:
                 aiohttp.ClientSession(
                     headers=self._headers, timeout=aiohttp.ClientTimeout(total=self._timeout_s)
                 ) as http,
-                http.get(url) as answer,
+                http.get(url, **self._proxy) as answer,
             ):
                 answer.raise_for_status()
                 content = await answer.json()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             is_refused = isinstance(error, aiohttp.ClientResponseError) and error.status in (401, 403)
             hint = f"Its token belongs into the variable {self._key_variable}" if is_refused else "Is it running?"
-            raise ConfigError(f"no OpenEnv server answers at {url}: {_format_error(error)}. {hint}") from error
+            raise ConfigError(f"no OpenEnv server answers at {url}: {describe_error(error)}. {hint}") from error
         if not isinstance(content, dict):
             raise ConfigError(f"{url} answers with a {type(content).__name__}, not with an object: no OpenEnv server")
         return content
@@ -294,11 +296,12 @@ class _Server:
     async def _session(self) -> _Session:
         http = aiohttp.ClientSession(headers=self._headers)
         try:
-            socket = await asyncio.wait_for(http.ws_connect(f"{self._url}/ws", max_msg_size=0), self._timeout_s)
+            connecting = http.ws_connect(f"{self._url}/ws", max_msg_size=0, **self._proxy)
+            socket = await asyncio.wait_for(connecting, self._timeout_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await http.close()
             raise EnvironmentFault(
-                f"the OpenEnv server at {self._url} gives no session: {_format_error(error)}"
+                f"the OpenEnv server at {self._url} gives no session: {describe_error(error)}"
             ) from error
         return _Session(http, socket, self._timeout_s)
 
@@ -347,7 +350,3 @@ def _action_spec(schema: Mapping[str, Any], own: Mapping[str, JSON]) -> ToolSpec
     parameters = {**schema, "type": "object", "properties": dict(own)}
     parameters["required"] = [name for name in schema.get("required", ()) if name in own]
     return ToolSpec("act", str(schema.get("description") or "Does one action."), parameters)
-
-
-def _format_error(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

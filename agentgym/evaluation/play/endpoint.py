@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,6 +51,9 @@ class EndpointUse:
 
     num_requests: int
     num_retries: int
+    """The number of requests without a reply, which were sent again unless their episode failed."""
+    failures: Mapping[str, int]
+    """The number of requests without a reply by cause, the commonest first."""
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -66,6 +70,7 @@ class EndpointUse:
         return {
             "requests": self.num_requests,
             "retries": self.num_retries,
+            "retries_by_cause": dict(self.failures),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "completion_tokens": self.completion_tokens,
@@ -86,13 +91,15 @@ def endpoint_use(trajectories: Sequence[Trajectory]) -> EndpointUse | None:
         return int(sum(trajectory.metrics.get(name, 0) for trajectory in played))
 
     def seconds(name: str) -> Quantiles | None:
-        infos: list[Any] = [trajectory.info["chat_endpoint"] for trajectory in played]
         return Quantiles.of([value for info in infos for value in info[name]])
 
+    infos: list[Any] = [trajectory.info["chat_endpoint"] for trajectory in played]
+    failures = sum((Counter(info.get("failures", {})) for info in infos), Counter[str]())
     costs = [trajectory.metrics["cost"] for trajectory in played if "cost" in trajectory.metrics]
     return EndpointUse(
         num_requests=total("num_requests"),
         num_retries=total("num_retries"),
+        failures=dict(failures.most_common()),
         prompt_tokens=total("prompt_tokens"),
         cached_tokens=total("cached_tokens"),
         completion_tokens=total("completion_tokens"),

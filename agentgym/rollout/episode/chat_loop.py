@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,7 +33,8 @@ class _Talk:
     messages: list[Message | ChatReply]
     tools: tuple[ToolSpec, ...]
     replies: list[ChatReply] = field(default_factory=list)
-    num_requests: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """The number of requests without a reply, by cause."""
     has_ids: bool = True
 
     @property
@@ -42,21 +44,25 @@ class _Talk:
         return usage.prompt_tokens + usage.completion_tokens if usage else 0
 
     def metrics(self) -> dict[str, float]:
-        """Returns tokens and cost of the answered requests; requests that failed are only in `num_requests`."""
+        """Returns tokens and cost of the answered requests; requests that failed are only counted."""
         counts: dict[str, float] = {
-            "num_requests": self.num_requests,
-            "num_retries": self.num_requests - len(self.replies),
+            "num_requests": self.failures.total() + len(self.replies),
+            "num_retries": self.failures.total(),
             "prompt_tokens": sum(reply.usage.prompt_tokens for reply in self.replies),
             "cached_tokens": sum(reply.usage.cached_tokens for reply in self.replies),
             "completion_tokens": sum(reply.usage.completion_tokens for reply in self.replies),
         }
+        if num_filtered := self.failures["content_filter"]:
+            counts["filtered_replies"] = num_filtered
         costs = [reply.cost for reply in self.replies if reply.cost is not None]
         return {**counts, "cost": sum(costs)} if costs else counts
 
-    def info(self, model: str | None, opening: Sequence[JSON]) -> dict[str, JSON]:
-        """Returns the seconds of each reply, and the opening messages if no row holds them."""
+    def info(self, endpoint: ChatEndpoint, opening: Sequence[JSON]) -> dict[str, JSON]:
+        """Returns the seconds of each reply, the failed requests, and the opening messages if no row holds them."""
         said: dict[str, JSON] = {
-            "model": model,
+            "model": endpoint.model,
+            **({"failures": dict(self.failures)} if self.failures else {}),
+            **({"left_out": [*endpoint.left_out]} if endpoint.left_out else {}),
             "latency_s": [round(reply.latency_s, 4) for reply in self.replies],
             "first_token_s": [round(r.first_token_s, 4) for r in self.replies if r.first_token_s is not None],
         }
@@ -96,7 +102,7 @@ class ChatLoop(EpisodeLoop):
         try:
             return await self._play_turns(env, draft, talk)
         finally:
-            draft.note(talk.metrics(), talk.info(self.endpoint.model, opening))
+            draft.note(talk.metrics(), talk.info(self.endpoint, opening))
 
     async def _play_turns(self, env: HostedEnv, draft: Draft, talk: _Talk) -> Ending:
         while True:
@@ -145,9 +151,9 @@ class ChatLoop(EpisodeLoop):
         try:
             reply = await self.endpoint.complete(talk.messages, talk.tools, sampling, session=episode.session)
         except EndpointFailure as failure:
-            talk.num_requests += failure.attempts
+            talk.failures.update(failure.failures)
             raise
-        talk.num_requests += reply.attempts
+        talk.failures.update(reply.failures)
         talk.replies.append(reply)
         return reply
 
