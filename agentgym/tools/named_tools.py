@@ -6,7 +6,7 @@
 | `tools.json` | a list of OpenAI's schemas, each with `call`, the function that runs it, beside `function` |
 | `servers.json` with `mcpServers` | MCP servers, as other clients configure them |
 | `mcp:COMMAND`, `mcp:URL` | an MCP server |
-| `openapi:DOCUMENT@URL` | the operations of an OpenAPI 3 document, at a URL |
+| `openapi:DOCUMENT@URL`, `openapi:DOCUMENT@URL#NAME,NAME` | the operations of an OpenAPI 3 document, at a URL |
 | `path/to/file.py:Class` | an environment of TRL, whose methods are tools |
 | `tools.yaml` | verl's `tool_config_path`: classes with `create`, `execute` and `release` |
 | `interaction.yaml` | verl's `interaction_config_path`: classes with `generate_response`, which answer plain replies |
@@ -85,12 +85,13 @@ def _openapi(text: str) -> list[Tool]:
     document, at, url = text.rpartition("@")
     if not at:
         raise ConfigError(f"openapi:{text} lacks the address of the API: write openapi:DOCUMENT@URL")
-    return openapi_tools(document, url)
+    url, has_names, names = url.partition("#")
+    return openapi_tools(document, url, names=names.split(",") if has_names else None)
 
 
 def _of_file(path: Path) -> NamedTools:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read the tools of {str(path)!r}: {error.strerror}") from error
     if path.suffix != ".json":

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import collections.abc
-import dataclasses
 import enum
+import functools
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentgym.tools.calling.field_metadata import Fields
+from agentgym.tools.calling.schema import ARRAYS, OBJECTS, class_fields, is_class_with_fields, type_schema
+from agentgym.tools.calling.validation import ArgumentCheck
+
 __all__ = ["argument_converter"]
 
 Convert = Callable[[Any], Any]
-ITERABLES = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+NOTES = {"title", "description", "examples"}
+"""Keywords that take every value."""
 
 
-def argument_converter(hints: Mapping[str, object]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+def argument_converter(fields: Fields, above: tuple[type, ...] = ()) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Returns a function from a call's validated arguments to keyword arguments.
 
     It converts whole floats to int where int is expected, objects to dataclasses, values to Enum members, and arrays
-    to sets and tuples. Everything else is passed as it is.
+    to sets and tuples, and adds the defaults of pydantic's Fields. Everything else is passed as it is. `above` are the
+    classes that `fields` is nested in.
     """
-    converters = {name: convert for name, hint in hints.items() if (convert := _converter(hint, ())) is not None}
-    if not converters:
+    items = fields.hints.items()
+    converters = {name: convert for name, hint in items if (convert := _converter(hint, above)) is not None}
+    if not converters and not fields.given:
         return dict
 
     def convert_all(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +37,7 @@ def argument_converter(hints: Mapping[str, object]) -> Callable[[Mapping[str, An
         for name, convert in converters.items():
             if name in converted:
                 converted[name] = convert(converted[name])
-        return converted
+        return fields.add_defaults(converted)
 
     return convert_all
 
@@ -42,20 +48,24 @@ def _converter(hint: Any, above: tuple[type, ...]) -> Convert | None:
         return _converter(arguments[0], above)
     if isinstance(hint, typing.NewType):
         return _converter(hint.__supertype__, above)
+    if isinstance(hint, typing.TypeVar):
+        return _converter(hint.__bound__, above)
     if hint is int:
         return _whole
+    if origin is typing.Literal:
+        return _member(arguments)
     if origin in (typing.Union, types.UnionType):
         return _union(arguments, above)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _dataclass(hint, above)
+    if is_class_with_fields(hint):
+        return _class_object(hint, above)
     container = origin or hint
     if container is tuple:
         return _tuple(arguments, above)
-    if container in ITERABLES:
+    if container in ARRAYS:
         return _iterable(container, arguments, above)
-    if origin in (dict, collections.abc.Mapping) and arguments:
+    if origin in OBJECTS and arguments:
         return _mapping(arguments[1], above)
     return None
 
@@ -65,58 +75,44 @@ def _whole(value: Any) -> Any:
     return int(value) if type(value) is float else value
 
 
+def _member(choices: tuple[Any, ...]) -> Convert | None:
+    """Converts the value of an Enum member in a Literal to the member."""
+    members = {choice.value: choice for choice in choices if isinstance(choice, enum.Enum)}
+    return (lambda value: members.get(value, value)) if members else None
+
+
 def _union(arguments: tuple[Any, ...], above: tuple[type, ...]) -> Convert | None:
-    options = [(argument, _converter(argument, above)) for argument in arguments]
-    if all(convert is None for _, convert in options):
+    """Converts to the first type whose schema the value fits; one that takes everything comes last."""
+    converters = [(argument, _converter(argument, above)) for argument in arguments]
+    if all(convert is None for _, convert in converters):
         return None
 
+    @functools.cache  # made when a value needs them: a class that contains itself is not complete before
+    def options() -> list[tuple[Callable[[Any], bool], Convert | None]]:
+        schemas = [(type_schema(argument), convert) for argument, convert in converters]
+        schemas.sort(key=lambda option: option[0].keys() <= NOTES)
+        return [(_fits(schema), convert) for schema, convert in schemas]
+
     def convert_first(value: Any) -> Any:
-        for argument, convert in options:
-            if _accepts(argument, value):
-                return convert(value) if convert else value
-        return value
+        if value is None and type(None) in arguments:
+            return None
+        convert = next((convert for fits, convert in options() if fits(value)), None)
+        return convert(value) if convert else value
 
     return convert_first
 
 
-def _accepts(hint: Any, value: Any) -> bool:
-    """Returns whether a JSON value can be meant for `hint`, judged by its outermost shape."""
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return value in [member.value for member in hint]
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        if not isinstance(value, dict):
-            return False
-        fields = {field.name: field for field in dataclasses.fields(hint) if field.init}
-        needed = {
-            name
-            for name, field in fields.items()
-            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        }
-        return needed <= value.keys() <= fields.keys()
-    container = typing.get_origin(hint) or hint
-    if hint is bool or hint is str:
-        return isinstance(value, hint)
-    if hint is int or hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is type(None):
-        return value is None
-    if container is tuple or container in ITERABLES:
-        return isinstance(value, list)
-    return container not in (dict, collections.abc.Mapping) or isinstance(value, dict)
+def _fits(schema: dict[str, Any]) -> Callable[[Any], bool]:
+    definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
+    check = ArgumentCheck({"type": "object", "properties": {"value": schema}, **definitions})
+    return lambda value: check({"value": value}) is None
 
 
-def _dataclass(cls: type, above: tuple[type, ...]) -> Convert:
+def _class_object(cls: Any, above: tuple[type, ...]) -> Convert:
     if cls in above:  # a class that contains itself: its converter is made when a value needs it
-        return lambda value: _dataclass(cls, ())(value)
-    hints = typing.get_type_hints(cls, include_extras=True)
-    convert = argument_converter_within(hints, (*above, cls))
+        return lambda value: _class_object(cls, ())(value)
+    convert = argument_converter(class_fields(cls), (*above, cls))
     return lambda value: cls(**convert(value))
-
-
-def argument_converter_within(hints: Mapping[str, object], above: tuple[type, ...]) -> Callable[[Any], dict[str, Any]]:
-    """`argument_converter` for the fields of a class nested in the classes `above`."""
-    converters = {name: convert for name, hint in hints.items() if (convert := _converter(hint, above)) is not None}
-    return lambda value: {key: converters[key](item) if key in converters else item for key, item in value.items()}
 
 
 def _tuple(arguments: tuple[Any, ...], above: tuple[type, ...]) -> Convert:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overload
 
 from agentgym.errors import ConfigError, ToolSchemaError
+from agentgym.openai_wire import tool_schema
 from agentgym.registry import Registry
 from agentgym.tools.calling.conversion import argument_converter
 from agentgym.tools.calling.docstring import summary
-from agentgym.tools.calling.schema import function_hints, function_schema
+from agentgym.tools.calling.schema import function_doc, function_fields, function_name, function_schema
 from agentgym.tools.calling.validation import ArgumentCheck
 from agentgym.types import JSON, ToolSpec
 
@@ -97,8 +98,9 @@ class Tool:
     @functools.cached_property
     def is_async(self) -> bool:
         """True if `fn` is a coroutine function."""
-        call = getattr(self.fn, "__call__", None)  # noqa: B004  # an object with `async def __call__`
-        return inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(call)
+        fn = _without_partial(self.fn)
+        call = getattr(fn, "__call__", None)  # noqa: B004  # an object with `async def __call__`
+        return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
 
     def bound_to(self, owner: object, fn: ToolFunction) -> Tool:
         """Returns this tool with the bound method `fn` of `owner`."""
@@ -128,7 +130,9 @@ def tool(
 ) -> F | Callable[[F], F]:
     """Marks a typed function or method as a tool; it stays an ordinary function.
 
-    Its schema comes from the annotations, its description and those of its arguments from the docstring.
+    Its schema comes from the annotations, its description and those of its arguments from the docstring. A
+    `functools.partial` has the name of its function and shows no argument that it binds; a callable object has the name
+    of its class.
     Settings are the fields of `Tool`. Raises ToolSchemaError if no schema can be derived.
 
     >>> @tool
@@ -141,10 +145,8 @@ def tool(
     local_names = sys._getframe(1).f_locals
 
     def mark(function: F) -> F:
-        hints = function_hints(function, local_names)
-        text = summary(inspect.getdoc(function) or "") if description is None else description
-        spec = ToolSpec(name or function.__name__, text, function_schema(function, hints))
-        setattr(function, MARK, Tool(spec=spec, fn=function, convert=argument_converter(hints), **settings))
+        own = function.__func__ if isinstance(function, staticmethod | classmethod) else function
+        setattr(own, MARK, _derive(own, local_names, name, description, **settings))
         return function
 
     return mark(fn) if fn is not None else mark
@@ -155,18 +157,35 @@ def as_tool(entry: Tool | ToolFunction) -> Tool:
     if isinstance(entry, Tool):
         return entry
     marked = getattr(entry, MARK, None)
-    if isinstance(marked, Tool):
-        owner = getattr(entry, "__self__", None)
-        return marked if owner is None else marked.bound_to(owner, entry)
+    if isinstance(marked, Tool) and marked.fn is entry:
+        return marked
+    if isinstance(marked, Tool) and not isinstance(entry, functools.partial):  # a method, or a wrapper around the tool
+        return marked.bound_to(getattr(entry, "__self__", None), entry)
     if not callable(entry):
         raise ToolSchemaError(f"{entry!r} is not a tool; give a function, a Tool, or use register_tool(schema, fn)")
-    return as_tool(tool(entry)) if not inspect.ismethod(entry) else _from_method(entry)
+    if inspect.isfunction(entry):
+        return as_tool(tool(entry))
+    bound = _without_partial(entry)
+    return replace(_derive(entry, {}), owner=bound.__self__ if inspect.ismethod(bound) else None)
 
 
-def _from_method(method: ToolFunction) -> Tool:
-    hints = function_hints(method, {})
-    spec = ToolSpec(method.__name__, summary(inspect.getdoc(method) or ""), function_schema(method, hints))
-    return Tool(spec=spec, fn=method, convert=argument_converter(hints), owner=getattr(method, "__self__", None))
+def _derive(
+    fn: ToolFunction,
+    local_names: Mapping[str, object],
+    name: str | None = None,
+    description: str | None = None,
+    **settings: Unpack[ToolSettings],
+) -> Tool:
+    fields = function_fields(fn, local_names)
+    text = summary(function_doc(fn)) if description is None else description
+    spec = ToolSpec(name or function_name(fn), text, function_schema(fn, fields))
+    return Tool(spec=spec, fn=fn, convert=argument_converter(fields), **settings)
+
+
+def _without_partial(fn: ToolFunction) -> ToolFunction:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn
 
 
 TOOLS: Registry[Tool] = Registry("tool", "`agentgym tools list` shows all.")
@@ -199,7 +218,7 @@ def _read_spec(source: Mapping[str, JSON] | str | Path) -> ToolSpec:
             'a tool schema has a "name", a "description" and "parameters", bare or inside {"type": "function", '
             f'"function": ...}}; got {str(schema)[:200]}'
         )
-    parameters = schema.get("parameters", schema.get("inputSchema", schema.get("input_schema")))
+    parameters = tool_schema(schema)
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(parameters, Mapping):
@@ -209,7 +228,7 @@ def _read_spec(source: Mapping[str, JSON] | str | Path) -> ToolSpec:
 
 def _load(path: str | Path) -> object:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ToolSchemaError(f"cannot read the tool schema {str(path)!r}: {error.strerror}") from error
     except ValueError as error:

@@ -10,14 +10,21 @@ from docstring_parser import DocstringStyle, ParseError, parse
 
 __all__ = ["argument_descriptions", "summary"]
 
-ARGUMENT_SECTIONS = ("args", "arguments", "parameters", "params", "attributes", "fields")
+ARGUMENT_SECTIONS = (
+    *("args", "arguments", "parameters", "params", "attributes", "fields"),
+    *("keyword args", "keyword arguments", "other parameters"),
+)
 SECTIONS = (*ARGUMENT_SECTIONS, "returns", "return", "raises", "yields", "example", "examples", "note")
+SPHINX = (":param", ":arg", ":key", ":kwarg", ":attribute", ":type", ":return", ":rtype", ":raise", ":yield")
 GOOGLE_SECTION = re.compile(
-    rf"^[ \t]*(?i:{'|'.join(ARGUMENT_SECTIONS)}):?[ \t]*\n(?:[ \t]*\n)*(([ \t]*)[^\s-].*\n?(?:\2.+\n?|[ \t]*\n)*)",
+    rf"^([ \t]*)(?i:{'|'.join(ARGUMENT_SECTIONS)}):?[ \t]*\n(?:[ \t]*\n)*"
+    rf"(([ \t]*)(?:[^\s-]|-[ \t]).*\n?(?:(?!\1(?i:{'|'.join(SECTIONS)}):[ \t]*$)\3.+\n?|[ \t]*\n)*)",
     re.MULTILINE,
 )
-"""A heading, and the lines below that are indented as the first of them."""
-GOOGLE_ENTRY = re.compile(r"^(\w+)[ \t]*(?:\((?:[^()]|\([^()]*\))*\))?[ \t]*:", re.MULTILINE)
+"""A heading, and the lines below that are indented as the first of them; a heading that is indented alike ends them."""
+GOOGLE_ENTRY = re.compile(
+    r"^(?:[-*+•][ \t]+)?[`*]{0,2}(\w+)[`*]{0,2}[ \t]*(?:\((?:[^()]|\([^()]*\))*\))?[ \t]*:[`*]{0,2}", re.MULTILINE
+)
 
 
 def summary(doc: str) -> str:
@@ -25,7 +32,7 @@ def summary(doc: str) -> str:
     lines = []
     for line in doc.splitlines():
         stripped = line.strip()
-        if _is_section(stripped) or stripped.startswith((":param", ":return", ":raises")):
+        if _is_section(stripped) or stripped.startswith(SPHINX):
             break
         lines.append(stripped)
     paragraphs = "\n".join(lines).strip().split("\n\n")
@@ -38,7 +45,7 @@ def argument_descriptions(doc: str) -> dict[str, str]:
     Google style is read here: docstring_parser drops all arguments where one lacks a colon, or has one in its type.
     """
     found: dict[str, str] = {}
-    for section, _ in GOOGLE_SECTION.findall(doc):
+    for _, section, _ in GOOGLE_SECTION.findall(doc):
         _, *parts = GOOGLE_ENTRY.split(textwrap.dedent(section))
         found |= zip(parts[::2], parts[1::2], strict=True)
     for style in (DocstringStyle.NUMPYDOC, DocstringStyle.REST):
@@ -48,4 +55,4 @@ def argument_descriptions(doc: str) -> dict[str, str]:
 
 
 def _is_section(line: str) -> bool:
-    return line.rstrip(":").lower() in SECTIONS and (line.endswith(":") or line == line.capitalize())
+    return line.rstrip(":").lower() in SECTIONS and (line.endswith(":") or line in (line.capitalize(), line.title()))

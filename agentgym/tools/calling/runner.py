@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,6 +12,7 @@ from agentgym.tools.calling.answers import answers_of
 from agentgym.tools.calling.blame import is_models_mistake, raised_at
 from agentgym.tools.calling.definition import Tool, ToolFunction, as_tool
 from agentgym.tools.calling.limiter import limiter_for
+from agentgym.tools.calling.result_text import format_result
 from agentgym.tools.calling.worker import Worker
 from agentgym.types import AnyCall, MalformedCall, ToolCall, ToolResult, ToolSpec
 
@@ -215,7 +214,7 @@ class ToolRunner:
 
     def _result(self, tool: Tool, call: ToolCall, value: object) -> ToolResult:
         try:
-            text = value if type(value) is str else _as_text(value)
+            text = value if type(value) is str else format_result(value)
         except (TypeError, ValueError, RecursionError) as error:
             what = f"a {type(value).__name__}, which is neither text nor JSON: {error}"
             raise EnvironmentFault(f"tool {tool.name!r} returned {what}", tool=tool.name) from error
@@ -255,19 +254,6 @@ def _encodable(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _as_text(value: object) -> str:
-    """Returns a tool's result as text: strings as they are, all else as JSON; raises TypeError or ValueError."""
-    if isinstance(value, str):
-        return str(value)
-    if value is None:
-        return "done"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=repr)
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _safe_text(error: BaseException) -> str:

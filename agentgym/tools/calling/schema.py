@@ -5,17 +5,19 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import enum
+import functools
 import inspect
 import json
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from agentgym.errors import ToolSchemaError
 from agentgym.tools.calling.docstring import argument_descriptions
+from agentgym.tools.calling.field_metadata import Fields, add_metadata
 
-__all__ = ["function_hints", "function_schema", "type_schema"]
+__all__ = ["class_fields", "function_doc", "function_fields", "function_name", "function_schema", "type_schema"]
 
 SCALARS: dict[object, str] = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 ARRAYS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
@@ -23,37 +25,32 @@ OBJECTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 Schema = dict[str, Any]
 
 
-def function_schema(fn: Callable[..., object], hints: Mapping[str, object]) -> Schema:
-    """Builds the JSON Schema of `fn`'s parameters (without `self`), an object; raises ToolSchemaError with the name."""
+def function_schema(fn: Callable[..., object], fields: Fields) -> Schema:
+    """Builds the JSON Schema of `fn`'s parameters, an object; raises ToolSchemaError with the name."""
     builder = _Builder()
-    described = argument_descriptions(inspect.getdoc(fn) or "")
-    properties: Schema = {}
-    required: list[str] = []
-    for parameter in function_parameters(fn):
-        if parameter.name not in hints:
-            raise ToolSchemaError(
-                f"{_place(fn)}: parameter {parameter.name!r} has no type annotation; write e.g. "
-                f"`{parameter.name}: str`, or give the schema yourself with register_tool. "
-                "The object of a method is the parameter `self`, by this name"
-            )
-        try:
-            schema = builder.build(hints[parameter.name])
-        except ToolSchemaError as error:
-            raise ToolSchemaError(f"{_place(fn)}: parameter {parameter.name!r}: {error}") from None
-        properties[parameter.name] = _with_default(_add_description(schema, described.get(parameter.name)), parameter)
-        if parameter.default is inspect.Parameter.empty:
-            required.append(parameter.name)
-    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    if builder.definitions:
-        schema["$defs"] = builder.definitions
-    return schema
+    try:
+        schema = builder.object_schema(fields, function_doc(fn))
+    except ToolSchemaError as error:
+        raise ToolSchemaError(f"{_place(fn)}: parameter {error}") from None
+    return {**schema, "$defs": builder.definitions} if builder.definitions else schema
 
 
 def function_parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
-    """Returns the parameters filled by name; raises ToolSchemaError for `*args`, `**kwargs` and positional-only."""
-    parameters = list(inspect.signature(fn).parameters.values())
-    if parameters and parameters[0].name == "self":
+    """Returns the parameters filled by name; raises ToolSchemaError for `*args`, `**kwargs` and positional-only.
+
+    Those that a `functools.partial` binds are not among them.
+    """
+    bound: Mapping[str, object] = {}
+    if isinstance(fn, functools.partial):
+        bound = fn.keywords
+        fn = functools.partial(fn.func, *fn.args, **bound)  # `signature` looks past a partial that is dressed as `func`
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ToolSchemaError(f"{_place(fn)}: {error}; write a function that calls it") from None
+    if parameters and parameters[0].name in ("self", "cls"):
         parameters = parameters[1:]
+    parameters = [parameter for parameter in parameters if parameter.name not in bound]
     for parameter in parameters:
         if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             raise ToolSchemaError(
@@ -63,21 +60,87 @@ def function_parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
     return parameters
 
 
+def function_name(fn: Callable[..., object]) -> str:
+    """Returns the name of a function, of the one in a `functools.partial`, or of a callable object's class."""
+    while isinstance(fn, functools.partial) and not hasattr(fn, "__name__"):
+        fn = fn.func
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def function_doc(fn: Callable[..., object]) -> str:
+    """Returns the docstring of a function, of the one in a `functools.partial`, or of a callable object; "" if none."""
+    if isinstance(fn, functools.partial):
+        return vars(fn).get("__doc__") or function_doc(fn.func)
+    if hasattr(fn, "__name__"):
+        return inspect.getdoc(fn) or ""
+    return inspect.cleandoc(type(fn).__call__.__doc__ or type(fn).__doc__ or "")
+
+
+def _innermost(fn: Any) -> Any:
+    """Returns the function that has the code and annotations of a partial, a wrapper or a callable object."""
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        elif inspect.isroutine(fn) or isinstance(fn, type):
+            return fn
+        else:
+            fn = type(fn).__call__
+
+
 def _place(fn: Callable[..., object]) -> str:
     """Returns the tool's name and the location of its definition: "tool 'go' (Lock.go in lock.py, line 12)"."""
-    code = getattr(fn, "__code__", None)
-    where = f" ({fn.__qualname__} in {code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
-    return f"tool {fn.__name__!r}{where}"
+    own = _innermost(fn)
+    code = getattr(own, "__code__", None)
+    where = f" ({own.__qualname__} in {code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
+    return f"tool {function_name(fn)!r}{where}"
 
 
-def function_hints(fn: Callable[..., object], local_names: Mapping[str, object]) -> dict[str, object]:
-    """Resolves `fn`'s parameter types; `local_names` are those visible where it was defined."""
-    annotations = {name: hint for name, hint in getattr(fn, "__annotations__", {}).items() if name != "return"}
+def function_fields(fn: Callable[..., object], local_names: Mapping[str, object]) -> Fields:
+    """Returns the parameters of `fn` without `self`; `local_names` are those visible where it was defined."""
+    own = _innermost(fn)
+    annotations = {name: hint for name, hint in getattr(own, "__annotations__", {}).items() if name != "return"}
     holder = types.SimpleNamespace(__annotations__=annotations)
     try:
-        return typing.get_type_hints(holder, getattr(fn, "__globals__", {}), dict(local_names), include_extras=True)
+        hints = typing.get_type_hints(holder, getattr(own, "__globals__", {}), dict(local_names), include_extras=True)
     except (NameError, TypeError) as error:
         raise ToolSchemaError(f"{_place(fn)}: a type annotation cannot be resolved ({error})") from error
+    parameters = function_parameters(fn)
+    for name in (parameter.name for parameter in parameters if parameter.name not in hints):
+        raise ToolSchemaError(
+            f"{_place(fn)}: parameter {name!r} has no type annotation; write e.g. "
+            f"`{name}: str`, or give the schema yourself with register_tool. "
+            "The object of a method is the parameter `self`, by this name"
+        )
+    defaults = {part.name: part.default for part in parameters if part.default is not inspect.Parameter.empty}
+    try:
+        return Fields.of({parameter.name: hints[parameter.name] for parameter in parameters}, defaults)
+    except ToolSchemaError as error:
+        raise ToolSchemaError(f"{_place(fn)}: parameter {error}") from None
+
+
+def is_class_with_fields(hint: object) -> bool:
+    """Returns whether `hint` is a dataclass or a TypedDict."""
+    return isinstance(hint, type) and (dataclasses.is_dataclass(hint) or typing.is_typeddict(hint))
+
+
+def class_fields(cls: Any) -> Fields:
+    """Returns the fields of a TypedDict, or those that a dataclass's constructor takes."""
+    try:
+        hints: dict[str, Any] = typing.get_type_hints(cls, include_extras=True)
+    except NameError as error:
+        raise ToolSchemaError(f"a type annotation of {cls.__name__} cannot be resolved ({error})") from error
+    if typing.is_typeddict(cls):
+        optional = [name for name in hints if not _is_required(cls, name, hints[name])]
+        return Fields(hints, dict.fromkeys(optional, dataclasses.MISSING))
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    for name, field in fields.items():
+        if text := field.metadata.get("description"):
+            hints[name] = Annotated[hints[name], text]
+    required = (dataclasses.MISSING, dataclasses.MISSING)
+    defaults = {f.name: f.default for f in fields.values() if (f.default, f.default_factory) != required}
+    return Fields.of({name: hints[name] for name in fields}, defaults)
 
 
 def type_schema(hint: object) -> Schema:
@@ -93,12 +156,12 @@ class _Builder:
     def __init__(self) -> None:
         self.definitions: Schema = {}
         self._open: list[type] = []
-        self._recursive: set[type] = set()
+        self._names: dict[type, str] = {}
 
     def build(self, hint: Any) -> Schema:
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin is typing.Annotated:
-            return _add_annotations(self.build(arguments[0]), hint.__metadata__)
+            return functools.reduce(add_metadata, hint.__metadata__, self.build(arguments[0]))
         if origin in (typing.Required, typing.NotRequired):
             return self.build(arguments[0])
         if hint is None:
@@ -127,10 +190,8 @@ class _Builder:
             return {"type": SCALARS[hint]}
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return _enumeration(tuple(member.value for member in hint))
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            return self._object(hint, self._dataclass_fields)
-        if typing.is_typeddict(hint):
-            return self._object(hint, self._typed_dict_fields)
+        if is_class_with_fields(hint):
+            return self._class_object(hint)
         raise ToolSchemaError(
             f"no JSON Schema follows from {hint!r}; use str, int, float, bool, list, dict, Literal, Enum, a dataclass "
             "or a TypedDict, or give the schema yourself with register_tool"
@@ -162,43 +223,36 @@ class _Builder:
             raise ToolSchemaError(f"JSON object keys are strings, so a dict has str keys, not {arguments[0]!r}")
         return {"type": "object", "additionalProperties": self.build(arguments[1])}
 
-    def _object(self, cls: type, fields: Callable[[type], tuple[Schema, list[str]]]) -> Schema:
-        reference = {"$ref": f"#/$defs/{cls.__name__}"}
+    def _class_object(self, cls: type) -> Schema:
         if cls in self._open:
-            self._recursive.add(cls)
-            return reference
+            return {"$ref": f"#/$defs/{self._definition_name(cls)}"}
         self._open.append(cls)
-        properties, required = fields(cls)
+        schema = self.object_schema(class_fields(cls), inspect.getdoc(cls) or "")
         self._open.pop()
-        schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-        if cls not in self._recursive:
+        if cls not in self._names:
             return schema
-        self.definitions[cls.__name__] = schema
-        return reference
+        self.definitions[self._names[cls]] = schema
+        return {"$ref": f"#/$defs/{self._names[cls]}"}
 
-    def _dataclass_fields(self, cls: type) -> tuple[Schema, list[str]]:
-        hints = typing.get_type_hints(cls, include_extras=True)
-        described = argument_descriptions(inspect.getdoc(cls) or "")
+    def _definition_name(self, cls: type) -> str:
+        """Returns the name of a class in `$defs`; the second class of a name has another one."""
+        if cls not in self._names:
+            number = sum(other.__name__ == cls.__name__ for other in self._names)
+            self._names[cls] = f"{cls.__name__}_{number + 1}" if number else cls.__name__
+        return self._names[cls]
+
+    def object_schema(self, fields: Fields, doc: str) -> Schema:
+        """Builds the schema of an object with these fields."""
+        described = argument_descriptions(doc)
         properties: Schema = {}
-        required = []
-        for field in dataclasses.fields(cls):
-            if not field.init:
-                continue
-            text = field.metadata.get("description") or described.get(field.name)
-            schema = _add_description(self.build(hints[field.name]), text)
-            if field.default is not dataclasses.MISSING and _is_json(field.default):
-                schema = {**schema, "default": field.default}
-            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                required.append(field.name)
-            properties[field.name] = schema
-        return properties, required
-
-    def _typed_dict_fields(self, cls: type) -> tuple[Schema, list[str]]:
-        hints = typing.get_type_hints(cls, include_extras=True)
-        described = argument_descriptions(inspect.getdoc(cls) or "")
-        properties = {name: _add_description(self.build(hint), described.get(name)) for name, hint in hints.items()}
-        required = [name for name, hint in hints.items() if _is_required(cls, name, hint)]
-        return properties, required
+        for name, hint in fields.hints.items():
+            try:
+                schema = _add_description(self.build(hint), described.get(name))
+            except ToolSchemaError as error:
+                raise ToolSchemaError(f"{name!r}: {error}") from None
+            properties[name] = _with_default(schema, fields.shown_default(name))
+        required = [name for name in properties if name not in fields.defaults and name not in fields.given]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def _is_required(cls: Any, name: str, hint: object) -> bool:
@@ -217,26 +271,13 @@ def _enumeration(values: tuple[Any, ...]) -> Schema:
     return {"type": kind, **schema} if kind else schema
 
 
-def _add_annotations(schema: Schema, metadata: tuple[object, ...]) -> Schema:
-    for extra in metadata:
-        if isinstance(extra, str):
-            schema = {**schema, "description": extra}
-        elif isinstance(extra, Mapping):
-            schema = {**schema, **extra}
-    return schema
-
-
 def _add_description(schema: Schema, description: str | None) -> Schema:
     return {**schema, "description": description} if description and "description" not in schema else schema
 
 
-def _with_default(schema: Schema, parameter: inspect.Parameter) -> Schema:
-    default = parameter.default
-    if isinstance(default, enum.Enum):
-        default = default.value
-    if default is inspect.Parameter.empty or not _is_json(default):
-        return schema
-    return {**schema, "default": default}
+def _with_default(schema: Schema, default: object) -> Schema:
+    default = default.value if isinstance(default, enum.Enum) else default
+    return {**schema, "default": default} if _is_json(default) else schema
 
 
 def _is_json(value: object) -> bool:

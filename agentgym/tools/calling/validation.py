@@ -1,4 +1,4 @@
-"""Checks a call's arguments against a JSON Schema (Draft 2020-12), with messages that a model can act on.
+"""Checks a call's arguments against a JSON Schema, with messages that a model can act on.
 
 `jsonschema` takes as long to load as all tools of a program, so it is loaded for what the quick checks leave open.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from agentgym.errors import ToolSchemaError, nearest
 from agentgym.tools.calling.fast_check import fast_check, is_common_schema
 
 if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
     from jsonschema.exceptions import ValidationError
+    from jsonschema.protocols import Validator
 
 __all__ = ["ArgumentCheck"]
 
@@ -31,15 +32,18 @@ class ArgumentCheck:
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        _refuse_bad_schema(schema)
+        try:
+            _refuse_bad_schema(schema)
+            self._surely_valid: Callable[[Any], bool] | None = fast_check(schema)
+        except RecursionError:
+            raise ToolSchemaError("the schema is nested too deeply") from None
         self._schema = dict(schema)
-        self._surely_valid: Callable[[Any], bool] | None = fast_check(schema)
 
     @functools.cached_property
-    def _validator(self) -> Draft202012Validator:
-        from jsonschema import Draft202012Validator
+    def _validator(self) -> Validator:
+        from agentgym.tools.calling.dialects import validator_of
 
-        return Draft202012Validator(self._schema)
+        return validator_of(self._schema)
 
     def __call__(self, arguments: Mapping[str, Any]) -> str | None:
         try:
@@ -51,6 +55,8 @@ class ArgumentCheck:
             return "; ".join(dict.fromkeys(self._sentence(error) for error in errors[:MAX_MESSAGES]))
         except RecursionError:
             return "the arguments are nested too deeply"
+        except TimeoutError as error:
+            return str(error)
 
     def _sentence(self, error: ValidationError) -> str:
         error = _most_telling(error)
@@ -146,20 +152,18 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."
 
 
-def _refuse_bad_schema(schema: Mapping[str, Any]) -> None:
-    if schema.get("type") != "object":
+def _refuse_bad_schema(schema: Any) -> None:
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
+        what = f"type {schema.get('type')!r}" if isinstance(schema, Mapping) else f"{schema!r:.80}"
         raise ToolSchemaError(
-            f"a tool's parameters are a JSON Schema of type 'object', got type {schema.get('type')!r}; "
+            f"a tool's parameters are a JSON Schema of type 'object', got {what}; "
             'write {"type": "object", "properties": {...}}'
         )
     if is_common_schema(schema):
         return
-    from jsonschema import Draft202012Validator, SchemaError
+    from agentgym.tools.calling.dialects import validator_of
 
-    try:
-        Draft202012Validator.check_schema(dict(schema))
-    except SchemaError as error:
-        raise ToolSchemaError(f"not a JSON Schema of Draft 2020-12 at {error.json_path}: {error.message}") from None
+    validator_of(schema)
     for reference in _references(schema):
         if not _resolves(schema, reference):
             raise ToolSchemaError(f"$ref {reference!r} does not lead anywhere inside the schema; use '#/$defs/...'")
@@ -184,9 +188,11 @@ def _resolves(schema: Mapping[str, Any], reference: str) -> bool:
     if reference[1:2] not in ("", "/"):
         return True  # an $anchor; the validator finds it
     node: object = schema
-    for part in reference[2:].split("/") if len(reference) > 2 else []:
+    for part in unquote(reference[2:]).split("/") if len(reference) > 2 else []:
         part = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(node, Mapping) or part not in node:
+        parts = dict(enumerate(node)) if isinstance(node, list) else node
+        key = int(part) if isinstance(node, list) and part.isdecimal() else part
+        if not isinstance(parts, Mapping) or key not in parts:
             return False
-        node = node[part]
+        node = parts[key]
     return True

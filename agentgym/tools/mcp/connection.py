@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters
+from mcp.client import Transport
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
@@ -17,6 +18,7 @@ from pydantic_core import to_json
 
 from agentgym.child_guard import guard_command
 from agentgym.errors import EnvironmentFault, ToolFailure
+from agentgym.proxies import proxy_for
 from agentgym.tools.mcp.link import ServerLost
 from agentgym.tools.mcp.server import McpServer
 from agentgym.tools.mcp.stderr_tail import StderrTail
@@ -59,6 +61,7 @@ class Connection:
         self._closing = asyncio.Event()
         self._stderr = StderrTail()
         self._answered = ""
+        self._listed: list[ToolSpec] = []
         self._task: asyncio.Task[None] | None = None
         self._client: Client | None = None
 
@@ -130,7 +133,8 @@ class Connection:
         """Enters the session, stays until it is to be closed, and leaves it: all in this one task."""
         try:
             async with asyncio.timeout(self.server.start_timeout_s) as start, self._session() as client:
-                specs = await _list_tools(client)
+                await _list_pages(client)
+                specs = tuple(self._listed)
                 start.reschedule(None)
                 self._client = client
                 self._specs.set_result(specs)
@@ -172,9 +176,14 @@ class Connection:
         if self.server.url:
             limits = httpx2.Timeout(self.server.start_timeout_s, read=self.server.call_timeout_s + PING_S)
             hooks = {"response": [self._check_status]}
+            directly = {} if proxy_for(self.server.url) else dict.fromkeys(("http://", "https://", "all://"))
             async with (
-                httpx2.AsyncClient(headers=dict(self.server.headers), timeout=limits, event_hooks=hooks) as http,
-                Client(streamable_http_client(self.server.url, http_client=http), mode="legacy") as client,
+                httpx2.AsyncClient(
+                    headers=dict(self.server.headers), timeout=limits, event_hooks=hooks, mounts=directly
+                ) as http,
+                Client(
+                    self._read_lists(streamable_http_client(self.server.url, http_client=http)), mode="legacy"
+                ) as client,
             ):
                 yield client
             return
@@ -183,9 +192,44 @@ class Connection:
             parameters = StdioServerParameters(
                 command=program, args=args, env=dict(self.server.env), cwd=self.server.cwd
             )
-            async with Client(stdio_client(parameters, errlog), mode="legacy") as client:
+            async with Client(self._read_lists(stdio_client(parameters, errlog)), mode="legacy") as client:
                 errlog.close()
                 yield client
+
+    @asynccontextmanager
+    async def _read_lists(self, transport: Transport) -> AsyncIterator[tuple[Any, Any]]:
+        async with transport as (reading, writing):
+            yield _ListReader(reading, self._listed), writing
+
+
+class _ListReader(anyio.abc.ObjectReceiveStream[Any]):
+    """Reads the tools of a page as the server lists them: the SDK refuses a whole page for one tool that is wrong."""
+
+    def __init__(self, stream: Any, listed: list[ToolSpec]) -> None:
+        self._stream, self._listed = stream, listed
+
+    async def receive(self) -> Any:
+        """Returns the next message, without what the SDK refuses."""
+        message = await self._stream.receive()
+        result = getattr(getattr(message, "message", None), "result", None)
+        if isinstance(result, dict) and isinstance(result.get("tools"), list) and "content" not in result:
+            specs = [_spec_of(tool if isinstance(tool, dict) else {}) for tool in result["tools"]]
+            self._listed += specs
+            result["tools"] = [{"name": spec.name, "inputSchema": {"type": "object"}} for spec in specs]
+        return message
+
+    async def aclose(self) -> None:
+        """Closes the stream."""
+        await self._stream.aclose()
+
+
+def _spec_of(tool: Mapping[str, Any]) -> ToolSpec:
+    """Returns a listed tool, whatever its parts are: `Tool` refuses it by name."""
+    name, schema = tool.get("name"), tool.get("inputSchema")
+    if isinstance(schema, dict):
+        schema = {"type": "object", **schema}
+    text = str(tool.get("description") or "")
+    return ToolSpec(name if isinstance(name, str) else "", text, schema)  # type: ignore[arg-type]
 
 
 def _check_sendable(name: str, arguments: Mapping[str, JSON]) -> None:
@@ -196,15 +240,10 @@ def _check_sendable(name: str, arguments: Mapping[str, JSON]) -> None:
         raise ToolFailure(f"{name} was not called, for its arguments cannot be sent: {error}") from None
 
 
-async def _list_tools(client: Client) -> Sequence[ToolSpec]:
-    specs: list[ToolSpec] = []
+async def _list_pages(client: Client) -> None:
     cursor: str | None = None
     for _ in range(MAX_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        for tool in page.tools:
-            schema: dict[str, Any] = tool.input_schema
-            specs.append(ToolSpec(tool.name, tool.description or "", schema))
-        cursor = page.next_cursor
+        cursor = (await client.list_tools(cursor=cursor)).next_cursor
         if cursor is None:
-            return specs
+            return
     raise RuntimeError(f"it has more than {MAX_PAGES} pages of tools")

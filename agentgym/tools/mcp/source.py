@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import cast
 
-from agentgym.errors import ConfigError, nearest
+from agentgym.errors import ConfigError
 from agentgym.tools.calling.background_loop import BackgroundLoop
 from agentgym.tools.calling.definition import Tool
+from agentgym.tools.calling.foreign_tools import fit_names, make_tools
 from agentgym.tools.mcp.content import as_text
 from agentgym.tools.mcp.link import McpLink
 from agentgym.tools.mcp.server import McpServer
@@ -37,7 +41,8 @@ class McpTools:
     def __init__(self, server: McpServer | str, *, names: Sequence[str] | None = None, prefix: str = "") -> None:
         """`server` is an McpServer, a command line or a URL.
 
-        `names` selects tools, None for all; `prefix` goes before their names, if two servers have tools of one name.
+        `names` selects tools, None for all that can be offered; `prefix` goes before their names, if two servers have
+        tools of one name. Characters of a name that models and endpoints do not take become `_`.
         """
         self.server = McpServer.of(server) if isinstance(server, str) else server
         self._names = None if names is None else tuple(names)
@@ -62,26 +67,24 @@ class McpTools:
             self._link = _shared.setdefault(key, SharedLink(connect))
         else:
             self._link = connect()
-        specs = {spec.name: spec for spec in await self._link.open()}
-        return [self._tool(spec, self._link) for spec in self._select_specs(specs)]
+        return self._make_tools(await self._link.open(), self._link)
 
-    def _select_specs(self, specs: Mapping[str, ToolSpec]) -> Sequence[ToolSpec]:
-        if self._names is None:
-            return list(specs.values())
-        for name in self._names:
-            if name not in specs:
-                hint = nearest(name, specs) or f"; it has {', '.join(specs) or 'none'}"
-                raise ConfigError(f"the MCP server `{self.server}` has no tool {name!r}{hint}")
-        return [specs[name] for name in self._names]
+    def _make_tools(self, listed: Sequence[ToolSpec], link: McpLink) -> list[Tool]:
+        counts = Counter(spec.name for spec in listed)
+        specs = {spec.name: spec for spec in reversed(listed)}
+        shown = dict(zip(counts, fit_names(self._prefix + name for name in counts), strict=True))
+        makers = {name: partial(self._tool, specs[name], shown[name], link) for name in counts}
+        aliases = dict(zip(fit_names(counts), counts, strict=True))
+        repeated = [f"tool {name!r}: the first of {count} is offered" for name, count in counts.items() if count > 1]
+        return make_tools(f"the MCP server `{self.server}`", makers, self._names, aliases, repeated)
 
-    def _tool(self, spec: ToolSpec, link: McpLink) -> Tool:
+    def _tool(self, spec: ToolSpec, shown: str, link: McpLink) -> Tool:
         async def call(**arguments: JSON) -> str:
             return as_text(await _elsewhere(lambda: link.call(spec.name, arguments)))
 
         tries = 2 if self.server.stateless else 1
         limit_s = self.server.start_timeout_s + tries * (self.server.call_timeout_s + BACKSTOP_S)
-        shown = ToolSpec(f"{self._prefix}{spec.name}", spec.description, spec.parameters)
-        return Tool(spec=shown, fn=call, timeout_s=limit_s, owner=self, on_error="raise")
+        return Tool(spec=replace(spec, name=shown), fn=call, timeout_s=limit_s, owner=self, on_error="raise")
 
 
 async def _elsewhere(call: Callable[[], Awaitable[Mapping[str, object]]]) -> Mapping[str, object]:

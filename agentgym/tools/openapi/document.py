@@ -44,6 +44,10 @@ class OpenApiDocument:
         self.root = root
         self._is_old = str(version).startswith("3.0")
         self._definitions: dict[str, str] = {}
+        self._pending: list[str] = []
+        self._around: str | None = None
+        self.foreign: set[str] = set()
+        """The keywords of other versions that were read as they are meant."""
 
     def follow_reference(self, node: Any) -> Any:
         """Returns `node`, or the target of its `$ref`."""
@@ -63,12 +67,19 @@ class OpenApiDocument:
     def parameters(self, properties: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
         """Returns an object schema of these properties, with their references in `$defs`; recursion is kept."""
         found: dict[str, Any] = {}
+        self._pending.clear()
+        self._around = None
         schema: dict[str, Any] = {
             "type": "object",
             "properties": {name: self._schema(part, found) for name, part in properties.items()},
             "required": required,
             "additionalProperties": False,
         }
+        for reference in self._pending:  # which grows meanwhile: a long chain of references is no recursion
+            target = self._at(reference)
+            is_anchor = isinstance(target, Mapping) and target.get("$recursiveAnchor") is True
+            self._around = reference if is_anchor else None
+            found[self._definitions[reference]] = self._schema(target, found)
         return {**schema, "$defs": found} if found else schema
 
     def _at(self, reference: str) -> Any:
@@ -77,18 +88,18 @@ class OpenApiDocument:
         node: Any = self.root
         for part in unquote(reference[2:]).split("/"):
             part = part.replace("~1", "/").replace("~0", "~")
-            parts = enumerate(node) if isinstance(node, list) else node.items() if isinstance(node, Mapping) else ()
-            within = {str(key): value for key, value in parts}  # YAML reads a status such as 200 as a number
-            if part not in within:
+            within = node if isinstance(node, Mapping) else dict(enumerate(node)) if isinstance(node, list) else {}
+            key = int(part) if part.isdecimal() and part not in within else part  # YAML reads a status as a number
+            if key not in within:
                 raise ToolSchemaError(f"{self.name}: $ref {reference!r} leads nowhere")
-            node = within[part]
+            node = within[key]
         return node
 
     def _schema(self, node: Any, found: dict[str, Any]) -> Any:
         """Converts a schema of the document to JSON Schema; the schemas it refers to are put into `found`."""
         if not isinstance(node, Mapping):
             return node
-        node = self._sendable(node)
+        node = self._modern(self._sendable(node))
         made: dict[str, Any] = {}
         for key, value in node.items():
             if key == "$ref":
@@ -99,7 +110,7 @@ class OpenApiDocument:
                 made[key] = [self._schema(part, found) for part in value]
             else:
                 made[key] = self._schema(value, found) if key in ONE else value
-        return _modern(made) if self._is_old else made
+        return made
 
     def _sendable(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns `schema` without its `readOnly` properties: in OpenAPI only answers have them, even if required."""
@@ -112,6 +123,31 @@ class OpenApiDocument:
         asked = [name for name in required if name in kept or name not in parts] if isinstance(required, list) else []
         return {**schema, "properties": kept, "required": asked}
 
+    def _modern(self, node: Mapping[str, Any]) -> dict[str, Any]:
+        """Rewrites the forms of OpenAPI 3.0 and of older drafts of JSON Schema as today's."""
+        schema, old = dict(node), []
+        if isinstance(schema.get("nullable"), bool):
+            old.append("nullable")
+            if schema.pop("nullable") and isinstance(schema.get("type"), str):
+                schema["type"] = [schema["type"], "null"]
+                if "enum" in schema and None not in schema["enum"]:
+                    schema["enum"] = [*schema["enum"], None]
+        for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if isinstance(schema.get(exclusive), bool):
+                old.append(f"{exclusive}: {str(schema[exclusive]).lower()}")
+                if schema.pop(exclusive) and bound in schema:
+                    schema[exclusive] = schema.pop(bound)
+        foreign = [name for name in ("$recursiveAnchor", "$recursiveRef") if schema.pop(name, None) is not None]
+        if "$recursiveRef" in foreign and self._around is not None:
+            schema["$ref"] = self._around
+        if isinstance(schema.get("items"), list):
+            foreign.append("items: [...]")
+            schema["prefixItems"], schema["items"] = schema["items"], schema.pop("additionalItems", True)
+        if isinstance(schema.get("required"), bool):
+            foreign.append(f"required: {str(schema.pop('required')).lower()}")
+        self.foreign.update(foreign if self._is_old else [*foreign, *old])
+        return schema
+
     def _move_definition(self, reference: str, found: dict[str, Any]) -> str:
         if reference not in self._definitions:
             short = reference.removeprefix("#/components/schemas/").removeprefix("#/")
@@ -121,26 +157,13 @@ class OpenApiDocument:
             self._definitions[reference] = name
         name = self._definitions[reference]
         if name not in found:
-            found[name] = {}  # it may refer to itself
-            found[name] = self._schema(self._at(reference), found)
+            found[name] = {}
+            self._pending.append(reference)
         return f"#/$defs/{name}"
 
 
 def _is_read_only(schema: Any) -> bool:
     return isinstance(schema, Mapping) and schema.get("readOnly") is True
-
-
-def _modern(schema: dict[str, Any]) -> dict[str, Any]:
-    """Rewrites the forms that are specific to OpenAPI 3.0 as JSON Schema."""
-    nullable = schema.pop("nullable", False)
-    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if isinstance(schema.get(exclusive), bool) and schema.pop(exclusive) and bound in schema:
-            schema[exclusive] = schema.pop(bound)
-    if nullable is True and "type" in schema:
-        schema["type"] = [schema["type"], "null"]
-        if "enum" in schema and None not in schema["enum"]:
-            schema["enum"] = [*schema["enum"], None]
-    return schema
 
 
 class _Loader(yaml.SafeLoader):
@@ -159,10 +182,9 @@ _Loader.add_implicit_resolver(
 
 def _load(path: Path) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
+        return json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except OSError as error:
         raise ToolSchemaError(f"cannot read the OpenAPI document {str(path)!r}: {error.strerror}") from error
-    try:
-        return json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ToolSchemaError(f"{str(path)!r} is neither JSON nor YAML: {error}") from error

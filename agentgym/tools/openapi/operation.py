@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from agentgym.errors import ToolFailure, ToolSchemaError
+from agentgym.tools.calling.foreign_tools import fit_names
 from agentgym.tools.openapi.document import OpenApiDocument
 from agentgym.types import JSON, ToolSpec
 
-__all__ = ["Operation", "Wire", "names_of", "operations_of"]
+__all__ = ["Operation", "Wire", "list_operations"]
 
 METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
-PLACES = ("path", "query", "header", "cookie")
+STYLES = {
+    "path": ("simple",),
+    "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"),
+    "header": ("simple",),
+    "cookie": ("form",),
+}
+"""The styles that can be sent, the default first; those of a form's properties are the query's."""
+PLACES = tuple(STYLES)
 FORM = "application/x-www-form-urlencoded"
 IGNORED_HEADERS = ("accept", "content-type", "authorization")
 """Names of header parameters that OpenAPI ignores."""
@@ -42,22 +50,29 @@ class _Place:
     style: str = ""
     explode: bool = False
     media: str = ""
+    fields: Mapping[str, _Place] = field(default_factory=dict)
+    """The properties of a form for which the document defines how they are written."""
 
 
 class Operation:
-    """One operation. `given` are the headers and query parameters that its author sends; models do not see them."""
+    """One operation. `given` are the headers and query parameters that its author sends; models do not see them.
 
-    def __init__(self, document: OpenApiDocument, method: str, path: str, given: frozenset[tuple[str, str]]) -> None:
+    Raises ToolSchemaError for an operation that cannot be a tool.
+    """
+
+    def __init__(
+        self, document: OpenApiDocument, name: str, method: str, path: str, given: frozenset[tuple[str, str]]
+    ) -> None:
         item = document.object_at(document.root["paths"][path], f"path {path!r}")
         node = item[method]
         self._method, self._path = method.upper(), path
-        self.name = _name_of(node, method, path)
+        self.name = name
         self._places: dict[str, _Place] = {}
         properties: dict[str, Any] = {}
         required: list[str] = []
         for parameter in self._parameters(document, item, node):
-            where, name = parameter["in"], parameter["name"]
-            if (where, name.lower()) in given or (where == "header" and name.lower() in IGNORED_HEADERS):
+            where, lower = parameter["in"], parameter["name"].lower()
+            if (where, lower) in given or (where == "header" and lower in IGNORED_HEADERS):
                 continue
             place, schema = _read_place(parameter)
             self._add(place, schema, parameter.get("description"), properties)
@@ -65,10 +80,13 @@ class Operation:
                 required.append(list(properties)[-1])
         if node.get("requestBody") is not None:
             body = document.object_at(node["requestBody"], f"the body of {self.name!r}")
-            media, schema = self._media(body, document)
-            self._add(_Place(where="body", name="body", media=media), schema, body.get("description"), properties)
+            place, schema = self._read_body(body, document)
+            self._add(place, schema, body.get("description"), properties)
             if body.get("required"):
                 required.append(list(properties)[-1])
+        empty = set(re.findall(r"{([^{}]*)}", path)) - {p.name for p in self._places.values() if p.where == "path"}
+        if empty:
+            raise ToolSchemaError(f"{document.name}: no parameter of {self.name!r} fills {{{min(empty)}}} of its path")
         description = "\n\n".join(filter(None, (node.get("summary"), node.get("description"))))
         self.spec = ToolSpec(self.name, description, document.parameters(properties, required))
 
@@ -94,15 +112,18 @@ class Operation:
         self._places[name] = place
         properties[name] = schema
 
-    def _media(self, body: Mapping[str, Any], document: OpenApiDocument) -> tuple[str, Any]:
+    def _read_body(self, body: Mapping[str, Any], document: OpenApiDocument) -> tuple[_Place, Any]:
         content = body.get("content", {})
         for media in content:
             kind = media.partition(";")[0].strip().lower()
             if kind == FORM or kind == "application/json" or kind.endswith("+json"):
-                return kind, content[media].get("schema", {})
+                encoding = content[media].get("encoding") or {} if kind == FORM else {}
+                fields = {name: place for name, part in encoding.items() if (place := _read_encoding(name, part))}
+                place = _Place(where="body", name="body", media=kind, fields=fields)
+                return place, content[media].get("schema", {})
         raise ToolSchemaError(
             f"{document.name}: the body of {self.name!r} is {', '.join(content) or 'of no type'}; JSON and forms can "
-            "be sent. Leave it out: names=[...] are the operations that become tools"
+            "be sent"
         )
 
     def wire(self, arguments: Mapping[str, JSON]) -> Wire:
@@ -129,40 +150,50 @@ class Operation:
         return Wire(method=self._method, path=path, query=tuple(query), headers=headers, body=body)
 
 
-def operations_of(
-    document: OpenApiDocument, given: frozenset[tuple[str, str]], names: frozenset[str] | None
-) -> Iterator[Operation]:
-    """Yields the operations of these names, or all."""
-    for name, method, path in _list_operations(document):
-        if names is None or name in names:
-            yield Operation(document, method, path, given)
+def list_operations(document: OpenApiDocument) -> dict[str, tuple[str, str, str]]:
+    """Returns the id, method and path of each operation by the tool's name; an id that is used twice gets its path.
 
-
-def names_of(document: OpenApiDocument) -> list[str]:
-    """Returns the names of all operations, including those that cannot be tools."""
-    return [name for name, _, _ in _list_operations(document)]
-
-
-def _list_operations(document: OpenApiDocument) -> Iterator[tuple[str, str, str]]:
-    """Yields the name, method and path of each operation."""
+    Raises ToolSchemaError for a path that does not begin with `/`: another host would get the secrets.
+    """
+    listed: dict[str, tuple[str, str, str]] = {}
     for path, item in document.object_at(document.root.get("paths") or {}, "the value of paths").items():
+        path = str(path)
+        if path.startswith("x-"):
+            continue
+        if not path.startswith("/"):
+            raise ToolSchemaError(
+                f"{document.name}: path {path!r} does not begin with /, so its requests could go to another host: "
+                "correct it, or take it out"
+            )
         for method, node in document.object_at(item, f"path {path!r}").items():
             if method in METHODS:
-                yield _name_of(document.object_at(node, f"{method} of path {path!r}"), method, path), method, path
-
-
-def _name_of(node: Mapping[str, Any], method: str, path: str) -> str:
-    """Returns the operation's id in the characters of a tool's name; without an id, the method and the path."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", str(node.get("operationId") or f"{method}{path}")).strip("_")[:64]
+                named = document.object_at(node, f"{method} of path {path!r}").get("operationId")
+                own = re.sub(r"[^A-Za-z0-9_.-]+", "_", str(named or f"{method}{path}")).strip("_")
+                own = f"{own} {method}{path}" if own in listed else own
+                listed[own] = str(named or own), method, path
+    return dict(zip(fit_names(listed, others="_.-"), listed.values(), strict=True))
 
 
 def _read_place(parameter: Mapping[str, Any]) -> tuple[_Place, Any]:
     where, name = parameter["in"], parameter["name"]
     for media, content in parameter.get("content", {}).items():
         return _Place(where=where, name=name, style="json", media=media), content.get("schema", {})
-    style = parameter.get("style", "form" if where in ("query", "cookie") else "simple")
-    explode = bool(parameter.get("explode", style in ("form", "deepObject")))
-    return _Place(where=where, name=name, style=style, explode=explode), parameter.get("schema", {})
+    return _style_place(where, name, parameter), parameter.get("schema", {})
+
+
+def _read_encoding(name: str, encoding: Mapping[str, Any]) -> _Place | None:
+    if "style" in encoding or "explode" in encoding:
+        return _style_place("body", name, encoding)
+    return _Place(where="body", name=name, style="json") if "json" in encoding.get("contentType", "") else None
+
+
+def _style_place(where: str, name: str, node: Mapping[str, Any]) -> _Place:
+    styles = STYLES.get(where, STYLES["query"])
+    style = node.get("style") or styles[0]
+    if style not in styles:
+        raise ToolSchemaError(f"{name!r} in {where} has the style {style!r}; {' and '.join(styles)} can be sent")
+    explode = bool(node.get("explode", style in ("form", "deepObject")))
+    return _Place(where=where, name=name, style=style, explode=explode)
 
 
 def _text(value: JSON) -> str:
@@ -179,20 +210,29 @@ def _join_value(place: _Place, value: JSON) -> str:
     if isinstance(value, list):
         return between.join(_text(item) for item in value)
     if isinstance(value, Mapping):
-        equals = "=" if place.explode else ","
-        return ",".join(f"{key}{equals}{_text(item)}" for key, item in value.items())
+        equals = "=" if place.explode else between
+        return between.join(f"{key}{equals}{_text(item)}" for key, item in value.items())
     return _text(value)
 
 
 def _pairs(place: _Place, value: JSON) -> Iterator[tuple[str, str]]:
-    if place.style == "deepObject" and isinstance(value, Mapping):
-        yield from ((f"{place.name}[{key}]", _text(item)) for key, item in value.items())
+    if place.style == "deepObject":
+        yield from _deep_pairs(place.name, value)
     elif place.explode and isinstance(value, Mapping):
         yield from ((key, _text(item)) for key, item in value.items())
     elif place.explode and isinstance(value, list):
         yield from ((place.name, _text(item)) for item in value)
     else:
         yield place.name, _join_value(place, value)
+
+
+def _deep_pairs(name: str, value: JSON) -> Iterator[tuple[str, str]]:
+    """Yields the leaves of a value as `name[key][0]=leaf`, as servers that know this style read them."""
+    if not isinstance(value, Mapping | list):
+        yield name, _text(value)
+        return
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _deep_pairs(f"{name}[{key}]", item)
 
 
 def _segment(argument: str, value: JSON, place: _Place) -> str:
@@ -212,5 +252,12 @@ def _line(argument: str, text: str) -> str:
 def _body(place: _Place, value: JSON) -> bytes:
     if place.media != FORM:
         return json.dumps(value).encode()
-    fields = value.items() if isinstance(value, Mapping) else ()
-    return "&".join(f"{quote(key, safe='')}={quote(_text(item), safe='')}" for key, item in fields).encode()
+    if not isinstance(value, Mapping):
+        raise ToolFailure(f"{place.name} is sent as a form, which is an object, not {_text(value)[:80]}")
+    pairs: list[tuple[str, str]] = []
+    for name, item in value.items():
+        # without an encoding the items of a list are fields of one name, and an object is JSON
+        style = "json" if isinstance(item, Mapping) else "form"
+        default = _Place(where="body", name=name, style=style, explode=style == "form")
+        pairs.extend(_pairs(place.fields.get(name, default), item))
+    return "&".join(f"{quote(name, safe='')}={quote(text, safe='')}" for name, text in pairs).encode()

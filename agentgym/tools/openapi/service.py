@@ -8,6 +8,7 @@ import aiohttp
 from yarl import URL
 
 from agentgym.errors import EnvironmentFault, ToolFailure
+from agentgym.proxies import proxy_options
 from agentgym.tools.openapi.operation import Wire
 from agentgym.tools.openapi.secrets import Secrets
 
@@ -27,6 +28,7 @@ class Service:
 
     def __init__(self, base_url: str, headers: Mapping[str, str], query: Mapping[str, str]) -> None:
         self._base_url = base_url.rstrip("/")
+        self._proxy = proxy_options(base_url)
         self._headers, self._query = dict(headers), tuple(query.items())
         self._secrets = Secrets(headers, query)
 
@@ -42,6 +44,7 @@ class Service:
                     data=wire.body,
                     headers={"Accept": "application/json, text/*;q=0.9, */*;q=0.1", **wire.headers, **self._headers},
                     allow_redirects=False,
+                    **self._proxy,
                 ) as response,
             ):
                 content = await _read(response)

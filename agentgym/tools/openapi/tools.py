@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
-from agentgym.errors import ConfigError, ToolSchemaError, nearest
+from agentgym.errors import ConfigError, ToolSchemaError
 from agentgym.tools.calling.definition import Tool, ToolSettings
+from agentgym.tools.calling.foreign_tools import make_tools, warn_once
 from agentgym.tools.openapi.document import OpenApiDocument
-from agentgym.tools.openapi.operation import Operation, names_of, operations_of
+from agentgym.tools.openapi.operation import Operation, list_operations
 from agentgym.tools.openapi.service import Service
 from agentgym.types import JSON
 
@@ -28,32 +30,35 @@ def openapi_tools(
 ) -> list[Tool]:
     """Makes a tool for each operation of an OpenAPI 3 document (a dict, or a JSON or YAML file) at `base_url`.
 
-    A tool's name is the operation's id; `names` selects operations, None for all. `headers` and `query` are sent with
-    every request: keys and other secrets, which models do not see, neither as arguments nor in answers. Settings are
-    the fields of `Tool`. Raises ToolSchemaError for an operation that cannot be a tool.
+    A tool's name is the operation's id, of at most 64 characters: the end of a longer one is a digest. `names` selects
+    operations by either; None takes all that can be tools, and one warning counts the others. `headers` and `query` are
+    sent with every request: keys and other secrets, which models do not see, neither as arguments nor in answers.
+    Settings are the fields of `Tool`. Raises ToolSchemaError for a selected operation that cannot be a tool, and for a
+    path that does not begin with `/`.
 
     The model reads the answer (2xx) and what the server refuses (4xx). A server that redirects (3xx), fails (5xx),
     cannot be reached, gives no answer in `timeout_s`, or refuses the secrets (401, 407) or more calls (408, 429) is an
     EnvironmentFault.
     """
-    if urlsplit(base_url).scheme not in ("http", "https"):
-        raise ConfigError(f"base_url is where the API is, http:// or https://, got {base_url!r}")
+    address = urlsplit(base_url)
+    if address.scheme not in ("http", "https") or not address.hostname or address.query or address.fragment:
+        raise ConfigError(f"base_url is where the API is, http://HOST or https://HOST, got {base_url!r}")
     read = OpenApiDocument(document)
     given = {("header", name.lower()) for name in headers or ()} | {("query", name.lower()) for name in query or ()}
-    wanted = None if names is None else frozenset(names)
-    found: dict[str, Operation] = {}
-    for operation in operations_of(read, frozenset(given), wanted):
-        if operation.name in found:
-            raise ToolSchemaError(f"{read.name} has two operations that would be the tool {operation.name!r}")
-        found[operation.name] = operation
-    for name in names or ():
-        if name not in found:
-            known = names_of(read)
-            raise ConfigError(f"{read.name} has no operation {name!r}{nearest(name, known) or f'; it has {known}'}")
-    if names is None and not found:
-        raise ToolSchemaError(f"{read.name} has no operations under `paths`")
     service = Service(base_url, headers or {}, query or {})
-    return [_tool(operation, service, settings) for operation in found.values()]
+    listed = list_operations(read)
+    if names is None and not listed:
+        raise ToolSchemaError(f"{read.name} has no operations under `paths`")
+
+    def make(name: str, method: str, path: str) -> Tool:
+        return _tool(Operation(read, name, method, path, frozenset(given)), service, settings)
+
+    makers = {name: partial(make, name, method, path) for name, (_, method, path) in listed.items()}
+    tools = make_tools(read.name, makers, names, {own: name for name, (own, _, _) in reversed(listed.items())})
+    if read.foreign:
+        keywords = ", ".join(sorted(read.foreign))
+        warn_once(f"{read.name}: keywords of other versions were read as far as their meaning is clear: {keywords}")
+    return tools
 
 
 def _tool(operation: Operation, service: Service, settings: ToolSettings) -> Tool:

@@ -24,12 +24,14 @@ def find(q: str) -> str:
     return f"found {q}"
 
 
-@pytest.mark.parametrize("form", ["bare", "openai", "mcp", "file"])
+@pytest.mark.parametrize("form", ["bare", "openai", "mcp", "anthropic", "file"])
 def test_register_tool_keeps_the_schema_as_given(form: str, tmp_path: Path) -> None:
     mcp = {"name": "search", "description": "Searches.", "inputSchema": BARE["parameters"]}
     path = tmp_path / "search.json"
     path.write_text(json.dumps(BARE), encoding="utf-8")
-    given: Any = {"bare": BARE, "openai": {"type": "function", "function": BARE}, "mcp": mcp, "file": path}[form]
+    anthropic = {"name": "search", "description": "Searches.", "parameters": None, "input_schema": BARE["parameters"]}
+    openai = {"type": "function", "function": BARE}
+    given: Any = {"bare": BARE, "openai": openai, "mcp": mcp, "anthropic": anthropic, "file": path}[form]
     registry = Registry[Tool]("tool")
     made = register_tool(given, find, registry=registry, timeout_s=2)
     assert made.spec.parameters == BARE["parameters"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import enum
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+import functools
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
 import jsonschema
 import pytest
@@ -199,6 +201,82 @@ def test_a_google_docstring_is_read_whatever_its_types_and_its_other_entries() -
     assert described == ["the one, or none", "the other an entry without a colon", "the third"]
 
 
+FORMS = {
+    "keyword": """Finds.
+
+    Args:
+        query: what to find
+    Keyword Args:
+        limit: how many,
+            at most
+    """,
+    "keyword arguments": """Finds.
+
+    Arguments:
+        query: what to find
+
+    Keyword Arguments:
+        limit (int): how many, at most
+    """,
+    "dashes": """Finds.
+
+    Args:
+        - query: what to find
+        - limit (int, optional): how many,
+          at most
+    """,
+    "stars": """Finds.
+
+    Args:
+        * `query` (str): what to find
+        * **limit**: how many, at most
+
+    Returns:
+        query: no argument
+    """,
+    "bullets that are not indented": """Finds.
+
+    Args:
+    - query: what to find
+    Keyword Args:
+    - limit: how many, at most
+    Returns:
+    - query: no argument
+    """,
+    "other parameters": """Finds.
+
+    Parameters
+    ----------
+    query : str
+        what to find
+
+    Other Parameters
+    ----------------
+    limit : int
+        how many, at most
+    """,
+    "sphinx": """Finds.
+
+    :arg query: what to find
+    :type query: str
+    :keyword limit: how many, at most
+    """,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_usual_form_describes_the_arguments(form: str) -> None:
+    def find(query: str, limit: int = 3) -> str:
+        return query * limit
+
+    find.__doc__ = FORMS[form]
+    spec = as_tool(find).spec
+    properties: Any = spec.parameters["properties"]
+    told = {name: part["description"] for name, part in properties.items()}
+    assert told == {"query": "what to find", "limit": "how many, at most"}
+    assert spec.description == "Finds."
+
+
 def test_a_class_known_only_where_the_tool_is_written_is_found() -> None:
     @dataclasses.dataclass
     class Local:
@@ -252,3 +330,189 @@ def test_a_method_whose_object_is_not_named_self_is_refused_with_that_name() -> 
             @tool
             def go(lock, direction: str) -> None:
                 """Goes."""
+
+
+def node_class(value: type) -> type:
+    @dataclasses.dataclass
+    class Node:
+        value: Any
+        kids: list[Node] = dataclasses.field(default_factory=list)
+
+    Node.__annotations__ = {"value": value, "kids": list[Node]}
+    return Node
+
+
+def test_two_classes_of_one_name_have_two_schemas() -> None:
+    first, second = node_class(int), node_class(str)
+    schema = type_schema(tuple[first, second, first])  # type: ignore[valid-type]
+    check = jsonschema.Draft202012Validator(schema)
+    numbers, texts = {"value": 1, "kids": [{"value": 2}]}, {"value": "a", "kids": [{"value": "b"}]}
+    assert check.is_valid([numbers, texts, numbers])
+    assert not check.is_valid([texts, texts, numbers]) and not check.is_valid([numbers, numbers, numbers])
+    assert list(schema["$defs"]) == ["Node", "Node_2"]
+
+
+class Named(TypedDict):
+    name: str
+
+
+class Placed(TypedDict):
+    point: Point
+    ways: NotRequired[list[Way]]
+
+
+T = TypeVar("T", bound=Point)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "converted"),
+    [
+        (Annotated[Point, "where"] | None, None, None),
+        (Annotated[Point, "where"] | None, {"x": 1}, Point(1)),
+        (Annotated[Way, "where"] | None, None, None),
+        (Annotated[Way, "where"] | None, "south", Way.SOUTH),
+        (Annotated[list[Point], "where"] | None, None, None),
+        (Annotated[list[Point], "where"] | None, [{"x": 1}], [Point(1)]),
+        (Annotated[set[str], "which"] | None, None, None),
+        (Annotated[Way | Point, "one"] | None, "north", Way.NORTH),
+        (Literal["all"] | Point, {"x": 1}, Point(1)),
+        (Literal["all"] | Point, "all", "all"),
+        (Literal["none"] | Way, "north", Way.NORTH),
+        (Literal[Way.SOUTH] | int, "south", Way.SOUTH),
+        (Named | Point, {"x": 1}, Point(1)),
+        (Named | Point, {"name": "a"}, {"name": "a"}),
+        (Any | Point, {"x": 1}, Point(1)),
+        (Annotated[Any, "all"] | Point, {"x": "no number"}, {"x": "no number"}),
+        (list[str] | list[Point], [{"x": 1}], [Point(1)]),
+        (list[str] | list[Point], ["a"], ["a"]),
+        (list[Way] | tuple[int, Point], [1, {"x": 1}], (1, Point(1))),
+        (dict[str, int] | dict[str, Point], {"a": {"x": 1}}, {"a": Point(1)}),
+        (list[Literal["all"] | Point | None], ["all", {"x": 1}, None], ["all", Point(1), None]),
+        (Tree | Point, {"value": 1, "children": [{"value": 2.0}]}, Tree(1, [Tree(2)])),
+        (Placed | None, {"point": {"x": 1}, "ways": ["north"]}, {"point": Point(1), "ways": [Way.NORTH]}),
+        (int | float, 7.5, 7.5),
+        (bool | int, True, True),
+        (T, {"x": 1}, Point(1)),
+        (MutableMapping[str, Point], {"a": {"x": 1}}, {"a": Point(1)}),
+    ],
+)
+def test_a_value_becomes_the_member_of_a_union_that_it_fits(hint: object, value: object, converted: object) -> None:
+    seen: list[object] = []
+
+    def take(p: Any) -> None:
+        seen.append(p)
+
+    take.__annotations__["p"] = hint
+    (result,) = ToolRunner([take], inline=True).run_directly([ToolCall("a", "take", {"p": value})])  # type: ignore[dict-item]
+    assert (result.error, result.content) == (None, "done")
+    assert seen == [converted] and type(seen[0]) is type(converted)
+
+
+class Search:
+    """Finds texts."""
+
+    def __call__(self, query: str, limit: int = 1) -> str:
+        return query * limit
+
+    def by_word(self, query: str, limit: int = 1) -> str:
+        """Finds words."""
+        return query * limit
+
+    @staticmethod
+    def by_key(query: str, limit: int = 1) -> str:
+        """Finds keys."""
+        return query * limit
+
+    @classmethod
+    def by_class(cls, query: str, limit: int = 1) -> str:
+        """Finds classes."""
+        return query * limit
+
+
+class AsyncSearch:
+    async def __call__(self, query: str, limit: int = 1) -> str:
+        """Finds later."""
+        return query * limit
+
+
+@functools.cache
+def kept(query: str, limit: int = 1) -> str:
+    """Finds once."""
+    return query * limit
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "description"),
+    [
+        (Search(), "Search", "Finds texts."),
+        (AsyncSearch(), "AsyncSearch", "Finds later."),
+        (Search().by_word, "by_word", "Finds words."),
+        (Search.by_key, "by_key", "Finds keys."),
+        (Search().by_key, "by_key", "Finds keys."),
+        (Search.by_class, "by_class", "Finds classes."),
+        (kept, "kept", "Finds once."),
+    ],
+)
+@pytest.mark.parametrize("bound", ["nothing", "keyword", "twice", "dressed"])
+def test_a_callable_is_a_tool_with_its_name(
+    function: Callable[..., object], name: str, description: str, bound: str
+) -> None:
+    if bound != "nothing":
+        function = functools.partial(function, limit=2)
+    if bound == "twice":
+        function = functools.partial(function, limit=3)
+    if bound == "dressed" and hasattr(inner := getattr(function, "func", None), "__name__"):
+        function = functools.update_wrapper(function, inner)  # type: ignore[arg-type]
+    made = as_tool(function)
+    shown = ["query", "limit"] if bound == "nothing" else ["query"]
+    assert (made.name, made.spec.description, list(made.spec.parameters["properties"])) == (name, description, shown)
+    (result,) = asyncio.run(ToolRunner([made]).run([ToolCall("a", name, {"query": "ab"})]))
+    assert result.content == "ab" * {"nothing": 1, "twice": 3}.get(bound, 2)
+
+
+def test_a_wrapper_around_a_tool_is_called_as_the_tool() -> None:
+    @tool(timeout_s=5)
+    def shout(text: str) -> str:
+        """Shouts."""
+        return text.upper()
+
+    @functools.wraps(shout)
+    def twice(*args: Any, **keywords: Any) -> str:
+        return 2 * shout(*args, **keywords)
+
+    made = as_tool(twice)
+    assert (made.name, made.timeout_s) == ("shout", 5)
+    (result,) = ToolRunner([made], inline=True).run_directly([ToolCall("a", "shout", {"text": "ab"})])
+    assert result.content == "ABAB"
+
+
+def test_a_mark_may_be_on_either_side_of_a_staticmethod_or_classmethod() -> None:
+    class Kit:
+        @tool
+        @staticmethod
+        def first(a: int) -> str:
+            """Firsts."""
+            return f"first {a}"
+
+        @classmethod
+        @tool
+        def second(cls, a: int) -> str:
+            """Seconds."""
+            return f"{cls.__name__} {a}"
+
+        @tool
+        @classmethod
+        def third(cls, a: int) -> str:
+            """Thirds."""
+            return f"{cls.__name__} {a}"
+
+    runner = ToolRunner([Kit.first, Kit.second, Kit().third], inline=True)
+    calls = [ToolCall(name, name, {"a": 1}) for name in ("first", "second", "third")]
+    assert [result.content for result in runner.run_directly(calls)] == ["first 1", "Kit 1", "Kit 1"]
+
+
+@pytest.mark.parametrize("function", [max, print, functools.partial(max)])
+def test_a_callable_without_named_parameters_is_refused_with_its_name(function: Callable[..., object]) -> None:
+    name = getattr(function, "__name__", "max")
+    with pytest.raises(ToolSchemaError, match=f"tool '{name}': "):
+        as_tool(function)
