@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,9 +18,11 @@ from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
+from agentgym.http_guard import TOKEN_VARIABLE, HttpGuard, choose_token
 from agentgym.tools.containers.daemon import Daemon
 from agentgym.tools.containers.reaper import reap_resources
 from agentgym.tools.sandbox import Ended, Language, Outcome, SandboxLimits, open_sandbox
+from agentgym.tools.sandbox.service_server import SandboxServer
 
 __all__ = ["main"]
 
@@ -60,6 +65,31 @@ class ReapOptions:
     """Print one line of JSON, and all else on standard error."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SandboxServeOptions:
+    """Runs the programs that others post (`--sandbox.url`), each in a box of its own. Ctrl-C ends it.
+
+    It speaks the API of SandboxFusion: `POST /run_code` with `code` and `language` (`python` or `bash`).
+    """
+
+    port: int = 8080
+    """The port to listen on; 0 takes a free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is reachable from other machines, and demands a token."""
+    backend: Literal["auto", "namespaces", "landlock", "docker"] = "auto"
+    """The kind of box; by default the first one that works here."""
+    time_limit_s: float = 60.0
+    """The most seconds that a request may ask for; without its own limit a program has 10."""
+    memory_mb: int = 1024
+    """MiB that all processes of a program may hold."""
+    concurrency: int = field(default_factory=lambda: 4 * (os.cpu_count() or 1))
+    """Programs that run at the same time; others wait."""
+    require_token: bool = False
+    """Demand a token on loopback too. It is printed at the start, or read from AGENTGYM_TOKEN where that is set."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header that are served, besides IP addresses and this machine's own name."""
+
+
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym sandbox ...`."""
     return run_group("sandbox", args, SUBCOMMANDS)
@@ -90,6 +120,37 @@ def _run(args: Sequence[str]) -> int:
             }
         )
     return _exit_code(outcome)
+
+
+def _serve(args: Sequence[str]) -> int:
+    options = parse_options(SandboxServeOptions, args, prog="agentgym sandbox serve")
+    asyncio.run(_serve_until_signal(options, choose_token(options.host, is_required=options.require_token)))
+    return 0
+
+
+async def _serve_until_signal(options: SandboxServeOptions, token: str | None) -> None:
+    over = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    limits = SandboxLimits(time_limit_s=options.time_limit_s, memory_mb=options.memory_mb)
+    with open_sandbox(options.backend, limits=limits) as sandbox:
+        server = SandboxServer(
+            sandbox,
+            limits,
+            options.host,
+            options.port,
+            concurrency=options.concurrency,
+            guard=HttpGuard(options.host, token=token, allowed_hosts=options.allowed_hosts),
+        )
+        async with server:
+            say(f"programs are run at {server.url}, in {sandbox.backend}")
+            if token is not None:
+                say(f"  token: {token}    (set it as {TOKEN_VARIABLE} where the training runs)")
+            key = "" if token is None else f" --sandbox.api-key-env {TOKEN_VARIABLE}"
+            say(f"  agentgym train --env CodeTasks-v0 --sandbox.url {server.url}{key}")
+            say("Ctrl-C ends it.")
+            await over.wait()
+    say(f"ended after {server.num_run:,} programs")
 
 
 def _read(path: Path) -> str:
@@ -136,5 +197,6 @@ def _reap(args: Sequence[str]) -> int:
 
 SUBCOMMANDS = {
     "run": Subcommand("run a program in a box", _run),
+    "serve": Subcommand("run the programs that others post, by the API of SandboxFusion", _serve),
     "reap": Subcommand("remove containers and images of processes that have ended", _reap),
 }

@@ -11,6 +11,7 @@ from typing import Literal
 from agentgym.errors import ConfigError, EnvironmentFault, SandboxError
 from agentgym.tools.calling.definition import Tool, as_tool, tool
 from agentgym.tools.sandbox import Ended, Language, Outcome, Sandbox, SandboxLimits, SandboxSession, open_sandbox
+from agentgym.tools.sandbox.service_settings import backend_of_run, is_service
 
 __all__ = ["CodeTools", "shared_sandbox"]
 
@@ -26,12 +27,20 @@ STOPPED = {
 }
 
 
+STATELESS = {
+    "python": "Runs a Python program and returns what it prints. Nothing is kept for the next call.",
+    "shell": "Runs shell commands (sh). Nothing is kept for the next call.",
+}
+"""The descriptions of the tools where a code execution service runs them."""
+
+
 class CodeTools:
     """Gives an environment the tools `python` and `shell`: `tool_sources=[CodeTools]`.
 
     Each episode has its own session: Python variables and files persist from call to call. All episodes of a process
     that ask for the same limits share the sandbox's server. The model reads the outcome of its program. A failure of
-    the sandbox itself is an EnvironmentFault, so that the episode does not count as a zero.
+    the sandbox itself is an EnvironmentFault, so that the episode does not count as a zero. With a code execution
+    service, every call is a program of its own, as the tools' descriptions then say.
     """
 
     def __init__(
@@ -54,13 +63,18 @@ class CodeTools:
         self._max_calls, self._max_seconds = max_calls, max_seconds
         self._session: SandboxSession | None = None
         self._calls, self._seconds = 0, 0.0
+        self._keeps_state = True
 
     def open(self) -> Sequence[Tool]:
         """Begins an episode's session."""
         self._calls, self._seconds = 0, 0.0
         timeout_s = self._limits.time_limit_s + ANSWER_S
         made = [as_tool(fn).bound_to(self, fn) for fn in (self.python, self.shell)]
-        return [replace(entry, timeout_s=timeout_s, on_error="raise") for entry in made if entry.name in self._names]
+        tools = [replace(entry, timeout_s=timeout_s, on_error="raise") for entry in made if entry.name in self._names]
+        self._keeps_state = not is_service(backend_of_run(self._backend))
+        if self._keeps_state:
+            return tools
+        return [replace(entry, spec=replace(entry.spec, description=STATELESS[entry.name])) for entry in tools]
 
     def close(self) -> None:
         """Ends the session and everything it started."""
@@ -97,9 +111,10 @@ class CodeTools:
         if language == "shell" and "\0" in code:
             return "not run: a command cannot hold a NUL character"
         try:
-            if self._session is None:
-                self._session = shared_sandbox(self._backend, self._limits).session()
-            outcome = self._session.run(code, language=language, time_limit_s=left)
+            sandbox = shared_sandbox(self._backend, self._limits)
+            if self._session is None and self._keeps_state:
+                self._session = sandbox.session()
+            outcome = (self._session or sandbox).run(code, language=language, time_limit_s=left)
         except SandboxError as error:
             raise EnvironmentFault(f"the sandbox failed: {error}") from error
         self._calls += 1
@@ -133,7 +148,8 @@ _sandboxes: dict[tuple[str, SandboxLimits, int], Sandbox] = {}
 def shared_sandbox(backend: str, limits: SandboxLimits) -> Sandbox:
     """Returns the process's sandbox with these limits; it ends with the process."""
     with _lock:
-        key = (backend, limits, os.getpid())  # a forked child must not use the streams of its parent's containers
+        # A forked child must not use the streams of its parent's containers.
+        key = (backend_of_run(backend), limits, os.getpid())
         if key not in _sandboxes:
             _sandboxes[key] = open_sandbox(backend, limits=limits)
         return _sandboxes[key]

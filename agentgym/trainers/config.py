@@ -22,6 +22,7 @@ from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.rollout.serving.http_server import ServeConfig
 from agentgym.settings import check_at_least, replaced_by
+from agentgym.tools.sandbox.service_settings import SandboxConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.collapse import CollapseConfig
@@ -68,6 +69,7 @@ class TrainConfig:
     """Rows of files as tasks, in place of the environment's own."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """The source of an episode's reward, in place of the environment."""
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     practice: PracticeConfig = field(default_factory=PracticeConfig)
     algo: str = "grpo"
     """A preset (ppo, dapo, gspo, cispo...), the name of an advantage estimator (grpo, rloo, gigpo...), or your own as

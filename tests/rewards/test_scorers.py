@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -290,3 +291,11 @@ def test_code_runs_in_a_pool(episode: Make) -> None:
     results = scored("code", played)
     assert [one.reward for one in results] == [1.0, 0.0]
     assert [re.sub(r"\d", "", name) for name in results[0].metrics] == ["reward/tests_passed", "success"]
+
+
+def test_a_fence_and_many_blanks_are_read_in_a_time_in_proportion() -> None:
+    from agentgym.rewards.scorers.code_tests import FENCED
+
+    before = time.thread_time()
+    assert FENCED.search("```" + " " * 200_000 + "x") is None
+    assert time.thread_time() - before < 1.0

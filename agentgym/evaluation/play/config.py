@@ -22,6 +22,7 @@ from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import STALL_S, SamplingConfig
 from agentgym.rollout.sampling.sampler import SamplerConfig
+from agentgym.tools.sandbox.service_settings import SandboxConfig
 from agentgym.types import JSON
 from agentgym.url_credentials import refuse_credentials
 
@@ -112,6 +113,7 @@ class EvalConfig:
     """The rows of files that are the held-out tasks, in place of the environment's own."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """The source of an episode's reward, in place of the environment."""
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
 
     def __post_init__(self) -> None:
         refuse_credentials(self)
@@ -170,8 +172,8 @@ class EvalConfig:
         settings |= {name: getattr(self, name) for name in names}
         settings |= {name: value for name, off in plain.items() if (value := getattr(self, name)) != off}
         settings |= {"stop": [*self.stop]} if self.stop else {}
-        for name, part, nothing in (("data", self.data, DataConfig()), ("reward", self.reward, RewardConfig())):
-            settings |= {} if part == nothing else {name: plain_settings(part)}
+        for name, nothing in {"data": DataConfig(), "reward": RewardConfig(), "sandbox": SandboxConfig()}.items():
+            settings |= {} if (part := getattr(self, name)) == nothing else {name: plain_settings(part)}
         if is_url(self.policy):
             endpoint: dict[str, JSON] = {"model": self.endpoint.model, "text_marks": self.endpoint.text_marks}
             return {**settings, "policy": endpoint_url(self.policy), "endpoint": endpoint}
@@ -183,7 +185,7 @@ class EvalConfig:
         return {**settings, "family": self.family, "history": self.history, "compaction": asdict(self.compaction)}
 
 
-def plain_settings(config: DataConfig | RewardConfig) -> dict[str, JSON]:
+def plain_settings(config: DataConfig | RewardConfig | SandboxConfig) -> dict[str, JSON]:
     """Returns the settings in plain types, for YAML and JSON."""
     plain: dict[str, JSON] = json.loads(json.dumps(asdict(config), default=dict))
     return plain

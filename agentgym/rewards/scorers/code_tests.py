@@ -22,13 +22,17 @@ from typing import IO, TypeGuard
 from agentgym.rewards.registry import REWARDS, in_processes
 from agentgym.rewards.reply import ground_truth, last_reply
 from agentgym.rewards.reward import InvalidReward, Reward
+from agentgym.rewards.scorers.code_process import JOB_FILE, MAX_FILE_BYTES
+from agentgym.tools.code import shared_sandbox
+from agentgym.tools.sandbox import SandboxLimits
+from agentgym.tools.sandbox.service_settings import backend_of_run, is_service
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON, Task
 
 __all__ = ["code"]
 
 PROGRAM = Path(__file__).with_name("code_process.py")
-FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +75,8 @@ def code(
     `wall_seconds` by the clock (a program may wait, and the machine may be busy) are limits for all tests together: the
     tests that remain when they are used up have failed. That is the program's mistake, and no failure of the reward,
     whose `timeout_s` has to be longer. This contains accidents and is no sandbox: the program has the user's rights and
-    network, and a program that is written to fool its tests can do so.
+    network, and a program that is written to fool its tests can do so. With `sandbox.url` a code execution service runs
+    the tests instead, each for the time that is left of the two; if it runs none, the reward has failed.
     """
     tests = _tests(ground_truth(task))
     program = _program(last_reply(trajectory))
@@ -124,14 +129,14 @@ def _text(value: JSON) -> str:
 
 
 def _num_passed(program: str, tests: Sequence[_Test], budget: _Budget) -> int:
-    passed, left, deadline = 0, budget, time.monotonic() + budget.wall_s
+    passed, left = 0, budget
+    passes = _passes_elsewhere if is_service(backend_of_run("auto")) else _passes
     for test in tests:
         if left.cpu_s <= 0 or left.wall_s <= 0:
             break
-        before = _children_s()
-        passed += _passes(program, test, left)
-        cpu_s = left.cpu_s - (_children_s() - before)
-        left = replace(left, cpu_s=cpu_s, wall_s=deadline - time.monotonic())
+        has_passed, cpu_s, wall_s = passes(program, test, left)
+        passed += has_passed
+        left = replace(left, cpu_s=left.cpu_s - cpu_s, wall_s=left.wall_s - wall_s)
     return passed
 
 
@@ -140,17 +145,42 @@ def _children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _passes(program: str, test: _Test, budget: _Budget) -> bool:
-    proof = secrets.token_hex(16)
-    job = {"program": program, "test": test.code, "input": test.input, "proof": proof}
+def _passes(program: str, test: _Test, budget: _Budget) -> tuple[bool, float, float]:
+    """Returns whether the test passes, its computing time, and its time by the clock."""
+    cpu_before, started = _children_s(), time.monotonic()
+    job = _job(program, test)
     limits = {"cpu_s": math.ceil(budget.cpu_s), "wall_s": budget.wall_s, "memory_mb": budget.memory_mb}
     with tempfile.TemporaryDirectory(prefix="agentgym-code-") as folder, tempfile.TemporaryFile() as printed:
         ended_well = _run(json.dumps(job | limits), folder, budget.wall_s, printed)
         printed.seek(0)
         said = printed.read().decode(errors="replace")
+    has_passed = ended_well and _is_right(said, test, job["proof"])
+    return has_passed, _children_s() - cpu_before, time.monotonic() - started
+
+
+def _passes_elsewhere(program: str, test: _Test, budget: _Budget) -> tuple[bool, float, float]:
+    """Returns the same by the run's code execution service. Time that the service takes besides counts for nothing.
+
+    Raises SandboxError if it runs no program: that is no zero of the model's.
+    """
+    job = _job(program, test)
+    limits = SandboxLimits(time_limit_s=3600.0, memory_mb=budget.memory_mb, output_kb=MAX_FILE_BYTES >> 10)
+    seconds = min(budget.cpu_s, budget.wall_s)
+    sandbox = shared_sandbox("auto", limits)
+    outcome = sandbox.run(PROGRAM.read_text(), files={JOB_FILE: json.dumps(job).encode()}, time_limit_s=seconds)
+    has_passed = outcome.ok and _is_right(outcome.stdout, test, job["proof"])
+    return has_passed, outcome.seconds, outcome.seconds
+
+
+def _job(program: str, test: _Test) -> dict[str, str | None]:
+    return {"program": program, "test": test.code, "input": test.input, "proof": secrets.token_hex(16)}
+
+
+def _is_right(said: str, test: _Test, proof: str | None) -> bool:
+    """Returns whether what a process printed shows that its test has passed."""
     if test.code is not None:
-        return ended_well and said == proof  # a program that exits early did not reach its tests
-    return ended_well and _lines(said) == _lines(test.output)
+        return said == proof  # a program that exits early did not reach its tests
+    return _lines(said) == _lines(test.output)
 
 
 def _run(job: str, folder: str, wall_s: float, printed: IO[bytes]) -> bool:

@@ -12,6 +12,7 @@ from agentgym.errors import ConfigError, SandboxError, UnknownName, nearest
 from agentgym.tools.sandbox.bare import BareSubprocess
 from agentgym.tools.sandbox.protocol import Sandbox, SandboxLimits
 from agentgym.tools.sandbox.served import ServedSandbox
+from agentgym.tools.sandbox.service_settings import backend_of_run, is_service
 
 __all__ = ["BACKENDS", "open_sandbox", "sandbox_faults"]
 
@@ -30,12 +31,17 @@ def open_sandbox(
 ) -> Sandbox:
     """Opens a sandbox of the kind `backend`; `auto` is the first of namespaces, landlock and docker that works here.
 
+    In a run with a code execution service (`sandbox.url`), `auto` is that service; the URL of one is a backend too.
+
     `packages` are folders that programs can import from, besides the standard library; programs can read them, so they
     must not contain secrets. `image` is an image in the Docker daemon, with Python 3.11 or newer; by default one is
     made of this machine's Python. With `unsafe`, and only if no sandbox works, programs run as bare subprocesses.
 
     Raises SandboxError, with what each kind lacks.
     """
+    backend = backend_of_run(backend)
+    if is_service(backend):
+        return _open_service(backend, limits, packages, image)
     if backend not in ("auto", *BACKENDS):
         near = nearest(backend, BACKENDS) or "."
         raise UnknownName(f"unknown sandbox {backend!r}{near} There are auto, {', '.join(BACKENDS)}")
@@ -64,6 +70,13 @@ def open_sandbox(
         "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns=0) or Landlock (Linux 5.13), "
         "or start a Docker daemon. unsafe=True runs code with all rights of yours"
     )
+
+
+def _open_service(url: str, limits: SandboxLimits | None, packages: Sequence[Path], image: str | None) -> Sandbox:
+    if packages or image is not None:
+        raise ConfigError("a code execution service has its own image and packages: leave packages and image out")
+    sandbox: Sandbox = import_module("agentgym.tools.sandbox.service").ServiceSandbox(url, limits or SandboxLimits())
+    return sandbox
 
 
 def _open_backend(name: str, limits: SandboxLimits, packages: Sequence[Path], image: str | None) -> Sandbox:

@@ -25,6 +25,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from agentgym.errors import AgentGymError, EngineError
+from agentgym.tools.sandbox.service_settings import variables_of_run
 from agentgym.trainers.settings.cluster import ClusterConfig, Role
 
 __all__ = [
@@ -317,7 +318,13 @@ class Cluster:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.WARNING,
-                    runtime_env={"env_vars": {"PYTHONPATH": path, _PATH: os.environ.get("PYTHONPATH", "")}},
+                    runtime_env={
+                        "env_vars": {
+                            "PYTHONPATH": path,
+                            _PATH: os.environ.get("PYTHONPATH", ""),
+                            **variables_of_run(),
+                        }
+                    },
                 )
         except Exception as error:  # Ray itself raises a plain Exception if a node does not start in time
             where = f"join the Ray cluster at {address!r}" if address else "begin a Ray cluster on this machine"

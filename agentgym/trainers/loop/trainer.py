@@ -15,6 +15,7 @@ from agentgym.model.policy import load_policy
 from agentgym.rewards import RewardFunction
 from agentgym.rollout.hosting.event_loop import loop_runner
 from agentgym.rollout.hosting.watchdog import watch_calls
+from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.trainers.checkpoints.checkpoint import newest_whole
 from agentgym.trainers.checkpoints.run_folder import RunFolder, free_run_folder, read_settings, save_model
 from agentgym.trainers.config import TrainConfig, config_from_mapping
@@ -57,7 +58,8 @@ class Trainer:
         self.observer = Observers([observer or Unobserved(), *own]) if own else observer or Unobserved()
         self.reward = None if isinstance(reward, str) else reward
         path = free_run_folder(config) if output is None else Path(output)
-        self._run = open_run(config, path, self.observer, self.reward, resume=resume)
+        with used_by_run(config.sandbox):
+            self._run = open_run(config, path, self.observer, self.reward, resume=resume)
 
     @classmethod
     def load(
@@ -116,7 +118,7 @@ class Trainer:
         """
         for left in reversed(range(self.config.ray.max_restarts + 1)):
             try:
-                with watch_calls(self.config.limits.stall_s):
+                with used_by_run(self.config.sandbox), watch_calls(self.config.limits.stall_s):
                     return loop_runner()(self._run.fit())
             except LearnerLost as lost:
                 if not left or not self.folder.has_run:

@@ -14,6 +14,7 @@ from agentgym.errors import ConfigError, EnvironmentFault, SandboxError
 from agentgym.tools import tool
 from agentgym.tools.code import ANSWER_S, format_outcome, shared_sandbox
 from agentgym.tools.sandbox import BACKENDS, Ended, SandboxLimits, SandboxSession
+from agentgym.tools.sandbox.service_settings import backend_of_run, is_service
 from agentgym.types import Message
 
 __all__ = ["Terminal"]
@@ -51,6 +52,11 @@ class Terminal(ToolEnv):
         if backend not in ("auto", *BACKENDS):
             raise ConfigError(f"Terminal's backends are auto, {', '.join(BACKENDS)}; got {backend!r}")
         super().__init__(render_mode)
+        if is_service(backend_of_run(backend)):
+            raise ConfigError(
+                "Terminal-v0 keeps files from command to command, which no code execution service does: name a box of "
+                "this machine, --env-kwargs backend=namespaces"
+            )
         self.level, self.backend = level, backend
         self._session: SandboxSession | None = None
 

@@ -1,0 +1,66 @@
+"""The code execution service of a run: its settings, and how all sandboxes of the run come to use it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from agentgym.errors import ConfigError
+from agentgym.url_credentials import refuse_credentials
+
+__all__ = ["CONCURRENCY", "KEY", "SandboxConfig", "backend_of_run", "is_service", "used_by_run", "variables_of_run"]
+
+URL, CONCURRENCY, KEY = "AGENTGYM_SANDBOX_URL", "AGENTGYM_SANDBOX_CONCURRENCY", "AGENTGYM_SANDBOX_KEY_ENV"
+"""Variables that tell the processes of a run which service it uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """The code execution service of a run; without a URL, programs run in boxes of the machine itself."""
+
+    url: str = ""
+    """The address of a service with SandboxFusion's API, `http://host:8080`. It runs the programs of the `code` reward,
+    of CodeTasks and of the tools `python` and `shell`."""
+    concurrency: int = 32
+    """The most requests of one process that wait for the service at the same time."""
+    api_key_env: str = ""
+    """The environment variable with the service's key, which is sent as `Authorization: Bearer`."""
+
+    def __post_init__(self) -> None:
+        if self.url and not is_service(self.url):
+            raise ConfigError(f"sandbox.url is the http:// address of a service, got {self.url!r}")
+        refuse_credentials(self.url, "sandbox.url")
+        if self.concurrency < 1:
+            raise ConfigError(f"sandbox.concurrency is at least 1, got {self.concurrency}")
+        if self.api_key_env and not os.environ.get(self.api_key_env):
+            raise ConfigError(f"sandbox.api_key_env names the variable {self.api_key_env!r}, which is not set")
+
+
+def is_service(backend: str) -> bool:
+    """True if the backend of a sandbox is the address of a service."""
+    return backend.startswith(("http://", "https://"))
+
+
+@contextmanager
+def used_by_run(config: SandboxConfig) -> Iterator[None]:
+    """Makes the service that of all sandboxes which this process, and those that it starts, open as `auto`."""
+    wanted = {URL: config.url, CONCURRENCY: str(config.concurrency), KEY: config.api_key_env} if config.url else {}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def backend_of_run(backend: str) -> str:
+    """Returns the kind of sandbox that `backend` is here: `auto` is the run's service, if it has one."""
+    return os.environ.get(URL) or backend if backend == "auto" else backend
+
+
+def variables_of_run() -> dict[str, str]:
+    """Returns the variables that make the service of this process that of one elsewhere, which needs the key itself."""
+    return {name: os.environ[name] for name in (URL, CONCURRENCY, KEY) if name in os.environ}
