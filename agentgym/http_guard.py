@@ -23,6 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from agentgym.errors import AgentGymError, ConfigError
+from agentgym.proxies import is_loopback
 
 __all__ = [
     "TOKEN_VARIABLE",
@@ -66,6 +67,8 @@ class GuardLimits:
     """The seconds from the connection to the end of the first request's headers."""
     body_s: float = 60.0
     """The seconds from the end of the headers to the end of the body."""
+    idle_s: float = 30.0
+    """The seconds from an answer to the end of the next request's headers on the same connection."""
 
 
 class HttpGuard:
@@ -74,7 +77,7 @@ class HttpGuard:
     - The `Host` header is an IP address, `localhost`, this machine's name, the name that the server listens on, or one
       of `allowed_hosts`. A web page that has its own name resolve to this machine (DNS rebinding) is refused.
     - `Origin`, which browsers send, is the server's own. This holds for WebSockets too.
-    - A body is `application/json`.
+    - A body is `application/json`, and not compressed: a small one could take all memory.
     - With a `token`, a request has it as `Authorization: Bearer TOKEN`, or as the password of `Authorization: Basic`.
       `accepts_key` may accept other keys (an episode's own).
     - A request that is not sent completely ends after `limits`.
@@ -92,7 +95,7 @@ class HttpGuard:
         self.token = token
         self._allowed = {"localhost", socket.gethostname().lower(), host.lower(), *map(str.lower, allowed_hosts)} - {""}
         self._accepts_key = accepts_key
-        self._limits = limits or GuardLimits()
+        self.limits = limits or GuardLimits()
         self._asked: set[object] = set()
         self._silent: dict[object, float] = {}
 
@@ -108,6 +111,11 @@ class HttpGuard:
             given = request.content_type
             how = "send JSON with the header `Content-Type: application/json`"
             raise RequestRejected(415, "unsupported_media_type", f"a body of the type {given!r:.80} is refused: {how}")
+        if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
+            how = "send it without the header `Content-Encoding`"
+            raise RequestRejected(
+                415, "unsupported_media_type", f"a body compressed by {coding!r:.80} is refused: {how}"
+            )
 
     async def admit(self, request: web.BaseRequest) -> None:
         """Checks the request and reads its body for the handler; raises RequestRejected."""
@@ -116,10 +124,10 @@ class HttpGuard:
         if not request.can_read_body:
             return
         try:
-            async with asyncio.timeout(self._limits.body_s):
+            async with asyncio.timeout(self.limits.body_s):
                 await request.read()
         except TimeoutError:
-            seconds = f"{self._limits.body_s:g} s"
+            seconds = f"{self.limits.body_s:g} s"
             raise RequestRejected(408, "request_timeout", f"the body did not arrive within {seconds}") from None
         except (web.RequestPayloadError, HttpProcessingError) as error:
             raise RequestRejected(400, "invalid_body", f"the body cannot be read: {error}") from error
@@ -137,6 +145,16 @@ class HttpGuard:
 
         return admit_request
 
+    def runner(self, app: web.Application) -> web.AppRunner:
+        """Returns a runner that cancels the handler of a client that leaves, and closes idle connections in time."""
+        return web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=1.0,
+            keepalive_timeout=self.limits.idle_s,
+        )
+
     def watch(self, runner: web.BaseRunner) -> None:
         """Closes connections whose first request is not sent in time, until the runner is cleaned up."""
         if runner.server is None:
@@ -145,9 +163,9 @@ class HttpGuard:
         self._asked &= connections
         self._silent = {connection: self._silent.get(connection, now) for connection in connections - self._asked}
         for connection in connections & self._silent.keys():
-            if now - self._silent[connection] > self._limits.headers_s:
+            if now - self._silent[connection] > self.limits.headers_s:
                 connection.force_close()
-        asyncio.get_running_loop().call_later(min(SWEEP_S, self._limits.headers_s), self.watch, runner)
+        asyncio.get_running_loop().call_later(min(SWEEP_S, self.limits.headers_s), self.watch, runner)
 
     def _check_host(self, header: str) -> None:
         name = _host_name(header)
@@ -184,16 +202,6 @@ def choose_token(host: str, *, is_required: bool = False) -> str | None:
     return secrets.token_urlsafe(24) if is_required or not is_loopback(host) else None
 
 
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a server that listens on `host`."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class JsonServer:
     """Answers requests with a status and JSON by their method and path; an asynchronous context manager.
 
@@ -215,7 +223,7 @@ class JsonServer:
         app = web.Application(client_max_size=max_body, middlewares=[guard.middleware(_refusal)])
         for (method, path), endpoint in endpoints.items():
             app.router.add_route(method, path, _handler(endpoint))
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        self._runner = guard.runner(app)
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()

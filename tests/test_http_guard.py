@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gzip
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -13,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from agentgym import http_guard
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.embedded import embedded_folder
@@ -255,6 +258,41 @@ def test_requests_that_are_half_sent_end_in_time_and_nobody_waits_for_them() -> 
     assert status == 200
     assert torn == {b""}, "the connection closes without an answer"
     assert all(b"408" in line for line in slow)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_connection_that_idles_or_half_sends_its_next_request_is_closed(
+    renderer: Renderer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_guard, "GuardLimits", lambda: GuardLimits(idle_s=0.2))
+
+    async def ask(_: aiohttp.ClientSession, url: str) -> list[bytes]:
+        port = int(url.rpartition(":")[2])
+
+        async def rest_of_connection(sent_after: bytes) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(int(line.split(b":")[1]) for line in head.lower().splitlines() if b"content-length" in line)
+            await reader.readexactly(length)
+            writer.write(sent_after)
+            rest = await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+            return rest
+
+        return list(await asyncio.gather(*map(rest_of_connection, (b"", b"GET /hea", b"POST / HTTP/1.1\r\nHost: a"))))
+
+    assert asking(renderer, name, ask) == [b""] * 3
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_compressed_body_is_refused_before_it_is_inflated(renderer: Renderer, name: str) -> None:
+    small = [
+        {"data": compress(b"{" + b" " * 10_000_000 + b"}"), "headers": {"Content-Encoding": coding}}
+        for coding, compress in (("gzip", gzip.compress), ("deflate", zlib.compress))
+    ]
+    asked = [{**one, "headers": {"Content-Type": "application/json", **one["headers"]}} for one in small]
+    assert statuses(renderer, name, *asked) == [415, 415]
 
 
 def test_an_address_that_other_machines_reach_has_a_token(monkeypatch: pytest.MonkeyPatch) -> None:

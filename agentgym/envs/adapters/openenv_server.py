@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
@@ -11,6 +12,7 @@ from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from agentgym.call_json import as_call
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.text_env import Info, TextEnv
 from agentgym.errors import AgentGymError
@@ -25,6 +27,8 @@ GUARD = web.AppKey("guard", HttpGuard)
 MAX_MESSAGE = 16 << 20
 SHUTDOWN_S = 5.0
 """The seconds that calls of environments have to end after serving has ended."""
+SESSION_IDLE_S = 3600.0
+"""The seconds without a message after which a session ends, so that clients that forget theirs do not take all."""
 METADATA: dict[str, JSON] = {"type": "object", "additionalProperties": True, "default": {}}
 CALL: dict[str, JSON] = {
     "type": "object",
@@ -124,7 +128,7 @@ class _Doors:
 
     async def socket(self, request: web.Request) -> web.WebSocketResponse:
         """A session, until its client leaves."""
-        answers = web.WebSocketResponse(max_msg_size=MAX_MESSAGE)
+        answers = web.WebSocketResponse(max_msg_size=MAX_MESSAGE, receive_timeout=SESSION_IDLE_S)
         await answers.prepare(request)
         if len(self._sockets) >= self._max_sessions:
             await answers.send_json(_error("CAPACITY_REACHED", f"{self._max_sessions} sessions are open"))
@@ -199,10 +203,11 @@ def openenv_app(
 
 async def serve_openenv(app: web.Application, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serves until it is cancelled; `ready` gets the URL. A port of 0 takes a free one."""
-    runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
+    guard = app.get(GUARD) or HttpGuard(host)
+    runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=guard.limits.idle_s)
     await runner.setup()
     try:
-        ready(await listen(runner, app.get(GUARD) or HttpGuard(host), host, port))
+        ready(await listen(runner, guard, host, port))
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
@@ -220,11 +225,12 @@ async def _converse(make: Callable[[], TextEnv], answers: web.WebSocketResponse)
         await _send(answers, _failure_message("FACTORY_ERROR", error))
         return
     try:
-        async for message in answers:
-            if message.type is WSMsgType.TEXT:
-                answer = await _answer_text(session, message.data)
-                if answer is None or not await _send(answers, answer):
-                    return
+        with contextlib.suppress(TimeoutError):
+            async for message in answers:
+                if message.type is WSMsgType.TEXT:
+                    answer = await _answer_text(session, message.data)
+                    if answer is None or not await _send(answers, answer):
+                        return
     finally:
         await session.close()
 
@@ -259,12 +265,10 @@ def _action(data: Mapping[str, Any]) -> Action:
         raise OpenEnvProtocolError("VALIDATION_ERROR", "an action has a text `message`, a list `tool_calls`, or both")
     made = []
     for number, call in enumerate(calls):
-        arguments = call.get("arguments", {}) if isinstance(call, Mapping) else None
-        if not isinstance(arguments, Mapping) or not isinstance(call.get("name"), str):
-            raise OpenEnvProtocolError(
-                "VALIDATION_ERROR", f"a call has a name and an object of arguments, got {call!r:.200}"
-            )
-        made.append(ToolCall(f"call_{number}", call["name"], dict(arguments)))
+        try:
+            made.append(ToolCall(f"call_{number}", *as_call(call)))
+        except ValueError as error:
+            raise OpenEnvProtocolError("VALIDATION_ERROR", f"{error}; got {call!r:.200}") from None
     metadata = data.get("metadata")
     is_reply = bool(made) or (isinstance(metadata, Mapping) and metadata.get("reply") is True)
     return Action.from_message(Message("assistant", text, tool_calls=tuple(made))) if is_reply else Action(text)
@@ -286,7 +290,7 @@ def describe_served(name: str, make: Callable[[], TextEnv]) -> dict[str, JSON]:
     """The content of `/metadata`: OpenEnv's fields, and in addition the system prompt and the tools."""
     env = make()
     env.reset(seed=0)
-    task = env.card.task if env.card is not None else type(env).__name__
+    task = env.card.task if env.card is not None else type(env.unwrapped).__name__
     tools: list[JSON] = [
         {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
         for spec in env.tool_specs

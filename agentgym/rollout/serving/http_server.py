@@ -109,7 +109,7 @@ class EpisodeServer:
             app.router.add_get(f"{prefix}/v1/models", self._models)
         app.router.add_get("/health", self._health)
         # A claim whose agent has gone must not take an episode: its handler is cancelled.
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        self._runner = self._guard.runner(app)
         self._last_request = 0.0
 
     async def __aenter__(self) -> EpisodeServer:

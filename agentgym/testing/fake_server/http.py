@@ -64,7 +64,12 @@ class FakeHost:
 
     async def start(self) -> str:
         """Begins to listen and returns the URL; raises ConfigError if it cannot."""
-        server = web.Server(self._handle, handler_cancellation=True, request_factory=_request)
+        server = web.Server(
+            self._handle,
+            handler_cancellation=True,
+            request_factory=_request,
+            keepalive_timeout=self._guard.limits.idle_s,
+        )
         self._runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await self._runner.setup()
         return await listen(self._runner, self._guard, self._host, self._port, backlog=8192)

@@ -55,7 +55,7 @@ class FileScript:
     def __init__(self, path: str | Path, model: FakeModel) -> None:
         self._turns: dict[str, int] = {}
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
         except OSError as error:
             raise RunFolderError(f"the script {str(path)!r} cannot be read: {error}") from error
         numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

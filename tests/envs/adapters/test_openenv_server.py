@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from agentgym.envs import TextEnv, ToolEnv
+from agentgym.envs.adapters import openenv_server
 from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
 from agentgym.tools import tool
 
@@ -144,6 +145,20 @@ def test_a_client_that_leaves_before_its_answer_is_no_failure_of_the_environment
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(asyncio.wait_for(run(), 30))["type"] == "observation"
     assert caplog.records == []
+
+
+def test_a_session_without_a_message_for_long_ends_and_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openenv_server, "SESSION_IDLE_S", 0.3)
+
+    async def run() -> str:
+        async with served(Paid, max_sessions=1) as (url, _), aiohttp.ClientSession() as http:
+            forgotten = await http.ws_connect(f"{url}/ws")
+            await asked(forgotten, "reset")
+            assert (await asyncio.wait_for(forgotten.receive(), 20)).type is aiohttp.WSMsgType.CLOSE
+            async with http.ws_connect(f"{url}/ws") as socket:
+                return str((await asked(socket, "reset"))["type"])
+
+    assert asyncio.run(run()) == "observation"
 
 
 def test_serving_ends_while_sessions_are_open() -> None:
