@@ -37,9 +37,9 @@ MAX_REWARD = 1e100
 
 
 def is_reward(value: object) -> bool:
-    """True if `value` is a number from -MAX_REWARD to MAX_REWARD."""
+    """True if `value` is a number from -MAX_REWARD to MAX_REWARD; a bool is one, and numpy's too."""
     try:
-        return isinstance(value, Real) and abs(float(value)) <= MAX_REWARD
+        return isinstance(value, (Real, np.bool_)) and abs(float(value)) <= MAX_REWARD
     except OverflowError:  # an integer that no float holds
         return False
 

@@ -16,7 +16,7 @@ from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.environments_file import changed_environments, read_environments
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.scores.comparison import Difference, paired_difference, scores_by_task
-from agentgym.rollout.scores.intervals import Interval
+from agentgym.rollout.scores.intervals import SAME, Interval
 from agentgym.rollout.scores.statistics import EvalSummary, summarize
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
@@ -95,7 +95,7 @@ def _row(run: Path, summary: EvalSummary, difference: Difference | None, *, is_f
 
 
 def _with_sign(value: float, interval: Interval | None) -> str:
-    return f"{value:+.3f} {interval or ''}".rstrip()
+    return f"{value:+.3f} {interval or SAME}"
 
 
 def _as_json(run: Path, summary: EvalSummary, difference: Difference | None) -> dict[str, JSON]:

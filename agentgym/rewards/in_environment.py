@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agentgym.errors import CODE_ERRORS, is_interrupt
 from agentgym.rewards.function import RewardCall
-from agentgym.rewards.reward import Reward, RewardFailure, UnusableReward, read_reward
+from agentgym.rewards.reward import Reward, RewardFailure, UnusableReward, read_optional_reward
 from agentgym.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ class RewardInEnvironment:
     call: RewardCall
     trajectory: Trajectory
 
-    async def __call__(self, env: Env) -> Reward | RewardFailure | UnusableReward:
-        """Returns the reward, or the error as a value, which every process can read."""
+    async def __call__(self, env: Env) -> Reward | RewardFailure | UnusableReward | None:
+        """Returns the reward, None if it does not apply, or the error as a value, which every process can read."""
         try:
             result = self.call([self.trajectory], env.unwrapped)
-            return read_reward(await result if inspect.isawaitable(result) else result)
+            return read_optional_reward(await result if inspect.isawaitable(result) else result)
         except UnusableReward as error:
             return error
         except CODE_ERRORS as error:  # the boundary around the user's reward function

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Sequence
 
-from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.errors import CODE_ERRORS, ConfigError, EnvironmentFault, is_interrupt
 from agentgym.rewards.function import RewardCall
 from agentgym.rewards.in_environment import RewardInEnvironment
 from agentgym.rewards.reward import Reward, RewardFailure, UnusableReward
@@ -56,7 +56,9 @@ class LocalFunction:
             return self.call.values(result, len(trajectories))
         except (RewardFailure, UnusableReward):
             raise
-        except Exception as error:  # the boundary around the user's reward function
+        except CODE_ERRORS as error:  # the boundary around the user's reward function
+            if is_interrupt(error):
+                raise
             if isinstance(error, TimeoutError) and limit.expired():
                 raise RewardFailure(
                     f"{self.call.name} gave no reward within {self.timeout_s:g} s (reward.timeout_s)"
@@ -65,7 +67,7 @@ class LocalFunction:
         finally:
             self._idle.append(worker)  # an abandoned worker starts another thread
 
-    async def _score_in(self, env: HostedEnv | None, trajectory: Trajectory) -> Reward:
+    async def _score_in(self, env: HostedEnv | None, trajectory: Trajectory) -> Reward | None:
         """Calls the function in the place of the episode's environment."""
         if env is None:
             raise ConfigError(
@@ -78,7 +80,7 @@ class LocalFunction:
         except (TimeoutError, EnvironmentFault) as error:  # EnvCallTimeout too
             words = str(error) or f"it gave no reward within {self.timeout_s:g} s (reward.timeout_s)"
             raise RewardFailure(f"{self.call.name}: {words}") from None
-        if isinstance(result, Reward):
+        if result is None or isinstance(result, Reward):
             return result
         raise result
 

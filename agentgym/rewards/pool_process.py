@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from agentgym.errors import ConfigError, UserCodeFault
 from agentgym.rewards.function import RewardCall, find_reward
 from agentgym.rewards.pool import LENGTH, PoolJob
-from agentgym.rewards.reward import RewardFailure, read_reward
+from agentgym.rewards.reward import RewardFailure, read_optional_reward
 from agentgym.rollout.hosting.env_code import attempt
 from agentgym.trajectory import Trajectory
 
@@ -71,11 +71,10 @@ async def _await_value(value: Awaitable[object]) -> object:
 
 def _as_json(value: object) -> object:
     """Returns a reward as JSON, or the error of an invalid one, so that only its own episode fails."""
-    error, reward = attempt(lambda: read_reward(value))
-    if reward is None:
-        assert error is not None
+    error, reward = attempt(lambda: read_optional_reward(value))
+    if error is not None:
         return {"refused": _error_to_json(error)}
-    return dataclasses.asdict(reward)
+    return None if reward is None else dataclasses.asdict(reward)
 
 
 def _error_to_json(error: BaseException) -> dict[str, Any]:

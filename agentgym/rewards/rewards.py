@@ -85,8 +85,6 @@ class Rewards:
     async def of(self, trajectory: Trajectory) -> Reward:
         """Returns the reward of an episode that is scored alone; raises RewardFailure or InvalidReward without one."""
         (value,) = await self._ask([trajectory])
-        if isinstance(value, RewardFailure):
-            raise value
         return read_reward(value)
 
     async def score_groups(self, groups: Sequence[Group]) -> list[Group]:
@@ -115,10 +113,10 @@ class Rewards:
                 return [failure] * len(trajectories)
 
     def _apply(self, trajectory: Trajectory, value: object) -> Trajectory:
-        if isinstance(value, RewardFailure):
-            return apply_failure(trajectory, value)
         try:
             return apply_reward(trajectory, with_overlong(read_reward(value), trajectory, self._overlong))
+        except RewardFailure as failure:
+            return apply_failure(trajectory, failure)
         except InvalidReward as error:
             return apply_failure(trajectory, RewardFailure.of(error))
 

@@ -14,7 +14,7 @@ from agentgym.openai_wire import message_to_openai
 from agentgym.rewards.reply import conversation, opening
 from agentgym.rewards.reward import InvalidReward
 from agentgym.trajectory import Source, Trajectory
-from agentgym.types import JSON
+from agentgym.types import JSON, Message
 
 __all__ = ["call_trl_reward", "is_trl_reward", "trl_reward_with_settings"]
 
@@ -53,8 +53,8 @@ def call_trl_reward(name: str, function: Callable[..., object], trajectories: Se
     openings = [opening(trajectory) for trajectory in trajectories]
     further = [conversation(trajectory)[len(first) :] for trajectory, first in zip(trajectories, openings, strict=True)]
     given: dict[str, object] = {
-        "prompts": [list(map(message_to_openai, messages)) for messages in openings],
-        "completions": [list(map(message_to_openai, messages)) for messages in further],
+        "prompts": [list(map(_message, messages)) for messages in openings],
+        "completions": [list(map(_message, messages)) for messages in further],
         "completion_ids": [_completion_ids(trajectory) for trajectory in trajectories],
     }
     bound = set(function.keywords) if isinstance(function, partial) else set()
@@ -70,6 +70,11 @@ def call_trl_reward(name: str, function: Callable[..., object], trajectories: Se
             raise InvalidReward(f"reward {name!r} takes a column {parameter.name!r}, and the tasks have: {have}")
     taken = {parameter.name for parameter in named}
     return function(**{key: value for key, value in given.items() if takes_all or key in taken})
+
+
+def _message(message: Message) -> dict[str, JSON]:
+    """Returns the message with its content as text: functions of TRL look into it, and a call alone has None."""
+    return {**message_to_openai(message), "content": message.content}
 
 
 def _columns(options: Mapping[str, JSON]) -> dict[str, JSON]:

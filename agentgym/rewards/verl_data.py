@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentgym.openai_wire import message_to_openai
 from agentgym.rewards.reply import opening
-from agentgym.rewards.reward import InvalidReward, Reward
+from agentgym.rewards.reward import InvalidReward, Reward, RewardFailure, reward_of_score
 from agentgym.trajectory import Source, Trajectory
 
 __all__ = ["VerlData", "call_verl_data"]
@@ -80,8 +80,8 @@ class VerlData:
         return cls(batch, {name: _as_objects(values) for name, values in columns.items()})
 
 
-def call_verl_data(name: str, function: Callable[..., object], trajectories: Sequence[Trajectory]) -> list[Reward]:
-    """Returns the rewards of a manager; raises InvalidReward for a result that is no reward for each token.
+def call_verl_data(name: str, function: Callable[..., object], trajectories: Sequence[Trajectory]) -> list[object]:
+    """Returns a Reward or a RewardFailure per episode; raises InvalidReward for a result of another form.
 
     Each token's reward is its turn's, in an episode of one row.
     """
@@ -104,20 +104,22 @@ def call_verl_data(name: str, function: Callable[..., object], trajectories: Seq
     ]
 
 
-def _reward(trajectory: Trajectory, rewards_T: Sequence[float], extra: Mapping[str, object]) -> Reward:
-    numbers = {name: float(value) for name, value in extra.items() if isinstance(value, (int, float, np.number))}
-    info = {name: value for name, value in extra.items() if isinstance(value, str)}
+def _reward(
+    trajectory: Trajectory, rewards_T: Sequence[float], extra: Mapping[object, object]
+) -> Reward | RewardFailure:
     turns = None
     if len(trajectory.rows) == 1:
-        by_turn, start = [0.0] * len(trajectory.turns), 0
+        turns, start = [0.0] * len(trajectory.turns), 0
         turn = -1
         for span in trajectory.rows[0].spans[1:]:
             turn += span.source is Source.POLICY
-            by_turn[max(turn, 0)] += sum(rewards_T[start : start + len(span.ids)])
+            turns[max(turn, 0)] += sum(rewards_T[start : start + len(span.ids)])
             start += len(span.ids)
-        by_turn[-1] += sum(rewards_T[start:])
-        turns = tuple(by_turn)
-    return Reward(sum(turns) if turns is not None else sum(rewards_T), numbers, turns=turns, info=info)
+        turns[-1] += sum(rewards_T[start:])
+    try:
+        return reward_of_score(sum(rewards_T if turns is None else turns), extra, turns)
+    except InvalidReward as error:
+        return RewardFailure.of(error)
 
 
 def _columns(trajectory: Trajectory) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentgym.errors import AgentGymError, ConfigError
-from agentgym.rewards.reward import InvalidReward, Reward, RewardFailure, RewardSource, read_reward
+from agentgym.errors import ConfigError
+from agentgym.rewards.reward import InvalidReward, Reward, RewardFailure, RewardSource, read_optional_reward
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
@@ -48,7 +48,11 @@ def read_parts(texts: Sequence[str]) -> tuple[WeightedPart, ...]:
 
 
 class WeightedRewards:
-    """Scores by several sources; an episode that any of them fails to score fails."""
+    """Scores by several sources; an episode that any of them fails to score fails.
+
+    A source that gives None for an episode does not apply to it, as in TRL: it is in neither sum nor components. An
+    episode to which none applies fails.
+    """
 
     def __init__(self, parts: Mapping[WeightedPart, RewardSource]) -> None:
         self._parts = parts
@@ -100,14 +104,15 @@ class WeightedRewards:
 
 def _sum(values: Mapping[WeightedPart, object], num_turns: int) -> Reward | RewardFailure:
     """Returns the weighted sum of an episode's rewards, turn by turn; a success is one for each that judges it."""
-    rewards: dict[WeightedPart, Reward] = {}
+    found: dict[WeightedPart, Reward | None] = {}
     for part, value in values.items():
         try:
-            if isinstance(value, AgentGymError):
-                raise value
-            rewards[part] = read_reward(value)
+            found[part] = read_optional_reward(value)
         except (RewardFailure, InvalidReward) as error:
             return RewardFailure(f"{part.name}: {error}", getattr(error, "traceback", ""))
+    rewards = {part: reward for part, reward in found.items() if reward is not None}
+    if not rewards:
+        return RewardFailure(f"none of {', '.join(part.name for part in found)} applies to it: each gave None")
     turns = [0.0] * num_turns
     for part, reward in rewards.items():
         own = reward.turns if reward.turns is not None else (*(0.0,) * (num_turns - 1), reward.value)
@@ -122,10 +127,13 @@ def _sum(values: Mapping[WeightedPart, object], num_turns: int) -> Reward | Rewa
         for part, reward in rewards.items()
         if reward.components or reward.info
     }
-    return Reward(
-        math.fsum(turns),
-        {part.name: reward.value for part, reward in rewards.items()},
-        turns=tuple(turns),
-        success=all(verdicts) if verdicts else None,
-        info={name: note for name, note in notes.items() if note},
-    )
+    try:
+        return Reward(
+            math.fsum(turns),
+            {part.name: None if reward is None else reward.value for part, reward in found.items()},
+            turns=tuple(turns),
+            success=all(verdicts) if verdicts else None,
+            info={name: note for name, note in notes.items() if note},
+        )
+    except (InvalidReward, OverflowError) as error:  # a sum beyond the largest reward
+        return RewardFailure.of(error)

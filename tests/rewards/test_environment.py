@@ -80,6 +80,10 @@ def hangs(environment):
     time.sleep(3)
 
 
+def of_others(environment):
+    return None
+
+
 def together(trajectories, tasks):
     return [1.0] * len(tasks)
 '''
@@ -132,6 +136,17 @@ def test_its_error_fails_the_episode_with_its_traceback(num_processes: int, rend
     assert scored.status is Status.ENV_ERROR
     assert scored.error == "the reward failed: ValueError: the code is 7"
     assert 'raise ValueError(f"the code' in str(scored.info["traceback"])
+
+
+@pytest.mark.parametrize("num_processes", [0, 1])
+def test_its_none_does_not_apply_beside_others_and_fails_the_episode_alone(
+    num_processes: int, renderer: Renderer, file: Path
+) -> None:
+    names = (f"{file}:code_of", f"{file}:of_others")
+    beside = play(renderer, f"{file}:Threaded", names, num_processes=num_processes)
+    assert (beside.error, beside.reward, beside.metrics["reward/code_of"]) == (None, 10.0, 10.0)
+    alone = play(renderer, f"{file}:Threaded", names[1], num_processes=num_processes)
+    assert "a reward is a number, got NoneType None" in str(alone.error)
 
 
 @pytest.mark.long

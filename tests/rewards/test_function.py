@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from agentgym.errors import ConfigError, UnknownName
 from agentgym.rewards.function import RewardCall, find_reward
 from agentgym.rewards.reward import InvalidReward
 from agentgym.trajectory import Trajectory
-from agentgym.types import Task
+from agentgym.types import Message, Task, ToolCall
 
 Make = Callable[..., Trajectory]
 
@@ -134,6 +135,16 @@ def test_a_turn_of_tools_is_part_of_trls_completion(episode: Make) -> None:
         return [" ".join(message["role"] for message in completion) for completion in completions]
 
     assert RewardCall.of(roles, {})([episode("b", replies=["a"])]) == ["assistant user assistant"]
+
+
+def test_a_call_without_a_text_has_an_empty_one_in_trls_completion(episode: Make) -> None:
+    def contents(completions: list[Any]) -> list[str]:
+        return ["".join(message["content"] for message in completion) for completion in completions]
+
+    played = episode("")
+    called = Message("assistant", "", tool_calls=(ToolCall("0", "look", {}),))
+    played = replace(played, turns=(replace(played.turns[0], message=called),))
+    assert RewardCall.of(contents, {})([played]) == [""]
 
 
 @pytest.mark.parametrize(

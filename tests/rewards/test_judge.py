@@ -69,6 +69,24 @@ def test_an_endpoint_that_fails_fails_the_episode(chat_endpoint: Any, episode: M
     assert scored.error is not None and "gave no verdict" in scored.error and "(after 2 requests)" in scored.error
 
 
+def test_a_judge_that_takes_its_own_temperature_alone_judges_and_is_warned_of(
+    chat_endpoint: Any, episode: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) is supported."
+    refusal = chat_endpoint.said(status=400, body={"error": {"message": words, "code": "unsupported_value"}})
+    endpoint = chat_endpoint(lambda body, number: refusal if "temperature" in body else chat_endpoint.said("Score: 5"))
+    (scored,) = judge(endpoint.url, [episode("a")])
+    assert scored.reward == 0.5
+    assert "refuses temperature=0: it is asked without, which changes the results" in caplog.text
+
+
+def test_a_verdict_that_a_filter_withholds_is_a_failure_that_names_it(chat_endpoint: Any, episode: Make) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said("Score: 0", finish="SAFETY"))
+    (scored,) = judge(endpoint.url, [episode("a")])
+    assert (scored.status, scored.reward) == (Status.ENV_ERROR, None)
+    assert "content filter: the reply was withheld (finish reason SAFETY)" in str(scored.error)
+
+
 def test_a_template_of_ones_own_shows_what_it_names(chat_endpoint: Any, episode: Make, tmp_path: Path) -> None:
     path = tmp_path / "judge.md"
     path.write_text('True: {ground_truth}\nSaid:\n{conversation}\nAnswer with {"points": N}', encoding="utf-8")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.rewards import InvalidReward, Reward, RewardFailure
-from agentgym.rewards.reward import apply_failure, apply_reward, read_reward
+from agentgym.rewards.reward import apply_failure, apply_reward, components_of, read_reward
 from agentgym.trajectory import Status, Trajectory
 
 Make = Callable[..., Trajectory]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", None, [1.0], {}, {"value": 1, "valeu": 2}])
+class Unreadable(Mapping[str, float]):
+    """A mapping that raises what a test wants."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __getitem__(self, name: str) -> float:
+        raise self.error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("value",))
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Hidden:
+    """A value that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+UNUSABLE = [
+    *(math.nan, math.inf, -math.inf, "1", None, [1.0], {}, {"value": 1, "valeu": 2}, Hidden(), {"value": Hidden()}),
+    *({"value": None}, {"score": None}, 10**400, 10**5000, {"value": 10**400}, {"score": 1.0, "acc": 10**400}),
+    *({"value": 1, "turns": [10**400]}, {"value": 1, "components": {"a": 10**400}}, {"value": 1, "success": math.nan}),
+    *({"value": 1, "info": {"a": math.nan}}, {"value": 1, "info": {(1, 2): 3}}, {"value": 1, 3: 4}),
+    *(Unreadable(OSError("gone")), Unreadable(SystemExit(1)), Unreadable(RecursionError())),
+]
+
+
+@pytest.mark.parametrize("value", UNUSABLE, ids=lambda value: type(value).__name__)
 def test_what_is_no_finite_number_is_refused(value: Any) -> None:
     with pytest.raises(InvalidReward):
         read_reward(value)
@@ -35,6 +68,7 @@ def test_what_is_no_finite_number_is_refused(value: Any) -> None:
         {"value": 1.0, "components": [1]},
         {"value": 1.0, "turns": "ab"},
         {"value": 1.0, "success": "yes"},
+        {"value": 1.0, "success": math.inf},
         {"score": "high"},
     ],
 )
@@ -49,6 +83,33 @@ def test_numbers_rewards_and_mappings_are_read() -> None:
     assert read_reward({"value": 1, "success": True, "turns": None}) == Reward(1.0, success=True)
     said = read_reward({"score": -1.0, "acc": False, "pred": "41"})
     assert (said.value, said.components, said.info) == (-1.0, {"acc": 0.0}, {"pred": "41"})
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), {"value": np.bool_(True)}, {"score": np.bool_(True)}])
+def test_numpys_bool_is_a_number(value: Any) -> None:
+    assert read_reward(value) == Reward(1.0)
+    read = read_reward({"value": 0.5, "components": {"right": np.bool_(True)}, "success": np.bool_(False)})
+    assert (read.components, read.success) == ({"right": 1.0}, False)
+
+
+@pytest.mark.parametrize("verdict", [False, True, np.bool_(False), np.bool_(True)])
+def test_verls_acc_is_the_verdict_where_it_is_a_bool(verdict: Any, episode: Make) -> None:
+    scored = apply_reward(episode("a"), read_reward({"score": 0.1, "acc": verdict, "pred": None}))
+    assert (scored.reward, scored.success, scored.metrics["reward/acc"]) == (0.1, bool(verdict), float(verdict))
+    for number in (0.0, np.float32(0.5), 1):
+        assert read_reward({"score": 0.1, "acc": number}).success is None
+
+
+def test_a_component_that_is_none_does_not_apply(episode: Make) -> None:
+    reward = read_reward({"value": 1.0, "components": {"right": 1.0, "short": None}})
+    assert (reward.components, reward.info) == ({"right": 1.0}, {"not_applicable": ["short"]})
+    found = components_of(apply_reward(episode("a", metrics={"other": 1.0}), reward))
+    assert found["right"] == 1.0 and math.isnan(found["short"]) and len(found) == 2
+
+
+def test_notes_that_json_has_no_form_for_are_texts() -> None:
+    notes = {"seen": {1}, "share": np.float32(0.5), "kept": MappingProxyType({"a": (1, 2)})}
+    assert Reward(1.0, info=notes).info == {"seen": "{1}", "share": "0.5", "kept": {"a": [1, 2]}}  # type: ignore[arg-type]
 
 
 def test_the_value_stands_at_the_last_turn_and_replaces_the_environments(episode: Make) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -71,13 +71,33 @@ def test_a_reward_that_raises_fails_its_episode_with_its_traceback(episode: Make
     assert told.splitlines()[1].count(__file__) == 1, "the function's own frame is the first"
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf, "0.5", None, [1.0], Reward(1.0, turns=(0.5, 0.5))])
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, -math.inf, "0.5", None, [1.0], Reward(1.0, turns=(0.5, 0.5)), {"value": None}, {"score": None}, 10**400],
+)
 def test_what_is_no_reward_fails_its_episode_alone(episode: Make, value: object) -> None:
     alone = score(lambda trajectory, task: value, [episode("a")])[0]
     assert (alone.status, alone.reward) == (Status.ENV_ERROR, None)
     assert alone.error is not None and alone.error.startswith("the reward failed: InvalidReward: ")
     both = score(lambda trajectories, tasks: [value, 0.5], [episode("a"), episode("b")])
     assert [one.status for one in both] == [Status.ENV_ERROR, Status.COMPLETED]
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(1), RecursionError(), KeyError("x")], ids=lambda error: type(error).__name__
+)
+def test_what_raises_while_it_gives_its_rewards_fails_the_episodes(episode: Make, error: BaseException) -> None:
+    def lazily(trajectories: list[Trajectory], tasks: list[Task]) -> Iterator[float]:
+        yield 1.0
+        raise error
+
+    async def later(trajectory: Trajectory, task: Task) -> float:
+        raise error
+
+    for function in (lazily, later):
+        scored = score(function, [episode("a"), episode("b", member=1)])
+        assert [trajectory.status for trajectory in scored] == [Status.ENV_ERROR] * 2
+        assert f"the reward failed: {type(error).__name__}" in str(scored[0].error)
 
 
 def test_a_batch_of_another_number_fails_all_of_it(episode: Make) -> None:

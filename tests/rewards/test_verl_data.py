@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -119,13 +120,33 @@ def test_the_reward_of_a_token_is_its_turns(episode: Make) -> None:
         (1.0, "gives a tensor of a reward for each token"),
         (torch.zeros(1), "gives a tensor of a reward for each token"),
         ({"reward": 1.0}, "gives a tensor of a reward for each token"),
-        (torch.tensor([[0.0, float("nan")]]), "finite"),
         ({"reward_tensor": torch.zeros(1, 2), "reward_extra_info": {"acc": []}}, "'acc' .* one value for each episode"),
     ],
 )
 def test_what_is_no_reward_tensor_fails(result: object, told: str, episode: Make) -> None:
     with pytest.raises(InvalidReward, match=told):
         call_verl_data("f", lambda data: result, [episode("a")])
+
+
+def test_a_number_that_is_no_reward_fails_its_episode_alone(episode: Make) -> None:
+    def manager(data: Any, return_dict: bool = False) -> Any:
+        rewards = torch.tensor([[0.0, float("nan")], [0.0, 1.0], [0.0, 1.0]])
+        return {"reward_tensor": rewards, "reward_extra_info": {"acc": [True, False, None], "len": [1, 10**400, 3]}}
+
+    scored = score(manager, [episode(text, member=number) for number, text in enumerate("abc")])
+    assert [trajectory.reward for trajectory in scored] == [None, None, 1.0]
+    assert "the score is a finite number" in str(scored[0].error)
+    assert "'len' is a finite number" in str(scored[1].error)
+    assert scored[2].metrics["reward/len"] == 3.0 and scored[2].info["reward"] == {"acc": None}
+
+
+@pytest.mark.parametrize("verdict", [False, np.bool_(False)])
+def test_the_acc_of_a_manager_is_the_verdict(verdict: object, episode: Make) -> None:
+    def manager(data: Any, return_dict: bool = False) -> Any:
+        return {"reward_tensor": torch.tensor([[0.0, 0.1]]), "reward_extra_info": {"acc": [verdict]}}
+
+    (scored,) = score(manager, [episode("a")])
+    assert (scored.reward, scored.success) == (pytest.approx(0.1), False)
 
 
 def test_an_episode_without_ids_cannot_be_scored_so(episode: Make) -> None:

@@ -31,6 +31,22 @@ def rank(trajectories, tasks):
 
 def fails(trajectory):
     raise ValueError("no luck")
+
+
+def math(prompts, completions, kind, **columns):
+    return [1.0 if name == "math" else None for name in kind]
+
+
+def code(prompts, completions, kind, **columns):
+    return [0.5 if name == "code" else None for name in kind]
+
+
+def of_math(trajectory, task):
+    return 1.0 if task.options["kind"] == "math" else None
+
+
+def huge(trajectory):
+    return 1e100
 """
 
 
@@ -81,6 +97,42 @@ def test_an_episode_that_one_of_them_fails_to_score_fails(file: Path, episode: M
     (scored,) = score([episode("a", truth="a")], "exact_match", f"{file}:fails")
     assert scored.status is Status.ENV_ERROR
     assert scored.error == "the reward failed: fails: ValueError: no luck"
+
+
+@pytest.mark.parametrize(
+    ("functions", "manner", "wanted"),
+    [
+        (("math=2", "code=3"), "auto", [2.0, 1.5, None]),
+        (("of_math=2", "code=3"), "auto", [2.0, 1.5, None]),
+        (("of_math=2", "math=3"), "pool", [5.0, None, None]),
+    ],
+)
+def test_a_reward_that_gives_none_does_not_apply_as_in_trl(
+    functions: tuple[str, ...], manner: Any, wanted: list[float | None], file: Path, episode: Make
+) -> None:
+    kinds = ("math", "code", "other")
+    played = [episode("a", member=number, options={"kind": kind}) for number, kind in enumerate(kinds)]
+    scored = score(played, *(f"{file}:{function}" for function in functions), manner=manner)
+    assert [trajectory.reward for trajectory in scored] == wanted
+    first, second = (function.partition("=")[0] for function in functions)
+    assert str(scored[2].error) == f"the reward failed: none of {first}, {second} applies to it: each gave None"
+    if manner == "auto":
+        assert components(scored[1]) == {"code": 0.5}
+        assert scored[1].info["reward"] == {"not_applicable": [first]}
+
+
+def test_gdpo_knows_the_rewards_that_apply_to_no_episode_of_a_step(file: Path, episode: Make) -> None:
+    played = [episode("a" * length, member=length, options={"kind": "math"}) for length in range(2)]
+    scored = score(played, f"{file}:by_turn", f"{file}:code", f"{file}:math")
+    group = Group(scored[0].group, scored[0].task, tuple(scored))
+    (credited,) = credit_groups([group], "gdpo", {"weights": [1.0, 2.0, 3.0]})  # by_turn, code, math
+    assert credited.means == (0.0, 0.0)
+
+
+def test_a_sum_beyond_the_largest_reward_fails_its_episode(file: Path, episode: Make) -> None:
+    for weight in ("2", "1e300"):
+        (scored,) = score([episode("a")], f"{file}:huge={weight}", f"{file}:by_turn")
+        assert scored.status is Status.ENV_ERROR and "a reward is a finite number" in str(scored.error)
 
 
 def test_gdpo_compares_each_of_them_by_itself(file: Path, episode: Make) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 import tyro
@@ -26,10 +27,11 @@ from agentgym.rewards import RewardConfig, Rewards, open_rewards
 from agentgym.rewards.reward import with_environment_reward
 from agentgym.rollout.record.episodes_file import EpisodeRecord, EpisodeWriter, read_episodes
 from agentgym.rollout.record.folder_digests import write_digests
+from agentgym.rollout.record.folder_lock import FolderLock
 from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME, find_episodes
 from agentgym.rollout.record.manifest import replace_file
 from agentgym.rollout.record.task_names import task_names
-from agentgym.rollout.scores.intervals import Interval, mean_interval
+from agentgym.rollout.scores.intervals import SAME, ZERO_OR_ONE, Interval, difference_interval, mean_interval
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
@@ -67,8 +69,10 @@ class _Comparison:
     num_without: int = 0
     """The episodes that had no reward before, and were not scored."""
     failures: list[str] = field(default_factory=list)
+    phases: Counter[str] = field(default_factory=Counter)
+    """The number of scored episodes by the phase of the run that played them."""
 
-    def add(self, before: Trajectory, after: Trajectory) -> None:
+    def add(self, phase: str, before: Trajectory, after: Trajectory) -> None:
         """Adds an episode before and after it was scored."""
         if before.reward is None:
             self.num_without += 1
@@ -78,19 +82,23 @@ class _Comparison:
             self.scored.append(replace(after, rows=()))
             self.old.append(before.reward)
             self.new.append(after.reward)
+            self.phases[phase] += 1
 
     def to_json(self) -> dict[str, JSON]:
         """Returns the numbers as a JSON object; intervals are `[low, high]`, and what cannot be computed is None."""
         names = task_names(self.scored)
         change = [new - old for old, new in zip(self.old, self.new, strict=True)]
         found: dict[str, JSON] = {"num_episodes": len(self.scored)}
+        is_share = {*self.old, *self.new} <= ZERO_OR_ONE
         for name, values in (("old", self.old), ("new", self.new), ("difference", change)):
-            interval = mean_interval(values, names) if values else None
+            interval_of = difference_interval if is_share and values is change else mean_interval
+            interval = interval_of(values, names) if values else None
             found[f"{name}_mean"] = math.fsum(values) / len(values) if values else None
             found[f"{name}_interval"] = None if interval is None else interval.ends
         found["correlation"] = _correlation(self.old, self.new)
         found["num_changed"] = sum(not math.isclose(by, 0.0, abs_tol=1e-9) for by in change)
-        return {**found, "num_failed": len(self.failures), "num_without_reward": self.num_without}
+        found |= {"num_failed": len(self.failures), "num_without_reward": self.num_without}
+        return {**found, "phases": dict(self.phases)}
 
 
 def main(args: Sequence[str]) -> int:
@@ -102,19 +110,21 @@ def main(args: Sequence[str]) -> int:
     output = options.output or free_folder(run.with_name(f"{run.resolve().name}-rescored"))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RunFolderError(f"{str(output)!r} holds something already: name another folder with --output")
-    comparison, head = asyncio.run(_rescore(options, output))
+    lock = FolderLock(output)
+    comparison, head = asyncio.run(_rescore(options, output, lock))
     result = {**comparison.to_json(), "output": str(output)}
     with name_write_errors(output):
         replace_file(output / CONFIG, yaml.safe_dump(_settings(run, options.reward), sort_keys=False))
         replace_file(output / RESULT, json.dumps(result, indent=2) + "\n")
         write_digests(output, {FILE_NAME: head}, (CONFIG, RESULT))
+    lock.release()
     _show(result, comparison.failures)
     if options.json:
         show_json(result)
     return 0 if comparison.scored else 1
 
 
-async def _rescore(options: RescoreOptions, output: Path) -> tuple[_Comparison, str]:
+async def _rescore(options: RescoreOptions, output: Path, lock: FolderLock) -> tuple[_Comparison, str]:
     """Scores the run's episodes step by step, and writes them; also returns the digest of the last line."""
     comparison = _Comparison()
     async with open_rewards(options.reward) as rewards:
@@ -122,6 +132,7 @@ async def _rescore(options: RescoreOptions, output: Path) -> tuple[_Comparison, 
         first = await _score(rewards, next(batches, []))  # a reward that cannot be used leaves no folder
         with name_write_errors(output):
             output.mkdir(parents=True, exist_ok=True)
+        lock.take()
         source = find_episodes(options.run)
         with EpisodeWriter(output, compress=source is not None and source.name == PACKED_NAME) as writer:
             await _record(writer, comparison, *first)
@@ -146,7 +157,7 @@ async def _record(
     writer: EpisodeWriter, comparison: _Comparison, records: Sequence[EpisodeRecord], scored: Sequence[Trajectory]
 ) -> None:
     for record, trajectory in zip(records, scored, strict=True):
-        comparison.add(record.trajectory, trajectory)
+        comparison.add(record.phase, record.trajectory, trajectory)
     if records:  # without advantages, which were of the old reward
         await writer.append(scored, phase=records[0].phase, step=records[0].step)
 
@@ -169,12 +180,15 @@ def _show(result: dict[str, JSON], failures: Sequence[str]) -> None:
         mean, ends = result[f"{name}_mean"], result[f"{name}_interval"]
         if isinstance(mean, float):
             shown = f"{mean:+.3f}" if name == "difference" else f"{mean:.3f}"
-            rows.append([name, shown, str(Interval(*ends)) if isinstance(ends, list) else ""])
+            rows.append([name, shown, str(Interval(*ends)) if isinstance(ends, list) else SAME])
     show_table(("reward", "mean", "95% interval"), rows)
     correlation = result["correlation"]
     shown = f"{correlation:.3f}" if isinstance(correlation, float) else "none: one of the rewards is always the same"
     say(f"correlation {shown}")
     say(f"changed     {result['num_changed']} of {result['num_episodes']} episodes")
+    if len(phases := cast("dict[str, int]", result["phases"])) > 1:
+        counts = ", ".join(f"{number} of {phase}" for phase, number in phases.items())
+        say(f"mixed       {counts}: these means are over the episodes of several policies")
     if result["num_without_reward"]:
         say(f"not scored  {result['num_without_reward']} that had failed when they were played")
     if failures:

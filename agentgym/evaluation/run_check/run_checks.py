@@ -6,20 +6,17 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
-
 from agentgym.errors import RunFolderError
 from agentgym.rollout.record.chain import GENESIS, line_digest, split_line
 from agentgym.rollout.record.folder_digests import DIGESTS, file_digest, page_problem, read_digests
 from agentgym.rollout.record.ledger import Ledger, Violation
 from agentgym.rollout.record.manifest import MANIFEST, what_is_torn
 from agentgym.types import JSON
+from agentgym.yaml_text import parse_yaml
 
 __all__ = ["ChainCheck", "RunChecks", "max_staleness_of"]
 
 EPISODES, METRICS, CONFIG = "episodes.jsonl", "metrics.jsonl", "config.yaml"
-SafeLoader: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The parser in C where libyaml is there: the one in Python takes half of the time in which a small run is checked."""
 NO_DIGESTS = f"there is no {DIGESTS}: the run goes on, was killed, or is of an earlier version"
 
 
@@ -144,8 +141,8 @@ def max_staleness_of(run: Path) -> int | None:
     """Returns the setting `max_staleness` of a training run, by its config.yaml; None for other folders."""
     path = run / CONFIG
     try:
-        settings = yaml.load(path.read_bytes(), SafeLoader) if path.is_file() else None
-    except (yaml.YAMLError, UnicodeDecodeError):
+        settings = parse_yaml(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except ValueError:
         return None  # the property `settings` reports it
     if not isinstance(settings, dict) or "algo" not in settings:
         return None

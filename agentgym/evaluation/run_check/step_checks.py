@@ -31,13 +31,15 @@ class _Step:
     """The sums over the training episodes of one step."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """The `COUNTS` and `FAILED_CALLS`, and the turns: all `turns`, and `kept_turns` of episodes with a reward."""
+    """The `COUNTS` and `FAILED_CALLS`, and of the episodes with a reward the `calls` and `turns`."""
     longest_reply: int = 0
     rewards: list[float] = field(default_factory=list)
     successes: list[bool] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
     live: set[str] = field(default_factory=set)
     """The groups in which a token has an advantage other than 0."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """The cut replies, calls and turns of episodes without a reward."""
     lacks_ids: bool = False
     """True if the record leaves out ids and advantages (record.tokens)."""
 
@@ -48,19 +50,20 @@ class _Step:
         turns, counts = record["turns"], self.counts
         counts["episodes"] += 1
         counts["tokens"] += sum([len(span["ids"]) for span in spans])
-        counts["turns"] += len(turns)
-        counts["replies_cut"] += sum(_is_cut(turn) and not turn.get("asked") for turn in turns)
+        counted = counts if Status(record["status"]).trainable else self.failed
+        counted["turns"] += len(turns)
+        counted["calls"] += record["metrics"].get("num_tool_calls", 0)
+        counted["replies_cut"] += sum(_is_cut(turn) and not turn.get("asked") for turn in turns)
         ends_at_window = record["stop_reason"] == StopReason.CONTEXT and bool(turns) and _is_cut(turns[-1])
-        counts["replies_cut_by_window"] += ends_at_window
+        counted["replies_cut_by_window"] += ends_at_window
         counts["tool_calls"] += record["metrics"].get("num_tool_calls", 0)
         for name in FAILED_CALLS:
             counts[name] += record["metrics"].get(name, 0)
         self.longest_reply = max([self.longest_reply, *[len(span["ids"]) for span in replies]])
         self.groups.add(record["group"])
-        if not Status(record["status"]).trainable:
+        if counted is self.failed:
             return
         counts["left_out"] += record["advantages"] is None
-        counts["kept_turns"] += len(turns)
         if any(map(any, record["advantages"] or ())):
             self.live.add(record["group"])
         self.rewards.append(record["reward"])
@@ -72,20 +75,32 @@ class _Step:
         """Returns the metrics by their names in `metrics.jsonl`; means over no episodes are 0."""
         counts, count = self.counts, max(1, len(self.rewards))
         num_dead = len(self.groups - self.live)
-        per_turn = {"tool_calls_per_turn": counts["tool_calls"] / counts["turns"]} if counts["turns"] else {}
         numbers = {
             **{name: counts[name] for name in (*COUNTS, *FAILED_CALLS)},
             "failed": counts["episodes"] - len(self.rewards),
             "longest_reply": self.longest_reply,
             "success": sum(self.successes) / count,
             "reward_mean": math.fsum(self.rewards) / count,
-            "turns_mean": counts["kept_turns"] / count,
+            "turns_mean": counts["turns"] / count,
             "groups": len(self.groups),
             "dead_groups": num_dead,
             "dead_group_share": num_dead / max(1, len(self.groups)),
-            **per_turn,
+            **_of_replies(counts),
         }
         return {name: value for name, value in numbers.items() if not (self.lacks_ids and name in OF_IDS)}
+
+    def older_numbers(self) -> Mapping[str, float]:
+        """Returns the numbers that earlier versions took over all episodes, those without a reward too."""
+        return _of_replies(self.counts + self.failed)
+
+
+def _of_replies(counts: Counter[str]) -> dict[str, float]:
+    per_turn = {"tool_calls_per_turn": counts["calls"] / counts["turns"]} if counts["turns"] else {}
+    return {name: counts[name] for name in ("replies_cut", "replies_cut_by_window")} | per_turn
+
+
+def _is_close(stated: float, value: float) -> bool:
+    return math.isclose(stated, value, rel_tol=1e-6, abs_tol=1e-6)
 
 
 def _is_cut(turn: Mapping[str, Any]) -> bool:
@@ -128,12 +143,14 @@ class StepChecks:
         if not isinstance(given, dict) or not isinstance(given.get("step"), int):
             return "an object with a step was wanted"
         self._seen.add(given["step"])
-        wanted = self._steps.get(given["step"], _Step()).numbers()
+        step = self._steps.get(given["step"], _Step())
+        wanted, older = step.numbers(), step.older_numbers()
         if "eval_success" in given:
             held_out = self._evaluations.get(given["step"], _Step()).numbers()
             wanted = {**wanted, **{f"eval_{name}": held_out[name] for name in ("success", "reward_mean")}}
         for name, value in wanted.items():
             stated = given.get(name, value)
-            if not isinstance(stated, int | float) or not math.isclose(stated, value, rel_tol=1e-6, abs_tol=1e-6):
+            possible = (value, older.get(name, value))
+            if not isinstance(stated, int | float) or not any(_is_close(stated, number) for number in possible):
                 return f"{name} of step {given['step']} is {stated}, its episodes give {value:g}"
         return ""

@@ -122,4 +122,4 @@ def _criterion(name: str, entry: object) -> Criterion:
 def _read_file(path: str, noun: str) -> str:
     if not Path(path).is_file():
         raise ConfigError(f"no file {path!r} for the judge's {noun}")
-    return Path(path).read_text(encoding="utf-8")
+    return Path(path).read_text(encoding="utf-8-sig")

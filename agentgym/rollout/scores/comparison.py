@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agentgym.rollout.record.task_names import task_names
-from agentgym.rollout.scores.intervals import Interval, mean_interval
+from agentgym.rollout.scores.intervals import ZERO_OR_ONE, Interval, difference_interval, mean_interval
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
@@ -26,9 +26,11 @@ class Difference:
     """The tasks that both played."""
     success: float
     success_interval: Interval | None
-    """The normal 95% interval over tasks, within -1 and 1; None for fewer than two tasks."""
+    """The 95% interval over tasks, see `difference_interval`."""
     reward: float
     reward_interval: Interval | None
+    """The same of rewards of 0 and 1. Of others it is `mean_interval`: None for fewer than two tasks, or if the
+    difference is the same in all of them."""
 
     def to_json(self) -> dict[str, JSON]:
         """Returns the numbers as a JSON object; intervals are `[low, high]`."""
@@ -61,12 +63,13 @@ def paired_difference(first: Scores, second: Scores) -> Difference | None:
     if not common:
         return None
     success, reward = ([_mean(second[task], part) - _mean(first[task], part) for task in common] for part in (0, 1))
+    rewards = {episode[1] for scores in (first, second) for task in common for episode in scores[task]}
     return Difference(
         num_tasks=len(common),
         success=math.fsum(success) / len(common),
-        success_interval=mean_interval(success, common, (-1.0, 1.0)),
+        success_interval=difference_interval(success),
         reward=math.fsum(reward) / len(common),
-        reward_interval=mean_interval(reward, common),
+        reward_interval=difference_interval(reward) if rewards <= ZERO_OR_ONE else mean_interval(reward, common),
     )
 
 

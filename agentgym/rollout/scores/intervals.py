@@ -12,12 +12,29 @@ from numpy.typing import NDArray
 from agentgym.errors import ConfigError
 from agentgym.types import JSON
 
-__all__ = ["ANY_REWARD", "Interval", "mean_interval", "share_interval", "success_interval"]
+__all__ = [
+    "ANY_REWARD",
+    "SAME",
+    "ZERO_OR_ONE",
+    "Interval",
+    "difference_interval",
+    "mean_interval",
+    "share_interval",
+    "success_interval",
+]
 
 ANY_REWARD = (-math.inf, math.inf)
 """The range of rewards that may be any number."""
 Z = 1.959963984540054
 """The two-sided 95% quantile of the standard normal distribution."""
+T_TERMS = (2.372271230, 2.822498616, 2.555849680, 1.589534053)
+"""What Student's quantile is above it, by powers of 1 / degrees of freedom."""
+ZERO_OR_ONE = frozenset({0.0, 1.0})
+"""The rewards of tasks that are solved or not."""
+
+
+SAME = "in every task"
+"""What is shown where a mean has no interval, as it is the same in every task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +67,10 @@ def success_interval(successes: Sequence[float], clusters: Sequence[str]) -> Int
     effective = float(num)
     num_clusters = len(set(clusters))
     if num_clusters < num:
-        variance = _clustered_variance(successes, clusters)
-        if rate in (0.0, 1.0) or variance is None:
+        if rate in (0.0, 1.0) or num_clusters < 2:
             effective = float(num_clusters)
-        elif variance > 0:
-            effective = max(1.0, min(float(num), rate * (1 - rate) / variance))
+        elif (error := _mean_and_error(*_by_cluster(successes, clusters))[1]) > 0:
+            effective = max(1.0, min(float(num), rate * (1 - rate) / error**2))
     z2 = Z * Z / effective
     middle = (rate + z2 / 2) / (1 + z2)
     half = Z / (1 + z2) * math.sqrt(rate * (1 - rate) / effective + z2 / (4 * effective))
@@ -64,48 +80,92 @@ def success_interval(successes: Sequence[float], clusters: Sequence[str]) -> Int
 def mean_interval(
     values: Sequence[float], clusters: Sequence[str], possible: tuple[float, float] = ANY_REWARD
 ) -> Interval | None:
-    """Returns the normal 95% interval of a mean, its error clustered by task; None for fewer than two tasks.
+    """Returns the 95% interval of a mean, its error clustered by task; None for fewer than two tasks.
 
-    It is cut to the range of `possible` values, unless one of the values is outside of it.
+    If all values are 0 or 1 it is `share_interval`, and if some are -1 too, or `possible` is -1 to 1,
+    `difference_interval`. For others it takes Student's t with a degree of freedom less than tasks, and None if all
+    tasks have the same mean: nothing is known about how far others are from it. It is cut to the range of `possible`
+    values, unless one of the values is outside of it.
     """
-    variance = _clustered_variance(values, clusters)
-    if variance is None:
+    sum_C, num_C = _by_cluster(values, clusters)
+    if len(sum_C) < 2:
         return None
-    mean, half = math.fsum(values) / len(values), Z * math.sqrt(variance)
+    kinds = {*values}
+    if kinds <= ZERO_OR_ONE and possible in (ANY_REWARD, (0.0, 1.0)):
+        return share_interval(values, clusters)
+    if kinds <= {-1.0, *ZERO_OR_ONE} and (possible == (-1.0, 1.0) or (len(kinds) > 1 and possible == ANY_REWARD)):
+        return difference_interval(values, clusters)
+    mean, error = _mean_and_error(sum_C, num_C)
+    half = t_quantile(len(sum_C) - 1) * error
+    if half <= max(1e-9, 1e-12 * abs(mean)):  # equal but for rounding
+        return None
     low, high = possible if possible[0] <= min(values) and max(values) <= possible[1] else ANY_REWARD
     return Interval(max(low, mean - half), min(high, mean + half))
 
 
-def _clustered_variance(values: Sequence[float], clusters: Sequence[str]) -> float | None:
-    """The variance of a mean: `C / (C - 1) * sum over clusters (sum of residuals)^2 / n^2`; None below 2 clusters."""
-    if len(values) != len(clusters):
-        raise ConfigError(f"{len(values)} values need as many clusters, got {len(clusters)}")
-    names, cluster_E = np.unique(np.asarray(clusters, dtype=np.str_), return_inverse=True)
-    if len(names) < 2:
-        return None
-    value_E: NDArray[np.float64] = np.asarray(values, np.float64)
-    residual_C = np.bincount(cluster_E, weights=value_E - value_E.mean(), minlength=len(names))
-    return float(len(names) / (len(names) - 1) * np.square(residual_C).sum() / len(values) ** 2)
+def share_interval(values: Sequence[float], clusters: Sequence[str] | None = None) -> Interval | None:
+    """Returns the 95% interval of the mean of values in [0, 1]; None without any.
 
-
-def share_interval(values: Sequence[float]) -> Interval | None:
-    """Returns the 95% interval of the mean of one value in [0, 1] per task (the independent draws); None without any.
-
-    It is the normal interval of the values and four more, two zeros and two ones (Agresti and Coull 1998), clipped to
+    Tasks are the independent draws: `clusters` names that of each value, and without them each value is one. It is the
+    normal interval of the tasks and four more, two of zeros and two of ones (Agresti and Coull 1998), clipped to
     [0, 1]: without these, few tasks that differ from all others would make it far too short. If all values are 0 (or
     all 1) the bound is exact, `1 - 0.025^(1 / tasks)` (Clopper and Pearson 1934). It holds for any distribution of the
     values, as Markov's inequality bounds the chance of a 1 by the mean. Unlike in Agresti and Coull, values need not be
     0 or 1; the variance is that of the values, and shares of several episodes have less of it.
     """
+    return _bounded_interval(values, clusters, 0.0, (0.0, 0.0, 1.0, 1.0))
+
+
+def difference_interval(values: Sequence[float], clusters: Sequence[str] | None = None) -> Interval | None:
+    """Returns the 95% interval of the mean difference of two shares, from differences in [-1, 1]; None without any.
+
+    As `share_interval`, with two further tasks, one of each sign (Agresti and Min 2005 add one of each sign and two
+    without a difference, half of each). If no task differs the bounds are exact, `0.025^(1 / tasks) - 1` and its
+    opposite.
+    """
+    return _bounded_interval(values, clusters, -1.0, (-1.0, 1.0))
+
+
+def _bounded_interval(
+    values: Sequence[float], clusters: Sequence[str] | None, low: float, further: Sequence[float]
+) -> Interval | None:
+    """Returns the interval of a mean of values from `low` to 1, with the means of further tasks added."""
     if not values:
         return None
-    if not 0.0 <= min(values) <= max(values) <= 1.0:
-        raise ConfigError(f"values between 0 and 1 were wanted, got {min(values)} to {max(values)}")
-    exact = 0.025 ** (1 / len(values))
-    if max(values) == 0.0:
-        return Interval(0.0, 1.0 - exact)
-    if min(values) == 1.0:
-        return Interval(exact, 1.0)
-    widened = np.asarray([*values, 0.0, 0.0, 1.0, 1.0], np.float64)
-    middle, half = float(widened.mean()), Z * float(widened.std(ddof=1)) / math.sqrt(len(widened))
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+    if not low <= min(values) <= max(values) <= 1.0:
+        raise ConfigError(f"values between {low:g} and 1 were wanted, got {min(values)} to {max(values)}")
+    sum_C, num_C = _by_cluster(values, [str(index) for index in range(len(values))] if clusters is None else clusters)
+    if min(values) == max(values) and values[0] in (0.0, 1.0 + low):  # 0 and 1 of a share, 0 of a difference
+        reach = 1.0 - 0.025 ** (1 / len(sum_C))
+        return Interval(max(low, values[0] - reach), min(1.0, values[0] + reach))
+    size = float(num_C.mean())
+    middle, error = _mean_and_error(
+        np.append(sum_C, size * np.asarray(further)), np.append(num_C, np.full(len(further), size))
+    )
+    return Interval(max(low, middle - Z * error), min(1.0, middle + Z * error))
+
+
+def t_quantile(freedom: int) -> float:
+    """Returns the two-sided 95% quantile of Student's t, to 0.2% (Abramowitz and Stegun 26.7.5)."""
+    excess = math.fsum(term / float(freedom) ** power for power, term in enumerate(T_TERMS, 1))
+    return {1: 12.706204736, 2: 4.302652730}.get(freedom, Z + excess)
+
+
+def _by_cluster(values: Sequence[float], clusters: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns the sum and the number of the values of each cluster, `[C]`."""
+    if len(values) != len(clusters):
+        raise ConfigError(f"{len(values)} values need as many clusters, got {len(clusters)}")
+    names, cluster_E = np.unique(np.asarray(clusters, dtype=np.str_), return_inverse=True)
+    sum_C = np.bincount(cluster_E, weights=np.asarray(values, np.float64), minlength=len(names)).astype(np.float64)
+    return sum_C, np.bincount(cluster_E, minlength=len(names)).astype(np.float64)
+
+
+def _mean_and_error(sum_C: NDArray[np.float64], num_C: NDArray[np.float64]) -> tuple[float, float]:
+    """Returns the mean of the values of two clusters or more, and its standard error.
+
+    The variance is `C / (C - 1) * sum over clusters (sum of residuals)^2 / n^2`.
+    """
+    total = num_C.sum()
+    mean = sum_C.sum() / total
+    variance = len(num_C) / (len(num_C) - 1) * np.square(sum_C - mean * num_C).sum() / total**2
+    return float(mean), math.sqrt(variance)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
 from agentgym.rollout.record.task_names import task_names
-from agentgym.rollout.scores.intervals import ANY_REWARD, Interval, mean_interval, share_interval
+from agentgym.rollout.scores.intervals import ANY_REWARD, ZERO_OR_ONE, Interval, mean_interval, share_interval
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
@@ -41,7 +41,7 @@ class AtK:
     best_at_k: float | None
     """The best reward among k episodes."""
     best_at_k_interval: Interval | None
-    """The normal interval over tasks, cut to the range of rewards if it is known; None for fewer than two tasks."""
+    """`share_interval` of rewards of 0 and 1, and `mean_interval` of others; None for fewer than two tasks."""
 
     def to_json(self) -> dict[str, JSON]:
         """Returns a flat object; intervals are `[low, high]`."""
@@ -197,7 +197,10 @@ def _at(k: int, tasks: Sequence[Sequence[Trajectory]], reward_range: tuple[float
     counts = [(len(episodes), sum(bool(episode.success) for episode in episodes)) for episodes in long]
     once = [pass_at_k(num, num_won, k) for num, num_won in counts]
     always = [pass_hat_k(num, num_won, k) for num, num_won in counts]
-    best = [best_at_k([episode.reward or 0.0 for episode in episodes], k) for episodes in long]
+    rewards = [[episode.reward or 0.0 for episode in episodes] for episodes in long]
+    best = [best_at_k(own, k) for own in rewards]
+    is_share = len(best) > 1 and {reward for own in rewards for reward in own} <= ZERO_OR_ONE
+    names = [str(index) for index in range(len(best))]
     return AtK(
         k=k,
         num_tasks=len(long),
@@ -207,7 +210,7 @@ def _at(k: int, tasks: Sequence[Sequence[Trajectory]], reward_range: tuple[float
         pass_hat_k=_mean(always),
         pass_hat_k_interval=share_interval(always),
         best_at_k=_mean(best),
-        best_at_k_interval=mean_interval(best, [str(index) for index in range(len(best))], reward_range),
+        best_at_k_interval=share_interval(best) if is_share else mean_interval(best, names, reward_range),
     )
 
 

@@ -29,7 +29,7 @@ class EvalSummary:
     """Wilson's score interval; if tasks repeat, with the effective number of episodes (see `success_interval`)."""
     mean_reward: float | None
     reward_interval: Interval | None
-    """The normal interval of the mean, its error clustered by task; None for fewer than two tasks."""
+    """See `mean_interval`; None for fewer than two tasks, and if a reward that is not 0 or 1 is the same in all."""
     num_tasks: int
     """The number of tasks by their seeds."""
     num_distinct: int

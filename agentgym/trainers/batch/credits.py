@@ -5,6 +5,7 @@ Shapes: `B` trained episode, `T` its sampled tokens, padded to the longest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -15,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.rewards.reward import components_of
 from agentgym.trainers.algorithms.estimators import check_settings, estimate, needs_groups, needs_input
 from agentgym.trajectory import Group, Row, Trajectory
 
 __all__ = [
-    "COMPONENT",
     "Advantages",
     "CreditInputs",
     "GroupCredit",
@@ -31,8 +32,6 @@ __all__ = [
 
 Advantages = tuple[NDArray[np.float32], ...]
 """One array per row, with a number for each sampled id of the row; 0 where the loss does not count the id."""
-COMPONENT = "reward/"
-"""The prefix of the metrics of an episode that are components of its reward."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +173,7 @@ class _Episode:
     """The state of each turn."""
     group_id: str
     components: Mapping[str, float]
+    """The components of the reward by name; NaN for one that is known not to apply."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, group: int) -> _Episode:
@@ -184,9 +184,8 @@ class _Episode:
             rewards[max(end, 1) - 1] += turn.reward or 0.0
         mask = np.concatenate([row.mask[row.sampled_mask] for row in trajectory.rows])
         shown = ("", *(turn.observation for turn in trajectory.turns))
-        metrics = trajectory.metrics
-        components = {name.removeprefix(COMPONENT): metrics[name] for name in metrics if name.startswith(COMPONENT)}
         states = shown[: len(lengths)]
+        components = components_of(trajectory)
         return cls(trajectory.rows, group, rewards, mask, turns, states, trajectory.group, components)
 
     def cut(self, numbers_T: NDArray[np.float32]) -> Advantages:
@@ -248,23 +247,18 @@ def _tensors(episodes: Sequence[_Episode], inputs: CreditInputs, name: str) -> d
 
 
 def _components(episodes: Sequence[_Episode]) -> Tensor:
-    """Each component of the reward at the last token of its episode, `[B, T, K]`."""
+    """Each component of the reward at the last token of its episode, `[B, T, K]`; NaN for one that it lacks."""
     names = sorted({name for episode in episodes for name in episode.components})
     if not names:
         raise ConfigError(
             "the estimator weighs the components of a reward, and no episode has any: return "
             'Reward(value, components={"name": number}) from the reward function, or another advantage'
         )
-    for episode in episodes:
-        if lacking := [name for name in names if name not in episode.components]:
-            raise InvalidTrajectory(
-                f"an episode of group {episode.group_id!r} lacks the reward component {lacking[0]!r}"
-            )
     placed = []
     for name in names:
         columns = [np.zeros(len(episode.mask)) for episode in episodes]
         for column, episode in zip(columns, episodes, strict=True):
-            column[-1] = episode.components[name]
+            column[-1] = episode.components.get(name, math.nan)
         placed.append(_pad_arrays(columns, 0.0))
     return torch.stack(placed, dim=-1)
 

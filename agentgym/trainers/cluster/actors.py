@@ -310,6 +310,7 @@ class Cluster:
             _check_answers(address)
         # Actors import what this process can import: environments and rewards next to the command, a checkout.
         path = os.pathsep.join(dict.fromkeys([os.getcwd(), *sys.path[1:]]))
+        paths = {"PYTHONPATH": path, _PATH: os.environ.get("PYTHONPATH", "")}
         try:
             with _sigterm_kept():
                 ray.init(
@@ -318,13 +319,7 @@ class Cluster:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.WARNING,
-                    runtime_env={
-                        "env_vars": {
-                            "PYTHONPATH": path,
-                            _PATH: os.environ.get("PYTHONPATH", ""),
-                            **variables_of_run(),
-                        }
-                    },
+                    runtime_env={"env_vars": {**paths, **variables_of_run()}},
                 )
         except Exception as error:  # Ray itself raises a plain Exception if a node does not start in time
             where = f"join the Ray cluster at {address!r}" if address else "begin a Ray cluster on this machine"

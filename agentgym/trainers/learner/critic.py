@@ -104,8 +104,10 @@ class Critic:
         """
         norms = [0.0]
         if self.optimizer is not None:
+            end = self.optimizer.position + epochs * minibatches
             for _ in range(epochs):
                 norms += [self.update(part) for part in batch.minibatches(minibatches)]
+            self.optimizer.skip_to(end)
         return self.stats(batch, self.read(batch)[0], max(norms))
 
     def update(self, batch: TrainingBatch) -> float:

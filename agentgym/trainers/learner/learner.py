@@ -27,7 +27,7 @@ from agentgym.trainers.learner.finite import NotFinite
 from agentgym.trainers.learner.lora import Adapters, Unadapted
 from agentgym.trainers.learner.micro_batch import FoundLoss, MicroBatch
 from agentgym.trainers.learner.mismatch import UNBOUNDED, MismatchBound, MismatchFound, MismatchSums
-from agentgym.trainers.learner.objective import policy_loss
+from agentgym.trainers.learner.objective import balance_weight, has_further_loss, policy_loss
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.learner.parameter_groups import ready_to_train
 from agentgym.trainers.learner.reference import FinalStates, ReferenceModel, load_teacher, whole_divergence
@@ -77,12 +77,12 @@ class Learner:
         self.temperature = temperature
         self.kl = config.kl.controller()
         ready_to_train(self.model, config)
-        balance = config.router.balance
-        self._balance = self.model.balance_coefficient if balance is None else balance
+        self._balance = balance_weight(config, self.model.balance_coefficient)
         optimizer = optimizer.for_size(self.model.num_parameters)
         self.reference: ReferenceModel | None = None
         if config.kl.coefficient and reference != "elsewhere":
-            self.reference = ReferenceModel(self._reference_model(given), config, temperature, self.world)
+            known = self._reference_model(given)
+            self.reference = ReferenceModel(known, config, temperature, self.world, self.model.vocab_size)
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:
@@ -130,6 +130,8 @@ class Learner:
         self._fresh_from = version
         batch = self._correct_batch(batch, version)
         steps: list[StepStats] = []
+        self.optimizer.skip_to(version * self.config.steps_per_batch)  # past those of batches without an update
+        end = self.optimizer.position + self.config.steps_per_batch
         for _ in range(self.config.epochs):
             for part in batch.minibatches(self.config.minibatches):
                 share = self._share(part)
@@ -137,11 +139,12 @@ class Learner:
                 reports = self.world.accumulate(micros, self._compute, self.optimizer.parameters, share.sizes)
                 total = self._total(reports, share.sizes)
                 steps.append(self._take_step(total, part.num_trained_tokens, UNBOUNDED if steps else bound))
-        stats = StepStats.mean(steps)
+        self.optimizer.skip_to(end)  # a batch of few episodes has fewer minibatches
+        stats = StepStats.mean(steps, self.config.epochs)
         if self.config.kl.place == "reward":
             stats = replace(stats, kl=self._kl_of_rewards)
         self.kl = self.kl.update(stats.kl, len(batch.trajectory_N.unique()))
-        return stats
+        return stats if self.adapters is None else replace(stats, merge_lost=self.adapters.merge_lost)
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
         """Fits the critic to the returns of the batch, as often as the policy is updated; None without a critic."""
@@ -227,6 +230,10 @@ class Learner:
         if bound.excess(mismatch):
             self._forget_gradients()
             raise MismatchFound(mismatch, bound)
+        is_rejected = int(total.num_rejected) == num_tokens and math.isfinite(loss)
+        if is_rejected and not has_further_loss(self.config, self._balance):
+            self._forget_gradients()  # all are 0, and momentum would move the weights
+            return replace(total.result(num_tokens, 0.0, learning_rate, self.kl.coefficient), optimizer_steps=0)
         norm = self.world.run(self.optimizer.step) if math.isfinite(loss) else math.nan
         if not (math.isfinite(norm) and math.isfinite(loss)):
             self._forget_gradients()

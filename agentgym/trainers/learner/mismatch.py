@@ -15,8 +15,8 @@ __all__ = ["EDGES", "UNBOUNDED", "Mismatch", "MismatchBound", "MismatchFound", "
 
 # Shape suffixes: M tokens, B edges.
 
-EDGES = tuple(2.0 ** (power / 2) for power in range(-24, 7))
-"""Nats, from 0.0002 to 8: the numbers of tokens that differ by more are counted, so that parts add up."""
+EDGES = tuple(2.0 ** (power / 2) for power in range(-60, 7))
+"""Nats, from 1e-9 to 8: the numbers of tokens that differ by more are counted, so that parts add up."""
 _SIGMAS = 3.0  # by which the squares of some tokens are over a bound that concerns all
 
 
@@ -103,10 +103,10 @@ class MismatchSums:
     def of(cls, logp_M: Tensor, old_logp_M: Tensor, fresh_M: Tensor) -> MismatchSums:
         """Sums over tokens: `logp_M` are the trainer's, `old_logp_M` the engine's; `fresh_M` masks those that count."""
         gap_M = torch.where(fresh_M, logp_M - old_logp_M, 0.0)
-        off_M = gap_M.abs()
+        off_M, exact_M = gap_M.abs(), gap_M.double()
         square_M = off_M.clamp(max=1.0).square()
         largest = off_M.max() if len(gap_M) else gap_M.sum()
-        kl = (gap_M.exp() - 1 - gap_M).sum()
+        kl = (exact_M.expm1() - exact_M).sum()  # of small gaps, float32 has nothing left
         edge_B = torch.tensor(EDGES, dtype=off_M.dtype, device=off_M.device)
         over_B = len(off_M) - torch.searchsorted(off_M.sort().values, edge_B, right=True)
         return cls(off_M.sum(), square_M.sum(), square_M.square().sum(), largest, kl, fresh_M.sum(), over_B)
@@ -126,7 +126,7 @@ class MismatchSums:
     @property
     def scalars(self) -> list[Tensor]:
         """All sums, as processes exchange them."""
-        return [self.absolute, self.squares, self.fourths, self.largest, self.kl, self.count, *self.over_B]
+        return [self.absolute, self.squares, self.fourths, self.largest, self.kl, self.count, *self.over_B.double()]
 
     def __add__(self, other: MismatchSums) -> MismatchSums:
         return MismatchSums(

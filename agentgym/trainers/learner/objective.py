@@ -10,7 +10,7 @@ from agentgym.trainers.batch.off_policy import check_correction
 from agentgym.trainers.settings.kl import WHOLE
 from agentgym.trainers.settings.learner import LearnerConfig
 
-__all__ = ["needs_all_rows", "policy_loss"]
+__all__ = ["balance_weight", "has_further_loss", "needs_all_rows", "policy_loss"]
 
 
 def policy_loss(config: LearnerConfig) -> PolicyLossFn:
@@ -25,9 +25,20 @@ def policy_loss(config: LearnerConfig) -> PolicyLossFn:
     return loss_with(config.loss_name, config.loss_settings or {})
 
 
-def needs_all_rows(config: LearnerConfig) -> bool:
-    """Returns True if rows with an advantage of 0 are learned from too."""
-    regularized = any((config.kl.coefficient, config.entropy_coefficient, config.router.balance))
+def balance_weight(config: LearnerConfig, own: float) -> float:
+    """Returns the weight of the load balancing loss; `own` is that of the model's config.json, which holds for None."""
+    return own if config.router.balance is None else config.router.balance
+
+
+def has_further_loss(config: LearnerConfig, balance: float) -> bool:
+    """Returns True if tokens that a correction rejects are learned from by another term than the policy's loss."""
+    kl = config.kl.coefficient if config.kl.place == "loss" else 0.0
+    return any((kl, config.entropy_coefficient, balance, config.critic.trunk == "shared"))
+
+
+def needs_all_rows(config: LearnerConfig, own_balance: float = 0.0) -> bool:
+    """Returns True if rows with an advantage of 0 are learned from too; `own_balance` is the model's own weight."""
+    regularized = any((config.kl.coefficient, config.entropy_coefficient, balance_weight(config, own_balance)))
     silent = is_silent_at_zero(LOSSES[config.loss_name]) and not _corrects_by_mean(config)
     return regularized or config.critic.exists or not silent
 

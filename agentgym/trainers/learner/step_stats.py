@@ -18,8 +18,12 @@ __all__ = ["Report", "StepStats"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepStats:
-    """The statistics of an update; means are over the batch's trained tokens, in nats, and over its optimizer steps."""
+    """The statistics of an update; means are over its `learned_tokens`, in nats, and over its optimizer steps."""
 
+    optimizer_steps: int
+    """The optimizer steps that were taken: none where an off-policy correction rejected all tokens."""
+    learned_tokens: int
+    """The trained tokens of the update: those of rows with an advantage, or all of them if the loss needs them."""
     loss: float
     grad_norm: float
     """The global 2-norm of the gradient before clipping."""
@@ -35,6 +39,8 @@ class StepStats:
     mismatch_mean: float
     """The mean |logprob of the trainer - logprob of the engine| over tokens of the newest weights: rounding alone. It
     is that of the first optimizer step, before which the weights are those that sampled."""
+    mismatch_tokens: int
+    """The number of these tokens."""
     mismatch_rms: float
     """The root of the mean square of the same, each up to 1 nat."""
     mismatch_p99: float
@@ -50,10 +56,12 @@ class StepStats:
     """The share of trained tokens whose loss was multiplied by 0."""
     router: RouterStats | None = None
     """Those of the routers in the first optimizer step; None for a model without experts."""
+    merge_lost: float | None = None
+    """The share of what the adapters add that rounding took from the merged weights; see `Adapters.merge_lost`."""
 
     @classmethod
-    def mean(cls, steps: Sequence[StepStats]) -> StepStats:
-        """The statistics of several optimizer steps on one batch; a single one is returned as it is."""
+    def mean(cls, steps: Sequence[StepStats], epochs: int = 1) -> StepStats:
+        """The statistics of several optimizer steps on one batch, of which each epoch has all tokens."""
         first, last = steps[0], steps[-1]
 
         def average(name: str) -> float:
@@ -64,15 +72,18 @@ class StepStats:
         names = ("loss", "grad_norm", "entropy", "kl", "clip_fraction", "correction_mean", "corrected_away")
         return cls(
             **{name: average(name) for name in names},
+            optimizer_steps=sum(step.optimizer_steps for step in steps),
+            learned_tokens=sum(step.learned_tokens for step in steps) // epochs,
             learning_rate=last.learning_rate,
             kl_coefficient=first.kl_coefficient,
             ratio_max=max(step.ratio_max for step in steps),
             mismatch_mean=first.mismatch_mean,
+            mismatch_tokens=first.mismatch_tokens,
             mismatch_rms=first.mismatch_rms,
             mismatch_p99=first.mismatch_p99,
             mismatch_max=first.mismatch_max,
             mismatch_kl=first.mismatch_kl,
-            stale_tokens=first.stale_tokens,
+            stale_tokens=sum(step.stale_tokens for step in steps) // epochs,
             router=first.router,
         )
 
@@ -131,6 +142,8 @@ class Report:
         """The statistics of an optimizer step on `num_trained` tokens."""
         mismatch, num_tokens = self.mismatch.result, max(1, num_trained)
         return StepStats(
+            optimizer_steps=1,
+            learned_tokens=num_trained,
             loss=float(self.loss),
             grad_norm=grad_norm,
             learning_rate=learning_rate,
@@ -140,6 +153,7 @@ class Report:
             clip_fraction=self.stats.clip_fraction,
             ratio_max=float(self.stats.ratio_max),
             mismatch_mean=mismatch.mean,
+            mismatch_tokens=mismatch.num_tokens,
             mismatch_rms=mismatch.rms,
             mismatch_p99=mismatch.p99,
             mismatch_max=mismatch.max,

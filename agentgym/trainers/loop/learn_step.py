@@ -131,7 +131,7 @@ def _with_batch(session: TrainingSession, groups: StepGroups, credits: Sequence[
         credits,
         aggregation=config.aggregation or "",
         norm_tokens=config.norm_tokens,
-        drop_zero=not needs_all_rows(config.learner),
+        drop_zero=not needs_all_rows(config.learner, session.instruments.model.balance_coefficient),
     )
     return HaltedStep(step=session.progress.step + 1, groups=groups.kept, credits=credits, batch=batch)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from agentgym.engines.protocol import WeightSync
 from agentgym.rollout.record.task_names import task_names
@@ -21,6 +20,9 @@ from agentgym.types import JSON, Task
 
 __all__ = ["EvalScore", "RolloutSummary", "StepMetrics", "score"]
 
+NO_UPDATE: Mapping[str, JSON] = {"loss": 0.0, "optimizer_steps": 0, "learned_tokens": 0}
+"""What the line of a step without an update has of one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSummary:
@@ -31,7 +33,7 @@ class RolloutSummary:
     """The number of episodes without a reward: environment, engine, time-out."""
     truncated: int
     replies_cut: int
-    """The number of replies that a limit of tokens ended (`finish_reason` length)."""
+    """The number of replies that a limit of tokens ended (`finish_reason` length), in episodes that have a reward."""
     replies_cut_by_window: int
     """The number of cut replies that the context window ended, and not `limits.turn_tokens`."""
     longest_reply: int
@@ -67,7 +69,8 @@ class RolloutSummary:
     dead_group_share: float
     """The share of dead groups among all groups."""
     tool_calls_per_turn: float | None
-    """The number of calls, parsed or not, over the number of replies; None without a reply."""
+    """The number of calls, parsed or not, over the number of replies, both of episodes that have a reward; None without
+    a reply."""
     sampled_entropy: float | None
     """Minus the mean logprob of the trained tokens when they were sampled, in nats: an estimate of the policy's entropy
     that steps without an update have too. None without a token."""
@@ -89,11 +92,11 @@ class RolloutSummary:
         played = [trajectory for group in groups for trajectory in group.trajectories]
         kept = [trajectory for trajectory in played if trajectory.status.trainable]
 
-        def total(name: str) -> int:
-            return int(sum(trajectory.metrics.get(name, 0) for trajectory in played))
+        def total(name: str, of: Sequence[Trajectory] = played) -> int:
+            return int(sum(trajectory.metrics.get(name, 0) for trajectory in of))
 
         num_dead = sum(credit.dead for credit in advantages)
-        num_turns = sum(len(trajectory.turns) for trajectory in played)
+        num_turns = sum(len(trajectory.turns) for trajectory in kept)
         num_trained = sum(trajectory.num_trained_tokens for trajectory in kept)
         logprob = sum(
             float(row.logprobs[row.mask].sum(dtype="float64")) for trajectory in kept for row in trajectory.rows
@@ -103,7 +106,9 @@ class RolloutSummary:
             failed=len(played) - len(kept),
             truncated=sum(trajectory.status == "truncated" for trajectory in kept),
             left_out=_num_left_out(groups, advantages),
-            **_reply_counts(played),
+            replies_cut=sum(trajectory.num_cut_replies for trajectory in kept),
+            replies_cut_by_window=sum(trajectory.ends_at_window for trajectory in kept),
+            longest_reply=max((tokens for trajectory in played for tokens in trajectory.reply_tokens), default=0),
             success=mean([float(bool(trajectory.success)) for trajectory in kept]),
             reward_mean=mean([trajectory.reward or 0.0 for trajectory in kept]),
             turns_mean=mean([len(trajectory.turns) for trajectory in kept]),
@@ -118,7 +123,7 @@ class RolloutSummary:
             groups=len(groups),
             dead_groups=num_dead,
             dead_group_share=num_dead / max(1, len(groups)),
-            tool_calls_per_turn=total("num_tool_calls") / num_turns if num_turns else None,
+            tool_calls_per_turn=total("num_tool_calls", kept) / num_turns if num_turns else None,
             sampled_entropy=max(0.0, -logprob) / num_trained if num_trained else None,
             **asdict(ToolFaults.of(played)),
             **asdict(Repetition.of(groups)),
@@ -134,14 +139,6 @@ def _num_left_out(groups: Sequence[Group], advantages: Sequence[GroupCredit]) ->
     )
 
 
-def _reply_counts(played: Sequence[Trajectory]) -> dict[str, Any]:
-    return {
-        "replies_cut": sum(trajectory.num_cut_replies for trajectory in played),
-        "replies_cut_by_window": sum(trajectory.ends_at_window for trajectory in played),
-        "longest_reply": max((tokens for trajectory in played for tokens in trajectory.reply_tokens), default=0),
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
     """A line of `metrics.jsonl`; `docs/metrics.md` lists its names."""
@@ -150,7 +147,9 @@ class StepMetrics:
     """The optimizer step, from 1; also the policy version that it produced."""
     rollout: RolloutSummary
     update: StepStats | None
-    """The statistics of the update; None if no group carried a signal, so that there was no update."""
+    """The statistics of the update; None if no group carried a signal, so that there was no update.
+
+    In an update without an optimizer step, an off-policy correction rejected all tokens."""
     critic: CriticStats | None = None
     """The statistics of the critic; None without one, and if there was nothing to learn."""
     sync: WeightSync
@@ -172,9 +171,11 @@ class StepMetrics:
 
     def to_json(self) -> dict[str, JSON]:
         """Returns a flat mapping with the names that curves and viewers use; `warnings` has the step's new symptoms."""
-        update: dict[str, JSON] = asdict(self.update) if self.update else {"loss": 0.0}
+        update: dict[str, JSON] = asdict(self.update) if self.update else dict(NO_UPDATE)
         router = update.pop("router", None)
         update |= router if isinstance(router, dict) else {}
+        if self.update and self.update.merge_lost is None:
+            del update["merge_lost"]
         if self.update and not self.update.kl_coefficient:
             update["kl"] = None  # without a reference model there is none, which is not the same as 0
         update |= asdict(self.critic) if self.critic else {}

@@ -33,9 +33,18 @@ class Vitals:
     entropy: float | None = None
     """The entropy in nats per token: of the update, or of the sampled tokens without an update."""
     clip_fraction: float | None = None
+    rejects_all: bool = False
+    """True if an off-policy correction rejected all tokens, so that no optimizer step was taken."""
     grad_norm: float | None = None
     kl: float | None = None
     """The KL divergence from the reference model, in nats per token."""
+    merge_lost: float | None = None
+    """The share of what adapters add that the rounded weights lack."""
+
+    @property
+    def is_dead(self) -> bool:
+        """True if nothing could be learned: no group has an advantage, or a correction rejected all tokens."""
+        return self.rejects_all or 0 < self.groups == self.dead_groups
 
     @classmethod
     def of(cls, line: Mapping[str, JSON]) -> Vitals:
@@ -59,8 +68,10 @@ class Vitals:
             repeated_replies=_number(line, "repeated_replies"),
             entropy=_number(line, "sampled_entropy") if entropy is None else entropy,
             clip_fraction=_number(line, "clip_fraction"),
+            rejects_all=_number(line, "optimizer_steps") == 0 and _number(line, "corrected_away") == 1,
             grad_norm=_number(line, "grad_norm"),
             kl=_number(line, "kl"),
+            merge_lost=_number(line, "merge_lost"),
         )
 
 

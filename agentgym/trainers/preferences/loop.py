@@ -111,6 +111,7 @@ class PreferenceStep:
 
     step: int
     loss: float
+    """The loss that is minimized: `preference_loss`, and `sft_weight` times `sft_loss`."""
     grad_norm: float
     accuracy: float
     """The share of pairs whose better reply has gained more than the worse one since the first weights."""
@@ -125,6 +126,10 @@ class PreferenceStep:
     """The loss of the pairs of validation after the step, where it was measured."""
     validation_accuracy: float | None = None
     """Their accuracy, likewise."""
+    preference_loss: float | None = None
+    """The loss of the order of the replies alone, see `preference_loss`; None in steps of earlier versions."""
+    sft_loss: float | None = None
+    """The negative log likelihood of the better replies, in nats per token."""
 
 
 def preference_loss(chosen_P: Tensor, rejected_P: Tensor, config: PreferenceConfig) -> Tensor:
@@ -192,7 +197,7 @@ def _add_gradients(
     parameters: Sequence[Tensor],
     config: PreferenceConfig,
 ) -> Tensor:
-    """Adds the gradient of the mean loss over the pairs; returns sums of loss, accuracy and rewards over the pairs."""
+    """Adds the gradient of the mean loss over the pairs; returns the means of the sums of `pair_sums`."""
 
     def loss_of(part: LessonPart[Pair]) -> MicroResult[Tensor]:
         loss, sums = pair_sums(model, reference, part.rows, config, world)
@@ -217,7 +222,7 @@ def mean_over_pairs(
     config: PreferenceConfig,
     world: LearnerRanks,
 ) -> Tensor:
-    """Returns the means of loss, accuracy and rewards over all pairs, `config.pairs` at a time."""
+    """Returns the means of the sums of `pair_sums` over all pairs, `config.pairs` at a time."""
 
     def sums_of(part: LessonPart[Pair]) -> Tensor:
         return pair_sums(model, reference, part.rows, config, world)[1] * (not part.is_idle)
@@ -235,7 +240,10 @@ def pair_sums(
     config: PreferenceConfig,
     world: LearnerRanks,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the summed loss with its gradient, and the sums of loss, accuracy and rewards without one."""
+    """Returns the summed loss with its gradient, and sums without one.
+
+    These are loss, accuracy, rewards of the better and the worse replies, and the two parts of the loss.
+    """
     rows = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
     with torch.no_grad():
         known_R = row_logprobs(reference, rows, world)
@@ -248,7 +256,8 @@ def pair_sums(
     loss = (loss_P + config.sft_weight * imitation_P).sum()
     won_P = (chosen_P > rejected_P).to(loss_P.dtype)
     rewards = [config.beta * gain_P.detach().sum() for gain_P in (chosen_P, rejected_P)]
-    return loss, torch.stack([loss.detach(), won_P.sum(), *rewards])
+    parts = [part_P.detach().sum() for part_P in (loss_P, imitation_P)]
+    return loss, torch.stack([loss.detach(), won_P.sum(), *rewards, *parts])
 
 
 def row_logprobs(model: LanguageModel | Unadapted, rows: Sequence[Demonstration], world: LearnerRanks) -> Tensor:
@@ -268,7 +277,7 @@ def _num_tokens(pair: Pair) -> int:
 
 
 def _report(step: int, batch: Sequence[Pair], means: Tensor, norm: float, elapsed_s: float) -> PreferenceStep:
-    loss, accuracy, chosen, rejected = means.tolist()
+    loss, accuracy, chosen, rejected, preference, imitation = means.tolist()
     return PreferenceStep(
         step=step,
         loss=loss,
@@ -279,4 +288,6 @@ def _report(step: int, batch: Sequence[Pair], means: Tensor, norm: float, elapse
         rejected_reward=rejected,
         tokens=sum(pair.num_tokens for pair in batch),
         elapsed_s=elapsed_s,
+        preference_loss=preference,
+        sft_loss=imitation,
     )

@@ -57,15 +57,56 @@ def test_the_command_compares_evaluations_and_training_runs(
     assert oracle["over_first"]["num_tasks"] == 5
     assert trained["num_tasks"] == 8 and trained["over_first"] is None  # its level is another one
     assert "no task in common with the first" in shown
+    assert oracle["over_first"]["success_interval"][0] < 1.0 == oracle["over_first"]["success_interval"][1]
     assert main(["compare", runs[0]]) == 2
     assert "two or more runs are compared" in capsys.readouterr().err
     assert main(["compare", runs[0], str(tmp_path / "none")]) == 2
     assert "does not exist" in capsys.readouterr().err
 
 
+RATES = [(0.5, 0.5, 0.5), (0.9, 0.95, 0.8), (0.97, 0.99, 0.9), (0.5, 0.6, 0.0), (0.05, 0.95, 0.0)]
+
+
+@pytest.mark.parametrize("num_tasks", [20, 50])
+@pytest.mark.parametrize(("first", "second", "shared"), RATES)
+def test_the_interval_of_a_difference_holds_the_true_one_near_0_and_1(
+    first: float, second: float, shared: float, num_tasks: int
+) -> None:
+    rng = np.random.default_rng(num_tasks)
+    covered = {"success": 0, "reward": 0}
+    for _ in range(400):
+        ease, other = rng.random(num_tasks), rng.random(num_tasks)
+        solved = (ease < first, np.where(rng.random(num_tasks) < shared, ease, other) < second)
+        scores = [{f"{task}": [(float(won), float(won))] for task, won in enumerate(bits)} for bits in solved]
+        found = paired_difference(*scores)
+        assert found is not None
+        for name in covered:
+            interval = getattr(found, f"{name}_interval")
+            assert interval.low < interval.high
+            covered[name] += interval.low <= second - first + 1e-9 and second - first - 1e-9 <= interval.high
+    assert min(covered.values()) >= 0.92 * 400
+
+
+def test_a_difference_of_no_task_has_exact_bounds() -> None:
+    scores = {f"{task}": [(1.0, 1.0)] for task in range(20)}
+    found = paired_difference(scores, scores)
+    assert found is not None and found.success_interval is not None
+    reach = 1 - 0.025 ** (1 / 20)  # the most that can differ, where 20 without a difference have a chance of 0.025
+    assert found.success_interval.ends == pytest.approx([-reach, reach]) and found.reward_interval is not None
+    assert found.reward_interval == found.success_interval
+
+
+def test_a_difference_of_other_rewards_that_is_the_same_in_every_task_has_no_interval() -> None:
+    first = {f"{task}": [(1.0, 0.1 * task)] for task in range(5)}
+    second = {f"{task}": [(1.0, 0.1 * task + 0.3)] for task in range(5)}
+    found = paired_difference(first, second)
+    assert found is not None and found.reward == pytest.approx(0.3) and found.reward_interval is None
+    assert found.to_json()["reward_interval"] is None and found.success_interval is not None
+
+
 def test_an_interval_of_rewards_stays_within_the_possible_ones() -> None:
-    values, names = [1.0, 1.0, 1.0, 0.0], ["a", "b", "c", "d"]
+    values, names = [0.9, 1.0, 0.6, 0.0], ["a", "b", "c", "d"]
     wide, cut = mean_interval(values, names), mean_interval(values, names, (0.0, 1.0))
     assert wide is not None and cut is not None
-    assert wide.high > 1.0 and (cut.low, cut.high) == (wide.low, 1.0)
+    assert wide.high > 1.0 and cut.ends == [0.0, 1.0]
     assert mean_interval([2.0, 0.0, 1.0], names[:3], (0.0, 1.0)) == mean_interval([2.0, 0.0, 1.0], names[:3])

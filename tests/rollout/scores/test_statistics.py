@@ -6,11 +6,13 @@ import json
 import math
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.rollout.scores.intervals import mean_interval, success_interval
+from agentgym.cli.eval import summary_rows
+from agentgym.rollout.scores.intervals import mean_interval, share_interval, success_interval
 from agentgym.rollout.scores.statistics import summarize
 from agentgym.trajectory import MAX_REWARD, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
@@ -62,13 +64,58 @@ def test_repeats_of_won_tasks_are_no_new_evidence() -> None:
     )
 
 
-def test_the_reward_interval_of_single_episodes_is_the_textbook_one() -> None:
-    values = [1.0, 2.0, 4.0, 0.5]
+@pytest.mark.parametrize(  # Student's t with 1, 2, 3 and 7 degrees of freedom, from a table
+    ("values", "quantile"),
+    [
+        ([1.0, 2.0], 12.7062),
+        ([1.0, 2.0, 4.0], 4.30265),
+        ([1.0, 2.0, 4.0, 0.5], 3.18245),
+        ([1.0, 2.0, 4.0, 0.5, 3.0, 3.0, 2.5, 7.0], 2.36462),
+    ],
+)
+def test_the_reward_interval_of_single_episodes_is_the_textbook_one(values: list[float], quantile: float) -> None:
     interval = mean_interval(values, own_clusters(values))
     assert interval is not None
-    half = 1.959963984540054 * statistics.stdev(values) / len(values) ** 0.5
+    half = quantile * statistics.stdev(values) / len(values) ** 0.5
     mean = statistics.fmean(values)
-    assert (interval.low, interval.high) == pytest.approx((mean - half, mean + half))
+    assert (interval.low, interval.high) == pytest.approx((mean - half, mean + half), abs=2e-3 * half)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.97])
+@pytest.mark.parametrize("low", [0.0, -1.0])
+def test_the_interval_of_rewards_of_two_values_holds_the_true_mean(rate: float, low: float) -> None:
+    rng, covered = np.random.default_rng(3), 0
+    for _ in range(400):
+        values = np.where(rng.random(20) < rate, 1.0, low).tolist()
+        interval = mean_interval(values, own_clusters(values), (low, 1.0))
+        assert interval is not None and low <= interval.low < interval.high <= 1.0
+        covered += interval.low <= rate + (1 - rate) * low <= interval.high
+    assert covered >= 0.92 * 400
+
+
+def test_the_interval_of_a_normal_reward_holds_the_true_mean_of_few_tasks() -> None:
+    rng = np.random.default_rng(4)
+    intervals = [mean_interval(rng.normal(size=5).tolist(), own_clusters([0.0] * 5)) for _ in range(600)]
+    assert 0.92 <= np.mean([interval is not None and interval.low <= 0 <= interval.high for interval in intervals])
+
+
+def test_repeats_of_tasks_count_as_their_share() -> None:
+    shares = [0.25, 1.0, 0.0, 0.75, 1.0]
+    episodes = [float(place < 4 * share) for share in shares for place in range(4)]
+    names = [str(place // 4) for place in range(20)]
+    found, wanted = mean_interval(episodes, names), share_interval(shares)
+    assert found is not None and wanted is not None and found.ends == pytest.approx(wanted.ends)
+
+
+@pytest.mark.parametrize(
+    ("values", "has"), [([0.3] * 7, False), ([2.0] * 2, False), ([0.0] * 3, True), ([1.0] * 3, True)]
+)
+def test_a_reward_that_is_always_the_same_has_an_interval_only_if_it_is_0_or_1(values: list[float], has: bool) -> None:
+    summary = summarize([episode(seed, 0, value) for seed, value in enumerate(values)])
+    assert (summary.reward_interval is not None) is has
+    row = next(row for row in summary_rows(summary) if row[0] == "reward")
+    assert row[2] == (f"{summary.reward_interval} (95%)" if has else "in every task")
+    assert (summary.at_k[0].at[0].best_at_k_interval is not None) is has
 
 
 def test_one_task_says_nothing_about_others() -> None:

@@ -92,6 +92,17 @@ def test_groups_that_are_all_dead_from_the_first_step_on_are_told_apart_by_their
     assert list(found) == [name] and found[name] <= 3
 
 
+def test_steps_whose_tokens_were_all_rejected_are_dead_and_named_with_the_cause() -> None:
+    line = {"groups": 8, "dead_groups": 2, "success": 0.99, "loss": 0.0, "optimizer_steps": 0, "corrected_away": 1.0}
+    rejected, dead = Vitals.of(line), replace(HEALTHY, dead_groups=8, success=0.5)
+    for history in ([HEALTHY, rejected, rejected], [HEALTHY, dead, rejected]):
+        symptoms = symptoms_of_collapse(history, CONFIG)
+        assert list(symptoms) == ["dead_groups"] and "rejected every token" in symptoms["dead_groups"]
+    assert not symptoms_of_collapse([rejected, HEALTHY], CONFIG)
+    assert not Vitals.of({**line, "optimizer_steps": 1}).rejects_all, "another term of the loss was learned"
+    assert not Vitals.of({**line, "corrected_away": None}).rejects_all
+
+
 def test_a_format_that_never_was_is_not_called_lost() -> None:
     broken = replace(HEALTHY, lost_calls=60)
     assert "agentgym sft" in symptoms_of_collapse([broken] * 2, CONFIG)["no_format"]

@@ -166,6 +166,24 @@ def test_a_mismatch_by_hand() -> None:
     assert MismatchSums.of(logp[:0], old[:0], torch.zeros(0, dtype=torch.bool)).result.num_tokens == 0
 
 
+@pytest.mark.parametrize("size", [1e-1, 1e-3, 3e-5, 1.9e-6, 1e-7, 2e-9])
+def test_a_small_mismatch_has_the_divergence_and_the_quantile_of_its_size(size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gap = size * torch.randn(20_000, generator=generator, dtype=torch.float64)
+    logp = gap.float()  # minus 0, so that the gap is the number itself
+    result = MismatchSums.of(logp, torch.zeros_like(logp), torch.ones(len(logp), dtype=torch.bool)).result
+    exact = logp.double()
+    assert result.kl > 0 and result.kl == pytest.approx(float((torch.expm1(exact) - exact).mean()), rel=1e-6)
+    p99 = float(exact.abs().quantile(0.99))
+    assert p99 * 0.999 <= result.p99 <= p99 * 2**0.5 < result.max
+
+
+def test_a_mismatch_of_nothing_is_0() -> None:
+    same = torch.linspace(-3, 0, 100)
+    result = MismatchSums.of(same, same, torch.ones(100, dtype=torch.bool)).result
+    assert (result.kl, result.p99, result.max, result.mean) == (0.0, 0.0, 0.0, 0.0)
+
+
 def test_quantiles_are_of_the_tokens_that_count_whatever_parts_they_come_from() -> None:
     gap = torch.cat([torch.full((990,), 0.02), torch.full((10,), 3.0)])
     whole = MismatchSums.of(gap, torch.zeros(1000), torch.ones(1000, dtype=torch.bool))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from agentgym.cli.main import main
@@ -58,6 +60,30 @@ def test_held_out_tasks_are_played_when_two_steps_reach_the_target_and_five_step
     successes: list[float], played_after: list[int]
 ) -> None:
     assert [n for n in range(len(successes) + 1) if is_target_near(successes[:n], 0.95)] == played_after
+
+
+@pytest.mark.parametrize(
+    ("rate_at", "least", "most"),
+    [
+        (lambda step: 0.97 - 0.57 * math.exp(-step / 8), 0.004, 0.012),
+        (lambda step: 0.96, 0.003, 0.012),
+        (lambda step: 0.93, 0.02, 0.03),
+    ],
+    ids=["rises", "stays", "stays below"],
+)
+def test_the_success_that_ends_a_run_is_as_optimistic_as_the_documentation_states(
+    rate_at: Callable[[int], float], least: float, most: float
+) -> None:
+    rng = np.random.default_rng(1)
+    excess: list[float] = []
+    for _ in range(300):
+        successes: list[float] = []
+        for step in range(1, 41):
+            successes.append(rng.binomial(128, rate_at(step)) / 128)
+            if is_target_near(successes, 0.95) and (found := rng.binomial(200, rate_at(step)) / 200) >= 0.95:
+                excess.append(found - rate_at(step))
+                break
+    assert len(excess) > 50 and least < sum(excess) / len(excess) < most
 
 
 @pytest.mark.long

@@ -207,7 +207,8 @@ def gdpo(
 
     `C_i = sum_k w_k (R_ik - mean(R_k)) / (std(R_k) + 1e-6)`, then `A_i = (C_i - mean(C)) * rsqrt(var(C) + 1e-8)` over
     all trained tokens. Liu et al. 2026 (GDPO: Group reward-Decoupled Normalization Policy Optimization). `weights` has
-    one number for each component, 1 when left out. Shapes and errors: see `AdvantageEstimator`; `rewards_BT` gives the
+    one number for each component, 1 when left out. One that an episode lacks is NaN: it is in no mean or deviation and
+    adds nothing to the episode's sum, as in TRL. Shapes and errors: see `AdvantageEstimator`; `rewards_BT` gives the
     returns only. Raises ConfigError for another number of weights.
 
     Expectation: no multiple of the policy gradient, because of the deviations.
@@ -222,7 +223,10 @@ def gdpo(
         raise ConfigError(f"{component_BK.shape[1]} components of the reward need as many weights, got {len(scale)}")
     combined_B = torch.zeros_like(return_B)
     for weight, component_B in zip(scale, component_BK.unbind(1), strict=True):
-        combined_B = combined_B + weight * groups.z_scores(component_B, STD_EPSILON)
+        known_B = ~component_B.isnan()
+        score_B = torch.zeros_like(component_B)
+        score_B[known_B] = Groups.of(groups_B[known_B]).z_scores(component_B[known_B], STD_EPSILON)
+        combined_B = combined_B + weight * score_B
     whitened_BL = _whiten_tokens(combined_B, groups, tokens)
     return tokens.credit(whitened_BL, return_B[:, None] + torch.zeros_like(whitened_BL))
 
@@ -286,6 +290,6 @@ def _component_returns(components_BTK: Tensor, mask_BT: Tensor) -> Tensor:
             f"components_BTK is float of shape {tuple(mask_BT.shape)} and one axis more, "
             f"got {components_BTK.dtype} of shape {tuple(components_BTK.shape)}"
         )
-    if not bool(components_BTK.isfinite().all()):
-        raise InvalidTrajectory("components_BTK is finite, got a number that is not")
+    if bool(components_BTK.isinf().any()):
+        raise InvalidTrajectory("components_BTK is finite, or NaN where an episode lacks one; got an infinite number")
     return components_BTK.detach().to(torch.float64).sum(1)

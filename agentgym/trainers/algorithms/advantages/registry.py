@@ -31,7 +31,8 @@ An estimator names further tensors that it needs as parameters, out of these; th
     states_BT       int64; the state of the environment in which the token's turn was sampled: equal ids are equal
                     states, -1 is none
     greedy_B        float; the reward of a greedy episode of the same task
-    components_BTK  float; the rewards by component, each at the same tokens as in `rewards_BT`
+    components_BTK  float; the rewards by component, each at the same tokens as in `rewards_BT`; NaN at the last one
+                    where an episode lacks the component
     proxy_BT        float; `1 - 2 p + sum p^2`, the squared norm of the logits' gradient
 
 Settings are keyword-only. All raise InvalidTrajectory for tensors that do not fit together or hold numbers that are not
