@@ -7,7 +7,6 @@ registers the bundled environments when Gymnasium is imported. Where Python runs
 
 import sys
 
-from agentgym.envs.catalog.plugin import register_envs
 from agentgym.lazy_exports import lazy_exports
 
 __version__ = "0.1.0"
@@ -29,4 +28,6 @@ __getattr__, __dir__ = lazy_exports(
 )
 
 if "gymnasium" in sys.modules:
+    from agentgym.envs.catalog.plugin import register_envs  # here: a command has no need of it, and starts sooner
+
     register_envs()

@@ -89,7 +89,11 @@ def _run_in(environment: Mapping[str, str], command: Sequence[str]) -> int:
 
 def _environment(folder: str) -> dict[str, str]:
     """Returns our environment with the folder for temporary files; caches of compiled code stay where they were."""
-    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id that the system has no name for
+        user = str(os.getuid())
+    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
     given = {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ}
     return {**given, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder}
 

@@ -22,6 +22,7 @@ __all__ = [
     "TrainingHalted",
     "UnknownName",
     "UserCodeFault",
+    "describe_error",
     "is_interrupt",
     "nearest",
 ]
@@ -113,6 +114,18 @@ CODE_ERRORS = (Exception, SystemExit, GeneratorExit, KeyboardInterrupt)
 def is_interrupt(error: BaseException) -> bool:
     """True for Ctrl-C: Python raises KeyboardInterrupt on the main thread alone, so on others the code raised it."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns one line, never an empty one: the first line of an error's message, after its type if it is not ours.
+
+    >>> describe_error(TimeoutError()), describe_error(ValueError("no digit")), describe_error(ConfigError("no name"))
+    ('TimeoutError', 'ValueError: no digit', 'no name')
+    """
+    line, kind = str(error).strip().partition("\n")[0], type(error).__name__
+    if not line:
+        return kind
+    return line if isinstance(error, AgentGymError) else f"{kind}: {line}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -36,6 +36,7 @@ __all__ = [
     "is_loopback",
     "listen",
     "parse_json_object",
+    "shown_token",
 ]
 
 TOKEN_VARIABLE = "AGENTGYM_TOKEN"
@@ -200,6 +201,11 @@ def choose_token(host: str, *, is_required: bool = False) -> str | None:
             raise ConfigError(f"{TOKEN_VARIABLE} holds no token: {wanted} were wanted, such as `openssl rand -hex 16`")
         return given
     return secrets.token_urlsafe(24) if is_required or not is_loopback(host) else None
+
+
+def shown_token(token: str) -> str:
+    """Returns what a server prints as its token: a new one, or `$AGENTGYM_TOKEN`, as logs keep what is printed."""
+    return f"${TOKEN_VARIABLE}" if token == os.environ.get(TOKEN_VARIABLE, "").strip() else token
 
 
 class JsonServer:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
-from agentgym.errors import AgentGymError, ConfigError, UnknownName, UserCodeFault, nearest
+from agentgym.errors import AgentGymError, ConfigError, UnknownName, UserCodeFault, describe_error, nearest
 
 __all__ = ["Wanted", "convert_user_errors", "is_place", "load_module", "load_named", "place_of"]
 
@@ -92,8 +92,7 @@ def convert_user_errors(what: str) -> Iterator[None]:
     except AgentGymError:
         raise
     except Exception as error:  # the boundary around the user's functions
-        first_line = str(error).strip().partition("\n")[0]
-        raise UserCodeFault(f"{what}: {type(error).__name__}: {first_line}") from error
+        raise UserCodeFault(f"{what}: {describe_error(error)}") from error
 
 
 def _import(place: str, name: str, wanted: Wanted) -> ModuleType:

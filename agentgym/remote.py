@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
+from agentgym.home_folder import ensure_home
 
 __all__ = ["RemoteFolder", "cached_files", "cached_folder", "is_remote", "keep_folder"]
 
@@ -163,6 +164,7 @@ def _copy_once(remote: RemoteFolder, files: Mapping[str, str], kind: str) -> Pat
 
 def keep_folder(kind: str, state: Sequence[str], fill: Callable[[Path], None]) -> Path:
     """Returns the folder of the user's cache for a state, such as the digests of files; `fill` writes a new one."""
+    ensure_home()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentgym" / kind
     folder = cache / _digest("\n".join(state))[:24]
     if not folder.is_dir():

@@ -59,11 +59,11 @@ def recorded_format(folder: Path) -> RecordedFormat:
     path = folder.resolve().parents[1] / "config.yaml" if is_checkpoint else folder / "config.yaml"
     if not path.is_file():
         return RecordedFormat()
-    import yaml  # here, because most models have no such file
+    from agentgym.yaml_text import parse_yaml  # here, because most models have no such file
 
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        settings = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise RunFolderError(f"{str(path)!r} cannot be read: {error}; name the chat format with --family") from error
     if not isinstance(settings, dict) or not (is_checkpoint or "agentgym" in settings):
         return RecordedFormat()

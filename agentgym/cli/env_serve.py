@@ -15,7 +15,7 @@ from agentgym.cli.terminal import say
 from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
 from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError
-from agentgym.http_guard import HttpGuard, choose_token
+from agentgym.http_guard import HttpGuard, choose_token, shown_token
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -60,9 +60,10 @@ def main(args: Sequence[str]) -> int:
         if token is None:
             say(f"play it: agentgym play openenv/{url}    an OpenEnv client: GenericEnvClient(base_url={url!r})")
         else:
-            say(f"token: {token}    (Authorization: Bearer TOKEN, or the password of Authorization: Basic)")
-            say(f"  agentgym finds it in the environment: OPENENV_API_KEY={token} agentgym play openenv/{url}")
-            say(f"  an OpenEnv client: GenericEnvClient(base_url={url.replace('//', f'//token:{token}@', 1)!r})")
+            shown = shown_token(token)
+            say(f"token: {shown}    (Authorization: Bearer TOKEN, or the password of Authorization: Basic)")
+            say(f"  agentgym finds it in the environment: OPENENV_API_KEY={shown} agentgym play openenv/{url}")
+            say(f"  an OpenEnv client: GenericEnvClient(base_url={url.replace('//', f'//token:{shown}@', 1)!r})")
 
     app = openenv_app(options.env, resolve_env(options.env, options.env_kwargs), options.max_sessions, guard=guard)
     try:

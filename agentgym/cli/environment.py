@@ -6,9 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import TypeVar
 
+from agentgym.cli.terminal import printable
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import make_env
-from agentgym.errors import AgentGymError, EnvironmentFault
+from agentgym.errors import AgentGymError, EnvironmentFault, describe_error
 from agentgym.rollout.hosting.env_code import CallOutcome, attempt
 from agentgym.rollout.hosting.tracebacks import user_traceback
 from agentgym.types import JSON
@@ -29,8 +30,7 @@ def unwrap_user_outcome(outcome: CallOutcome[T], what: str) -> T:
     if isinstance(error, AgentGymError):
         raise error
     if error is not None:
-        first_line = str(error).strip().partition("\n")[0]
-        raise EnvironmentFault(f"{what}: {type(error).__name__}: {first_line}") from error
+        raise EnvironmentFault(f"{what}: {describe_error(error)}") from error
     return value  # type: ignore[return-value]  # no error: it is the value
 
 
@@ -38,4 +38,4 @@ def show_traceback(fault: AgentGymError) -> None:
     """Prints the traceback of the user's error, from the user's own code on, to standard error."""
     if fault.__cause__ is not None:
         sys.stdout.flush()
-        print(user_traceback(fault.__cause__), file=sys.stderr, flush=True)
+        print(printable(user_traceback(fault.__cause__)), file=sys.stderr, flush=True)

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 
 from agentgym.cli.display.tables import progress, show_table
 from agentgym.cli.environment import load_env
-from agentgym.cli.options import env_as_option, parse_options, tools_as_option, warn_of_idle
+from agentgym.cli.options import env_as_option, parse_options, read_mapping, tools_as_option, warn_of_idle
+from agentgym.cli.run_folder import resumed_config
 from agentgym.cli.terminal import fail, say, show_json
-from agentgym.errors import AgentGymError
+from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.evaluation.play.endpoint import EndpointUse, Quantiles
 from agentgym.evaluation.play.evaluate import Driver, EvalConfig, EvalPlan, EvalResult, open_evaluation
-from agentgym.rollout.scores.intervals import Interval
+from agentgym.rollout.scores.intervals import SAME, Interval
 from agentgym.rollout.scores.pass_at_k import AtK, RepeatScores
 from agentgym.rollout.scores.statistics import FAILED_CALLS, EvalSummary
+from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.trajectory import Trajectory
 
-__all__ = ["finish", "main", "repeat_rows", "run_plan", "summary_rows"]
+__all__ = ["finish", "main", "repeat_rows", "run_plan", "stored_options", "summary_rows"]
 
+Options = TypeVar("Options", bound=EvalConfig)
 REPEAT_COLUMNS = ("tasks", "k", "pass@k", "pass^k", "best@k", "")
 MAIN_SETTINGS = (
     *("env", "env_kwargs", "policy", "num_tasks", "num_repeats", "seed", "temperature", "top_p", "stop"),
@@ -50,13 +53,32 @@ class EvalOptions(EvalConfig):
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym eval ...`; exit code 1 when no episode could be played."""
-    options = parse_options(
-        EvalOptions, tools_as_option(env_as_option(args)), prog="agentgym eval", shown=MAIN_SETTINGS
-    )
+    args = tools_as_option(env_as_option(args))
+    default = stored_options(EvalOptions, args)
+    options = parse_options(EvalOptions, args, prog="agentgym eval", default=default, shown=MAIN_SETTINGS)
     warn_of_idle(**{name: (getattr(options, name), "engine", options.engine) for name in ("sglang", "vllm")})
-    load_env(options.env, options.env_kwargs).close()
-    plan = open_evaluation(options, options.output, resume=options.resume)
-    return finish(run_plan(plan), as_json=options.json)
+    with used_by_run(options.sandbox):
+        load_env(options.env, options.env_kwargs).close()
+        plan = open_evaluation(options, options.output, resume=options.resume)
+        return finish(run_plan(plan), as_json=options.json)
+
+
+def stored_options(kind: type[Options], args: Sequence[str]) -> Options | None:
+    """Returns the settings of the evaluation that is resumed, or None for one that the options name themselves.
+
+    Raises as `resumed_config` does, and RunFolderError for another command's run.
+    """
+    path = None if any(arg.startswith(("--env", "--data.")) for arg in args) else resumed_config(args)
+    if path is None:
+        return None
+    given = read_mapping(path)
+    if given.get("kind") != "eval":
+        raise RunFolderError(f"{str(path)!r} is that of another command than an evaluation")
+    from agentgym.trainers.config import config_from_mapping  # here, because few evaluations are resumed
+
+    return config_from_mapping(
+        kind, {name: value for name, value in given.items() if name not in ("kind", "agentgym", "served")}
+    )
 
 
 def run_plan(plan: EvalPlan, driver: Driver | None = None) -> EvalResult | None:
@@ -121,13 +143,14 @@ def summary_rows(summary: EvalSummary) -> list[list[str]]:
     clustered = ", clustered by task" if repeated else ""
     stops = ", ".join(f"{reason} {number}" for reason, number in summary.stop_reasons.items())
     failed = ", ".join(f"{status} {number}" for status, number in summary.failed.items())
+    reward = _remark(summary.reward_interval, f"95%{clustered}") or (SAME if summary.num_episodes else "")
     faults = [getattr(summary, name) for name in FAILED_CALLS]
     faults_format = (
         "{} malformed, {} truncated, {} of unknown tools, {} with invalid arguments, {} answered with an error"
     )
     return [
         ["success", _number(summary.success, 3), _remark(summary.success_interval, f"95%, Wilson{clustered}")],
-        ["reward", _number(summary.mean_reward, 3), _remark(summary.reward_interval, f"95%, normal{clustered}")],
+        ["reward", _number(summary.mean_reward, 3), reward],
         ["episodes", str(summary.num_episodes), stops],
         ["failed", str(summary.num_failed), failed],
         ["turns", _number(summary.mean_turns, 1), "per episode"],
@@ -154,7 +177,7 @@ def _tasks_label(scores: RepeatScores) -> str:
 
 def _at_row(at: AtK) -> list[str]:
     def format_score(value: float | None, interval: Interval | None) -> str:
-        return _number(value, 3) + ("" if interval is None else f" {interval}")
+        return _number(value, 3) + ("" if value is None else f" {interval or SAME}")
 
     return [
         str(at.k),
@@ -169,9 +192,10 @@ def use_rows(use: EndpointUse | None) -> list[list[str]]:
     """Returns name, value and remark of each number on the use of a chat endpoint."""
     if use is None:
         return []
+    causes = ", ".join(f"{cause.replace('_', ' ')} {number}" for cause, number in use.failures.items())
     without = f"{use.num_without_ids} episodes hold no token ids: they cannot be trained on"
     return [
-        ["requests", str(use.num_requests), f"{use.num_retries} of them failed or refused, and sent again"],
+        ["requests", str(use.num_requests), f"{use.num_retries} of them without a reply{causes and ': '}{causes}"],
         ["prompt tokens", str(use.prompt_tokens), f"{use.cached_tokens} of them cached"],
         ["reply tokens", str(use.completion_tokens), without if use.num_without_ids else ""],
         ["cost", "unknown" if use.cost is None else f"{use.cost:.4f}", NO_PRICE if use.cost is None else ""],

@@ -40,6 +40,8 @@ class ExportOptions:
     """Write the average of the weights that a run with learner.ema_decay keeps; of adapters, with --adapter."""
     dtype: DType = "float32"
     """The type of the weights in the files; training keeps them in float32."""
+    trust_run_code: bool = False
+    """Run the file or module that the run's `model_backend` names, which may do anything; read it first."""
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
 
@@ -49,13 +51,14 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(ExportOptions, args, prog="agentgym export")
     checkpoint = find_checkpoint(options.source, step=options.step, best=options.best)
     export = export_adapter if options.adapter else export_model
-    written = export(checkpoint, options.folder, dtype=options.dtype, average=options.ema)
+    trust = options.trust_run_code
+    written = export(checkpoint, options.folder, dtype=options.dtype, average=options.ema, trust_run_code=trust)
     what = f"{'average of the ' if options.ema else ''}{'adapter' if options.adapter else 'model'}"
     say(f"{what} of step {written.step} ({written.dtype}): {options.folder}")
     if not options.adapter:
         settings = settings_of_run(checkpoint.path.resolve().parent.parent)
-        family = settings.get("family")
-        own = own_code_options(family, settings.get("model_backend", "auto"))
+        family = str(settings.get("family") or "")
+        own = own_code_options(family, str(settings.get("model_backend", "auto")))
         if family and not is_place(family) and renderer_for(options.folder).reply_format.name != family:
             own += f" --family {family}"
         if variables := settings.get("chat_template_kwargs"):

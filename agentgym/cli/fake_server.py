@@ -14,7 +14,7 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say
 from agentgym.engines.scripted import Reply
 from agentgym.errors import ConfigError
-from agentgym.http_guard import choose_token
+from agentgym.http_guard import choose_token, shown_token
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.testing.fake_server.faults import FaultKind, Faults
@@ -108,7 +108,7 @@ async def _serve(config: FakeConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     say(f"a fake SGLang server listens on {url} (model {config.model})")
     if server.guard.token is not None:
-        say(f"  token: {server.guard.token}    (send it as the API key: Authorization: Bearer TOKEN)")
+        say(f"  token: {shown_token(server.guard.token)}    (send it as the API key: Authorization: Bearer TOKEN)")
     for line in _suggestions(url):
         say(line)
     sys.stdout.flush()

@@ -16,12 +16,14 @@ from agentgym.cli.terminal import fail, say, show_json
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import RunFolderError
+from agentgym.evaluation.play.eval_folder import name_write_errors
 from agentgym.evaluation.play.generation import GenerationConfig, ReplyGenerator
 from agentgym.evaluation.play.open_model import LocalModel, open_model
 from agentgym.evaluation.play.replies_file import RepliesFile, prompt_rows
 from agentgym.model.architectures import check_backend
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rollout.hosting.event_loop import run_async
+from agentgym.rollout.record.folder_lock import FolderLock
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -92,8 +94,12 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(GenerateOptions, args, prog="agentgym generate", shown=MAIN_SETTINGS)
     check_backend(options.model_backend, options.engine)
     warn_of_idle(**{name: (getattr(options, name), "engine", options.engine) for name in ("sglang", "vllm")})
-    if options.output.is_dir():
-        raise RunFolderError(f"{str(options.output)!r} is a folder; --output takes a file")
+    if options.output.exists() and not options.output.is_file():
+        raise RunFolderError(f"{str(options.output)!r} is a folder or a device; --output takes a file")
+    with name_write_errors(options.output.parent):
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock.of_file(options.output)
+    lock.take()
     if options.output.exists() and not options.resume:
         raise RunFolderError(f"{str(options.output)!r} exists: go on with it by --resume, or name a new --output")
     try:
@@ -103,6 +109,7 @@ def main(args: Sequence[str]) -> int:
         return 130
     with options.output.open("rb") as lines:
         num_replies = sum(1 for _ in lines)
+    lock.release()
     kept = f", {file.num_kept} of them there before" if file.num_kept else ""
     say(f"{num_replies} replies in {options.output}{kept}")
     if file.num_failed:

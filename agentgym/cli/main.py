@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -18,8 +19,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NoReturn
 
+from agentgym.cli import end_at_once
 from agentgym.cli.signals import INTERRUPTED, sigterm_as_interrupt
-from agentgym.cli.terminal import fail, json_alone, warnings_shown
+from agentgym.cli.terminal import accept_any_text, fail, json_alone, warnings_shown
 from agentgym.errors import (
     AgentGymError,
     ConfigError,
@@ -29,6 +31,7 @@ from agentgym.errors import (
     UserCodeFault,
     nearest,
 )
+from agentgym.home_folder import ensure_home
 
 __all__ = ["COMMANDS", "main", "run"]
 
@@ -77,7 +80,11 @@ def run() -> NoReturn:
     """Runs the command line of this process and ends the process."""
     codes: list[int] = []
     atexit.register(_leave, codes)  # registered first, so that it is called last
-    codes.append(main())
+    try:
+        codes.append(main())
+    except KeyboardInterrupt:  # a second one, while the first was answered
+        codes.append(INTERRUPTED)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end takes no time, and has its exit code
     sys.exit(codes[0])
 
 
@@ -91,6 +98,8 @@ def _leave(codes: Sequence[int]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; an error of ours is one line on standard error."""
+    ensure_home()
+    accept_any_text()
     args = list(sys.argv[1:] if argv is None else argv)
     if not args:
         print(_help())
@@ -112,6 +121,8 @@ def _errors_as_codes(args: Sequence[str]) -> Iterator[_Failure]:
     """Prints an error of ours, and gives its exit code."""
     failure = _Failure()
     try:
+        if signal.getsignal(signal.SIGINT) is end_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         yield failure
     except MISTAKES as error:
         fail(str(error))

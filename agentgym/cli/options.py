@@ -14,12 +14,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-import yaml
-
 from agentgym.cli.short_help import option_docs, short_help
 from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.settings import replaced_by
 from agentgym.types import JSON
+from agentgym.yaml_text import parse_yaml
 
 if TYPE_CHECKING:  # loaded where there is something to read: a command without options need not wait for it
     import tyro
@@ -240,7 +239,7 @@ def env_processes_as_option(args: Sequence[str]) -> list[str]:
 def profile_as_options(args: Sequence[str]) -> list[str]:
     """Reads `--profile` as `--profile.steps 2` (the first step warms up), `--profile 5 6` as `--profile.steps 5 6`."""
     words: list[str] = []
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
+    for arg, following in zip(args, [*args[1:], ""], strict=False):
         name, equals, value = arg.partition("=")
         if name != "--profile":
             words.append(arg)
@@ -265,8 +264,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no configuration file {str(path)!r}")
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        given = parse_yaml(path.read_text(encoding="utf-8-sig")) or {}
+    except ValueError as error:
         raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(given, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
@@ -350,7 +349,9 @@ def _near_option(name: str, known: Sequence[str]) -> str:
     if dashed := [option for option in known if option.replace(".", "-") == name]:
         return f": did you mean {dashed[0]!r}?"
     if not dot or not same:
-        return nearest(name, [option for option in known if dot or "." not in option])
+        near = nearest(name, [option for option in known if dot or "." not in option])
+        parts = [option for option in known if dot and "." in option and part.startswith(option[2:].partition(".")[0])]
+        return near or (f": did you mean a setting such as {parts[0]!r}?" if parts else "")
     prefix = f"--{part}."
     return nearest(last, [option.removeprefix(prefix) for option in same]).replace("mean '", f"mean '{prefix}")
 

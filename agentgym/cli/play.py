@@ -20,7 +20,7 @@ from agentgym.cli.tools_list import tool_rows
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.policies import Policy, policy_for
 from agentgym.envs.base.text_env import StepResult, TextEnv
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, describe_error
 from agentgym.rollout.hosting.env_code import attempt
 from agentgym.types import JSON, Message, ToolCall
 
@@ -115,7 +115,7 @@ class Game:
             return f"There is no hint: {refusal}"
         error, message = attempt(lambda: self._ask(oracle))
         if message is None:
-            return f"The oracle has no hint here ({type(error).__name__}: {error})."
+            return f"The oracle has no hint here ({error and describe_error(error)})."
         return format_reply(message)
 
     def _ask(self, oracle: Policy) -> Message:

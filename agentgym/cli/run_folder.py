@@ -3,34 +3,65 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, Protocol, TypeVar
 
 from agentgym.chat_templates.families import open_renderer
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.errors import AgentGymError, RunFolderError
+from agentgym.cli.options import path_after
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.loading import is_place
 from agentgym.model.model_name import model_folder
+from agentgym.yaml_text import parse_yaml
 
-__all__ = ["model_folder_of_run", "own_code_options", "own_renderer_of_run", "renderer_of_run", "settings_of_run"]
+__all__ = [
+    "model_folder_of_run",
+    "open_here",
+    "own_code_options",
+    "own_renderer_of_run",
+    "renderer_of_run",
+    "resumed_config",
+    "settings_of_run",
+]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 KEYS = ("tokenizer", "model")
 """The keys of `config.yaml` that name a model folder, or `embedded`; the first one present counts."""
 
 
-def model_folder_of_run(run: Path, tokenizer: str | None = None) -> Path | None:
+class OpenOfRun(Protocol[T_co]):
+    """Opens a part of a run, such as its renderer; `tokenizer` is a model folder that is used instead of its own."""
+
+    def __call__(self, run: Path, tokenizer: str | None = None, *, may_fetch: bool = True) -> T_co | None: ...
+
+
+def open_here(part: OpenOfRun[T], run: Path, tokenizer: str | None) -> tuple[T | None, str]:
+    """Opens a part of a run without a request to the address that the run names, which may be anybody's.
+
+    Returns it and "", or None and the reason if the run's model is not on this machine.
+    """
+    if tokenizer:
+        return part(run, tokenizer), ""
+    settings_of_run(run)  # raises for settings that cannot be read
+    try:
+        return part(run, may_fetch=False), ""
+    except RunFolderError as error:
+        return None, f"{error}; --tokenizer FOLDER names another one"
+
+
+def model_folder_of_run(run: Path, tokenizer: str | None = None, *, may_fetch: bool = True) -> Path | None:
     """Returns the folder of the run's tokenizer, or `tokenizer`; None if the run does not name one.
 
-    Raises RunFolderError when the named folder does not exist any more.
+    Raises RunFolderError when the named folder does not exist any more, or is fetched only, without `may_fetch`.
     """
     settings = settings_of_run(run)
     name = tokenizer or next((settings[key] for key in KEYS if isinstance(settings.get(key), str)), None)
     template = "" if tokenizer else str(settings.get("chat_template") or "")
-    return None if name is None else model_folder(name, template)
+    return None if name is None else model_folder(name, template, may_fetch=may_fetch)
 
 
 def own_renderer_of_run(run: Path) -> str | None:
@@ -39,13 +70,13 @@ def own_renderer_of_run(run: Path) -> str | None:
     return family if isinstance(family, str) and is_place(family) else None
 
 
-def renderer_of_run(run: Path, tokenizer: str | None = None) -> Renderer | None:
+def renderer_of_run(run: Path, tokenizer: str | None = None, *, may_fetch: bool = True) -> Renderer | None:
     """Returns the renderer of the run, or of the model folder `tokenizer`; None if the run does not name one.
 
     A renderer of the user's own is code that this runs. Raises RunFolderError when it, or the named folder, cannot be
     opened any more.
     """
-    folder = model_folder_of_run(run, tokenizer)
+    folder = model_folder_of_run(run, tokenizer, may_fetch=may_fetch)
     if folder is None:
         return None
     settings = settings_of_run(run)
@@ -73,7 +104,7 @@ def settings_of_run(run: Path) -> Mapping[str, Any]:
         return {}
     try:
         settings = _parse_settings(config.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise RunFolderError(f"{str(config)!r} cannot be read: {error}; name the model with --tokenizer") from error
     return settings if isinstance(settings, Mapping) else {}
 
@@ -81,5 +112,19 @@ def settings_of_run(run: Path) -> Mapping[str, Any]:
 @lru_cache(maxsize=1)
 def _parse_settings(text: str) -> object:
     """Returns the value of a YAML text; a command reads the same one several times, which takes 10 ms each."""
-    settings: object = yaml.safe_load(text)
-    return settings
+    return parse_yaml(text)
+
+
+def resumed_config(args: Sequence[str]) -> Path | None:
+    """Returns the config.yaml of the run that `--resume` goes on with, or None without that option.
+
+    Raises ConfigError if no folder is named, and RunFolderError if it holds no run.
+    """
+    folder = path_after("--output", args)
+    if "--resume" not in args:
+        return None
+    if folder is None:
+        raise ConfigError("--resume goes on in a run's folder: name it with --output")
+    if not (folder / "config.yaml").is_file():
+        raise RunFolderError(f"{str(folder)!r} holds no run to go on with: it has no config.yaml")
+    return folder / "config.yaml"

@@ -18,7 +18,7 @@ from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
-from agentgym.http_guard import TOKEN_VARIABLE, HttpGuard, choose_token
+from agentgym.http_guard import TOKEN_VARIABLE, HttpGuard, choose_token, shown_token
 from agentgym.tools.containers.daemon import Daemon
 from agentgym.tools.containers.reaper import reap_resources
 from agentgym.tools.sandbox import Ended, Language, Outcome, SandboxLimits, open_sandbox
@@ -145,7 +145,7 @@ async def _serve_until_signal(options: SandboxServeOptions, token: str | None) -
         async with server:
             say(f"programs are run at {server.url}, in {sandbox.backend}")
             if token is not None:
-                say(f"  token: {token}    (set it as {TOKEN_VARIABLE} where the training runs)")
+                say(f"  token: {shown_token(token)}    (set it as {TOKEN_VARIABLE} where the training runs)")
             key = "" if token is None else f" --sandbox.api-key-env {TOKEN_VARIABLE}"
             say(f"  agentgym train --env CodeTasks-v0 --sandbox.url {server.url}{key}")
             say("Ctrl-C ends it.")

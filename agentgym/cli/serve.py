@@ -12,18 +12,19 @@ from typing import Annotated, Literal
 import tyro
 
 from agentgym.cli.environment import load_env
-from agentgym.cli.eval import finish, run_plan
+from agentgym.cli.eval import finish, run_plan, stored_options
 from agentgym.cli.options import env_as_option, parse_options
 from agentgym.engines.openai.config import ChatEndpointConfig, is_url
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
 from agentgym.evaluation.play.evaluate import EvalConfig, open_evaluation
-from agentgym.http_guard import choose_token
+from agentgym.http_guard import choose_token, shown_token
 from agentgym.model.model_name import EMBEDDED
 from agentgym.rollout.episode.history import CompactionConfig
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
 from agentgym.rollout.serving.served_loop import ServedLoop
+from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -78,7 +79,8 @@ class ServeOptions(EvalConfig):
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym serve ...`; exit code 1 when no episode could be played."""
-    options = parse_options(ServeOptions, env_as_option(args), prog="agentgym serve")
+    args = env_as_option(args)
+    options = parse_options(ServeOptions, args, prog="agentgym serve", default=stored_options(ServeOptions, args))
     if options.policy in POLICIES:
         raise ConfigError(
             f"--policy {options.policy} plays by itself: serve a model, `embedded` or the folder of one, or evaluate "
@@ -94,8 +96,6 @@ def main(args: Sequence[str]) -> int:
         allowed_hosts=options.allowed_hosts,
         public_url=options.public_url,
     )
-    load_env(options.env, options.env_kwargs).close()
-    plan = open_evaluation(options, options.output, resume=options.resume)
 
     @asynccontextmanager
     async def driver(loop: RolloutLoop) -> AsyncIterator[RolloutLoop]:
@@ -103,9 +103,13 @@ def main(args: Sequence[str]) -> int:
         async with EpisodeServer(served, config) as server:
             # standard error: the last line of standard output is the result
             print(f"serving {len(plan.to_play)} episodes of {options.env} at {server.url}", file=sys.stderr)
+            key = "none" if config.token is None else shown_token(config.token)
             if config.token is not None:
-                print(f"token: {config.token}    (agents send it as their API key)", file=sys.stderr)
-            print(CLIENT.format(url=server.url, key=config.token or "none"), file=sys.stderr, flush=True)
+                print(f"token: {key}    (agents send it as their API key)", file=sys.stderr)
+            print(CLIENT.format(url=server.url, key=key), file=sys.stderr, flush=True)
             yield served
 
-    return finish(run_plan(plan, driver), as_json=options.json)
+    with used_by_run(options.sandbox):
+        load_env(options.env, options.env_kwargs).close()
+        plan = open_evaluation(options, options.output, resume=options.resume)
+        return finish(run_plan(plan, driver), as_json=options.json)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import json
 import logging
 import re
@@ -12,9 +14,19 @@ from typing import TextIO
 
 from agentgym.types import JSON
 
-__all__ = ["fail", "json_alone", "printable", "say", "show_json", "warnings_shown"]
+__all__ = ["accept_any_text", "fail", "json_alone", "printable", "say", "show_json", "warnings_shown"]
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn the direction of text, which could then read as what it is not."""
+
+
+def accept_any_text() -> None:
+    """Has the standard streams spell out what their encoding lacks (`\\u2615`), and read UTF-8 in place of ASCII."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
 
 
 def say(text: str = "") -> None:
@@ -23,11 +35,11 @@ def say(text: str = "") -> None:
 
 
 def printable(text: str) -> str:
-    """Returns the text with every control character spelled out (`\\x1b`), except line ends and tabs.
+    """Returns the text with every control character spelled out (`\\x1b`, `\\u202e`), except line ends and tabs.
 
     An environment's or a model's text can then not move the cursor, clear the screen or set the window's title.
     """
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}" if match[0] < "\u0100" else ascii(match[0])[1:-1], text)
 
 
 def fail(text: str) -> None:

@@ -19,9 +19,11 @@ from agentgym.cli.options import (
     text_after,
     tools_as_option,
 )
+from agentgym.cli.run_folder import resumed_config
 from agentgym.cli.terminal import say
 from agentgym.cli.training.options import MAIN_SETTINGS, TrainOptions
-from agentgym.errors import ConfigError, RunFolderError
+from agentgym.errors import ConfigError
+from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.trainers.checkpoints.run_copy import fetch_missing_run
 from agentgym.trainers.config import TrainConfig, config_from_mapping, with_current_names
 from agentgym.trainers.tasks.mix import read_mix
@@ -42,24 +44,22 @@ def main(args: Sequence[str]) -> int:
     # Here, and not above: help and mistakes need no torch.
     from agentgym.cli.training import run as training_run
 
-    training_run.check_algorithm_and_envs(options.run)
-    if options.print_config:
-        return training_run.print_config(options.run)
-    if options.dry_run:
-        return training_run.print_plan(options.run, as_json=options.json)
-    with training_run.open_trainer(options) as trainer:
-        result = trainer.fit()
-    return training_run.report(options.run, result, as_json=options.json)
+    with used_by_run(options.run.sandbox):
+        training_run.check_algorithm_and_envs(options.run, is_resumed=options.resume)
+        if options.print_config:
+            return training_run.print_config(options.run)
+        if options.dry_run:
+            return training_run.print_plan(options.run, as_json=options.json)
+        with training_run.open_trainer(options) as trainer:
+            result = trainer.fit()
+        return training_run.report(options.run, result, as_json=options.json)
 
 
 def _defaults(args: Sequence[str]) -> TrainOptions | None:
     """Returns the settings of the file after `--config`, or of the run to resume if no tasks are named."""
-    path, folder = path_after("--config", args), path_after("--output", args)
-    names_tasks = any(arg.startswith(("--env", "--data.")) for arg in args)
-    if path is None and folder is not None and "--resume" in args and not names_tasks:
-        path = folder / "config.yaml"
-        if not path.is_file():
-            raise RunFolderError(f"{str(folder)!r} holds no run to go on with: it has no config.yaml")
+    path = path_after("--config", args)
+    if path is None and not any(arg.startswith(("--env", "--data.")) for arg in args):
+        path = resumed_config(args)
     if path is None:
         return None
     if not path.is_file():

@@ -15,7 +15,7 @@ import tyro
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.cli.options import parse_options
-from agentgym.cli.run_folder import own_renderer_of_run, renderer_of_run, settings_of_run
+from agentgym.cli.run_folder import open_here, own_renderer_of_run, renderer_of_run, settings_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
 from agentgym.evaluation.run_check.verify import NO_TOKENIZER, Recomputation, verify_run
@@ -57,8 +57,14 @@ def main(args: Sequence[str]) -> int:
     if not 0 < options.share <= 1:
         raise ConfigError(f"--share is the share of episodes that are played again, in (0, 1], got {options.share:g}")
     own = None if options.deep else own_renderer_of_run(options.run)
-    renderer = None if own else renderer_of_run(options.run, options.tokenizer)
-    lacking = f"it needs the run's own renderer, {own}, which --deep runs" if own else NO_TOKENIZER
+    lacking = f"it needs the run's own renderer, {own}, which --deep runs" if own else ""
+    if options.deep:
+        renderer = renderer_of_run(options.run, options.tokenizer)
+    elif own:
+        renderer = None
+    else:
+        renderer, lacking = open_here(renderer_of_run, options.run, options.tokenizer)
+    lacking = lacking or NO_TOKENIZER
     recomputations = _recomputations(options, renderer) if options.deep else ()
     report = verify_run(options.run, renderer, recomputations, lacking=lacking)
     for line in report.lines():

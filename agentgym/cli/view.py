@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.options import parse_options
-from agentgym.cli.run_folder import model_folder_of_run
+from agentgym.cli.run_folder import model_folder_of_run, open_here
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import RunFolderError
 from agentgym.viewer import RunData, TokenText, read_run, write_report
@@ -41,7 +41,7 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym view ...`."""
     options = parse_options(ViewOptions, args, prog="agentgym view")
     data = read_run(options.run)  # reports a fault of the folder before one of its tokenizer
-    folder = model_folder_of_run(options.run, options.tokenizer)
+    folder, lacking = open_here(model_folder_of_run, options.run, options.tokenizer)
     tokenizer = None if folder is None else ChatTokenizer.load(folder, needs_template=False)
     try:
         path = _write(options, data, None if tokenizer is None else tokenizer.backend)
@@ -49,7 +49,8 @@ def main(args: Sequence[str]) -> int:
         raise RunFolderError(f"cannot write the report of {str(options.run)!r}: {error.strerror or error}") from error
     say(f"report: {path}")
     if tokenizer is None:
-        say("no tokenizer is known: any token ids are shown as numbers; --tokenizer FOLDER (of the model) names them")
+        say(lacking or "no tokenizer is known; --tokenizer FOLDER (of the model) names it")
+        say("any token ids are shown as numbers")
     opened = options.open and webbrowser.open(path.resolve().as_uri())
     if options.open and not opened:
         say("no browser could be opened; open the file in one yourself")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentgym.rollout.record.manifest import replacing
 from agentgym.viewer.run_data import EvaluationPoint, JSONObject
 
 __all__ = ["write_curve"]
@@ -39,7 +40,8 @@ def write_curve(metrics: Sequence[JSONObject], path: Path, evaluations: Sequence
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
-    figure.savefig(path, metadata={"Software": None})
+    with replacing(path) as part:
+        figure.savefig(part, metadata={"Software": None})
     return path
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from agentgym.rollout.record.folder_digests import page_with_digest
 from agentgym.rollout.record.line_reader import LineReader
+from agentgym.rollout.record.manifest import replace_file
+from agentgym.rollout.record.stored_fields import NO_EPISODE, check_stored_ids
 from agentgym.types import JSON
 from agentgym.viewer.run_data import EpisodeSummary, JSONObject, RunData, no_episode, objects, read_episode, read_run
 from agentgym.viewer.token_text import looks_special, visible
@@ -100,7 +102,7 @@ def write_report(
     }
     path = run / "report.html"
     page = _page(run.resolve().name, [_block("overview", overview), *blocks])
-    path.write_text(page_with_digest(page), encoding="utf-8")
+    replace_file(path, page_with_digest(page))
     return path
 
 
@@ -145,7 +147,7 @@ def _episode_blocks(data: RunData, chosen: Sequence[EpisodeSummary], max_bytes: 
             try:
                 record, ids = _compact(read_episode(lines, chosen[position]))
                 block = _block(f"e{line}", record)
-            except (KeyError, TypeError, ValueError) as error:
+            except NO_EPISODE as error:
                 raise no_episode(data.episodes_path, line, error) from error
             if num_bytes + len(block.text) > max_bytes:
                 continue
@@ -163,8 +165,8 @@ def _compact(record: JSONObject) -> tuple[JSONObject, set[int]]:
         spans: list[JSON] = []
         for span in objects(row["spans"]):
             ids = span["ids"]
-            if not isinstance(ids, list):
-                raise TypeError("the ids of a span are a list")
+            check_stored_ids(ids)
+            assert isinstance(ids, list)
             token_ids.update(ids)
             source = SOURCES.index(str(span["source"]))
             spans.append([source, ids, _round_values(span.get("logprobs"), 4), span.get("policy_versions")])

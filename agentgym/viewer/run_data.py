@@ -13,6 +13,7 @@ from typing import TypeAlias
 from agentgym.errors import RunFolderError
 from agentgym.rollout.record.chain import CHAIN
 from agentgym.rollout.record.line_reader import FILE_NAME, LineReader, find_episodes
+from agentgym.rollout.record.stored_fields import NO_EPISODE
 from agentgym.types import JSON
 
 __all__ = ["EpisodeSummary", "EvaluationPoint", "JSONObject", "RunData", "read_episode", "read_run"]
@@ -117,7 +118,7 @@ def _repeat_scores(path: Path) -> tuple[JSONObject, ...]:
     try:
         result: JSON = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return tuple(scores for scores in objects(_object(result).get("at_k", [])) if objects(scores["k"]))
-    except (ValueError, TypeError, KeyError) as error:
+    except NO_EPISODE as error:
         raise RunFolderError(
             f"{path} is no result of `agentgym eval` ({error}): delete it to see the episodes alone"
         ) from error
@@ -144,7 +145,7 @@ def _objects(path: Path, unread: re.Pattern[bytes] | None = None) -> Iterator[tu
                 return  # an episode that is being written
             try:
                 record: JSON = json.loads(unread.sub(rb'"\1":[]', raw) if unread else raw)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:
                 raise RunFolderError(
                     f"{path}, line {line} is not JSON ({error}); one whole JSON object a line was wanted: the run is "
                     "still writing (try again when it ends) or was cut short (delete that line, or resume the run)"
@@ -166,7 +167,7 @@ def _finite(record: JSONObject) -> JSONObject:
 def _summary(path: Path, line: int, offset: int, record: JSONObject) -> EpisodeSummary:
     try:
         return _read_summary(line, offset, record)
-    except (KeyError, TypeError, ValueError) as error:
+    except NO_EPISODE as error:
         raise no_episode(path, line, error) from error
 
 
@@ -188,8 +189,8 @@ def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:
     reward, success, step, member = record["reward"], record["success"], record["step"], record["member"]
     if not isinstance(step, int) or not isinstance(member, int):
         raise TypeError("step and member are integers")
-    if reward is not None and not isinstance(reward, int | float):
-        raise TypeError("reward is a number or null")
+    if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
+        raise TypeError("reward is a finite number or null")
     return EpisodeSummary(
         line=line,
         offset=offset,

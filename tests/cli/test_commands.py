@@ -20,9 +20,12 @@ import gymnasium
 import pytest
 
 from agentgym.cli import env_check
+from agentgym.cli.eval import EvalOptions, stored_options
+from agentgym.cli.serve import ServeOptions
 from agentgym.envs.catalog import packages
 from agentgym.envs.catalog.listing import listed_ids
 from agentgym.envs.catalog.plugin import BUNDLED
+from agentgym.errors import RunFolderError
 from agentgym.rollout import read_episodes
 
 Command = Callable[..., Any]
@@ -92,6 +95,38 @@ def test_failed_episodes_are_counted_named_and_played_again(agentgym: Command) -
     assert "replay it: agentgym play flaky.py:Flaky --seed" in done.text
     again = agentgym(*command, "--resume")
     assert "4 of 6 episodes are there already" in again.text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--env", "flaky.py:Flaky", "--policy", "random", "--seed", 3, "--stop", "</a>", "--max-turns", 2),
+        ("--data.eval", "rows.jsonl", "--reward.function", "exact_match", "--policy", "random"),
+        ("--env", "TextGame-v0", "--env-kwargs", "level=2", "--policy", "embedded", "--turn-tokens", 4),
+    ],
+)
+def test_resume_and_the_folder_alone_go_on_with_the_settings_of_the_run(
+    words: tuple[object, ...], agentgym: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": "2+2", "answer": "4"}\n')
+    assert agentgym("eval", *words, "-n", 2, "--output", "run").code == 0
+    whole = {name: Path("run", name).read_bytes() for name in ("config.yaml", "episodes.jsonl", "digests.json")}
+    Path("run/episodes.jsonl").write_bytes(whole["episodes.jsonl"].splitlines(keepends=True)[0])
+    again = agentgym("eval", "--resume", "--output", "run")
+    assert again.code == 0, again.err
+    assert {name: Path("run", name).read_bytes() for name in whole} == whole
+    other = agentgym("eval", "--resume", "--output", "run", "-n", 3)
+    assert other.code == 2 and "num_tasks was 2 and is now 3" in other.err
+
+
+def test_the_settings_of_a_served_evaluation_come_back(tmp_path: Path) -> None:
+    options = ServeOptions(env="TextGame-v0", num_tasks=3, stop=("a",))
+    (tmp_path / "config.yaml").write_text(json.dumps(options.to_json(), default=dict))
+    stored = stored_options(ServeOptions, ["--resume", "--output", str(tmp_path)])
+    assert stored is not None and stored.to_json() == options.to_json()
+    (tmp_path / "config.yaml").write_text("kind: train\nenv: TextGame-v0\n")
+    with pytest.raises(RunFolderError, match="is that of another command"):
+        stored_options(EvalOptions, ["--resume", "--output", str(tmp_path)])
 
 
 def test_a_call_that_its_tool_answers_with_an_error_is_a_failed_call(agentgym: Command, tmp_path: Path) -> None:

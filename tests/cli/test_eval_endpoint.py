@@ -55,7 +55,12 @@ def test_an_endpoint_is_evaluated_with_its_cost_and_latency_in_the_report(agentg
     assert done.code == 0, done.err
     use = done.json["use"]
     num = len(guesser.bodies)
-    assert use["requests"] == num and use["retries"] == 0 and use["episodes_without_ids"] == 3
+    assert (
+        use["requests"] == num
+        and use["retries"] == 0
+        and use["retries_by_cause"] == {}
+        and use["episodes_without_ids"] == 3
+    )
     assert (use["prompt_tokens"], use["completion_tokens"]) == (100 * num, 8 * num)
     assert use["cost"] == pytest.approx(num * (60 * 3 + 40 * 0.3 + 8 * 15) / 1e6)
     assert use["latency_s"]["p95"] >= use["latency_s"]["p50"] >= use["first_token_s"]["p50"] > 0
@@ -67,6 +72,27 @@ def test_an_endpoint_is_evaluated_with_its_cost_and_latency_in_the_report(agentg
     assert verified.code == 0 and "3 of 3 episodes hold no token ids" in verified.out
     viewed = agentgym("view", "run")
     assert viewed.code == 0 and "--tokenizer FOLDER" in viewed.out
+
+
+def test_the_report_says_why_requests_have_no_reply_and_what_a_filter_withheld(
+    agentgym: Command, chat_endpoint: Start
+) -> None:
+    said = chat_endpoint.said
+    window = said(status=400, body={"error": {"message": "total of 90 tokens exceeds the context length of 80"}})
+
+    def script(body: dict[str, Any], number: int) -> Any:
+        if number in (0, 3):
+            return window
+        return said(content="Hm.", finish="content_filter" if number == 1 else "stop")
+
+    endpoint = chat_endpoint(script)
+    done = agentgym(*EVAL, "--policy", endpoint.url, "-n", 3, "--concurrency", 1, "--output", "run", "--json")
+    assert done.code == 0, done.err
+    assert done.json["use"]["retries"] == 3 and done.json["num_failed"] == 1
+    assert done.json["use"]["retries_by_cause"] == {"too_many_tokens": 2, "content_filter": 1}
+    words = " ".join(done.text.split())
+    assert "3 of them without a reply: too many tokens 2, content filter 1" in words and "engine_error 1" in words
+    assert "count in no mean; the first: the endpoint's content filter: the reply was withheld" in words
 
 
 def test_a_server_that_returns_ids_gives_an_exact_record(agentgym: Command) -> None:

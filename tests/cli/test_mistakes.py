@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from agentgym.cli.main import COMMANDS
+
 Command = Callable[..., Any]
 MISTAKES = {
     "evl --env TextGame-v0": "unknown command 'evl': did you mean 'eval'?",
@@ -22,6 +24,10 @@ MISTAKES = {
     "eval --polcy oracle": "unknown option '--polcy': did you mean '--policy'?",
     "eval": "missing --env",
     "train --env TextGame-v0 --eval-every 5": "did you mean '--eval.every'?",
+    "train --env TextGame-v0 --evaluation.num-tasks 5": "did you mean a setting such as '--eval.episodes'?",
+    "eval --resume": "--resume goes on in a run's folder: name it with --output",
+    "eval --resume --output nowhere": "'nowhere' holds no run to go on with: it has no config.yaml",
+    "serve --resume --output nowhere": "'nowhere' holds no run to go on with: it has no config.yaml",
     "train --env TextGame-v0 --optimizer.name lion": "`agentgym algorithms list` shows all but adamw and muon",
     "eval --temperatur 1 --env TextGame-v0": "did you mean '--temperature'?",
     "eval --env TextGame-v0 --reward mine.py:mine": "'--reward': settings of reward have names of their own, such as",
@@ -79,6 +85,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(line: str, agentgym: Command, tmp
     assert done.err.startswith("error: ") and done.err.count("\n") == 1, done.err
     assert MISTAKES[line] in done.err
     assert sorted(tmp_path.rglob("*.jsonl")) == before and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("doctor", "fake-server")])
+def test_a_command_without_arguments_works_or_says_in_one_line_what_it_needs(command: str, agentgym: Command) -> None:
+    done = agentgym(command)
+    assert (done.code == 0 and not done.err) or (done.code == 2 and done.err.count("\n") == 1), done.err
 
 
 def test_no_command_shows_all_commands(agentgym: Command) -> None:

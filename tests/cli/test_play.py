@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from agentgym.cli.main import main
 
 Command = Callable[..., Any]
 
@@ -63,9 +67,11 @@ def test_an_environment_without_tools_or_oracle_is_played_by_text(agentgym: Comm
 RUDE = """
 from agentgym.envs import TextEnv
 
+TURNS = "\\u200e\\u200f\\u202a\\u202b\\u202c\\u202d\\u202e\\u2066\\u2067\\u2068\\u2069"
+
 class Rude(TextEnv):
     def reset(self, *, seed=None, options=None):
-        return "\\x1b]0;PWNED\\x07\\x1b[2J\\u009b31m a\\tb", {}
+        return "\\x1b]0;PWNED\\x07\\x1b[2J\\u009b31m a\\tb" + TURNS, {}
 
     def step(self, action):
         return "\\x08\\r gone", 0.0, True, False, {}
@@ -76,4 +82,46 @@ def test_control_characters_of_an_environment_are_spelled_out(agentgym: Command,
     (tmp_path / "rude.py").write_text(RUDE)
     done = agentgym("play", f"{tmp_path}/rude.py:Rude", typed="hm\n")
     assert done.code == 0 and r"\x1b]0;PWNED\x07\x1b[2J\x9b31m a" in done.out and r"\x08\x0d gone" in done.out
+    assert r"a	b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069" in done.out
     assert all(character.isprintable() or character in "\n\t" for character in done.out)
+
+
+TEA = """
+from agentgym import ToolEnv, tool
+
+
+class Tea(ToolEnv):
+    system_prompt = "Tee ☕"
+    tools_optional = True
+
+    def start(self, options):
+        return "☕ \\ud800"
+
+    def on_message(self, text):
+        self.end(success=text == "grün", reward=1.0)
+        return f"You said {text}."
+
+    @tool
+    def brew(self) -> str:
+        \"\"\"Brews ☕.\"\"\"
+        return ""
+"""
+
+
+@pytest.mark.parametrize("command", ["play tea.py:Tea", "tools list tea.py:Tea", "play tee☕.py:Tea"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_text_is_shown_in_any_encoding(
+    command: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tea.py").write_text(TEA, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
+    typed = io.TextIOWrapper(io.BytesIO("grün\n".encode("utf-8" if encoding == "ascii" else encoding)), encoding)
+    for name, stream in {"stdout": out, "stderr": err, "stdin": typed}.items():
+        monkeypatch.setattr(sys, name, stream)
+    code = main(command.split())
+    shown = "".join(stream.buffer.getvalue().decode(encoding) for stream in (out, err))
+    assert code == (2 if "tee" in command else 0)
+    assert ("☕" if encoding == "utf-8" else "\\u2615") in shown
+    if "play tea" in command:
+        assert "\\ud800" in shown and "success: reward 1 after 1 turns" in shown

@@ -230,6 +230,32 @@ def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.Capt
     assert plan["memory_MB"] > 100 and not output.exists()
 
 
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("--reward.function nosuch.py:brief", "no file 'nosuch.py'"),
+        ("--reward.function math=1 nosuch.py:brief=2", "no file 'nosuch.py'"),
+        ("--trackers wandbb", "unknown tracker 'wandbb'"),
+        ("--observers nosuch.py:Mine", "no file 'nosuch.py'"),
+        ("--practice.sampler nosuch.py:Mine", "no file 'nosuch.py'"),
+        ("--eval.mix NoSuch-v0=1", "unknown env 'NoSuch-v0'"),
+        ("--learner.kl.reference nosuch --learner.kl.coefficient 0.1", "no model folder 'nosuch'"),
+        ("--env-kwargs opponent=self --rival nosuch", "there is no model in 'nosuch' to be the rival"),
+        ("--engine nosuch.py:mine", "no file 'nosuch.py'"),
+        ("--engine sglang --sglang.python /nosuch", "'/nosuch' is no interpreter with sglang"),
+        (f"--engine vllm --vllm.python {sys.executable}", "is no interpreter with vllm"),
+        ("--checkpoint.copy-to nosuch://bucket", "'nosuch://bucket' cannot be opened"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_could_not_open(
+    named: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = "TicTacToe-v0" if "opponent" in named else "TextGame-v0"
+    assert main(["train", "--env", env, *named.split(), "--dry-run"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and err.count("\n") == 1
+
+
 def test_a_dry_run_tells_what_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     def plan(*args: str) -> tuple[dict[str, int], str]:
         assert main([*SMALL, "--dry-run", "--json", *args]) == 0

@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from agentgym.cli.main import main
 from agentgym.errors import RunFolderError
+from agentgym.rollout.record.folder_digests import write_digests
+from agentgym.rollout.record.manifest import replacing
+from agentgym.trainers.trackers.protocol import TrackedRun
 from agentgym.viewer import EpisodeSummary, read_run, visible, write_curve, write_report
 from agentgym.viewer.report import choose
 
@@ -46,6 +50,44 @@ def test_every_embedded_episode_comes_back_as_it_was_recorded(make_run: MakeRun,
                 assert versions == span.get("policy_versions")
                 if source == 1:
                     assert logprobs == pytest.approx(span["logprobs"], abs=1e-4)
+
+
+def episodes_as_lines(run: Path) -> Path:
+    assert main(["episodes", str(run), str(run / "table.jsonl")]) == 0
+    return run / "table.jsonl"
+
+
+def run_of(run: Path) -> TrackedRun:
+    return TrackedRun(name="run", project="p", folder=run, config={})
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "report.html": write_report,
+    "curve.png": lambda run: write_curve([{"step": 1, "success": 0.5}], run / "curve.png"),
+    "table.jsonl": episodes_as_lines,
+    "digests.json": lambda run: write_digests(run, {}, ("episodes.jsonl",)),
+    "trackers/mlflow.txt": lambda run: run_of(run).keep("mlflow", "run-1"),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_link_in_a_run_is_replaced_and_not_followed(name: str, make_run: MakeRun, tmp_path: Path) -> None:
+    run, victim = make_run(), tmp_path / "victim"
+    victim.write_text("precious")
+    (run / name).parent.mkdir(exist_ok=True)
+    before = {path.name for path in (run / name).parent.iterdir()}
+    (run / name).symlink_to(victim)
+    WRITERS[name](run)
+    assert victim.read_text() == "precious" and (run / name).read_bytes() and not (run / name).is_symlink()
+    assert {path.name for path in (run / name).parent.iterdir()} == before | {Path(name).name}
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_beside(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "report.html") as part:
+        part.write_text("half")
+        1 / 0  # noqa: B018
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", "old")]
 
 
 def test_the_table_and_the_curves_hold_the_run(make_run: MakeRun, vocabulary: Any) -> None:

@@ -117,7 +117,8 @@ class TrainingDisplay:
 
     def on_step(self, metrics: StepMetrics) -> None:
         """Shows a step's row."""
-        rollout, update, sync = metrics.rollout, metrics.update, metrics.sync
+        rollout, sync = metrics.rollout, metrics.sync
+        update = metrics.update if metrics.update and metrics.update.optimizer_steps else None
         row = {
             "step": f"{metrics.step}/{self._config.steps}",
             "success": f"{rollout.success:.3f}",

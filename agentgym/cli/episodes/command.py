@@ -17,6 +17,7 @@ from agentgym.data.sources import write_table
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.record.line_reader import LineReader, find_episodes
+from agentgym.rollout.record.manifest import replacing
 
 __all__ = ["main"]
 
@@ -56,19 +57,23 @@ def main(args: Sequence[str]) -> int:
 
 def _write(path: Path, file: Path) -> int:
     """Writes the episodes to a file that appears once it is complete; returns their number."""
-    part = file.with_name(f".{file.name}.part")
     try:
-        if file.suffix == ".parquet":
-            number = write_table(part, COLUMNS, map(table_row, read_episodes(path)))
-        else:
+        with replacing(file) as part:
+            if file.suffix == ".parquet":
+                return write_table(part, COLUMNS, _rows(path))
             with open(part, "wb") as lines:
-                number = sum(bool(lines.write(line)) for line in _lines(path))
-        part.replace(file)
+                return sum(bool(lines.write(line)) for line in _lines(path))
     except OSError as error:
         raise RunFolderError(f"cannot write {str(file)!r}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-    return number
+
+
+def _rows(path: Path) -> Iterator[dict[str, object]]:
+    """Yields the rows of the table; raises RunFolderError for an episode whose numbers fit in no column."""
+    for number, record in enumerate(read_episodes(path), 1):
+        try:
+            yield table_row(record)
+        except ValueError as error:
+            raise RunFolderError(f"{str(path)!r}, line {number} fits in no table: {error}") from error
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -53,22 +53,26 @@ COLUMNS: Mapping[str, JSON] = {
 def table_row(record: EpisodeRecord) -> dict[str, object]:
     """Returns the row of an episode.
 
+    Raises ValueError for numbers that fit in no column.
+
     The last four columns have a list for each training row. Logprobs and advantages are 0 at ids that were not sampled.
     """
     episode = record.trajectory
     counted = {} if episode.rows else episode.metrics
+    if abs(episode.task.seed) >= 2**63:
+        raise ValueError("its seed has more than 63 bits")
     num_read, num_replied = (int(counted.get(f"{name}_tokens", 0)) for name in ("prompt", "completion"))
     return {
-        "phase": record.phase,
+        "phase": _spelled_out(record.phase),
         "step": record.step,
-        "group": episode.group,
+        "group": _spelled_out(episode.group),
         "member": episode.member,
-        "env_id": episode.task.env_id,
+        "env_id": _spelled_out(episode.task.env_id),
         "seed": episode.task.seed,
         "options": encode_json(dict(episode.task.options)),
         "status": str(episode.status),
         "stop_reason": str(episode.stop_reason),
-        "error": episode.error,
+        "error": _spelled_out(episode.error),
         "reward": episode.reward,
         "success": episode.success,
         "turn_rewards": [turn.reward for turn in episode.turns],
@@ -76,12 +80,21 @@ def table_row(record: EpisodeRecord) -> dict[str, object]:
         "num_turns": len(episode.turns),
         "num_tokens": episode.num_tokens + num_read + num_replied,
         "num_trained_tokens": episode.num_trained_tokens + num_replied,
-        "messages": [message_to_openai(message) for message in conversation(episode)],
+        "messages": _spelled_out([message_to_openai(message) for message in conversation(episode)]),
         "ids": [row.ids for row in episode.rows],
         "mask": [row.mask for row in episode.rows],
         "logprobs": [row.logprobs for row in episode.rows],
         "advantages": None if record.advantages is None else _advantages(record),
     }
+
+
+def _spelled_out(value: JSON) -> JSON:
+    """Returns text, or a value with texts in it, with lone surrogates written out: UTF-8 has none."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {name: _spelled_out(item) for name, item in value.items()}
+    return [_spelled_out(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _advantages(record: EpisodeRecord) -> list[NDArray[np.float32]]:

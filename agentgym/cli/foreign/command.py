@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -81,14 +83,26 @@ def main(args: Sequence[str]) -> int:
     else:
         config_from_mapping(_lesson(command), settings | _some_rows(command, settings))
     source = f"# Written by `agentgym import {options.library} {shlex.quote(str(options.file))}`.\n"
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(source + yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    _write_new(options.output, source + yaml.safe_dump(settings, sort_keys=False))
     for outcome in TITLES:
         _show_lines(TITLES[outcome], [line for line in translation.lines if line.outcome == outcome])
     _show_summary(options, command, translation)
     if options.json:
         show_json(_as_json(options, translation))
     return 0
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Writes a file that no other process has made meanwhile; raises ConfigError, and leaves nothing, if it cannot."""
+    part = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        os.link(part, path)  # refused if it exists
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}; name another file with --output") from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _translate(options: ImportOptions) -> tuple[str, Translation]:

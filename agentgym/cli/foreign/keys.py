@@ -224,6 +224,8 @@ def _translate_key(
 
 def _is_open(value: Any) -> bool:
     """Returns True for code, a text with a variable that is set nowhere, and OmegaConf's missing value."""
+    if isinstance(value, list):
+        return any(map(_is_open, value))
     return isinstance(value, Code) or (isinstance(value, str) and ("$" in value or value == "???"))
 
 

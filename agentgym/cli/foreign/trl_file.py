@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentgym.cli.foreign.keys import Code
-from agentgym.cli.foreign.verl_file import compute_constant, read_overrides, read_scalar, read_yaml
+from agentgym.cli.foreign.verl_file import compute_constant, read_overrides, read_scalar, read_source, read_yaml
 from agentgym.errors import ConfigError
+from agentgym.yaml_text import check_size
 
 __all__ = ["TrlTrainer", "read_trl"]
 
@@ -24,6 +25,7 @@ POSITIONS = {
 }
 """The calls that are read, with the names of their positional arguments."""
 OTHER_TRAINERS = {"GKDTrainer": "--algo distill"}
+MAX_VALUES = 5_000
 TrlTrainer = Literal["grpo", "sft", "dpo"]
 
 
@@ -36,7 +38,14 @@ def read_trl(
     no settings of it.
     """
     if path.suffix == ".py":
-        trainer, given = _of_script(path, trainer)
+        try:
+            trainer, given = _of_script(path, trainer)
+            check_size(given, MAX_VALUES)
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            reason = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
+            raise ConfigError(f"{str(path)!r} cannot be read: {reason}") from error
     else:
         given = {name: read_scalar(item) for name, item in read_yaml(path).items()}
     return trainer or "grpo", {**given, **read_overrides(overrides)}
@@ -44,9 +53,12 @@ def read_trl(
 
 def _of_script(path: Path, trainer: TrlTrainer | None) -> tuple[TrlTrainer, dict[str, Any]]:
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, SyntaxError) as error:
-        raise ConfigError(f"{str(path)!r} cannot be read as Python: {error}") from error
+        tree = ast.parse(read_source(path))
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = str(error) or "it is nested too deeply"
+        raise ConfigError(f"{str(path)!r} cannot be read as Python: {reason}") from error
     script = _Script(path, tree)
     calls = list(script.calls())
     kinds = {kind: known for kind, _ in calls for known in get_args(TrlTrainer) if kind.lower().startswith(known)}
@@ -84,6 +96,8 @@ class _Script:
         self._path, self._tree = path, tree
         self._assigned: dict[str, list[ast.expr]] = {}
         self._places: dict[str, str] = {}
+        self._values: dict[str, Any] = {}
+        """The values of the names so far."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 self._assigned.setdefault(node.targets[0].id, []).append(node.value)
@@ -110,8 +124,10 @@ class _Script:
         if isinstance(node, ast.Name):
             if node.id in self._places:
                 return self._places[node.id]
-            assigned = self._assigned.get(node.id, [])
-            known = self.value(assigned[0]) if len(assigned) == 1 else None
+            assigned = self._assigned.pop(node.id, [])  # so that names which lead to each other end
+            if node.id not in self._values:
+                self._values[node.id] = self.value(assigned[0]) if len(assigned) == 1 else None
+            known = self._values[node.id]
             return Code(node.id) if known in (None, [], {}) else known  # an empty list is filled later
         if isinstance(node, ast.List | ast.Tuple):
             items = [self.value(item) for item in node.elts]
@@ -120,11 +136,11 @@ class _Script:
             return self._place_of_dataset(node)
         try:
             return ast.literal_eval(node)
-        except ValueError:
+        except (ValueError, TypeError):  # a set of lists
             pass
         try:
             return compute_constant(node)
-        except (ValueError, ZeroDivisionError):
+        except ValueError:
             return Code(ast.unparse(node))
 
     def _place_of_dataset(self, call: ast.Call) -> Any:

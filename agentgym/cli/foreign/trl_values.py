@@ -8,7 +8,7 @@ from typing import Any
 from agentgym.cli.foreign.keys import Converter, NoCounterpart, SameMeaning, Several, Theirs
 
 __all__ = [
-    *("trl_advantage", "trl_batch", "trl_correction", "trl_dataset_name", "trl_dtype"),
+    *("trl_advantage", "trl_batch", "trl_beta", "trl_correction", "trl_dataset_name", "trl_dtype"),
     *("trl_engine", "trl_epochs", "trl_generation_batch", "trl_interval", "trl_kl"),
     *("trl_leave_device", "trl_lora_layers", "trl_lora_rank", "trl_loss", "trl_max_turns"),
     *("trl_model", "trl_optimizer", "trl_rewards", "trl_schedule", "trl_steps", "trl_stop"),
@@ -201,6 +201,13 @@ def trl_optimizer(value: Any, _: Theirs) -> str:
     if value not in OPTIMIZERS:
         raise NoCounterpart("optimizer.name has adamw, muon, sgd, adafactor, or file.py:name")
     return OPTIMIZERS[value]
+
+
+def trl_beta(value: Any, theirs: Theirs) -> Any:
+    """Returns a beta of AdamW."""
+    if OPTIMIZERS.get(theirs.get("optim"), "adamw") != "adamw":
+        raise SameMeaning("of no effect without AdamW")
+    return value
 
 
 def trl_weight_decay(value: Any, theirs: Theirs) -> Several:

@@ -18,14 +18,16 @@ from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import present_date
 from agentgym.cli.display.tables import progress
 from agentgym.cli.options import path_after, read_mapping
+from agentgym.cli.run_folder import resumed_config
 from agentgym.cli.signals import interrupted_between_steps
 from agentgym.cli.terminal import say
-from agentgym.errors import AgentGymError, ConfigError, RunFolderError, TrainingHalted, nearest
+from agentgym.errors import AgentGymError, ConfigError, TrainingHalted, nearest
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.model.policy import backend_line, empty_policy, load_policy_on
 from agentgym.trainers.checkpoints.checkpoint import learner_folders
 from agentgym.trainers.learner.lora import adapt
+from agentgym.trainers.learner.optimizer import check_optimizer
 from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -145,6 +147,7 @@ def open_pupil(options: LessonOptions, ranks: Ranks | None) -> Pupil:
 
     Raises ConfigError for a tokenizer that is another model's.
     """
+    check_optimizer(options.optimizer, is_resumed=options.resume)
     source = model_folder(options.model, options.chat_template)
     date = options.date or of_rank_0(ranks, present_date())
     variables = recorded_format(source).variables_with(options.chat_template_kwargs)
@@ -239,9 +242,9 @@ def run_steps(
                 folder.write_metrics(step)
                 count(note(step))
                 if state.agree(_is_interrupted(check)):
-                    folder.save_state(state, pupil.source, at_once=True)
+                    folder.save_state(state, pupil.source, pupil.renderer, at_once=True)
                     raise KeyboardInterrupt
-                folder.save_state(state, pupil.source)
+                folder.save_state(state, pupil.source, pupil.renderer)
 
             learn(on_step)
         is_done = True
@@ -251,13 +254,13 @@ def run_steps(
         if state.ranks is not None and not isinstance(error, TrainingHalted):
             are_together = False  # the other ranks go on, until they miss this one
             raise
-        folder.save_state(state, pupil.source, at_once=True)
+        folder.save_state(state, pupil.source, pupil.renderer, at_once=True)
         say(f"what was learned in {state.num_done} steps is in {folder.path}")
         raise
     finally:
         if are_together:
             state.merge()
-            folder.save_model(state, pupil.source, is_last=is_done)
+            folder.save_model(state, pupil.source, pupil.renderer, is_last=is_done)
         folder.close()
     return False
 
@@ -283,13 +286,7 @@ def config_as_options(kind: type[object], args: Sequence[str]) -> list[str]:
     A run that is resumed has the file in its folder. Raises ConfigError for a file that is none, and for settings that
     `kind`, the command's dataclass, does not have; RunFolderError for a folder without a run.
     """
-    path, folder = path_after("--config", args), path_after("--output", args)
-    if path is None and "--resume" in args:
-        if folder is None:
-            raise ConfigError("--resume goes on in a run's folder: name it with --output")
-        path = folder / "config.yaml"
-        if not path.is_file():
-            raise RunFolderError(f"{str(folder)!r} holds no run to go on with: it has no config.yaml")
+    path = path_after("--config", args) or resumed_config(args)
     if path is None:
         return list(args)
     given = read_mapping(path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say
 from agentgym.errors import ConfigError
-from agentgym.http_guard import TOKEN_VARIABLE, choose_token
+from agentgym.http_guard import TOKEN_VARIABLE, choose_token, shown_token
 from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rewards.server import RewardServer
 
@@ -57,7 +57,7 @@ async def _serve(options: RewardServerOptions, token: str | None) -> None:
             say(f"episodes are scored at {server.url}")
             key = ""
             if token is not None:
-                say(f"  token: {token}    (set it as {TOKEN_VARIABLE} where the training runs)")
+                say(f"  token: {shown_token(token)}    (set it as {TOKEN_VARIABLE} where the training runs)")
                 key = f" --reward.remote.api-key-env {TOKEN_VARIABLE}"
             say(f"  agentgym train --env TextGame-v0 --reward.remote.url {server.url}/{key}")
             say("Ctrl-C ends it.")

@@ -27,7 +27,7 @@ from agentgym.rollout.record.line_reader import FILE_NAME, find_episodes
 from agentgym.rollout.scores.intervals import success_interval
 from agentgym.trainers.checkpoints.run_folder import free_run_folder
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.loop.dry_run import describe_plan
+from agentgym.trainers.loop.dry_run import check_names, describe_plan
 from agentgym.trainers.loop.self_play import alone
 from agentgym.trainers.loop.token_budget import with_token_budget
 from agentgym.trainers.loop.trainer import Trainer, TrainResult
@@ -42,9 +42,11 @@ __all__ = ["check_algorithm_and_envs", "open_trainer", "print_config", "print_pl
 logger = logging.getLogger(__name__)
 
 
-def check_algorithm_and_envs(config: TrainConfig) -> None:
+def check_algorithm_and_envs(config: TrainConfig, *, is_resumed: bool = False) -> None:
     """Raises for an algorithm or environment that does not exist or cannot work; warns of settings without effect."""
-    resolve_config(config)  # an algorithm that cannot work is refused before an environment is made
+    resolve_config(
+        config, is_resumed=is_resumed
+    )  # an algorithm that cannot work is refused before an environment is made
     for choice in _environments(config):
         for kwargs in choice.variants:
             load_env(choice.env, kwargs).close()
@@ -60,7 +62,8 @@ def print_config(config: TrainConfig) -> int:
 
 
 def print_plan(config: TrainConfig, *, as_json: bool) -> int:
-    """Prints the sizes of the run; returns the exit code."""
+    """Prints the sizes of the run, if it could open all of its parts; returns the exit code."""
+    check_names(config)
     plan = describe_plan(config)
     show_table(["", "", ""], [[name, f"{value:,}", remark] for name, value, remark in plan])
     if as_json:

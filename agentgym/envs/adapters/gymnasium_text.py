@@ -17,6 +17,7 @@ from gymnasium.spaces.text import alphanumeric
 from agentgym.envs.adapters.namespaces import unknown_name
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.base.card import EnvCard, version_of
+from agentgym.envs.base.spaces import Text
 from agentgym.envs.base.text_env import Info, StepResult
 from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.errors import ConfigError
@@ -179,15 +180,17 @@ def _render_modes(env_id: str) -> list[str]:
     return list(getattr(maker, "metadata", {}).get("render_modes", ()))
 
 
-def _holds(space: GymnasiumTextSpace, text: str) -> bool:
+def _holds(space: GymnasiumTextSpace | Text, text: str) -> bool:
     """Returns True if a text is an action; the letters and digits of a space by default are no choice of its author."""
+    if isinstance(space, Text):
+        return space.contains(text)
     is_chosen = space.character_set != alphanumeric
     return space.contains(text) if is_chosen else space.min_length <= len(text) <= space.max_length
 
 
 def _words(env_id: str, space: Space[Any]) -> tuple[str, ...] | None:
     """The words for the actions, in their order; None if an action is a text."""
-    if isinstance(space, GymnasiumTextSpace):
+    if isinstance(space, GymnasiumTextSpace | Text):
         return None
     if not isinstance(space, Discrete) or space.n > MOST_ACTIONS:
         raise ConfigError(
@@ -211,7 +214,7 @@ def _size(space: Space[Any]) -> float:
         return sum(_size(part) for part in (space.spaces.values() if isinstance(space, Dict) else space.spaces))
     if isinstance(space, Box | MultiBinary | MultiDiscrete):
         return math.prod(space.shape)
-    return 1 if isinstance(space, Discrete | GymnasiumTextSpace) else math.inf
+    return 1 if isinstance(space, Discrete | GymnasiumTextSpace | Text) else math.inf
 
 
 def _plain(value: object) -> object:

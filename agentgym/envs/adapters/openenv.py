@@ -18,7 +18,7 @@ from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.text_env import Info, StepResult
 from agentgym.envs.base.tool_env import ToolEnv
-from agentgym.errors import ConfigError, EnvironmentFault, describe_error
+from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.proxies import proxy_options
 from agentgym.tools.calling.definition import Tool
 from agentgym.tools.calling.worker import run_sync
@@ -219,7 +219,7 @@ class _Session:
         except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as error:
             self._is_late = True
             told = (
-                f"it closed the session ({self._socket.close_code})" if self._listening.done() else describe_error(error)
+                f"it closed the session ({self._socket.close_code})" if self._listening.done() else _format_error(error)
             )
             raise EnvironmentFault(f"the OpenEnv server did not answer {kind!r}: {told}") from error
         content: dict[str, Any] = answer.get("data") or {}
@@ -268,7 +268,7 @@ class _Server:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             is_refused = isinstance(error, aiohttp.ClientResponseError) and error.status in (401, 403)
             hint = f"Its token belongs into the variable {self._key_variable}" if is_refused else "Is it running?"
-            raise ConfigError(f"no OpenEnv server answers at {url}: {describe_error(error)}. {hint}") from error
+            raise ConfigError(f"no OpenEnv server answers at {url}: {_format_error(error)}. {hint}") from error
         if not isinstance(content, dict):
             raise ConfigError(f"{url} answers with a {type(content).__name__}, not with an object: no OpenEnv server")
         return content
@@ -301,7 +301,7 @@ class _Server:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await http.close()
             raise EnvironmentFault(
-                f"the OpenEnv server at {self._url} gives no session: {describe_error(error)}"
+                f"the OpenEnv server at {self._url} gives no session: {_format_error(error)}"
             ) from error
         return _Session(http, socket, self._timeout_s)
 
@@ -350,3 +350,7 @@ def _action_spec(schema: Mapping[str, Any], own: Mapping[str, JSON]) -> ToolSpec
     parameters = {**schema, "type": "object", "properties": dict(own)}
     parameters["required"] = [name for name in schema.get("required", ()) if name in own]
     return ToolSpec("act", str(schema.get("description") or "Does one action."), parameters)
+
+
+def _format_error(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

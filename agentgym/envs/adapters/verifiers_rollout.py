@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from agentgym.errors import EnvironmentFault
+from agentgym.errors import EnvironmentFault, describe_error
 from agentgym.tools.calling.background_loop import BackgroundLoop
 from agentgym.tools.calling.blame import is_models_mistake
 
@@ -272,5 +272,4 @@ def _give(future: asyncio.Future[Any], message: object) -> None:
 
 def _format_error(error: BaseException) -> str:
     cause = error.__cause__
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text if cause is None else f"{text} ({type(cause).__name__}: {cause})"
+    return describe_error(error) if cause is None else f"{describe_error(error)} ({describe_error(cause)})"

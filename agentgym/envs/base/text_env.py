@@ -74,6 +74,7 @@ class TextEnv(gymnasium.Env[str, str]):
     _inside: bool = False
     _wants_held_out: bool = False
     _last_observation: str = ""
+    _last_messages: tuple[Message, ...] = ()
     _worker: Worker | None = None
 
     @checks_keywords
@@ -225,6 +226,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self._last_observation = observation
         if "messages" not in info:
             info["messages"] = (Message("user", observation),)
+        self._last_messages = info["messages"]
 
 
 def _check_kind(cls: type, name: str, *, is_async: bool) -> None:

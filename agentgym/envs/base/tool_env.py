@@ -125,7 +125,7 @@ class ToolEnv(TextEnv, abstract=True):
         self._over = True
         self._success = success
         if reward is not None:
-            self.reward += reward
+            self.reward += float(reward)
 
     def retell(self, messages: Sequence[Message]) -> None:
         """Has the model go on from `messages`, this step's answer included, in place of the conversation so far."""

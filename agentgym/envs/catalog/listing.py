@@ -62,8 +62,9 @@ def _describe_unmade(env_id: str, package: EnvPackage) -> Listed:
 def describe_env(env_id: str) -> Listed:
     """The list's entry for an environment, which is made for this and closed."""
     env = make_env(env_id)
-    doc = inspect.getdoc(type(env)) or ""
-    parameters = inspect.signature(type(env)).parameters.values()
+    kind = type(env.unwrapped)
+    doc = inspect.getdoc(kind) or ""
+    parameters = inspect.signature(kind).parameters.values()
     keywords = [
         str(parameter).partition(":")[0] + _default(parameter)
         for parameter in parameters

@@ -17,6 +17,8 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from agentgym.errors import describe_error
+
 __all__ = ["DISTRIBUTION", "EnvPackage", "load_packages", "summary_of", "top_module"]
 
 _log = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ def _register(point: EntryPoint, package: EnvPackage) -> frozenset[str]:
             with contextlib.nullcontext() if free else registration.namespace(point.name):
                 point.load()()
         except Exception as error:  # noqa: BLE001  # the boundary: it is another package's code
-            _log.warning("the environments of %s are not registered: %s: %s", package, type(error).__name__, error)
+            _log.warning("the environments of %s are not registered: %s", package, describe_error(error))
             return frozenset()
         top = point.module.partition(".")[0]
         _loaded[point.value] = frozenset(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import gymnasium
@@ -12,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec, registry
 
 from agentgym.envs.adapters.namespaces import NAMESPACES, namespace_of, spec_of
 from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.base.wrapped_env import WrappedEnv, as_text_env
 from agentgym.envs.catalog.packages import load_packages
 from agentgym.envs.catalog.plugin import register_envs
 from agentgym.errors import ConfigError, UnknownName, nearest
@@ -41,14 +43,14 @@ def make_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> TextEnv:
 def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable[[], TextEnv]:
     """A function that makes the environment each time it is called; `name` is looked up now.
 
-    A TextEnv is the bare one, without Gymnasium's wrappers: it checks its own use. Any other environment of Gymnasium's
-    interface is shown as text.
+    A TextEnv is the bare one if its only wrappers are those of `gymnasium.make` itself: it checks its own use. Any
+    other wrapper counts (`WrappedEnv`). Any other environment of Gymnasium's interface is shown as text.
     """
     register_envs()
     place, _, last = name.rpartition(":")
     adapted = spec_of(name)
     if adapted is not None:
-        make = _made_by_gymnasium(adapted)
+        make = _maker_of(adapted)
     elif place and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
         load_module(place, name, WANTED)
         make = _from_registry(last)
@@ -61,11 +63,12 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
             env = make(**settings)
         except TypeError as error:
             raise ConfigError(f"environment {name!r} does not take the keywords {settings}: {error}") from error
-        if isinstance(env, TextEnv):
-            return env
-        if isinstance(env, gymnasium.Env):
-            return _as_text(env, name, make, settings)
-        raise ConfigError(f"{name!r} makes a {type(env).__name__}, which is no TextEnv and no gymnasium.Env")
+        if not isinstance(env, gymnasium.Env):
+            raise ConfigError(f"{name!r} makes a {type(env).__name__}, which is no TextEnv and no gymnasium.Env")
+        text_env = as_text_env(env)
+        if isinstance(text_env, TextEnv | WrappedEnv):
+            return cast(TextEnv, text_env)  # a WrappedEnv has its attributes
+        return _as_text(env, name, make, settings)
 
     return make_one
 
@@ -76,7 +79,8 @@ def _as_text(
     """Returns an environment of Gymnasium's interface as text; one that can draw as text is made again to do so."""
     from agentgym.envs.adapters.gymnasium_text import GymnasiumText
 
-    if env.render_mode is None and "ansi" in env.metadata.get("render_modes", ()):
+    is_drawn = "ansi" in env.metadata.get("render_modes", ()) and not isinstance(env.unwrapped, TextEnv)
+    if env.render_mode is None and is_drawn:
         with suppress(TypeError):  # it says that it draws, and takes no render_mode
             drawn = cast(gymnasium.Env[Any, Any], make(**settings, render_mode="ansi"))
             env.close()
@@ -113,20 +117,11 @@ def _from_registry(env_id: str) -> Callable[..., object]:
             "your own is written 'package.module:Class' or 'path/to/file.py:Class'"
         )
 
-    return _made_by_gymnasium(registry[env_id])
+    return _maker_of(registry[env_id])
 
 
-def _made_by_gymnasium(spec: EnvSpec) -> Callable[..., object]:
-    def make(**settings: Any) -> object:
-        made = gymnasium.make(spec, **settings, disable_env_checker=True)
-        env = made.unwrapped
-        if not isinstance(env, TextEnv):
-            return made
-        if env.max_turns is None:
-            env.max_turns = spec.max_episode_steps  # the wrapper that would count is left out
-        return env
-
-    return make
+def _maker_of(spec: EnvSpec) -> Callable[..., object]:
+    return partial(gymnasium.make, spec, disable_env_checker=True)
 
 
 _FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).startswith("gymnasium."))

@@ -25,6 +25,7 @@ from agentgym.rollout.record.line_reader import FILE_NAME
 from agentgym.rollout.record.manifest import replace_file
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
+from agentgym.yaml_text import parse_yaml
 
 __all__ = ["EvalFolder", "free_folder", "recorded_eval_date"]
 
@@ -171,8 +172,8 @@ def _is_blank(path: Path) -> bool:
 
 def _read_yaml(path: Path) -> dict[str, JSON]:
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        value = parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise RunFolderError(f"{str(path)!r} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise RunFolderError(f"{str(path)!r} holds no settings")

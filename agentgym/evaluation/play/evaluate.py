@@ -17,6 +17,7 @@ from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.template_date import present_date
 from agentgym.data import open_data
 from agentgym.engines.openai.config import is_url
+from agentgym.envs.base.card import card_of
 from agentgym.envs.base.opponents import SELF
 from agentgym.envs.base.policies import POLICIES
 from agentgym.envs.base.seeds import EVAL_SEED_START
@@ -29,7 +30,7 @@ from agentgym.evaluation.play.eval_folder import EvalFolder, free_folder, missin
 from agentgym.evaluation.play.open_model import open_model
 from agentgym.evaluation.play.policies import PolicyLoop, played_env
 from agentgym.loading import place_of
-from agentgym.model.context_window import folder_window
+from agentgym.model.decoder_config import folder_window
 from agentgym.model.model_name import EMBEDDED, is_model_id, model_folder
 from agentgym.remote import is_remote
 from agentgym.rewards import RewardConfig, open_rewards
@@ -45,6 +46,7 @@ from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.sampling.self_play import seats_of
 from agentgym.rollout.scores.intervals import ANY_REWARD
 from agentgym.rollout.scores.statistics import EvalSummary, summarize
+from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON, Message, Task
 
@@ -113,8 +115,9 @@ def evaluate(
         config = replace(config, **settings) if policy is None else replace(config, policy=policy, **settings)
     else:
         config = EvalConfig(env=place_of(config), policy=policy or EMBEDDED, **settings)
-    plan = open_evaluation(config, None if output is None else Path(output), resume=resume)
-    return plan.run(on_episode)
+    with used_by_run(config.sandbox):
+        plan = open_evaluation(config, None if output is None else Path(output), resume=resume)
+        return plan.run(on_episode)
 
 
 def open_evaluation(config: EvalConfig, output: Path | None = None, *, resume: bool = False) -> EvalPlan:
@@ -168,7 +171,8 @@ def _reward_range(config: EvalConfig) -> tuple[float, float]:
         return ANY_REWARD
     env = make_env(config.env, config.env_kwargs)
     env.close()
-    return ANY_REWARD if env.card is None else env.card.reward_range
+    card = card_of(config.env, env)
+    return ANY_REWARD if card is None else card.reward_range
 
 
 def eval_tasks(env: str, num_tasks: int, env_kwargs: Mapping[str, JSON] | None = None) -> list[Task]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium
-
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.scripted import ScriptedEngine
 from agentgym.envs.base.policies import policy_for
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
+from agentgym.envs.base.wrapped_env import WrappedEnv
 from agentgym.envs.catalog.resolve import make_env
-from agentgym.errors import EnvironmentFault
+from agentgym.errors import EnvironmentFault, describe_error
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.history import History
 from agentgym.rollout.episode.replies import reply_ids
@@ -28,11 +27,12 @@ from agentgym.types import Message, Task
 __all__ = ["PlayedEnv", "PolicyLoop", "played_env"]
 
 
-class PlayedEnv(gymnasium.Wrapper[str, str, str, str]):
+class PlayedEnv(WrappedEnv):
     """An environment with the policy that plays it; `reset` also begins the policy's episode."""
 
     def __init__(self, env: TextEnv, kind: str) -> None:
-        super().__init__(env)
+        super().__init__(env, env.max_turns)
+        self.runs_inline = env.runs_inline
         self.inner = env
         self.policy = policy_for(self.inner, kind)
         self.policy_seed = 0
@@ -40,16 +40,16 @@ class PlayedEnv(gymnasium.Wrapper[str, str, str, str]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Begins the episode of environment and policy."""
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = super().reset(seed=seed, options=options)
         self._observation = observation
         self.policy.reset(self.inner, observation, self.policy_seed)
         return observation, info
 
     def step(self, action: str) -> StepResult:
         """Steps the environment, and stores what the policy sees next."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        self._observation = observation
-        return observation, float(reward), terminated, truncated, info
+        result = super().step(action)
+        self._observation = result[0]
+        return result
 
     def next_message(self) -> Message:
         """Returns the policy's reply to the last observation."""
@@ -86,5 +86,5 @@ class PolicyLoop(RolloutLoop):
     def _reply_of(self, session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
         error, message = attempt(self._envs[session].next_message)
         if message is None:
-            raise EnvironmentFault(f"the policy failed: {type(error).__name__}: {error}") from error
+            raise EnvironmentFault(f"the policy failed: {error and describe_error(error)}") from error
         return reply_ids(self.renderer, message)

@@ -87,7 +87,6 @@ class RepliesFile:
         Raises ConfigError if a line that is kept is of another prompt or of other settings, or a row is no prompt.
         """
         num_replies = self.model.config.num_replies
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with remove_if_empty(self.path), LineFile(self.path) as file:
             num_prompts = self._keep(file, rows)
             asked: deque[PromptRow] = deque()
@@ -128,7 +127,7 @@ class RepliesFile:
         try:
             stored = json.loads(line)
             digest, error = stored["digest"], stored.get("error", "")
-        except (ValueError, TypeError, KeyError) as cause:
+        except (ValueError, TypeError, KeyError, RecursionError) as cause:
             raise RunFolderError(
                 f"{where} is not of this command ({cause!r}); name a new file with --output"
             ) from cause

@@ -60,7 +60,7 @@ class RunChecks:
         digest = split_line(raw)[1]
         try:
             step = json.loads(raw)["step"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             return  # it fails the property `metrics`
         if digest is not None and isinstance(step, int):
             self._steps[digest] = step
@@ -117,9 +117,11 @@ class RunChecks:
         step = int(folder.name.removeprefix("step-"))
         if manifest.get("step") != step:
             return f"it is the checkpoint of step {manifest.get('step')}"
-        record: Mapping[str, JSON] = manifest.get("record") or {}
+        record: JSON = manifest.get("record") or {}
         if not record:
             return ""
+        if not isinstance(record, Mapping):
+            return f"{MANIFEST} holds no digests"
         self._check_settings(str(record.get(CONFIG)), f"checkpoints/{folder.name}")
         if str(record.get(EPISODES)) not in self._chains[EPISODES].lines:
             return f"it was written after other episodes than those of {EPISODES}"

@@ -26,6 +26,7 @@ from agentgym.evaluation.run_check.record_checks import (
 )
 from agentgym.rollout.record.episode_digests import credit_digest, numbers_digest
 from agentgym.rollout.record.episodes_file import message_from_json
+from agentgym.rollout.record.stored_fields import check_fields
 from agentgym.settings import is_bundled
 from agentgym.trajectory import Status, StopReason, are_logprobs, success_of
 from agentgym.types import Task, ToolResult
@@ -34,7 +35,7 @@ __all__ = ["SoundRecords"]
 
 MAX_KEYS, MAX_KEY = 1 << 22, 1 << 12
 """The most bytes of all turns that are remembered as sound, and of one."""
-ANY_ID = 1 << 63
+ANY_ID = 1 << 31
 """The size of the vocabulary of a run whose tokenizer is unknown."""
 EXTENDS_BY_LAST_ID = (TemplateRenderer.extend, ChatMLRenderer.extend)
 """The functions that read no id of a complete reply but the last."""
@@ -198,6 +199,7 @@ def _is_sound_outcome(record: Record) -> bool:
     """Returns True for an episode with a reward that follows from its turns, and the digest of its credit."""
     status, rewards = Status(record["status"]), [turn["reward"] for turn in record["turns"]]
     Task(**record["task"])
+    check_fields(record)
     if not (status.trainable and rewards and record.keys() >= FIELDS and record["error"] is None):
         return False
     total = math.fsum(rewards)

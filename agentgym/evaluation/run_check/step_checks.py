@@ -138,7 +138,7 @@ class StepChecks:
     def _problem(self, raw: bytes) -> str:
         try:
             given = json.loads(raw)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             return f"not JSON: {error}"
         if not isinstance(given, dict) or not isinstance(given.get("step"), int):
             return "an object with a step was wanted"

@@ -27,6 +27,7 @@ from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.rollout.record.episodes_file import EpisodeRecord
 from agentgym.rollout.record.ledger import Ledger, Property, Violation
 from agentgym.rollout.record.line_reader import LineReader, find_episodes
+from agentgym.rollout.record.stored_fields import NO_EPISODE
 from agentgym.rollout.record.tools_file import read_menus
 from agentgym.types import JSON
 
@@ -213,7 +214,7 @@ def verify_run(
                 steps.add(record)
                 for recomputation in recomputations:
                     recomputation.add(ledger, line, basis.episode(record))
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            except NO_EPISODE as error:
                 # The line is JSON and yet no episode: that is a finding, not a reason to crash.
                 ledger.fail("readable", Violation(line, problem=f"this is no episode: {type(error).__name__}: {error}"))
     across.close(ledger)
@@ -290,7 +291,7 @@ def _records(path: Path, ledger: Ledger, chain: ChainCheck) -> Iterator[tuple[in
         chain.add(ledger, line, raw)
         try:
             record = json.loads(raw)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             torn = "" if raw.endswith(b"\n") else " (the line is torn: the run was cut short, or still writes)"
             ledger.check("readable", Violation(line, problem=f"not JSON: {error}{torn}"))
             continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Completion, Engine, FinishReason, Sampling
-from agentgym.errors import ConfigError, EngineError, EnvironmentFault, RenderError
+from agentgym.errors import ConfigError, EngineError, EnvironmentFault, RenderError, describe_error
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, under_system_prompt
 from agentgym.rollout.episode.history import ASK, CompactionConfig, History, compact_messages
@@ -271,7 +271,7 @@ class RolloutLoop(EpisodeLoop):
             async with asyncio.timeout(self.limits.close_s):
                 await self.engine.abort(session)
         except (EngineError, TimeoutError) as error:
-            logger.warning("the engine did not release session %s: %s", session, error)
+            logger.warning("the engine did not release session %s: %s", session, describe_error(error))
 
     async def close(self) -> None:
         """Closes the engine."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.base.wrapped_env import as_text_env
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
 from agentgym.rollout.hosting.answer import EnvStep, read_reset, read_step
@@ -43,7 +44,7 @@ def hosting_kind(env: Env) -> Kind:
     inner = env.unwrapped
     if not isinstance(inner, TextEnv):
         return "thread"
-    if inner.runs_inline:
+    if env.get_wrapper_attr("runs_inline"):
         return "inline"
     is_async = inner is env and not getattr(type(inner).astep, "from_sync", False)
     return "async" if is_async else "thread"
@@ -211,12 +212,12 @@ class Home:
         name, label = task.env_id, partial(label_of, task.env_id, task.seed, "its constructor")
         if self._kinds.get(name) == "inline":
             with ENV_CODE, watch_call(label):
-                env = make(task)
+                env = as_text_env(make(task))
             return LocalEnv(env, "inline", self, name=name)
         thread = self.threads.acquire()
         made: list[Env] = []
         try:
-            await self.run_on(thread, named_call(label, lambda: made.append(make(task))))
+            await self.run_on(thread, named_call(label, lambda: made.append(as_text_env(make(task)))))
         except EnvCallTimeout:
             self.threads.abandon(thread)
             raise
@@ -234,6 +235,7 @@ class Home:
 
     def adopt(self, env: Env) -> LocalEnv:
         """Places an existing environment."""
+        env = as_text_env(env)
         kind = hosting_kind(env)
         return LocalEnv(env, kind, self, self.threads.acquire() if kind == "thread" else None)
 

@@ -39,14 +39,14 @@ class EnvFacts:
 
 def facts_of(env: Env) -> EnvFacts:
     """Returns the facts of an environment that was just reset."""
-    inner = env.unwrapped
-    if not isinstance(inner, TextEnv):
+    if not isinstance(env.unwrapped, TextEnv):
         return EnvFacts()
-    specs = inner.tool_specs
-    info: dict[str, JSON] = {"task_digest": inner.task_digest} if inner.task_digest else {}
-    if info and inner.split_failed:
+    read = env.get_wrapper_attr
+    specs = read("tool_specs")
+    info: dict[str, JSON] = {"task_digest": read("task_digest")} if read("task_digest") else {}
+    if info and read("split_failed"):
         info["split_failed"] = True
-    return EnvFacts(inner.system_prompt, specs, bool(specs) and not inner.tools_optional, info)
+    return EnvFacts(read("system_prompt"), specs, bool(specs) and not read("tools_optional"), info)
 
 
 class HostedEnv(ABC):

@@ -40,6 +40,7 @@ def _is_scaffolding(path: str) -> bool:
         "data/",
         "cli/",
         "envs/base/text_env.py",
+        "envs/base/wrapped_env.py",
         "envs/catalog/resolve.py",
         "tools/calling/",
         "loading.py",

@@ -86,7 +86,9 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with folder_errors(path):
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+            # Not through a link, which may lead to any file of the user.
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            self._file = open(handle, "ab", buffering=0)  # noqa: SIM115 - closed by close()
             try:
                 self.cut(self._whole_size(os.path.getsize(path)))
             except BaseException:

@@ -35,8 +35,10 @@ def read_environments(folder: Path) -> Environments:
     path = folder / ENVIRONMENTS
     try:
         found: Environments = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"{str(path)!r} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(card, dict) for card in found.values()):
+        raise RunFolderError(f"{str(path)!r} holds no environments by their names")
     return found
 
 

@@ -24,6 +24,7 @@ from agentgym.rollout.record.chain import ChainedFile, LineFile, PackedFile
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
 from agentgym.rollout.record.json_pieces import PIECE, encode_json, json_pieces
 from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME, LineReader, find_episodes
+from agentgym.rollout.record.stored_fields import NO_EPISODE, check_fields, check_numbers, check_stored_ids
 from agentgym.rollout.record.tools_file import Menus, menu_digest, menu_lines, read_menus
 from agentgym.routed_experts import RoutedExperts
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
@@ -87,10 +88,11 @@ def trajectory_to_json(
 
 
 def trajectory_from_json(line: Mapping[str, Any], menus: Menus | None = None) -> Trajectory:
-    """Returns the trajectory of a line; raises KeyError, TypeError or InvalidTrajectory if it is not one.
+    """Returns the trajectory of a line; raises KeyError, TypeError or ValueError if it is not one.
 
     `menus` are the tool sets that rows name; the tools of any other set are unknown.
     """
+    check_fields(line)
     return Trajectory(
         task=Task(**line["task"]),
         group=line["group"],
@@ -247,13 +249,15 @@ def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
                 return
             try:
                 yield record_from_json(json.loads(line), menus)
-            except (ValueError, KeyError, TypeError) as error:
-                raise RunFolderError(f"{str(path)!r}, line {number} is not an episode: {error!r}") from error
+            except NO_EPISODE as error:
+                raise RunFolderError(f"{str(path)!r}, line {number} is not an episode: {error!r:.300}") from error
 
 
 def record_from_json(line: Mapping[str, Any], menus: Menus | None = None) -> EpisodeRecord:
     """Returns the episode of a line; see `trajectory_from_json`."""
     advantages = line["advantages"]
+    for row in advantages or ():
+        check_numbers(row, (int, float), "advantages")
     rows = None if advantages is None else tuple(tuple(row) for row in advantages)
     return EpisodeRecord(trajectory_from_json(line, menus), line["phase"], line["step"], rows)
 
@@ -289,8 +293,11 @@ def _span_to_json(span: TokenSpan) -> dict[str, JSON]:
 
 
 def _span_from_json(span: Mapping[str, Any]) -> TokenSpan:
+    check_stored_ids(span["ids"])
     if span["source"] != Source.POLICY:
         return TokenSpan(tuple(span["ids"]), Source(span["source"]))
+    check_numbers(span["logprobs"], (int, float), "logprobs")
+    check_numbers(span["policy_versions"], (int,), "policy_versions")
     experts = RoutedExperts.from_json(span["experts"]) if "experts" in span else None
     sampled = (tuple(span["logprobs"]), tuple(span["policy_versions"]), experts)
     return TokenSpan(tuple(span["ids"]), Source.POLICY, *sampled, excluded=span.get("excluded", False))

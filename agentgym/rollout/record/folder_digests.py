@@ -73,7 +73,7 @@ def read_digests(folder: Path) -> dict[str, str] | None:
         digests = {str(name): str(digest) for name, digest in value.items()}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise RunFolderError(f"{DIGESTS} cannot be read: {error}") from error
     if digests.get(RUN) != run_digest(digests):
         raise RunFolderError(f"{DIGESTS} is not as it was written: its parts do not have the digest under {RUN!r}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from agentgym.types import JSON
 
-__all__ = ["MANIFEST", "replace_file", "sync", "what_is_torn", "write_manifest"]
+__all__ = ["MANIFEST", "replace_file", "replacing", "sync", "what_is_torn", "write_manifest"]
 
 MANIFEST = "manifest.json"
 
@@ -38,7 +40,7 @@ def what_is_torn(folder: Path) -> str | None:
         wanted = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
     except FileNotFoundError:
         return f"it has no {MANIFEST}, which is written last"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         return f"{MANIFEST} is torn ({type(error).__name__}: {error})"
     for name, (size, digest) in wanted.items():
         try:
@@ -55,11 +57,26 @@ def what_is_torn(folder: Path) -> str | None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Writes a small file to the disk atomically."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    sync(part)
-    os.replace(part, path)
+    """Writes a small file to the disk atomically, as `replacing` does."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a new file beside `path` to write, which takes its place at the end; after an error it is removed.
+
+    A link at `path` is replaced: what it leads to, which may be any file of the user, stays as it is.
+    """
+    part = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        yield part
+        sync(part)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:

@@ -51,7 +51,7 @@ def _read_line(path: Path, number: int, line: bytes) -> tuple[str, tuple[ToolSpe
         value: Mapping[str, Any] = json.loads(line)
         tools = tuple(ToolSpec(tool["name"], tool["description"], tool["parameters"]) for tool in value["tools"])
         return str(value["digest"]), tools
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunFolderError(f"{str(path)!r}, line {number} is no set of tools: {error!r}") from error
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from agentgym.envs.base.multi_agent import MultiAgentEnv
 from agentgym.envs.base.opponents import SELF
@@ -30,8 +30,15 @@ TableName: TypeAlias = tuple[str, int, int, str]
 
 
 def seats_of(env: object) -> tuple[str, ...]:
-    """Returns the seats that a rollout plays in an environment; () if it plays one agent, as everywhere else."""
-    return env.agents if isinstance(env, MultiAgentEnv) and env.opponent == SELF else ()
+    """Returns the seats that a rollout plays in an environment; () if it plays one agent, as everywhere else.
+
+    Raises ConfigError for a game in wrappers, which see the replies of one agent.
+    """
+    game: Any = getattr(env, "unwrapped", env)
+    is_seated = isinstance(game, MultiAgentEnv) and game.opponent == SELF
+    if is_seated and game is not env:
+        raise ConfigError(f"self-play would leave out the wrappers of {env}: name the game without them")
+    return game.agents if is_seated else ()
 
 
 def group_of(game: str, agent: str) -> str:

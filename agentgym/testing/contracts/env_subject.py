@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
+
+import gymnasium
 
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import EnvCard, card_of
 from agentgym.envs.base.policies import Policy, RandomPolicy
 from agentgym.envs.base.text_env import StepResult, TextEnv
+from agentgym.envs.base.wrapped_env import as_text_env
 from agentgym.types import JSON
 
 __all__ = [
@@ -47,7 +50,8 @@ class EnvUnderTest:
     """The id or path that the user gave; "" if a class was given."""
 
     def __call__(self) -> TextEnv:
-        return self.maker(**self.kwargs)
+        env: object = self.maker(**self.kwargs)
+        return cast(TextEnv, as_text_env(env) if isinstance(env, gymnasium.Wrapper) else env)
 
     def at(self, **kwargs: JSON) -> EnvUnderTest:
         """Returns the same environment with other keywords."""

@@ -21,6 +21,7 @@ from agentgym.testing.fake_server.generate import (
 from agentgym.testing.fake_server.http import HttpAnswer, HttpCall, HttpStream
 from agentgym.testing.fake_server.model import FakeModel
 from agentgym.types import AnyCall, MalformedCall, Message, ToolCall, ToolSpec
+from agentgym.yaml_text import check_size
 
 __all__ = ["FakeChat"]
 
@@ -201,9 +202,11 @@ def _message(entry: Mapping[str, Any]) -> Message:
 def _call(entry: Mapping[str, Any]) -> AnyCall:
     function = entry["function"]
     try:
-        return ToolCall(entry.get("id", ""), function["name"], json.loads(function["arguments"] or "{}"))
-    except ValueError as error:
-        return MalformedCall(entry.get("id", ""), function["arguments"], str(error))
+        arguments = json.loads(function["arguments"] or "{}")
+        check_size(arguments)
+        return ToolCall(entry.get("id", ""), function["name"], arguments)
+    except (ValueError, TypeError, RecursionError) as error:
+        return MalformedCall(entry.get("id", ""), str(function["arguments"]), str(error))
 
 
 def _tool_spec(entry: Mapping[str, Any]) -> ToolSpec:

@@ -62,6 +62,8 @@ class Connection:
         self._stderr = StderrTail()
         self._answered = ""
         self._listed: list[ToolSpec] = []
+        self._unreadable: list[str] = []
+        """Why the SDK could not read the server's last message that it could not, if there was one."""
         self._task: asyncio.Task[None] | None = None
         self._client: Client | None = None
 
@@ -103,6 +105,7 @@ class Connection:
         alive = await self._is_alive()
         if error.code == REQUEST_TIMEOUT:
             told = f"{name} gave no answer within {self.server.call_timeout_s:g} s"
+            told += "".join(f"; the server sent a message that cannot be read: {why}" for why in self._unreadable)
             if alive:
                 return ToolFailure(told, kind="timeout")
             return self._mark_lost(f"hangs, and was ended: {told}, and it answers no ping")
@@ -199,18 +202,20 @@ class Connection:
     @asynccontextmanager
     async def _read_lists(self, transport: Transport) -> AsyncIterator[tuple[Any, Any]]:
         async with transport as (reading, writing):
-            yield _ListReader(reading, self._listed), writing
+            yield _ListReader(reading, self._listed, self._unreadable), writing
 
 
 class _ListReader(anyio.abc.ObjectReceiveStream[Any]):
     """Reads the tools of a page as the server lists them: the SDK refuses a whole page for one tool that is wrong."""
 
-    def __init__(self, stream: Any, listed: list[ToolSpec]) -> None:
-        self._stream, self._listed = stream, listed
+    def __init__(self, stream: Any, listed: list[ToolSpec], unreadable: list[str]) -> None:
+        self._stream, self._listed, self._unreadable = stream, listed, unreadable
 
     async def receive(self) -> Any:
         """Returns the next message, without what the SDK refuses."""
         message = await self._stream.receive()
+        if isinstance(message, Exception):
+            self._unreadable[:] = [" ".join(str(message).split())[:200]]
         result = getattr(getattr(message, "message", None), "result", None)
         if isinstance(result, dict) and isinstance(result.get("tools"), list) and "content" not in result:
             specs = [_spec_of(tool if isinstance(tool, dict) else {}) for tool in result["tools"]]

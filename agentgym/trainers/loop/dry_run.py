@@ -16,19 +16,32 @@ from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import model_folder
-from agentgym.model.policy import backend_line
+from agentgym.model.policy import backend_line, empty_policy
+from agentgym.remote import RemoteFolder
+from agentgym.rewards import open_rewards
+from agentgym.tools.calling.worker import run_sync
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.learner.pass_tokens import activation_numbers
+from agentgym.trainers.loop.observer import own_observers
+from agentgym.trainers.loop.open_parts import import_cluster
 from agentgym.trainers.loop.run_tasks import open_tasks
+from agentgym.trainers.loop.self_play import rival_folder
 from agentgym.trainers.loop.token_budget import with_token_budget
-from agentgym.trainers.parts.engine import check_model_settings, engine_window, learner_bytes, load_model
+from agentgym.trainers.parts.engine import (
+    check_model_settings,
+    engine_window,
+    learner_bytes,
+    load_model,
+    require_engine,
+)
 from agentgym.trainers.resolve import with_optimizer
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import apportion
+from agentgym.trainers.trackers import Tracking
 from agentgym.types import JSON, Message, Task
 
-__all__ = ["PlanLine", "describe_plan"]
+__all__ = ["PlanLine", "check_names", "describe_plan"]
 
 PlanLine = tuple[str, int, str]
 """A line of the plan: its name, its number, and an explanation."""
@@ -46,8 +59,8 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     check_model_settings(model, config)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
     held_out = config.eval.episodes
+    source, config = open_tasks(config, renderer)
     if config.data.has_files:
-        source, config = open_tasks(config, renderer)
         tasks, held_out = source.train_tasks(1, range(config.tasks)), len(source.eval_tasks(held_out))
     else:
         tasks = [Task(choice.env, config.seed, kwargs=kwargs) for choice in choices for kwargs in choice.variants]
@@ -86,6 +99,31 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         ("trained parameters", trained, what),
         ("memory MB", memory, "a rough bound: weights, optimizer, cache, activations, libraries"),
     ]
+
+
+def check_names(config: TrainConfig) -> None:
+    """Raises for a part of a run that the plan does not need, and that does not exist or cannot be opened.
+
+    They are rewards, observers, trackers, other models, the engine and the address of the copy.
+    """
+    own_observers(config.observers)
+    Tracking(config.trackers, config.tracking)
+    run_sync(_open_rewards(config))
+    if config.learner.kl.reference is not None:
+        empty_policy(model_folder(config.learner.kl.reference))
+    if config.rival is not None:
+        rival_folder(config.rival)
+    if config.checkpoint.copy_to is not None:
+        RemoteFolder(config.checkpoint.copy_to)
+    if config.executor == "ray":
+        import_cluster()
+    else:
+        require_engine(config)
+
+
+async def _open_rewards(config: TrainConfig) -> None:
+    async with open_rewards(config.reward):
+        pass
 
 
 def _describe(model: LanguageModel, folder: Path) -> str:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -24,7 +25,7 @@ from agentgym.trainers.parts.engine import load_model, open_engine, weights_for
 from agentgym.trainers.parts.parts import Origin, RunParts
 from agentgym.trainers.parts.stage import LocalStage
 
-__all__ = ["open_parts"]
+__all__ = ["import_cluster", "open_parts"]
 
 NO_RAY = "executor ray needs Ray ({error}): pip install 'agentgym-llm[ray]'"
 
@@ -42,11 +43,7 @@ async def open_parts(
     process.
     """
     if config.executor == "ray":
-        try:
-            cluster = import_module("agentgym.trainers.cluster.run")
-        except ImportError as error:
-            raise ConfigError(NO_RAY.format(error=error)) from error
-        parts: RunParts = await cluster.open_cluster(config, origin, stack, show)
+        parts: RunParts = await import_cluster().open_cluster(config, origin, stack, show)
         return parts
     if config.engine != "local":
         show(f"start {config.engine}")
@@ -68,6 +65,14 @@ async def open_parts(
     stack.callback(learner.close)
     weights = LocalWeights(engine, origin.model, learner)
     return RunParts(engine, LocalStage(config, metered(engine), origin.renderer), learner, weights)
+
+
+def import_cluster() -> ModuleType:
+    """Returns the module that runs on a cluster; raises ConfigError without Ray."""
+    try:
+        return import_module("agentgym.trainers.cluster.run")
+    except ImportError as error:
+        raise ConfigError(NO_RAY.format(error=error)) from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 
-from agentgym.http_guard import choose_token
+from agentgym.http_guard import choose_token, shown_token
 from agentgym.rewards import Rewards
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
@@ -185,7 +185,7 @@ async def open_player(
         server = await stack.enter_async_context(EpisodeServer(served, ServeConfig(port=config.serve, token=token)))
         shown.append(f"serving the episodes of training at {server.url}")
         if token is not None:
-            shown.append(f"token: {token}    (agents send it as their API key)")
+            shown.append(f"token: {shown_token(token)}    (agents send it as their API key)")
         players = Sampler(rewards.loop(served), config=config.sampler, home=sampler.home)
     stream = None
     if isinstance(source, AheadTasks):

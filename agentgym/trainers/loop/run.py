@@ -31,6 +31,7 @@ from agentgym.trainers.checkpoints.random_states import random_states, seed_rand
 from agentgym.trainers.checkpoints.run_copy import fetch_missing_run
 from agentgym.trainers.checkpoints.run_folder import RunFolder, read_settings, recorded_run_date
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.reference import check_teacher
 from agentgym.trainers.loop.learn_step import learn_step
 from agentgym.trainers.loop.observer import Observer
 from agentgym.trainers.loop.open_parts import open_parts
@@ -141,6 +142,7 @@ class Run:
             config=self.config,
             folder=self.folder,
             model_folder=self.model_folder,
+            renderer=self.renderer,
             source=self.source,
             instruments=self.instruments,
             watch=self.watch,
@@ -340,7 +342,9 @@ def open_run(
     variables = recorded_format(first_folder).variables_with(config.chat_template_kwargs)
     renderer = open_renderer(first_folder, config.family, date=date, variables=variables)
     family, written = format_to_record(renderer, config.family, date=date, given_date=config.date)
-    config = with_token_budget(replace(config, family=family, date=written, chat_template_kwargs=variables))
+    config = replace(config, family=family, date=written, chat_template_kwargs=variables)
+    config = with_token_budget(config, is_resumed=resume)
+    check_teacher(config.learner.kl.reference, first_folder)
     source, config = open_tasks(config, renderer)
     tracking = Tracking(config.trackers, config.tracking)
     config, folder, checkpoint, model = _open_folder(config, path, first_folder, resume=resume)

@@ -27,7 +27,7 @@ from agentgym.trainers.parts.stage import loop_for
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON, Task
 
-__all__ = ["SeatedEpisodes", "alone", "played_alone", "rival_loop", "seat_metrics", "trained_seats"]
+__all__ = ["SeatedEpisodes", "alone", "played_alone", "rival_folder", "rival_loop", "seat_metrics", "trained_seats"]
 
 EVALUATED_AGAINST = "random"
 """The opponent in evaluations, and in the short episodes that check the engine."""
@@ -77,18 +77,24 @@ def rival_loop(config: TrainConfig) -> RolloutLoop | None:
     """Returns the loop that plays the other seats with frozen weights; None if the trained policy plays them all."""
     if config.rival is None:
         return None
-    folder = Path(config.rival)
-    if config.rival in POLICIES:
-        raise ConfigError(
-            f"a rival is a model folder, and {config.rival} a policy, which plays inside the environment:"
-            f" --env-kwargs opponent={config.rival}"
-        )
-    if not (folder / "config.json").is_file():
-        raise RunFolderError(f"there is no model in {config.rival!r} to be the rival: name a checkpoint's folder")
+    folder = rival_folder(config.rival)
     engine = LocalEngine(load_model(folder, config).requires_grad_(False), config.local)
     own = config.family if config.family and is_place(config.family) else None
     variables = {**config.chat_template_kwargs, **recorded_format(folder).chat_template_kwargs}
     return loop_for("train", config, engine, open_renderer(folder, own, date=config.date, variables=variables))
+
+
+def rival_folder(rival: str) -> Path:
+    """Returns the folder of a rival's model; raises ConfigError for a policy, RunFolderError if there is no model."""
+    folder = Path(rival)
+    if rival in POLICIES:
+        raise ConfigError(
+            f"a rival is a model folder, and {rival} a policy, which plays inside the environment: --env-kwargs"
+            f" opponent={rival}"
+        )
+    if not (folder / "config.json").is_file():
+        raise RunFolderError(f"there is no model in {rival!r} to be the rival: name a checkpoint's folder")
+    return folder
 
 
 def alone(kwargs: Mapping[str, JSON]) -> Mapping[str, JSON]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agentgym.chat_templates import Renderer
 from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.rollout.record.episodes_file import EpisodeWriter
 from agentgym.trainers.batch.credits import GroupCredit
@@ -77,6 +78,7 @@ class TrainingSession:
     folder: RunFolder
     model_folder: Path
     """The folder of the run's first weights, with the tokenizer."""
+    renderer: Renderer
     source: TaskSource
     instruments: Instruments
     watch: CollapseWatch
@@ -96,7 +98,8 @@ class TrainingSession:
             return checkpoints.path_of(step)
         checkpoints.wait()  # until its copy is free again
         states = {"tasks": self.source.state(), "random": self.progress.random, "record": self.folder.heads}
-        snapshot = Snapshot(step=step, content=self.publisher.weights.copy(), tokenizer=self.model_folder, **states)
+        content, renderer = self.publisher.weights.copy(), self.renderer
+        snapshot = Snapshot(step=step, content=content, tokenizer=self.model_folder, renderer=renderer, **states)
         return checkpoints.save(snapshot, self.folder.steps())
 
     async def record_episodes(self, groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> RolloutSummary:

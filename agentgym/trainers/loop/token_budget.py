@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from agentgym.envs.catalog.resolve import turn_limit
-from agentgym.model.context_window import folder_window
+from agentgym.model.decoder_config import folder_window
 from agentgym.model.model_name import model_folder
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.resolve import resolve_config
@@ -17,13 +17,13 @@ from agentgym.types import JSON
 __all__ = ["with_token_budget"]
 
 
-def with_token_budget(config: TrainConfig) -> TrainConfig:
+def with_token_budget(config: TrainConfig, *, is_resumed: bool = False) -> TrainConfig:
     """Returns the resolved configuration with `limits.turn_tokens`, and `norm_tokens` if the aggregation divides by it.
 
     In a mix, the environment that allows the longest replies decides. Raises RunFolderError for a folder without a
     model, and what `make_env` raises for an environment that does not exist.
     """
-    config = resolve_config(config)
+    config = resolve_config(config, is_resumed=is_resumed)
     limits = config.limits
     needs_norm = config.aggregation == "seq-mean-token-sum-norm" and config.norm_tokens is None
     if limits.turn_tokens is not None and not needs_norm:

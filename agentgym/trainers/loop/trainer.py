@@ -129,4 +129,4 @@ class Trainer:
 
     def save(self, folder: str | Path) -> Path:
         """Writes the current model and its tokenizer, in the format that `transformers` and agentgym load."""
-        return save_model(self.model, Path(folder), self._run.model_folder)
+        return save_model(self.model, Path(folder), self._run.model_folder, self.renderer)

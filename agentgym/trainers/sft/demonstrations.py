@@ -14,7 +14,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.policies import policy_for
 from agentgym.envs.base.text_env import TextEnv
-from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
+from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, describe_error
 from agentgym.rollout.episode.replies import reply_ids
 from agentgym.rollout.hosting.env_code import CallOutcome, attempt
 from agentgym.types import Message, ToolCall
@@ -109,8 +109,8 @@ def _value(outcome: CallOutcome[T], env: TextEnv, seed: int) -> T:
     if isinstance(error, AgentGymError):
         raise error
     if error is not None:
-        name = type(env).__name__
-        raise EnvironmentFault(f"{name} failed with seed {seed}: {type(error).__name__}: {error}", seed=seed) from error
+        name = type(env.unwrapped).__name__
+        raise EnvironmentFault(f"{name} failed with seed {seed}: {describe_error(error)}", seed=seed) from error
     return value  # type: ignore[return-value]  # no error: it is the value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from agentgym.trainers.checkpoints.checkpoint import LocalContent
 from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.learner.lora import Adapters, Unadapted
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.monitoring.collapse import MAX_MERGE_LOST
 from agentgym.trainers.parallel.gradient_threads import one_core
 from agentgym.trainers.parallel.sharded_tensor import whole
 from agentgym.trainers.parallel.world import LearnerRanks, Sharded, model_of
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from agentgym.trainers.parallel.ranks import Ranks
 
 __all__ = ["LessonState"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -98,6 +102,9 @@ class LessonState:
         if self.adapters is not None and self.ranks is None:
             with one_core():  # for the same bits whatever the threads
                 self.adapters.merge()
+            if (lost := self.adapters.merge_lost or 0.0) > MAX_MERGE_LOST:
+                text = "the model lacks %.0f%% of what its adapters learned, less than a bit: learn in float32 (%s)"
+                logger.warning(text, 100 * lost, "--dtype float32")
 
     def take_steps(
         self,

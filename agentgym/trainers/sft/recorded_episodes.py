@@ -14,10 +14,11 @@ from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.sft.demonstrations import Demonstration
 from agentgym.trajectory import Row, Trajectory
 
-__all__ = ["Chosen", "choose_episodes", "episode_rows", "read_played"]
+__all__ = ["Chosen", "choose_episodes", "episode_rows", "held_out_lines", "read_played"]
 
 HELD_OUT = ("eval_before", "eval_during", "eval_after")
 """The phases of a training run that only measure it."""
+HARM = "evaluations on those say nothing any more"
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,16 @@ class Chosen:
     episodes: tuple[Trajectory, ...]
     dropped: Mapping[str, int]
 
-    @property
-    def num_held_out(self) -> int:
-        """The number of episodes on held-out tasks, which evaluations use."""
-        return sum(episode.task.seed >= EVAL_SEED_START for episode in self.episodes)
-
 
 def read_played(runs: Iterable[Path]) -> list[Trajectory]:
     """Returns the episodes of run folders, without those that measured a training run; raises RunFolderError."""
     return [record.trajectory for run in runs for record in read_episodes(run) if record.phase not in HELD_OUT]
+
+
+def held_out_lines(episodes: Iterable[Trajectory]) -> list[str]:
+    """Returns a line with the number of these learned episodes that are on held-out tasks, or none if none is."""
+    number = sum(episode.task.seed >= EVAL_SEED_START for episode in episodes)
+    return [f"{number} of the learned episodes are of held-out tasks: {HARM}"] if number else []
 
 
 def choose_episodes(

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from safetensors import SafetensorError
 
+from agentgym.chat_templates import Renderer
 from agentgym.errors import RunFolderError
 from agentgym.model.model_folder import save_model_folder, write_model
+from agentgym.rollout.record.folder_lock import FolderLock
 from agentgym.rollout.record.manifest import replace_file
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint, Snapshot, copy_tokenizer, newest_whole
 from agentgym.trainers.checkpoints.writer import Checkpoints
@@ -25,6 +27,7 @@ from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.trackers.protocol import TrackedRun
 from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON
+from agentgym.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -57,7 +60,7 @@ class SftFolder:
         A checkpoint is written every so many `minutes`, 0 for each step; None writes none. `tracking` gets the numbers
         of the steps too. One that `is_writer` writes for all ranks; those of the others only read what is there.
         Raises RunFolderError if `path` exists and is not an empty folder, or has no such run, or one with other
-        settings.
+        settings, or if another process writes in it.
         """
         self.path, self._settings = path, settings
         self._tracking = tracking or Tracking((), TrackingConfig())
@@ -68,6 +71,7 @@ class SftFolder:
         self._saved_s = time.monotonic()
         self._checkpoints = Checkpoints(path, CheckpointConfig(every=1, keep=1, keep_best=None))
         self._is_writer = is_writer
+        self._lock = FolderLock(path)
         if not is_writer:
             self._read(newest_whole(path) if resume else None)
             return
@@ -78,10 +82,17 @@ class SftFolder:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise RunFolderError(f"{str(path)!r} is taken already: give another --output, or remove it")
             path.mkdir(parents=True, exist_ok=True)
-            (path / "config.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
+            self._lock.take()
+            replace_file(path / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
 
     def _reopen(self, settings: Mapping[str, JSON]) -> None:
-        stored = yaml.safe_load((self.path / "config.yaml").read_text())
+        self._lock.take()
+        try:
+            stored = parse_yaml((self.path / "config.yaml").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RunFolderError(f"{str(self.path / 'config.yaml')!r} cannot be read: {error}") from error
+        if not isinstance(stored, dict):
+            raise RunFolderError(f"{str(self.path)!r} has no settings in its config.yaml")
         changed = [name for name in settings if name not in _FREE and stored.get(name) != settings[name]]
         if changed:
             diff = "; ".join(f"{name}: {stored.get(name)!r} there, {settings[name]!r} here" for name in changed)
@@ -100,10 +111,10 @@ class SftFolder:
         self.recorded = [json.loads(line) for line in kept]
         return kept
 
-    def save_state(self, state: LessonState, source: Path, *, at_once: bool = False) -> bool:
+    def save_state(self, state: LessonState, source: Path, renderer: Renderer, *, at_once: bool = False) -> bool:
         """Starts to write a checkpoint, if one is due on any rank or wanted `at_once`; returns whether it did.
 
-        `source` has the tokenizer.
+        `source` has the tokenizer, `renderer` the stop ids.
         """
         now = time.monotonic()
         if self._every_s is None or not state.num_done:
@@ -114,7 +125,9 @@ class SftFolder:
         self._saved_s = now
         content = state.copy()
         if self._is_writer:
-            snapshot = Snapshot(step=state.num_done, content=content, tokenizer=source, tasks={}, random={})
+            snapshot = Snapshot(
+                step=state.num_done, content=content, tokenizer=source, renderer=renderer, tasks={}, random={}
+            )
             self._checkpoints.save(snapshot, ())
         return True
 
@@ -124,8 +137,9 @@ class SftFolder:
         return self._every_s is not None
 
     def close(self) -> None:
-        """Waits until the last checkpoint is written."""
+        """Waits until the last checkpoint is written, and lets other processes write."""
         self._checkpoints.close()
+        self._lock.release()
 
     def write_metrics(self, step: DataclassInstance) -> None:
         """Appends one step's line: the fields of its report; trackers get them too."""
@@ -147,19 +161,19 @@ class SftFolder:
         with self._tracking.following(run):
             yield
 
-    def save_model(self, state: LessonState, source: Path, *, is_last: bool) -> None:
+    def save_model(self, state: LessonState, source: Path, renderer: Renderer, *, is_last: bool) -> None:
         """Writes the model, with the tokenizer's files of the folder `source`; the last replaces the checkpoints."""
         gathered = None if state.ranks is None else state.rounded_weights()
         if not self._is_writer:
             return
         with self._convert_errors():
-            copy_tokenizer(source, self.path)
             if gathered is None:
                 save_model_folder(state.model, self.path)
             else:
                 write_model(state.model.to_hf(), gathered, self.path)
+            copy_tokenizer(source, self.path, renderer)
             if is_last:
-                self.close()
+                self._checkpoints.close()
                 shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
 
     @contextmanager

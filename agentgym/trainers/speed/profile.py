@@ -11,6 +11,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
+from agentgym.rollout.record.manifest import replacing
 from agentgym.trainers.settings.speed import ProfileConfig
 
 __all__ = ["trace_step"]
@@ -35,7 +36,8 @@ def trace_step(config: ProfileConfig, step: int, folder: Path) -> Iterator[None]
     path = folder / "profile" / f"step-{step:06d}.json.gz"
     try:
         path.parent.mkdir(exist_ok=True)
-        found.export_chrome_trace(str(path))
+        with replacing(path) as part:
+            found.export_chrome_trace(str(part))
     except (OSError, RuntimeError) as error:
         logger.warning("the trace of step %d could not be written to %s: %s", step, path, error)
     else:

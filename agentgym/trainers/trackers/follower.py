@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
+from agentgym.errors import describe_error
 from agentgym.tools.calling.worker_thread import WorkerThread
 from agentgym.trainers.trackers.protocol import TrackedRun, Tracker
 
@@ -41,7 +43,7 @@ class Follower:
 
     def finish(self, wait_s: float) -> None:
         """Waits at most `wait_s` for the remaining entries, and logs what was lost."""
-        self._put(lambda tracker: tracker.finish())
+        self._put(_finish)
         self._thread.stop()
         self._thread.join(wait_s)
         if self._thread.alive:
@@ -66,6 +68,13 @@ class Follower:
             what(self._tracker)
         except Exception as error:  # the boundary around libraries and the user's trackers
             self.failed = True
-            failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            failure = describe_error(error)
             logger.warning("the tracker %s failed and is switched off, the run goes on: %s", self.name, failure)
             logger.debug("the tracker %s failed", self.name, exc_info=error)
+            if what is not _finish:
+                with suppress(Exception):  # a library would take the run for one that goes on
+                    _finish(self._tracker)
+
+
+def _finish(tracker: Tracker) -> None:
+    tracker.finish()

@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from agentgym.trainers.config import flatten_settings
+from agentgym.trainers.trackers.mlflow_names import mlflow_name
 from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun
 
 __all__ = ["MlflowTracker"]
@@ -40,14 +41,16 @@ class MlflowTracker:
         number = experiment.experiment_id if experiment else self._client.create_experiment(run.project, place)
         self._id = self._client.create_run(number, run_name=run.name).info.run_id
         run.keep("mlflow", self._id)
-        params = [Param(name, str(value)[:_LONGEST]) for name, value in flatten_settings(run.config).items()]
+        settings = {mlflow_name(name): str(value)[:_LONGEST] for name, value in flatten_settings(run.config).items()}
+        params = [Param(name, value) for name, value in settings.items()]
         for start in range(0, len(params), _PARAMS_AT_ONCE):
             self._client.log_batch(self._id, params=params[start : start + _PARAMS_AT_ONCE])
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs a point of each metric."""
         now_ms = int(time.time() * 1000)
-        self._client.log_batch(self._id, metrics=[Metric(name, value, now_ms, step) for name, value in metrics.items()])
+        points = [Metric(mlflow_name(name), value, now_ms, step) for name, value in metrics.items()]
+        self._client.log_batch(self._id, metrics=points)
 
     def episodes(self, step: int, sample: Sequence[ShownEpisode]) -> None:
         """Logs an artifact `episodes/step-NNNNNN.json`, which MLflow shows as a table."""

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from agentgym.rollout.record.manifest import replace_file
 from agentgym.types import JSON
 
 __all__ = ["Cell", "ShownEpisode", "TrackedRun", "Tracker"]
@@ -37,7 +38,7 @@ class TrackedRun:
         """Stores the name by which the tracker's library knows this run."""
         path = self._path(tracker)
         path.parent.mkdir(exist_ok=True)
-        path.write_text(f"{name}\n")
+        replace_file(path, f"{name}\n")
 
     def _path(self, tracker: str) -> Path:
         return self.folder / "trackers" / f"{tracker}.txt"
@@ -75,7 +76,7 @@ class ShownEpisode:
 class Tracker(Protocol):
     """Receives the numbers of a run as it goes; `begin` is called first and `finish` last, also if a run fails.
 
-    An exception of a method is logged once as a warning and ends the tracking; the run goes on.
+    An exception of a method is logged once as a warning and ends the tracking, after `finish`; the run goes on.
     """
 
     def begin(self, run: TrackedRun) -> None:

@@ -49,6 +49,14 @@ def test_norms_and_biases_have_no_weight_decay_as_in_trl() -> None:
     assert "optimizer.weight_decays" not in settings_of(weight_decay=0.1, lora_r=8)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adafactor"])
+def test_an_optimizer_other_than_adamw_has_the_weight_decay_and_no_betas_as_there(name: str) -> None:
+    settings = settings_of(optim=name, weight_decay=0.1, adam_beta1=0.8)
+    assert (settings["optimizer.name"], settings["optimizer.weight_decay"]) == (name, 0.1)
+    assert not {"optimizer.beta1", "optimizer.beta2"} & settings.keys()
+    assert settings_of(adam_beta1=0.8)["optimizer.beta1"] == 0.8
+
+
 def test_stop_strings_are_found_among_the_arguments_of_generation() -> None:
     assert settings_of(generation_kwargs={"stop": "</answer>"})["sampling.stop"] == ["</answer>"]
     assert settings_of(generation_kwargs={"stop_strings": ["a", "b"]})["sampling.stop"] == ["a", "b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,6 +91,28 @@ def test_the_new_rewards_are_written_beside_the_old(agentgym: Command, run: Path
     for line in ("old          0.500", "new          0.600", "correlation 0.866", "changed     3 of 3 episodes"):
         assert line in again.out, again.out
     assert "not scored  1 that had failed when they were played" in again.out
+
+
+def test_the_phases_of_a_training_run_are_named(agentgym: Command, run: Path) -> None:
+    alone = agentgym("rescore", "run", "--reward.function", "mine.py:short", "--json")
+    assert alone.json["phases"] == {"train": 3} and "mixed" not in alone.err
+    with EpisodeWriter(Path("run")) as writer:
+        writer.write([episode(7, 1.0, "red"), episode(8, None, "")], phase="eval_after", step=2)
+    done = agentgym("rescore", "run", "--reward.function", "mine.py:short")
+    assert "mixed       3 of train, 1 of eval_after: these means are over the episodes of several policies" in done.out
+
+
+def test_a_reward_of_0_and_1_has_the_interval_of_a_share(agentgym: Command, run: Path) -> None:
+    folder = Path("won")
+    folder.mkdir()
+    with EpisodeWriter(folder) as writer:
+        writer.write([episode(seed, 1.0, "red") for seed in range(20)], step=1)
+    same = agentgym("rescore", "won", "--reward.function", "exact_match", "--json").json
+    reach = 1 - 0.025 ** (1 / 20)
+    assert same["old_interval"] == same["new_interval"] == pytest.approx([1 - reach, 1.0])
+    assert same["difference_interval"] == pytest.approx([-reach, reach])
+    other = agentgym("rescore", "won", "--reward.function", "mine.py:short")
+    assert re.search("new +7.000 +in every task", other.out)
 
 
 def test_a_reward_of_a_step_scores_its_episodes_together(agentgym: Command, run: Path) -> None:

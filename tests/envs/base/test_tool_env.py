@@ -15,6 +15,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
 from agentgym.envs import Action, TextEnv, ToolEnv
 from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.rollout.hosting.answer import read_step
 from agentgym.tools import Tool, as_tool, register_tool, tool
 from agentgym.types import MalformedCall, Message, ToolCall
 
@@ -427,11 +428,13 @@ def test_an_ending_that_is_no_number_or_no_verdict_changes_nothing(ending: dict[
     assert (env.reward, env._over, env._success) == (0.0, False, None)
 
 
-def test_an_ending_takes_numpy_s_numbers() -> None:
+@pytest.mark.parametrize(("paid", "value"), [(np.float32(0.5), 0.5), (np.bool_(True), 1.0), (np.bool_(False), 0.0)])
+def test_an_ending_takes_numpy_s_numbers(paid: Any, value: float) -> None:
     env = Odd()
-    env.reset(seed=0, options={"success": np.bool_(True), "reward": np.float32(0.5)})
+    env.reset(seed=0, options={"success": np.bool_(True), "reward": paid})
     _, reward, terminated, _, info = env.step("go")
-    assert (reward, terminated, info["metrics"]["success"]) == (0.5, True, 1.0)
+    assert (reward, type(reward), terminated, info["metrics"]["success"]) == (value, float, True, 1.0)
+    assert read_step(("done", paid, True, False, {"metrics": {"paid": paid}})).metrics() == {"paid": value}
 
 
 @pytest.mark.parametrize("reward", ["1.0", None, [1.0]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -236,6 +237,25 @@ def test_a_file_that_was_cut_off_is_resumed_to_the_same_bytes_and_another_one_is
     assert output.read_text() == '{"other": 1}\n{"other": 2}\n'
 
 
+@pytest.mark.parametrize("line", ["[" * 100_000, "5", '"text"', "[]", "9" * 5000, '{"digest": [1]}'])
+def test_an_output_of_something_else_is_not_resumed(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    output = tmp_path / "replies.jsonl"
+    output.write_text(f"{line}\n")
+    assert main(["generate", "--input", str(prompts), "--output", str(output), "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert "the reply to prompt 1 is" in error and error.count("\n") == 1 and output.read_text() == f"{line}\n"
+
+
+def test_an_output_that_is_no_file_is_refused(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["generate", "--input", str(prompts), "--output", str(tmp_path / "pipe"), "--resume"]) == 2
+    assert "is a folder or a device" in capsys.readouterr().err
+
+
 def test_prompts_that_have_no_reply_are_counted_and_a_row_that_is_none_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +273,46 @@ def test_prompts_that_have_no_reply_are_counted_and_a_row_that_is_none_is_named(
     assert "has no column for the prompt" in capsys.readouterr().err
     assert main(["generate", "--input", str(tmp_path / "none.jsonl"), "--output", str(tmp_path / "new.jsonl")]) == 2
     assert "no file" in capsys.readouterr().err
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from agentgym.rollout.record.folder_lock import FolderLock
+lock = FolderLock.of_file(Path(sys.argv[1]))
+lock.take()
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_file_that_another_process_writes_is_left_to_it(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "replies.jsonl"
+    words = ["generate", "--input", str(prompts), "--output", str(output), "--max-tokens", "2"]
+    command = [sys.executable, "-c", HOLD, str(output)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "taken\n"
+        for more in ([], ["--resume"]):
+            assert main([*words, *more]) == 2
+            assert f"process {process.pid} on" in capsys.readouterr().err and not output.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+def test_what_is_no_file_of_replies_is_named_and_left_alone(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious\n")
+    (tmp_path / "link.jsonl").symlink_to(victim)
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    for name, said in {"link": "is a link", "fifo": "a folder or a device", "deep": "is not of this command"}.items():
+        output = tmp_path / f"{name}.jsonl"
+        assert main(["generate", "--input", str(prompts), "--output", str(output), "--resume"]) == 2
+        assert said in capsys.readouterr().err
+    assert victim.read_text() == "precious\n"
 
 
 @pytest.mark.long

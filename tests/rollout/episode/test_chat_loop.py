@@ -188,6 +188,31 @@ def test_an_endpoint_that_fails_is_an_engine_error_and_no_zero(chat_endpoint: St
     assert played.metrics["prompt_tokens"] == 10 and len(played.turns) == 1
 
 
+@pytest.mark.parametrize("finish", ["content_filter", "SAFETY", "sensitive"])
+def test_a_reply_that_a_filter_withholds_is_an_engine_error_counted_by_name_and_no_zero(
+    finish: str, chat_endpoint: Start
+) -> None:
+    said = chat_endpoint.said
+    endpoint = chat_endpoint(
+        lambda body, number: said(content="Hm.") if number == 0 else said(content="So", finish=finish)
+    )
+    played = play(endpoint.url, Echo())
+    assert played.status is Status.ENGINE_ERROR and played.reward is None and len(played.turns) == 1
+    assert played.error == f"the endpoint's content filter: the reply was withheld (finish reason {finish})"
+    assert played.metrics["filtered_replies"] == 1 and played.metrics["num_requests"] == 2 == len(endpoint.bodies)
+    noted: Any = played.info["chat_endpoint"]
+    assert noted["failures"] == {"content_filter": 1}
+    assert trajectory_from_json(trajectory_to_json(played)) == played
+
+
+def test_the_record_has_the_sampling_settings_that_the_model_refused(chat_endpoint: Start) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
+    endpoint.refused = ("temperature",)
+    played = play(endpoint.url, Echo(), sampling=SamplingConfig(temperature=0.5))
+    noted: Any = played.info["chat_endpoint"]
+    assert noted["left_out"] == ["temperature"] and noted["failures"] == {"unsupported_feature": 1}
+
+
 def test_a_time_out_is_an_engine_error(chat_endpoint: Start) -> None:
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(hangs=True))
     played = play(endpoint.url, config=ChatEndpointConfig(timeout_s=0.2, max_retries=0))

@@ -360,6 +360,20 @@ def test_a_reply_that_is_given_up_when_it_has_just_ended_has_ended(renderer: Ren
     assert engine.num_requests == 1
 
 
+def test_a_session_that_is_not_released_in_time_is_named_with_the_reason(
+    renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
+) -> None:
+    class Stuck(ScriptedEngine):
+        async def abort(self, session: str) -> None:
+            await asyncio.sleep(60)
+
+    engine = Stuck(lambda *_: raw("hi" + END))
+    loop = RolloutLoop(engine, renderer, Limits(close_s=0.01))
+    assert asyncio.run(loop.run(Count(1), EPISODE)).status is Status.COMPLETED
+    (warning,) = warnings_of()
+    assert warning.startswith("the engine did not release session") and warning.endswith(": TimeoutError")
+
+
 def test_an_engine_that_gives_up_for_ever_is_an_engine_error(renderer: Renderer) -> None:
     class Never(ScriptedEngine):
         async def update_weights(self, weights: object, version: int) -> WeightSync:

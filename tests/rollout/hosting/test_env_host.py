@@ -91,6 +91,16 @@ def test_a_gymnasium_wrapper_is_honoured(renderer: Renderer, raw: Raw) -> None:
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.ENV_TRUNCATED, 3)
 
 
+def test_a_model_is_shown_the_observation_of_a_wrapper(renderer: Renderer, raw: Raw) -> None:
+    def make() -> Env:
+        return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.TransformObservation(Endless(), str.upper, None), 3)
+
+    trajectory = play(renderer, raw, make)
+    assert [turn.observation for turn in trajectory.turns] == ["ON", "ON", "ON"]
+    prompts = renderer.decode(trajectory.rows[0].ids.tolist())
+    assert "GO" in prompts and prompts.count("ON") == 2 and "on" not in prompts
+
+
 def test_a_constructor_that_hangs_or_fails_is_a_status(renderer: Renderer, raw: Raw) -> None:
     gate = threading.Event()
 

@@ -119,6 +119,32 @@ def test_an_evaluation_that_is_going_on_elsewhere_is_not_resumed(tmp_path: Path)
     assert evaluate(config, output=run, resume=True).summary.num_episodes == 2
 
 
+LINKED = [LOCK_NAME, "config.yaml", "metrics.jsonl", "episodes.jsonl", "checkpoints", "mlflow/mlflow.db"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_folder_with_a_link_in_it_is_not_written(name: str, tmp_path: Path) -> None:
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    victim.write_text("precious")
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(victim)
+    with pytest.raises(RunFolderError, match=f"{name}' is a link, and nothing is written through links"):
+        FolderLock(run).take()
+    assert victim.read_text() == "precious"
+
+
+def test_links_of_a_tracker_and_a_folder_that_is_one_are_no_obstacle(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "wandb").mkdir(parents=True)
+    (run / "wandb" / "latest-run").symlink_to(run)
+    (tmp_path / "elsewhere").symlink_to(run)
+    lock = FolderLock(tmp_path / "elsewhere")
+    lock.take()
+    assert (run / LOCK_NAME).exists()
+    lock.release()
+    assert not (run / LOCK_NAME).exists()
+
+
 def test_a_process_that_ends_takes_its_lock_away(tmp_path: Path) -> None:
     with another_process(tmp_path) as other:
         assert other.stdin is not None

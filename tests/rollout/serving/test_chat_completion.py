@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.openai_wire import WireError
+from agentgym.openai_wire import REASONING, WireError
 from agentgym.rollout.serving.chat_completion import (
     ChatCompletion,
+    ChatRequest,
     chunks_to_openai,
     read_chat_request,
     read_message,
@@ -36,6 +37,7 @@ replies = st.builds(
     st.integers(0, 99),
     st.sampled_from(["stop", "length"]),
 )
+THOUGHT = [{"type": "thinking", "thinking": "R"}]
 HELLO = {"role": "user", "content": "hello"}
 
 
@@ -103,3 +105,15 @@ def test_settings_of_the_distribution_are_noted_and_those_without_meaning_are_no
 def test_a_body_that_asks_for_nothing_is_refused(body: object) -> None:
     with pytest.raises(WireError):
         read_chat_request(body)
+
+
+@pytest.mark.parametrize("name", REASONING)
+def test_a_request_has_one_key_under_whichever_name_it_sends_reasoning(name: str) -> None:
+    def request(**fields: object) -> ChatRequest:
+        return read_chat_request({"messages": [HELLO, {"role": "assistant", "content": "A", **fields}, HELLO]})
+
+    assert request(**{name: THOUGHT}).messages[1].reasoning == "R"
+    assert request(**{name: THOUGHT}).key == request(reasoning_content="R").key != request().key
+    with pytest.raises(WireError) as caught:
+        request(**{name: [{"type": "redacted_thinking", "data": "x"}]})
+    assert caught.value.param == f"messages[1].{name}"

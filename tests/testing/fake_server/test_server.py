@@ -169,6 +169,17 @@ def test_chat_calls_come_parsed_where_tools_are_given(fake_sglang: Start) -> Non
     assert [call.function.name for call in streamed] == ["look"]
 
 
+@pytest.mark.parametrize("arguments", ["[" * 5000, "{" * 5000, '{"a":' * 200 + "1" + "}" * 200, "9" * 5000, "no JSON"])
+def test_arguments_that_are_no_json_are_a_malformed_call(fake_sglang: Start, arguments: str) -> None:
+    server = fake_sglang(reply=lambda *_: FakeModel().encode("Yes."))
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages.append({"role": "tool", "content": "No.", "tool_call_id": "1"})
+    answer = post(server, "/v1/chat/completions", {"model": "m", "messages": messages})
+    is_long = len(arguments) == 5000  # longer than the window of the model
+    assert answer == 400 if is_long else answer["choices"][0]["message"]["content"] == "Yes."
+
+
 # ---- time and faults
 
 

@@ -6,10 +6,13 @@ It imports the standard library alone: the file is also copied into sandboxes, w
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 __all__ = ["NotPlain", "dumps", "loads"]
 
+MAX_ALIKE = 100
+"""The most values of a set, or keys of a dict, with the same hash."""
 ATOMS: tuple[type, ...] = (int, float, str)
 KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set}
 BASES: dict[str, Any] = {"list": list, "tuple": tuple, "set": (set, frozenset)}
@@ -57,7 +60,18 @@ def _read(told: Any) -> Any:
         return told
     ((name, parts),) = told.items()
     if name == "dict":
-        return {_read(key): _read(part) for key, part in parts}
+        pairs = [(_read(key), _read(part)) for key, part in parts]
+        _check_hashes([key for key, _ in pairs])
+        return dict(pairs)
     if name not in KINDS:
         raise NotPlain("there is no such kind of value")
-    return KINDS[name](_read(part) for part in parts)
+    values = [_read(part) for part in parts]
+    if name == "set":
+        _check_hashes(values)
+    return KINDS[name](values)
+
+
+def _check_hashes(values: list[Any]) -> None:
+    """Raises NotPlain for many values with one hash, such as multiples of 2**61 - 1: a set of them takes n**2 steps."""
+    if max(Counter(map(hash, values)).values(), default=0) > MAX_ALIKE:
+        raise NotPlain("too many values have the same hash")

@@ -40,6 +40,8 @@ def main(control_handle: int, parent: int, plan_text: str) -> None:
         server = os.fork()
         if server == 0:
             _serve(box, plan, control)
+    except BrokenPipeError:  # the parent is gone before it was answered
+        os._exit(1)
     except OSError as error:
         frames.send(control, {"error": str(error)})
         os._exit(1)

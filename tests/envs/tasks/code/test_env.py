@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -174,6 +176,21 @@ def test_what_is_no_plain_value_is_refused(text: str) -> None:
         loads(text)
     with pytest.raises(NotPlain):
         dumps([object()])
+
+
+@pytest.mark.parametrize("kind", ["set", "dict"])
+def test_many_values_of_one_hash_are_refused_before_they_are_compared(kind: str) -> None:
+    def text(number: int) -> str:
+        values: list[object] = [index * (2**61 - 1) for index in range(1, number + 1)]
+        values = [[value, 0] for value in values] if kind == "dict" else values
+        return json.dumps({kind: values})
+
+    assert len(loads(text(100))) == 100
+    began = time.process_time()
+    with pytest.raises(NotPlain):
+        loads(text(40_000))
+    assert time.process_time() - began < 2  # the comparisons would take 10 s
+    assert loads(dumps({*range(50_000)})) == {*range(50_000)}
 
 
 # ---- the generator
