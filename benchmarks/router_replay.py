@@ -25,7 +25,8 @@ from agentgym.engines.protocol import Completion, Sampling
 from agentgym.model.model_class import auto_class
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.routing import BatchRouting
-from agentgym.model.transformers_model import TransformersModel, load_transformers_model
+from agentgym.model.transformers_folder import load_transformers_model
+from agentgym.model.transformers_model import TransformersModel
 
 VOCAB_SIZE, NUM_PROMPT = 2048, 64
 

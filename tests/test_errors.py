@@ -65,3 +65,17 @@ def test_nearest_names_the_best_match_and_is_silent_without_one() -> None:
     assert nearest("TextGme-v0", ["TextGame-v0", "Shop-v0"]) == ": did you mean 'TextGame-v0'?"
     assert nearest("zzzz", ["TextGame-v0"]) == ""
     assert nearest("x", []) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (TimeoutError(), "TimeoutError"),
+        (AssertionError("  \n"), "AssertionError"),
+        (ValueError("no digit\nin x"), "ValueError: no digit"),
+        (errors.ConfigError("no name"), "no name"),
+        (errors.EngineError(), "EngineError"),
+    ],
+)
+def test_a_reason_is_never_empty(error: Exception, line: str) -> None:
+    assert errors.describe_error(error) == line

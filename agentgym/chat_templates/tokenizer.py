@@ -16,13 +16,15 @@ from tokenizers import AddedToken, Tokenizer
 
 from agentgym.errors import RenderError, RunFolderError
 
-__all__ = ["LONG_TEXT", "ChatTokenizer", "HoldsTokenizer", "read_json_object"]
+__all__ = ["LONG_TEXT", "ChatTokenizer", "HoldsTokenizer", "declared_ends", "read_json_object"]
 
 LONG_TEXT = 4096
 """The characters (or ids) from which on the work on a text lets other threads go on meanwhile."""
 MEMO_TEXT, MEMO_TEXTS = 1024, 2048
 """The characters of a text whose ids are remembered, and the number of such texts, at most: episodes of one task share
 their prompts and many answers."""
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+"""The folder of templates for other purposes than a plain conversation, such as `tool_use.jinja`."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -195,14 +197,11 @@ class ChatTokenizer:
             raise RunFolderError(f"added_tokens_decoder of {where!r} is malformed: {error!r}") from error
         special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
         stops = [special["eos_token"]] if "eos_token" in special else []
-        eos = read_json_object(path / "generation_config.json").get("eos_token_id")
-        for index in eos if isinstance(eos, list) else [eos]:
-            text = backend.id_to_token(index) if isinstance(index, int) else None
-            stops += [text] if text is not None else []
+        stops += [text for index in declared_ends(path) if (text := backend.id_to_token(index)) is not None]
         source, tool_source = _templates(path, config, needs_template) if template is None else (template, "")
-        return ChatTokenizer(
-            backend, source, tool_source, special, tuple(dict.fromkeys(stops)), path.name, _vocab_size_of_model(path)
-        )
+        num_sampled = next(_integers(_model_setting(path, "vocab_size")), 0)
+        ends = tuple(dict.fromkeys(stops))
+        return ChatTokenizer(backend, source, tool_source, special, ends, path.name, num_sampled)
 
     @staticmethod
     def of(holder: HoldsTokenizer) -> ChatTokenizer:
@@ -219,11 +218,21 @@ class ChatTokenizer:
         )
 
 
-def _vocab_size_of_model(path: Path) -> int:
+def declared_ends(path: Path) -> tuple[int, ...]:
+    """Returns the ids at which transformers ends a reply: those of generation_config.json, else of config.json."""
+    ends = read_json_object(path / "generation_config.json").get("eos_token_id")
+    return tuple(_integers(_model_setting(path, "eos_token_id") if ends is None else ends))
+
+
+def _integers(value: object) -> Iterator[int]:
+    yield from (item for item in (value if isinstance(value, list) else [value]) if type(item) is int)
+
+
+def _model_setting(path: Path, key: str) -> object:
+    """Returns a setting of config.json, that of its language part if this has one."""
     config = read_json_object(path / "config.json")
     own = config.get("text_config")
-    size = {**config, **(own if isinstance(own, dict) else {})}.get("vocab_size")
-    return size if isinstance(size, int) else 0
+    return {**config, **(own if isinstance(own, dict) else {})}.get(key)
 
 
 def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, object]) -> None:
@@ -236,11 +245,16 @@ def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, object]) -> Non
 
 
 def _templates(path: Path, config: Mapping[str, object], is_needed: bool) -> tuple[str, str]:
-    file = path / "chat_template.jinja"
-    try:
-        found = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
-    except UnicodeDecodeError as error:
-        raise RenderError(f"the chat template {str(file)!r} is not UTF-8: {error}") from error
+    files = [path / "chat_template.jinja", *sorted((path / ADDITIONAL_TEMPLATES).glob("*.jinja"))]
+    texts: dict[str, str] = {}
+    for file in filter(Path.is_file, files):
+        try:
+            texts[file.stem] = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise RenderError(f"the chat template {str(file)!r} is not UTF-8: {error}") from error
+    found: object = texts.pop("chat_template", None) or config.get("chat_template")
+    if texts and isinstance(found, str):
+        found = {**texts, "default": found}
     return _choose(found, str(path)) if is_needed or found else ("", "")
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.architectures import ARCHITECTURES, SUPPORTED, refusal
-from agentgym.model.context_window import declared_window
-from agentgym.model.rope import RopeScaling, rope_of, rope_scaling
+from agentgym.model.rope import RopeScaling, rope_of, rope_scaling, short_rope_length
 from agentgym.types import JSON
 
-__all__ = ["GATE_UP", "QKV", "DecoderConfig"]
+__all__ = ["GATE_UP", "QKV", "DecoderConfig", "declared_window", "folder_window"]
 
 QKV = ("q_proj", "k_proj", "v_proj")
 """The published projections that share one matrix of the decoder, in this order along its outputs."""
 GATE_UP = ("gate_proj", "up_proj")
 """The published projections of the feed-forward that share one matrix, in this order along its outputs."""
+DEFAULT_WINDOW = 2048
+"""The window of a model whose configuration does not declare one; the default of Llama in `transformers`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,3 +113,29 @@ class DecoderConfig:
             "use_sliding_window": False,
             "torch_dtype": "float32",
         }
+
+
+def declared_window(config: Mapping[str, JSON]) -> int:
+    """Returns `max_position_embeddings` of a `config.json`, or the length at which longrope changes all positions.
+
+    A longer row would be learned with other rotary embeddings than its first tokens were sampled with. Raises
+    ConfigError unless it is a positive integer.
+    """
+    value = config.get("max_position_embeddings")
+    if value is None:
+        return DEFAULT_WINDOW
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"config.json needs a positive integer 'max_position_embeddings', got {value!r}")
+    return min(value, short_rope_length(config) or value)
+
+
+def folder_window(folder: str | os.PathLike[str]) -> int:
+    """Returns the window of the model in a folder; raises RunFolderError if it has no readable config.json."""
+    path = Path(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"no model in {str(folder)!r}: its config.json cannot be read ({error})") from error
+    if not isinstance(config, dict):
+        raise RunFolderError(f"no model in {str(folder)!r}: its config.json holds no settings")
+    return declared_window(config)

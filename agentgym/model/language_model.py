@@ -15,11 +15,15 @@ from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.routing import Router
 from agentgym.types import JSON
 
-__all__ = ["KvShape", "LanguageModel", "LayerCost", "cap_logits"]
+__all__ = ["ROUNDING", "KvShape", "LanguageModel", "LayerCost", "cap_logits", "logits_difference"]
 
 # Shape suffixes: N packed tokens, M wanted entries, E model width, V vocabulary.
 
 T = TypeVar("T")
+
+ROUNDING, MEAN = 1e-3, 0.025
+"""The largest difference of logprobs that rounding explains in float32, and the mean one in shorter types, in which some
+tokens may go to other experts; relative to their range, since in small random models all differences are small."""
 
 
 class KvShape(NamedTuple):
@@ -135,6 +139,18 @@ class LanguageModel(nn.Module):
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Returns logits `[N, V]`; for training, compute them in chunks, never for a whole batch."""
         return cap_logits(F.linear(hidden_NE, self.head_weight), self.softcap)
+
+
+def logits_difference(ours_TV: Tensor, theirs_TV: Tensor, bound: float = ROUNDING) -> str:
+    """Returns the largest difference of two sets of logprobs in nats, as text; "" if rounding explains it.
+
+    The bound is that of float32, for the largest difference; of shorter types the mean one is looked at.
+    """
+    wanted_TV = theirs_TV.float().log_softmax(-1)
+    difference_TV, size = (ours_TV.float().log_softmax(-1) - wanted_TV).abs(), wanted_TV.max() - wanted_TV.min()
+    is_exact = ours_TV.dtype in (torch.float32, torch.float64)
+    is_rounding = difference_TV.max() <= bound * size if is_exact else difference_TV.mean() <= MEAN * size
+    return "" if is_rounding else f"{float(difference_TV.max()):.3g}"
 
 
 def cap_logits(logits_NV: Tensor, softcap: float | None) -> Tensor:

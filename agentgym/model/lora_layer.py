@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,9 @@ ROUTERS = frozenset({"gate", "router", "classifier", "shared_expert_gate"})
 
 STACKED = frozenset({"JetMoeParallelExperts", "Llama4TextExperts", "LongcatFlashExperts", "Step3p7Experts"})
 """The classes of stacked experts that transformers computes in one way only, so that it does not mark them."""
+
+CONV1D = "Conv1D"
+"""The class of GPT-2's linear layers in transformers, whose weights are `[I, O]`."""
 
 _are_on: ContextVar[bool] = ContextVar("adapters_are_on", default=True)
 
@@ -99,15 +102,20 @@ class AdaptedWeight:
 class AdaptedLinear(nn.Module):
     """A linear layer of a transformers model with an adapter; it takes the layer's place in the model."""
 
+    adapted_base: nn.Linear
+    """The layer under the adapter, or GPT-2's `Conv1D`, which has the same members."""
+
     def __init__(self, base: nn.Linear, *, rank: int, scale: float) -> None:
         super().__init__()
         self.adapted_base = base
-        self.adapter = Adapter(base.out_features, base.in_features, rank).to(base.weight.device, base.weight.dtype)
+        self.is_transposed = type(base).__name__ == CONV1D
+        outputs, inputs = self.weight.mT.shape if self.is_transposed else self.weight.shape
+        self.adapter = Adapter(outputs, inputs, rank).to(self.weight.device, self.weight.dtype)
         self.scale = scale
 
     @property
     def weight(self) -> Tensor:
-        """The weight `[O, I]` under the adapter; models look at its dtype."""
+        """The weight under the adapter, `[O, I]` or GPT-2's `[I, O]`; models look at its dtype."""
         return self.adapted_base.weight
 
     @property
@@ -290,7 +298,7 @@ def add_adapters(
     None is all but the routers. Raises ConfigError for a name that no layer has, or if there is nothing to adapt.
     """
     named = [pair for pair in model.named_modules() if pair[1] in inside]
-    layers = [(name, module) for name, module in named if isinstance(module, nn.Linear)]
+    layers = [(name, module) for name, module in named if _is_linear(module)]
     experts = [(module, _stacked_projections(model, name, module)) for name, module in named]
     known = {name.rpartition(".")[2] for name, _ in layers}
     known |= {name for _, projections in experts for names in projections.values() for name in names}
@@ -308,6 +316,10 @@ def add_adapters(
             module.scale = scale
 
 
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return isinstance(module, nn.Linear) or type(module).__name__ == CONV1D
+
+
 def _stacked_projections(model: nn.Module, name: str, module: nn.Module) -> dict[str, tuple[str, ...]]:
     """Returns the published projections in each stack of a module's experts; of most modules none."""
     if not (hasattr(module, "is_transposed") or type(module).__name__ in STACKED):
@@ -320,7 +332,7 @@ def find_adapters(model: nn.Module) -> Iterator[AdaptedWeight]:
     """Yields each weight of a model that has adapters."""
     for name, module in model.named_modules():
         if isinstance(module, AdaptedLinear):
-            yield AdaptedWeight(f"{name}.weight", {name: module.adapter})
+            yield AdaptedWeight(f"{name}.weight", {name: module.adapter}, module.is_transposed)
         elif isinstance(module, AdaptedExperts):
             yield from module.adapted_weights(f"{name}.")
 

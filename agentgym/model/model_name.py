@@ -30,14 +30,15 @@ def is_model_id(name: str) -> bool:
     return ID.fullmatch(name) is not None and not Path(name).exists()
 
 
-def model_folder(name: str, chat_template: str = "") -> Path:
+def model_folder(name: str, chat_template: str = "", *, may_fetch: bool = True) -> Path:
     """Returns the folder; raises RunFolderError if it is missing, or is that of a run or an adapter.
 
-    A model of the hub or at an address such as s3://bucket/model is fetched, unless it is in the cache. With a
+    A model of the hub or at an address such as s3://bucket/model is fetched, unless it is in the cache; without
+    `may_fetch` no request is sent, and RunFolderError is raised for one that is not on this machine. With a
     `chat_template`, a file, it is a folder of the user's cache with links to the model's files, and this template.
     Raises ConfigError for one that cannot be read, or that is given for a checkpoint.
     """
-    folder = _find(name)
+    folder = _find(name, may_fetch)
     return _with_template(folder, chat_template) if chat_template else folder
 
 
@@ -45,7 +46,7 @@ def _with_template(folder: Path, template: str) -> Path:
     if folder.resolve().parent.name == "checkpoints":
         raise ConfigError(f"the checkpoint {folder.name} has the chat template of its run: leave chat_template out")
     try:
-        text = Path(template).expanduser().read_text(encoding="utf-8")
+        text = Path(template).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template {template!r} cannot be read: {error}") from error
     files = [file.absolute() for file in sorted(folder.iterdir()) if file.is_file() and file.name != TEMPLATE]
@@ -58,15 +59,22 @@ def _with_template(folder: Path, template: str) -> Path:
     return keep_folder("models", [text, *map(str, files)], fill)
 
 
-def _find(name: str) -> Path:
+def _find(name: str, may_fetch: bool) -> Path:
     if is_model_id(name):
-        return _fetch(name)
+        return _fetch(name, may_fetch)
+    if is_remote(name) and not may_fetch:
+        raise RunFolderError(f"the model is at {name!r}, to which no request is sent")
     if is_remote(name):
         folder = cached_folder(name, FILES)
     else:
         folder = embedded_folder() if name == EMBEDDED else Path(name).expanduser()
     if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
         raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")
+    if folder.suffix == ".gguf" or (next(folder.glob("*.gguf"), None) and not (folder / "config.json").is_file()):
+        raise RunFolderError(
+            f"{name!r} is a model in GGUF, which llama.cpp loads: give its folder with config.json and safetensors, or"
+            " serve it (llama-server -m FILE) and name the address (--policy http://HOST:PORT/v1)"
+        )
     if not folder.is_dir():
         raise RunFolderError(f"no model folder {name!r}: give a folder with config.json and tokenizer.json")
     checkpoints = sorted((folder / "checkpoints").glob("step-*"))
@@ -84,7 +92,7 @@ def revised_name(name: str, folder: Path) -> str:
     return f"{name.partition('@')[0]}@{folder.name}" if is_model_id(name) else name
 
 
-def _fetch(name: str) -> Path:
+def _fetch(name: str, may_fetch: bool) -> Path:
     """Returns the cached folder of a model `owner/name` or `owner/name@revision`; downloads what is missing.
 
     The folder's name is the commit. Raises RunFolderError with the reason and a remedy if the model cannot be had.
@@ -95,7 +103,11 @@ def _fetch(name: str) -> Path:
     except ImportError as error:
         raise ConfigError(f"{name!r} is no folder, and fetching a model needs {error.name}: pip install it") from error
     try:
-        return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(FILES)))
+        return Path(
+            snapshot_download(
+                model, revision=revision or None, allow_patterns=list(FILES), local_files_only=not may_fetch
+            )
+        )
     except errors.GatedRepoError as error:
         remedy = f"accept the terms on the page of {model}, then log in: hf auth login"
         raise RunFolderError(f"{name!r} is a gated model: {remedy}") from error

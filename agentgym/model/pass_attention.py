@@ -27,8 +27,8 @@ from agentgym.model.packed_layout import Block, PackedLayout, split_histories
 __all__ = [
     "HOOK",
     "BatchAttention",
+    "KeptKeys",
     "KvProbe",
-    "OwnValues",
     "PackedAttention",
     "PassAttention",
     "PositionMask",
@@ -250,26 +250,39 @@ class PackedAttention:
         return made
 
 
-class OwnValues:
-    """Attention of each token to itself alone, for passes that compare states."""
+class KeptKeys(BatchAttention):
+    """Attention of one sequence that is read in parts: each call of a pass sees its keys of earlier ones."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._kept: list[list[Tensor]] = []
+        self._num_calls = 0
+
+    def begin_pass(self) -> None:
+        """Has the next call be the first one of a pass."""
+        self._num_calls = 0
 
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
     ) -> Tensor:
-        """See `PassAttention`."""
-        return v_NKD.repeat_interleave(q_NHD.shape[1] // v_NKD.shape[1], 1)
+        """See `PassAttention`; computes the outputs of earlier parts again."""
+        call, self._num_calls = self._num_calls, self._num_calls + 1
+        parts = zip(*self._kept[call : call + 1], (q_NHD, k_NKD, v_NKD), strict=True)
+        q_LHD, k_LKD, v_LKD = whole = [torch.cat(part) for part in parts]
+        self._kept[call : call + 1] = [whole]
+        return super().attend(layer, q_LHD, k_LKD, v_LKD, scores, mask)[-len(q_NHD) :]
 
 
 class KvProbe(PackedAttention):
-    """Attention that also notes the sizes of the keys and values of each layer."""
+    """Attention that also notes the layer of each call, and the sizes of its keys and values."""
 
     def __init__(self, layout: PackedLayout) -> None:
         super().__init__(layout)
-        self.found: dict[int, KvShape] = {}
+        self.calls: list[tuple[int, KvShape]] = []
 
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
     ) -> Tensor:
         """See `PassAttention`."""
-        self.found[layer] = KvShape(k_NKD.shape[1], max(k_NKD.shape[-1], v_NKD.shape[-1]))
+        self.calls.append((layer, KvShape(k_NKD.shape[1], max(k_NKD.shape[-1], v_NKD.shape[-1]))))
         return super().attend(layer, q_NHD, k_NKD, v_NKD, scores, mask)

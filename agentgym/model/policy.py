@@ -15,7 +15,9 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_class import class_of_model, first_line, load_fault
 from agentgym.model.model_folder import empty_decoder, load_decoder, on_device, reading
 from agentgym.model.pass_attention import HOOK, register_hook
-from agentgym.model.transformers_model import TransformersModel, load_transformers_model
+from agentgym.model.rope import short_rope_length
+from agentgym.model.transformers_folder import load_transformers_model
+from agentgym.model.transformers_model import TransformersModel
 from agentgym.types import JSON
 
 __all__ = ["backend_line", "empty_policy", "folder_config", "is_fast", "load_policy", "load_policy_on"]
@@ -82,7 +84,7 @@ def _empty_transformers_model(path: Path, dtype: torch.dtype, own: str | None) -
 
 def _check_attention(model: TransformersModel) -> None:
     """Raises ConfigError if some layers of a user's class attend without the interface that the engine replaces."""
-    num_found = len(model.kv_index)
+    num_found = len(model.attending_layers)
     if model.packs and num_found != model.num_layers:
         raise ConfigError(
             f"{num_found} of {model.num_layers} layers of {type(model.hf).__name__} attend through transformers'"
@@ -103,6 +105,8 @@ def backend_line(model: LanguageModel, folder: str | os.PathLike[str]) -> str | 
     own = "" if kind.__module__.startswith("transformers.") else f"its class is {kind.__name__}"
     reason = own or _reason(Path(folder)) or "model_backend is transformers"
     rows = "" if model.packs else "; it keeps a state, so rows are not packed and prefixes are not shared"
+    if (length := short_rope_length(folder_config(Path(folder)))) is not None:
+        rows += f"; its rotary embeddings change beyond {length:,} tokens (longrope), so an episode ends there"
     return f"the model is computed by transformers ({reason}){rows}"
 
 

@@ -13,7 +13,7 @@ from agentgym.types import JSON
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RopeScaling", "rope_frequencies", "rope_of", "rope_refusal", "rope_scaling"]
+__all__ = ["RopeScaling", "rope_frequencies", "rope_of", "rope_refusal", "rope_scaling", "short_rope_length"]
 
 RopeScaling: TypeAlias = "tuple[tuple[str, JSON], ...]"
 """The items of a `rope_scaling` in config.json, sorted by key; empty for plain rotary embeddings."""
@@ -55,6 +55,18 @@ def rope_refusal(config: Mapping[str, JSON]) -> str | None:
     if wrong := sorted(key for key in REQUIRED[kind] if not _is_positive(rope.get(key))):
         return f"rope scaling {kind!r} needs a positive number {wrong[0]!r}, got {rope.get(wrong[0])!r:.80}"
     return None
+
+
+def short_rope_length(config: Mapping[str, JSON]) -> int | None:
+    """Returns the longest sequence with the rotary embeddings of short ones (longrope); None if all have the same ones.
+
+    >>> short_rope_length({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096})
+    4096
+    """
+    rope, key = rope_of(config), "original_max_position_embeddings"
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, Mapping))]  # one for each kind of layer
+    lengths = [kind.get(key, config.get(key)) for kind in kinds if _kind(kind) in ("longrope", "su")]
+    return min((length for length in lengths if isinstance(length, int)), default=None)
 
 
 def _kind(rope: Mapping[str, JSON]) -> str:

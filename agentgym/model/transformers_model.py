@@ -6,52 +6,53 @@ that would pass from one sequence to the next, so their sequences are rows of a 
 
 from __future__ import annotations
 
-import json
-import os
+import inspect
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from agentgym.errors import AgentGymError, ConfigError, RunFolderError
-from agentgym.model.architectures import dequantization
-from agentgym.model.context_window import declared_window
-from agentgym.model.language_model import KvShape, LanguageModel, LayerCost
+from agentgym.model.decoder_config import declared_window
+from agentgym.model.language_model import KvShape, LanguageModel, LayerCost, logits_difference
 from agentgym.model.linear import FastProducts, padded_size
 from agentgym.model.lora_layer import AdaptedWeight, add_adapters, find_adapters, remove_adapters
-from agentgym.model.model_class import class_of_model, first_line, load_fault, quiet_transformers
-from agentgym.model.packed_layout import MIN_SHARED, PackedLayout, similar_rows
+from agentgym.model.packed_layout import PackedLayout, similar_rows
 from agentgym.model.pass_attention import (
-    HOOK,
     BatchAttention,
+    KeptKeys,
     KvProbe,
-    OwnValues,
     PackedAttention,
     PassAttention,
     attention_of,
     register_hook,
 )
 from agentgym.model.published_weights import named_tensors, publish_blocks
+from agentgym.model.rope import short_rope_length
 from agentgym.model.routing import PassRouting, current_routing, find_routers, route_pass, routing_of
 from agentgym.model.state_cache import PassCache, StateName, keeps_state
 from agentgym.types import JSON
 
-__all__ = ["TransformersModel", "load_transformers_model"]
+__all__ = ["TransformersModel"]
 
 # Shape suffixes: N packed tokens, M wanted entries, U computed tokens, E model width, V vocabulary.
 
 SCALES: Mapping[str, int] = {"logit_scale": 1, "logits_scaling": -1, "lm_head_multiplier": 1}
 """The keys of a config.json that scale the logits, with the exponent of the scale."""
-PROBE_TOKENS = 3 * MIN_SHARED
-"""Tokens of each sequence in the check of packed passes."""
-MAX_DIFFERENCE = 1e-3
-"""The largest difference in nats that rounding explains between a packed pass and a pass of its own in float32."""
+DRAFTS = "mtp|nextn"
+"""The names of what predicts several tokens, in keys and parameters."""
+LENGTH = 8
+"""Tokens of the sequence that checks compute."""
+IN_PARTS, BY_TOKENS = (4, 2, 1, 1), (4, 1, 1, 1, 1)
+"""The parts in which a sequence is read: a prompt in two parts, then single tokens, or single tokens after one part."""
+MAX_STATE_DIFFERENCE = 0.01
+"""The largest difference of a state that rounding explains in float32, relative to its largest number."""
+logger = logging.getLogger(__name__)
 
 
 class TransformersModel(LanguageModel):
@@ -60,12 +61,20 @@ class TransformersModel(LanguageModel):
     def __init__(self, hf: Any, settings: Mapping[str, JSON]) -> None:
         super().__init__()
         self.hf = hf.eval()
-        self.settings = dict(settings)
-        """The config.json of the model's folder."""
+        computes_drafts = any(re.search(DRAFTS, name) for name, _ in hf.named_parameters())
+        self.settings = dict(settings) if computes_drafts else _without_drafts(settings)
+        """The config.json of the model's folder, without layers that the model does not have."""
+        if self.settings != settings:
+            logger.warning(
+                "%s computes no layers of multi-token prediction (MTP): their tensors are neither trained nor saved,"
+                " and the config.json of what is saved names none",
+                type(hf).__name__,
+            )
         text = hf.config.get_text_config()
         self.vocab_size, self.width = self.embed.shape
         window = getattr(text, "max_position_embeddings", None)
-        self.context_window = declared_window({"max_position_embeddings": window})
+        rope = {"rope_parameters": getattr(text, "rope_parameters", None)}
+        self.context_window = declared_window({"max_position_embeddings": window, **rope})
         self.num_layers = int(text.num_hidden_layers)
         self.softcap = getattr(text, "final_logit_softcapping", None)
         self.scale = 1.0
@@ -78,8 +87,9 @@ class TransformersModel(LanguageModel):
         self.routers = find_routers(self._backbone)
         if getattr(text, "output_router_logits", False):
             self.balance_coefficient = float(getattr(text, "router_aux_loss_coef", None) or 0.0)
+        self._short_rope = short_rope_length(rope)
+        self._cache_name = _cache_name(self._backbone)
         self._freeze()
-        self._kv: dict[int, KvShape] | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         register_hook()  # another process may have made the model
@@ -125,60 +135,94 @@ class TransformersModel(LanguageModel):
 
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
-        """The sizes of each attention layer's keys and values, read off a pass over one token.
+        """The sizes of the keys and values of each call of attention in a pass, in order: a layer may have several.
 
-        A model without attention has a layer of one number, so that caches need no case of their own.
+        A model without attention has a call of one number, so that caches need no case of their own.
         """
-        return tuple(self._kv_by_layer().values()) or (KvShape(1, 1),)
+        return tuple(shape for _, shape in self._first_pass[0]) or (KvShape(1, 1),)
 
     @property
-    def kv_index(self) -> dict[int, int]:
-        """The position in `kv_shapes` of each attention layer, by the layer's index."""
-        return {layer: index for index, layer in enumerate(self._kv_by_layer())}
+    def attending_layers(self) -> frozenset[int]:
+        """The layers that attend through transformers' AttentionInterface."""
+        return frozenset(layer for layer, _ in self._first_pass[0])
 
     def num_chosen(self) -> int:
         """See `LanguageModel.num_chosen`."""
-        self._kv_by_layer()
-        return self._num_chosen
+        return self._first_pass[1]
+
+    def probe_states(self) -> Mapping[StateName, Tensor]:
+        """Returns the states `[1, ...]` that an engine keeps for a sequence beside keys and values; empty for none."""
+        return self._decoding[0] or {}
+
+    @property
+    def continues(self) -> bool:
+        """True if a pass can go on from the keys, values and states of earlier ones, and needs no whole sequence."""
+        return self._decoding[0] is not None
+
+    @property
+    def continues_by_tokens(self) -> bool:
+        """True if a pass that goes on from earlier ones has to be over a single token."""
+        return self._decoding[1]
+
+    @cached_property
+    def _decoding(self) -> tuple[Mapping[StateName, Tensor] | None, bool]:
+        """The states `[1, ...]` of a sequence, or None if passes do not go on from parts; whether they take tokens."""
+        if self.embed.is_meta:
+            return {}, False
+        for by_tokens, sizes in ((False, IN_PARTS), (True, BY_TOKENS)):
+            if (states := self._probe_parts(sizes)) is not None:
+                return states, by_tokens
+        logger.warning(
+            "%s keeps something of a sequence that the engine in process cannot: each token is computed with the whole"
+            " sequence, which is right and slow; a server is faster",
+            type(self.hf).__name__,
+        )
+        return None, False
 
     @torch.no_grad()
-    def probe_states(self) -> dict[StateName, Tensor]:
-        """Returns the states `[1, ...]` that a sequence has beside keys and values; empty for none.
+    def _probe_parts(self, sizes: Sequence[int]) -> Mapping[StateName, Tensor] | None:
+        """Returns the states of a sequence that is read in these parts; None if logits or states are not those of one.
 
-        Raises ConfigError for a model whose states cannot be kept from pass to pass, which two passes and one show.
+        Each part has the keys, values and states that the parts before it left.
         """
-        if self.packs:
-            return {}
-        length = min(8, self.context_window)
+        ids_T = self.probe_ids(min(LENGTH, self.context_window), 0)
         try:
-            whole, parts = self._final_states([length]), self._final_states([length // 2, length - length // 2])
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ConfigError(f"{type(self.hf).__name__} has a cache of its own kind: sample on a server") from error
-        for name, state_1 in whole.items():
-            if not (state_1 - parts[name]).abs().max() <= MAX_DIFFERENCE * state_1.abs().max():
-                raise ConfigError(f"a pass of {type(self.hf).__name__} does not continue a state: sample on a server")
-        return whole
+            (own_TV, states), (whole_TV, whole) = self._read(ids_T, sizes), self._read(ids_T, [LENGTH])
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):  # a cache of its own kind
+            return None
+        packed_TV = self.logits(self.hidden_states(ids_T, PackedLayout([len(ids_T)], ids_T.device)))
+        bound = MAX_STATE_DIFFERENCE if self.embed.dtype == torch.float32 else 10 * MAX_STATE_DIFFERENCE
+        same = [(states[name] - own).abs().max() <= bound * own.abs().max() for name, own in whole.items()]
+        differs = logits_difference(own_TV, packed_TV) or logits_difference(own_TV, whole_TV)
+        return None if differs or not all(same) else states
 
-    def _final_states(self, sizes: Sequence[int]) -> dict[StateName, Tensor]:
-        """Returns the states after a short sequence, read in parts of these sizes."""
-        ids_T = _probe_ids(self, sum(sizes), 0)
+    def _read(self, ids_T: Tensor, sizes: Sequence[int]) -> tuple[Tensor, dict[StateName, Tensor]]:
+        """Returns the logits `[T, V]` of a sequence that is read in parts of these sizes at most, and its states."""
+        kept, logits, states = KeptKeys(), [], dict[StateName, Tensor]()
         position_T = torch.arange(len(ids_T), device=ids_T.device)
-        states: dict[StateName, Tensor] = {}
-        for ids, position in zip(ids_T[None].split(sizes, 1), position_T[None].split(sizes, 1), strict=True):
-            cache = PassCache(self.hf, states)
-            self.states(ids, position, OwnValues(), cache)
-            states = cache.states()
-        return states
+        for first, size in zip([0, *accumulate(sizes)], sizes, strict=False):
+            own = slice(first, first + size)
+            if len(ids_T[own]):
+                cache = PassCache(self.hf, states) if self._keeps_state else None
+                kept.begin_pass()
+                logits.append(self.logits(self.states(ids_T[own][None], position_T[own][None], kept, cache)))
+                states = {} if cache is None else cache.states()
+        return torch.cat(logits), states
 
-    def _kv_by_layer(self) -> dict[int, KvShape]:
-        if self._kv is None:
-            layout = PackedLayout([1], self.embed.device)
-            probe, routing = KvProbe(layout), PassRouting()
-            with torch.no_grad(), routing_of(routing):
-                self.states(torch.zeros_like(layout.source_U)[None], layout.every.position_U[None], probe)
-            self._kv = dict(sorted(probe.found.items()))
-            self._num_chosen = max((chosen_PK.shape[1] for chosen_PK in routing.chosen.values()), default=0)
-        return self._kv
+    def probe_ids(self, length: int, seed: int) -> Tensor:
+        """Returns the ids `[T]` of a sequence that a check computes."""
+        return (torch.arange(length, device=self.embed.device) * 7919 + 104_729 * seed) % self.vocab_size
+
+    @cached_property
+    def _first_pass(self) -> tuple[Sequence[tuple[int, KvShape]], int]:
+        """The layer and the sizes of each call of attention, and the experts of a token, of a pass over one token."""
+        layout = PackedLayout([1], self.embed.device)
+        probe, routing = KvProbe(layout), PassRouting()
+        with torch.no_grad(), routing_of(routing):
+            self.states(torch.zeros_like(layout.source_U)[None], layout.every.position_U[None], probe)
+        return probe.calls, max((chosen_PK.shape[1] for chosen_PK in routing.chosen.values()), default=0)
 
     def states(
         self, ids_BT: Tensor, position_BT: Tensor, attention: PassAttention, cache: PassCache | None = None
@@ -187,13 +231,14 @@ class TransformersModel(LanguageModel):
 
         With a `cache`, recurrent layers go on from its states and leave theirs in it.
         """
+        given = {} if cache is None else {self._cache_name: cache.cache}
         with attention_of(attention):
             found = self._backbone(
                 input_ids=ids_BT,
                 position_ids=position_BT,
                 attention_mask=torch.ones_like(ids_BT),  # without it, positions would be read as packed rows
-                past_key_values=None if cache is None else cache.cache,
                 use_cache=False,
+                **given,
             )
         states_UE = cast(Tensor, found.last_hidden_state.flatten(0, 1))
         return states_UE if self.scale == 1.0 else states_UE * self.scale
@@ -201,7 +246,15 @@ class TransformersModel(LanguageModel):
     def hidden_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         """Returns the final states `[M, E]` of the wanted entries; see `LanguageModel`."""
         with FastProducts():
-            return self._packed_states(ids_N, layout) if self.packs else self._states_by_row(ids_N, layout)
+            packs = self.packs and not self._has_two_ropes(layout)
+            return self._packed_states(ids_N, layout) if packs else self._states_by_row(ids_N, layout)
+
+    def _has_two_ropes(self, layout: PackedLayout) -> bool:
+        """True if a pass has rows with the rotary embeddings of short ones and rows with others, on any rank."""
+        if self._short_rope is None:
+            return False
+        kinds = {length > self._short_rope for length in layout.seqlens if length}
+        return bool(layout.exchange.most(int(len(kinds) > 1)))
 
     def _packed_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         every, entry_N = layout.every, torch.arange(len(ids_N), device=ids_N.device)
@@ -217,7 +270,8 @@ class TransformersModel(LanguageModel):
         groups = similar_rows(layout.seqlens) if self._keeps_state else alone
         num_passes = layout.exchange.most(len(groups))
         for group in groups:
-            length = padded_size(max(layout.seqlens[row] for row in group))
+            longest = max(layout.seqlens[row] for row in group)
+            length = padded_size(longest)
             place_N = torch.cat(
                 [number * length + torch.arange(layout.seqlens[row]) for number, row in enumerate(group)]
             )
@@ -225,15 +279,17 @@ class TransformersModel(LanguageModel):
             ids_U = ids_N.new_zeros(len(group) * length)
             ids_U[place_N] = ids_N[entry_N]
             with route_pass(layout.routing, entry_N, place_N, len(ids_U)):
-                parts.append(self._states_of_batch(ids_U.view(len(group), length))[place_N])
+                parts.append(self._states_of_batch(ids_U.view(len(group), length), longest)[place_N])
             entries.append(entry_N)
         for _ in range(len(groups), num_passes):  # none of these states is read
-            parts.append(self._states_of_batch(ids_N.new_zeros(1, padded_size(1)))[:0])
+            parts.append(self._states_of_batch(ids_N.new_zeros(1, padded_size(1)), 1)[:0])
         states_NE = torch.cat(parts)[torch.cat(entries).argsort()]
         return states_NE if layout.wanted_N is None else states_NE[layout.wanted_N]
 
-    def _states_of_batch(self, ids_BT: Tensor) -> Tensor:
-        position_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand(ids_BT.shape)
+    def _states_of_batch(self, ids_BT: Tensor, longest: int) -> Tensor:
+        """Returns the states of rows of up to `longest` tokens; padding has no later position than they have."""
+        position_T = torch.arange(ids_BT.shape[1], device=ids_BT.device).clamp(max=longest - 1)
+        position_BT = position_T.expand(ids_BT.shape)
         return self.states(ids_BT, position_BT, BatchAttention(len(ids_BT)))
 
     def set_recompute(self, recomputes: bool) -> None:
@@ -290,99 +346,15 @@ def _recompute(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwar
     return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def load_transformers_model(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, own: str | None = None
-) -> TransformersModel:
-    """Loads the model of a folder with transformers, or with a user's class of its kind, `path/to/file.py:Class`.
-
-    Raises RunFolderError for missing, torn or further tensors, and ConfigError for a model that cannot be trained.
-    """
-    path = Path(folder)
-    if not (path / "config.json").is_file():
-        raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
-    settings = json.loads((path / "config.json").read_text())
-    hf = _load(path, dtype, dequantization(settings), own)
-    if own is not None:
-        settings["architectures"] = [type(hf).__name__]  # without the class, the folder is not read as another model
-    model = TransformersModel(hf, {name: value for name, value in settings.items() if name != "quantization_config"})
-    try:
-        _check_head(model)
-        check_packing(model)
-    except ConfigError:
-        raise
-    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise load_fault(own, f"cannot compute the model in {str(path)!r}", error) from error
-    return model
+def _without_drafts(config: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Returns a config.json without layers of multi-token prediction, which transformers neither computes nor saves."""
+    plain: dict[str, JSON]
+    plain = {key: _without_drafts(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    drafts = {key: value for key, value in plain.items() if isinstance(value, int) and re.search(DRAFTS, key)}
+    return plain | {key: type(value)(0) for key, value in drafts.items()}  # a number, or false
 
 
-def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object], own: str | None) -> Any:
-    register_hook()
-    try:
-        with quiet_transformers():  # what it would report of tensors is an error below
-            hf, found = class_of_model(path, own)[1].from_pretrained(
-                path,
-                dtype=dtype,
-                attn_implementation=HOOK,
-                experts_implementation=None if torch.cuda.is_available() else "eager",  # others mix a product's rows
-                local_files_only=True,
-                output_loading_info=True,
-                **options,
-            )
-    except AgentGymError:
-        raise
-    except (OSError, SafetensorError) as error:
-        raise RunFolderError(f"no model can be read from {str(path)!r}: {first_line(error)}") from error
-    except Exception as error:  # the boundary: each architecture refuses settings in its own way
-        raise load_fault(own, f"cannot load the model in {str(path)!r}", error) from error
-    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if names := sorted(map(str, found.get(kind) or ())):
-            what = kind.partition("_")[0]
-            todo = f"; {own} has to be saved there with save_pretrained first" if own else ""
-            raise RunFolderError(f"{str(path)!r} has {len(names)} {what} tensors, the first is {names[0]}{todo}")
-    if options:
-        del hf._weight_conversions  # those of the quantized form, in which nothing is published
-    return hf
-
-
-@torch.no_grad()
-def _check_head(model: TransformersModel) -> None:
-    """Raises ConfigError unless our logits are those of the model's own head."""
-    head = model.hf.get_output_embeddings()
-    if head is None or getattr(head, "bias", None) is not None:
-        raise ConfigError("a model without a linear output head, or with a bias in it, is not supported")
-    length = min(8, model.context_window)
-    layout = PackedLayout([length], model.embed.device)
-    ids_T = _probe_ids(model, length, 0)
-    ours_TV = model.logits(model.hidden_states(ids_T, layout)).float().log_softmax(-1)
-    with attention_of(PackedAttention(layout)):
-        ids_U, position_U = ids_T[layout.source_U], layout.every.position_U
-        mask = torch.ones_like(ids_U)[None]
-        found = model.hf(
-            input_ids=ids_U[None], position_ids=position_U[None], attention_mask=mask, use_cache=False
-        ).logits[0, :length]
-    difference = float((ours_TV - found.float().log_softmax(-1)).abs().max())
-    if not difference <= (0.01 if model.embed.dtype == torch.float32 else 0.5):
-        raise ConfigError(
-            f"the logits of {type(model.hf).__name__} are not those of its final states and head: they differ by"
-            f" {difference:.3g} nats, so it cannot be trained here"
-        )
-
-
-@torch.no_grad()
-def check_packing(model: TransformersModel) -> None:
-    """Chooses rows of their own if sequences that share a pass change each other's logprobs."""
-    if not model.packs or model.embed.dtype != torch.float32:
-        return
-    length = min(PROBE_TOKENS, model.context_window)
-    shared_T = _probe_ids(model, length, 0)
-    rows = [torch.cat([shared_T[: 2 * length // 3], _probe_ids(model, length, seed)])[:length] for seed in (1, 2)]
-    ids_N, device = torch.cat(rows), model.embed.device
-    packed_NV = model.logits(model.hidden_states(ids_N, PackedLayout([length] * 2, device, ids_N=ids_N)))
-    own_NV = torch.cat([model.logits(model.hidden_states(ids, PackedLayout([length], device))) for ids in rows])
-    difference = float((packed_NV.float().log_softmax(-1) - own_NV.float().log_softmax(-1)).abs().max())
-    if not difference <= MAX_DIFFERENCE:
-        model.packs = False
-
-
-def _probe_ids(model: TransformersModel, length: int, seed: int) -> Tensor:
-    return (torch.arange(length, device=model.embed.device) * 7919 + 104_729 * seed) % model.vocab_size
+def _cache_name(backbone: nn.Module) -> str:
+    """Returns the parameter of a model's pass that takes a cache: Mamba's has a name of its own."""
+    parameters = inspect.signature(backbone.forward).parameters
+    return "cache_params" if "cache_params" in parameters else "past_key_values"

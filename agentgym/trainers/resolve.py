@@ -12,11 +12,12 @@ from agentgym.model.model_folder import count_parameters
 from agentgym.settings import is_bundled
 from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.algorithms.estimators import check_estimator, check_penalized, needs_groups, needs_input
-from agentgym.trainers.algorithms.optimizers import check_optimizer, schedule_share
+from agentgym.trainers.algorithms.optimizers import schedule_share
 from agentgym.trainers.algorithms.presets import preset_of
 from agentgym.trainers.checkpoints.run_folder import read_settings
 from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.learner.objective import policy_loss
+from agentgym.trainers.learner.optimizer import check_optimizer
 from agentgym.trainers.settings.collapse import SymptomName
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -34,7 +35,7 @@ def inapplicable_symptoms(config: TrainConfig) -> tuple[SymptomName, ...]:
     return (*without_signal, *(("kl_exploded",) if config.learner.kl.reference is not None else ()))
 
 
-def resolve_config(config: TrainConfig) -> TrainConfig:
+def resolve_config(config: TrainConfig, *, is_resumed: bool = False) -> TrainConfig:
     """Returns the same run with explicit values for all settings that the algo sets.
 
     The estimator, loss, correction, KL penalty and aggregation are tried on a few tokens. Raises UnknownName for one
@@ -61,7 +62,7 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     config = replace(config, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
     policy_loss(config.learner)
     optimizer = config.optimizer
-    check_optimizer(optimizer.name or "adamw", optimizer.learning_rate or 1e-6, optimizer.settings)
+    check_optimizer(optimizer, is_resumed=is_resumed)
     for step in (0, config.steps - 1):
         position = {"step": step, "total_steps": config.steps, "warmup_steps": optimizer.warmup_steps or 0}
         schedule_share(optimizer.decay, optimizer.decay_settings, position)

@@ -56,6 +56,32 @@ def test_the_ids_of_generation_config_end_a_reply_too(folder: Path, tiny: ChatTo
     assert end in renderer_for(folder).stop_ids
 
 
+@pytest.mark.parametrize("form", ["list", "number", "of the language part"])
+def test_the_ids_of_config_end_a_reply_where_generation_config_names_none(
+    form: str, folder: Path, tiny: ChatTokenizer
+) -> None:
+    end = tiny.backend.token_to_id("<|endoftext|>")
+    config = {"list": {"eos_token_id": [end]}, "number": {"eos_token_id": end}}
+    own = config.get(form, {"text_config": {"eos_token_id": [end]}})
+    (folder / "config.json").write_text(json.dumps(own))
+    assert end in renderer_for(folder).stop_ids
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": renderer_for(folder).stop_ids[0]}))
+    assert end not in renderer_for(folder).stop_ids
+
+
+def test_a_template_for_tools_in_a_folder_of_its_own_is_used_with_tools_alone(
+    folder: Path, tiny: ChatTokenizer
+) -> None:
+    plain = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tiny.backend)
+    tokenizer.chat_template = {"default": plain, "tool_use": tiny.template}
+    tokenizer.save_pretrained(folder)
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").is_file()
+    found = ChatTokenizer.load(folder)
+    assert (found.template, found.tool_template) == (plain, tiny.template)
+    assert ChatTokenizer.load(folder, tiny.template).tool_template == ""  # a template that is given replaces both
+
+
 def test_a_template_that_leaves_out_how_the_model_calls_is_known_by_its_tokenizer(folder: Path) -> None:
     """LFM2.5's: sampled calls stand between marks that only the tokenizer names."""
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

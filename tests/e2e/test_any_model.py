@@ -219,6 +219,25 @@ def test_recorded_experts_are_replayed_and_a_run_with_them_resumes_to_the_bit(tm
 
 
 @pytest.mark.long
+def test_the_models_own_weight_of_the_balance_counts_the_rows_that_the_same_weight_by_hand_counts(
+    tmp_path: Path,
+) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "output_router_logits": True}
+    first = _make_folder(tmp_path / "first", "qwen3_moe", **experts, router_aux_loss_coef=0.02)
+    (tmp_path / "same.py").write_text("def same(trajectory, task):\n    return 1.0\n")  # all groups are dead
+    train = ["train", "--env", "TextGame-v0", "--model", str(first), *SMALL, "--steps", "1"]
+    train += ["--reward.function", f"{tmp_path / 'same.py'}:same"]
+    lines = []
+    for name, more in (("own", []), ("given", ["--learner.router.balance", "0.02"])):
+        assert main([*train, *more, "--output", str(tmp_path / name)]) == 0
+        lines.append(json.loads((tmp_path / name / "metrics.jsonl").read_text()))
+    own, given = lines
+    assert own["dead_groups"] == own["groups"] and own["learned_tokens"] == own["trained_tokens"] > 0
+    assert own["loss"] == given["loss"] == pytest.approx(0.02 * own["router_loss"], rel=1e-4)
+    assert own["optimizer_steps"] == 1 and own["grad_norm"] == given["grad_norm"] > 0
+
+
+@pytest.mark.long
 def test_an_engine_that_takes_other_experts_is_refused_with_routing_as_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,21 @@ def test_fresh_adapters_and_disabled_ones_change_no_bit_and_are_removed(kind: st
     assert not list(other.adapted_weights()) and len(list(other.parameters())) == len(list(make(kind).parameters()))
 
 
+@torch.no_grad()
+def test_the_layers_of_gpt2_whose_weights_are_transposed_have_adapters(make: Make) -> None:
+    model, plain = adapted(make("gpt2")), make("gpt2")
+    owns = list(model.adapted_weights())
+    assert {own.name.rpartition(".")[0].rpartition(".")[2] for own in owns} == {"c_attn", "c_proj", "c_fc"}
+    assert all(own.is_transposed and not own.is_stack for own in owns)
+    found_NV, wanted_NV = logprobs_of(model), logprobs_of(plain, weights=plain_weights(model, plain))
+    torch.testing.assert_close(found_NV, wanted_NV, rtol=0, atol=1e-5)
+    assert (found_NV - logprobs_of(plain)).abs().max() > 0.01
+    weights = dict(plain.named_parameters())
+    for own in owns:
+        merged = own.merge(weights[f"hf.{own.name}"], SCALE, lambda tensor: tensor)
+        torch.testing.assert_close(merged, plain_sum(weights[f"hf.{own.name}"], own), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("kind", "targets", "stacks"),
     [

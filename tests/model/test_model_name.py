@@ -205,3 +205,10 @@ def test_a_template_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text("{{ messages }}")
     with pytest.raises(ConfigError, match="step-000002 has the chat template of its run"):
         model_folder(str(tmp_path / "run/checkpoints/step-000002"), str(tmp_path / "t.jinja"))
+
+
+def test_a_model_in_gguf_is_refused_with_the_way_to_play_it(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    for name in (tmp_path / "tiny.gguf", tmp_path):
+        with pytest.raises(RunFolderError, match=r"is a model in GGUF, which llama.cpp loads: .* serve it"):
+            model_folder(str(name))

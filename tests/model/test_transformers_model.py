@@ -286,9 +286,3 @@ def test_two_turns_of_the_local_engine_have_the_logprobs_of_the_model(
             logprobs_TV = theirs(input_ids=ids_T[None], use_cache=False).logits[0].log_softmax(-1)
         wanted_T = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0]
         torch.testing.assert_close(torch.tensor(own.logprobs), wanted_T, atol=1e-4, rtol=0)
-
-
-def test_a_model_whose_passes_do_not_continue_a_state_is_not_sampled_in_process(tmp_path: Path) -> None:
-    save_small_model("jamba", tmp_path)
-    with pytest.raises(ConfigError, match="does not continue a state: sample on a server"):
-        LocalEngine(load_policy(tmp_path, backend="transformers"))

@@ -147,7 +147,9 @@ def test_a_run_of_it_is_resumed_exported_evaluated_and_verified(
     shutil.rmtree(run / "checkpoints" / "step-000002")
     train(config, run, resume=True)
     assert (run / "episodes.jsonl.zst").read_bytes() == whole
-    assert main(["export", str(run), str(out)]) == 0
+    assert main(["export", str(run), str(out)]) == 2
+    assert f"names code, model_backend '{backend}'" in capsys.readouterr().err and not out.exists()
+    assert main(["export", str(run), str(out), "--trust-run-code"]) == 0
     assert f"--policy {out} --model-backend {backend}" in capsys.readouterr().out
     assert json.loads((out / "config.json").read_text())["architectures"] == ["Gated"]
     words = ["eval", "--env", "TextGame-v0", "--policy", str(out), "-n", "2", "--output", str(tmp_path / "eval")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,73 @@ def test_a_correction_that_rejects_everything_leaves_nothing_to_learn(tiny: Tiny
     stats = learner.update(fresh_batch(model))
     assert stats.corrected_away == 1.0 and stats.grad_norm == 0.0
     assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    learner.close()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("loss", ["ppo_clip", "gspo"])
+def test_a_step_of_rejected_tokens_takes_no_optimizer_step_whatever_its_momentum(
+    loss: str, name: str, tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    model = tiny()
+    settings = {"momentum": 0.9} if name == "sgd" else {}
+    optimizer = OptimizerConfig(name=name, settings=settings, learning_rate=1e-3, warmup_steps=4)
+    config = LearnerConfig(threads=1, loss=loss, correction="mis_token", correction_settings={"cap": 1.5})
+    learner = Learner(model, config, optimizer, total_steps=10)
+    assert learner.update(fresh_batch(model)).optimizer_steps == 1
+    before, state = [one.detach().clone() for one in model.parameters()], learner.state_dict()
+    rate = learner.optimizer.learning_rate
+    batch = shifted(fresh_batch(model), 1.0)
+    stats = learner.update(batch)
+    assert (stats.optimizer_steps, stats.corrected_away, stats.loss, stats.grad_norm) == (0, 1.0, 0.0, 0.0)
+    assert stats.mismatch_mean == pytest.approx(1.0, abs=1e-3) and stats.learned_tokens == batch.num_trained_tokens
+    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    assert learner.optimizer.learning_rate == rate, "the schedule counts the steps that were taken"
+    assert learner.state_dict()["optimizer"]["num_steps"] == state["optimizer"]["num_steps"] == 1
+    assert all(parameter.grad is None for parameter in model.parameters())
+    learner.close()
+
+
+def test_a_minibatch_of_rejected_tokens_takes_no_step_and_the_others_do(tiny: Tiny, fresh_batch: Fresh) -> None:
+    model = tiny()
+    batch = fresh_batch(model)
+    nats_N = torch.where(batch.row_N < 6, 1.0, 0.0)
+    sampled_N = torch.where(batch.mask_N, batch.sampled_logp_N - nats_N, 0.0)
+    batch = replace(batch, sampled_logp_N=sampled_N, old_logp_N=sampled_N)
+    learner = learner_of(model, minibatches=2, epochs=2, correction="mis_token", correction_settings={"cap": 1.5})
+    stats = learner.update(batch)
+    assert stats.optimizer_steps == learner.num_steps == 2 and stats.corrected_away == 0.5
+    assert stats.learned_tokens == batch.num_trained_tokens
+    learner.close()
+
+
+@pytest.mark.parametrize("further", [{"entropy_coefficient": 0.1}, {"kl": KLConfig(coefficient=0.1)}])
+def test_rejected_tokens_are_learned_from_by_the_other_terms_of_the_loss(
+    further: dict[str, Any], tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    model = tiny()
+    correction = {"correction": "mis_token", "correction_settings": {"cap": 1.5}}
+    config = LearnerConfig(threads=1, **correction, **further)  # type: ignore[arg-type]
+    learner = Learner(model, config, STEP, total_steps=10, reference=tiny(seed=1))
+    stats = learner.update(shifted(fresh_batch(model), 1.0))
+    assert stats.corrected_away == 1.0 and stats.optimizer_steps == 1 and stats.grad_norm > 0
+    learner.close()
+
+
+@pytest.mark.parametrize("minibatches", [1, 2, 3])
+def test_the_tokens_of_an_update_are_counted_once_whatever_its_passes(
+    minibatches: int, tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    model = tiny()
+    batch = fresh_batch(model)
+    old_N = (batch.row_N % 3 == 0) & batch.mask_N
+    version_N = torch.where(batch.mask_N, torch.where(old_N, 0, 1), -1)
+    batch = replace(batch, policy_version_N=version_N, reply_version_N=version_N)
+    learner = learner_of(model, minibatches=minibatches, epochs=2)
+    stats = learner.update(batch, version=1)
+    assert (stats.learned_tokens, stats.stale_tokens) == (batch.num_trained_tokens, int(old_N.sum()))
+    first = batch.minibatches(minibatches)[0]
+    assert stats.mismatch_tokens == int((first.reply_version_N == 1).sum())
     learner.close()
 
 

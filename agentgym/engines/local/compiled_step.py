@@ -25,7 +25,7 @@ from agentgym.engines.local.rows import Rows, pad_rows
 from agentgym.engines.local.step import StepRunner
 from agentgym.engines.local.transformers_graph import StepInputs, has_static_step, step_graph
 from agentgym.engines.local.transformers_step import TransformersStep
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, describe_error
 from agentgym.model.decoder import Decoder
 from agentgym.model.transformers_model import TransformersModel
 
@@ -157,7 +157,7 @@ def make_step(model: Decoder | TransformersModel, cache: SlotCache, *, compiles:
     except Exception as error:  # a compiler may fail in any way, and is not needed to continue
         if required:
             raise
-        reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
+        reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300] or describe_error(error)
         _log.warning("the engine's step could not be compiled and runs uncompiled, slower: %s", reason)
     return StepRunner(model, cache) if isinstance(model, Decoder) else TransformersStep(model, cache)
 

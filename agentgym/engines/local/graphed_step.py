@@ -22,6 +22,7 @@ from agentgym.engines.local.kernels.gpu_rows import rotate_and_store
 from agentgym.engines.local.kernels.gpu_tiles import GpuTiles, cut_prompts, most_tiles
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
+from agentgym.errors import describe_error
 from agentgym.model.decoder import Decoder, DecoderLayer
 from agentgym.model.ops.gpu_rows import gate
 
@@ -115,7 +116,7 @@ class GraphedStep:
         try:
             self._graphs[key] = _Graph(self, *key, next((graph.pool for graph in self._graphs.values()), None))
         except RuntimeError as error:  # an operator that cannot be recorded: a graph is not needed to continue
-            _log.warning("steps run without CUDA graphs, slower: %s", str(error).partition("\n")[0])
+            _log.warning("steps run without CUDA graphs, slower: %s", describe_error(error))
             self._records = False
         return self._records
 

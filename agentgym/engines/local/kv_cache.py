@@ -250,7 +250,8 @@ def _zero_states(model: LanguageModel, num_slots: int) -> dict[StateName, Tensor
     """Returns the states of all slots before the first token; empty for a model that has none."""
     if not isinstance(model, TransformersModel):
         return {}
-    return {name: state_1.new_zeros(num_slots, *state_1.shape[1:]) for name, state_1 in model.probe_states().items()}
+    found, like = model.probe_states().items(), model.embed
+    return {name: like.new_zeros((num_slots, *state_1.shape[1:]), dtype=state_1.dtype) for name, state_1 in found}
 
 
 def _zeros(shapes: Sequence[tuple[int, ...]], like: Tensor) -> tuple[tuple[Tensor, ...], tuple[mmap.mmap, ...]]:

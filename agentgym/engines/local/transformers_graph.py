@@ -6,7 +6,7 @@ with weights become the operator that treats all rows alike, and its attention t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ class StepGraph:
 
 def has_static_step(model: TransformersModel) -> bool:
     """True if the operators of a step are the same whatever its tokens are, and keep no states."""
-    return model.packs and not model.routers
+    return model.packs and not model.routers and model.continues
 
 
 def step_graph(model: TransformersModel, cache: SlotCache) -> StepGraph:
@@ -81,8 +81,7 @@ def step_graph(model: TransformersModel, cache: SlotCache) -> StepGraph:
     def compute(*given: Tensor) -> Tensor:
         due, kvs = StepInputs(*given[:num_inputs]), given[num_inputs:][:num_kvs]
         own = dict(zip(tensors, given[num_inputs + num_kvs :], strict=True))
-        kv_by_layer = {layer: kvs[index] for layer, index in model.kv_index.items()}
-        attention = _TracedAttention(due, kv_by_layer, cache.window, rules)
+        attention = _TracedAttention(due, kvs, cache.window, rules)
         with torch.no_grad(), _reparametrize_module(model.hf, own, tie_weights=True), _TracedProducts():
             states_NE = model.states(due.ids_N[None], due.position_N[None], attention)
             return model.logits(states_NE[due.wanted_R])
@@ -102,11 +101,9 @@ def step_graph(model: TransformersModel, cache: SlotCache) -> StepGraph:
 class _TracedAttention:
     """Attention of each row of a step to the keys of its own slot, as operators."""
 
-    def __init__(
-        self, due: StepInputs, kv_by_layer: Mapping[int, Tensor], window: int, rules: list[Callable[..., Tensor]]
-    ) -> None:
-        """`rules` gets those of all masks that are not causal."""
-        self._due, self._kv_by_layer, self._window, self._rules = due, kv_by_layer, window, rules
+    def __init__(self, due: StepInputs, kvs: Sequence[Tensor], window: int, rules: list[Callable[..., Tensor]]) -> None:
+        """`kvs` are the keys and values of each call in a pass; `rules` gets those of all masks that are not causal."""
+        self._due, self._kvs, self._window, self._rules = due, iter(kvs), window, rules
         self._firsts: dict[int, Tensor | None] = {}
 
     def attend(
@@ -118,7 +115,7 @@ class _TracedAttention:
             self._firsts[id(mask)] = None if mask.is_causal else self._first_N(mask)
         rows = SlotRows(due.slot_N, due.position_N, self._firsts[id(mask)], due.root_N, due.common_N)
         qkv = q_NHD * scores.scale, k_NKD, v_NKD
-        return attend_slots(qkv, self._kv_by_layer[layer], rows, scores.sinks_H, scores.softcap)
+        return attend_slots(qkv, next(self._kvs), rows, scores.sinks_H, scores.softcap)
 
     def _first_N(self, mask: PositionMask) -> Tensor:
         self._rules.append(mask.rule)

@@ -22,8 +22,9 @@ from agentgym.engines.local.kernels.row_products import padded_rows, row_product
 from agentgym.engines.local.kernels.slot_attention import attends_compiled
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows, pad_rows
+from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.pass_attention import PositionMask, Scores
-from agentgym.model.routing import PassRouting, routing_of
+from agentgym.model.routing import BatchRouting, PassRouting, routing_of
 from agentgym.model.state_cache import PassCache
 from agentgym.model.transformers_model import TransformersModel
 
@@ -44,17 +45,32 @@ class TransformersStep:
 
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys, values and states into the cache."""
+        if not self.model.continues:
+            wanted = [(int(rows.slot_N[row]), int(rows.position_N[row]) + 1) for row in rows.wanted_R]
+            whole = [self._logits_of_whole(*prefix) for prefix in wanted]
+            return torch.cat(whole) if whole else self.model.embed.new_zeros(0, self.model.vocab_size)
         with self._products:
-            states_NE = (
-                torch.cat([self._pass(part) for part in _split(rows)]) if self.cache.states else self._pass(rows)
-            )
+            parts = self._split(rows) if self.cache.states or self.model.continues_by_tokens else [rows]
+            states_NE = torch.cat([self._pass(part) for part in parts])
             return self.model.logits(states_NE[torch.from_numpy(rows.wanted_R).to(states_NE.device)])
+
+    def _logits_of_whole(self, slot: int, length: int) -> Tensor:
+        """Computes the logits `[1, V]` after the first `length` tokens of a slot, from these tokens alone."""
+        cache, device = self.cache, self.model.embed.device
+        ids_T = torch.from_numpy(cache.tokens_SW[slot, :length]).to(device)
+        layout = PackedLayout([length], device, wanted_N=torch.arange(length) == length - 1)
+        if cache.experts_SWRK is not None:
+            layout.routing = BatchRouting([length])
+        states_1E = self.model.hidden_states(ids_T, layout)
+        if cache.experts_SWRK is not None and layout.routing is not None:
+            cache.experts_SWRK[slot, :length] = layout.routing.chosen_NRK().to(torch.int16).cpu().numpy()
+        return self.model.logits(states_1E)
 
     def _pass(self, rows: Rows) -> Tensor:
         """Computes final states `[N, E]` (perhaps of further rows after them) in one pass."""
         cache, device = self.cache, self.model.embed.device
         slots = SlotAttention(cache, rows, compiled=self._attends_compiled, pads=not cache.states)
-        attention = _LayerAttention(cache, self.model.kv_index, slots)
+        attention = _CallAttention(cache, slots)
         ids_N = cache.tokens_SW[rows.slot_N, rows.position_N]
         if not cache.states:
             ids_1N = torch.from_numpy(pad_rows(ids_N)).to(device)[None]
@@ -72,6 +88,23 @@ class TransformersStep:
             cache.states[name][slot_B] = state_B
         return states_NE
 
+    def _split(self, rows: Rows) -> list[Rows]:
+        """Returns the decoded rows as sequences of one token, and each further part of a prompt alone.
+
+        A part that the model does not continue as a whole is split into its tokens.
+        """
+        parts, first = [], rows.num_decode
+        nothing = np.zeros(0, np.int64)
+        if first:
+            parts.append(Rows(rows.slot_N[:first], rows.position_N[:first], first, (), nothing))
+        for slot, start, size in rows.extends:
+            step = 1 if start and self.model.continues_by_tokens else size
+            for place in range(first, first + size, step):
+                own, extend = slice(place, place + step), (slot, start + place - first, step)
+                parts.append(Rows(rows.slot_N[own], rows.position_N[own], 0, (extend,), nothing))
+            first += size
+        return parts
+
     def _states(self, rows: Rows, *inputs: Any) -> Tensor:
         """Computes final states, and records the experts of the rows where that is wanted."""
         experts_SWRK = self.cache.experts_SWRK
@@ -85,31 +118,17 @@ class TransformersStep:
         return states_NE
 
 
-def _split(rows: Rows) -> list[Rows]:
-    """Returns the decoded rows as sequences of one token, and each further part of a prompt alone."""
-    parts, first = [], rows.num_decode
-    nothing = np.zeros(0, np.int64)
-    if first:
-        parts.append(Rows(rows.slot_N[:first], rows.position_N[:first], first, (), nothing))
-    for extend in rows.extends:
-        own = slice(first, first + extend[2])
-        parts.append(Rows(rows.slot_N[own], rows.position_N[own], 0, (extend,), nothing))
-        first += extend[2]
-    return parts
+class _CallAttention:
+    """Attention of each row of a step to the keys of its own slot, by the calls of a model's pass."""
 
-
-class _LayerAttention:
-    """Attention of each row of a step to the keys of its own slot, by the layers of a model of transformers."""
-
-    def __init__(self, cache: SlotCache, kv_index: Mapping[int, int], rows: SlotAttention) -> None:
-        self._cache, self._kv_index, self._rows = cache, kv_index, rows
+    def __init__(self, cache: SlotCache, rows: SlotAttention) -> None:
+        self._kvs, self._rows = iter(cache.kv), rows
 
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
     ) -> Tensor:
         """See `PassAttention`; stores the keys and values first."""
-        kv = self._cache.kv[self._kv_index[layer]]
-        return self._rows.attend(kv, q_NHD * scores.scale, k_NKD, v_NKD, scores, mask)
+        return self._rows.attend(next(self._kvs), q_NHD * scores.scale, k_NKD, v_NKD, scores, mask)
 
 
 _ELEMENTWISE = (

@@ -18,7 +18,7 @@ from agentgym.errors import ConfigError
 from agentgym.registry import Registry
 from agentgym.settings import Contract, convert_function_errors, with_settings
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "check_optimizer", "make_optimizer", "schedule_share"]
+__all__ = ["BUILT_IN", "OPTIMIZERS", "SCHEDULES", "make_optimizer", "schedule_share"]
 
 OptimizerMaker: TypeAlias = Callable[..., torch.optim.Optimizer]
 Schedule: TypeAlias = Callable[..., float]
@@ -110,16 +110,3 @@ def schedule_share(name: str, settings: Mapping[str, object], position: Mapping[
         where = f"at step {position['step']} of {position['total_steps']}"
         raise ConfigError(f"schedule {name!r} gives {share!r} {where}, where a share of at least 0 was wanted")
     return float(share)
-
-
-def check_optimizer(name: str, learning_rate: float, settings: Mapping[str, object]) -> None:
-    """Raises an error if an optimizer cannot work; tries one step on a small matrix."""
-    if name in BUILT_IN:
-        if settings:
-            raise ConfigError(f"optimizer.settings are those of other optimizers than {name}: leave them out")
-        return
-    parameter = torch.zeros(2, 2, requires_grad=True)
-    made = make_optimizer(name, [parameter], learning_rate, settings)
-    parameter.grad = torch.ones(2, 2)
-    with convert_function_errors(name, OPTIMIZERS[name]):
-        made.step()

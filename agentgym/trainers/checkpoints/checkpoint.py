@@ -14,10 +14,12 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
+from agentgym.chat_templates import Renderer
+from agentgym.chat_templates.tokenizer import declared_ends, read_json_object
 from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import write_model
-from agentgym.rollout.record.manifest import what_is_torn, write_manifest
+from agentgym.rollout.record.manifest import replace_file, what_is_torn, write_manifest
 from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.parts.parts import SnapshotContent
 from agentgym.types import JSON
@@ -38,7 +40,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 LEARNER, CRITIC, STATE = "learner", "critic", "state.json"
-TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "*.jinja")
+GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+TEMPLATES = ("*.jinja", "additional_chat_templates/*.jinja")
+TOKENIZER_FILES = ("tokenizer*", SPECIAL_TOKENS, "chat_template*", GENERATION, *TEMPLATES)
 
 
 class Checkpoint:
@@ -53,11 +58,15 @@ class Checkpoint:
             raise RunFolderError(f"there is no checkpoint {str(path)!r}")
         if torn := what_is_torn(path):
             raise RunFolderError(f"{str(path)!r} is no whole checkpoint: {torn}")
-        state = json.loads((path / STATE).read_text())
-        self.step = int(state["step"])
-        self.tasks: Mapping[str, JSON] = state["tasks"]
+        try:
+            state = json.loads((path / STATE).read_text(encoding="utf-8"))
+            step, tasks, numbers = int(state["step"]), dict(state["tasks"]), dict(state["random"])
+        except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+            raise RunFolderError(f"{str(path / STATE)!r} holds no state of a checkpoint: {error!r:.200}") from error
+        self.step = step
+        self.tasks: Mapping[str, JSON] = tasks
         """The state of the run's task source."""
-        self.random: Mapping[str, JSON] = state["random"]
+        self.random: Mapping[str, JSON] = numbers
         """The states of the process's own random number generators at the end of the step."""
 
     def learner_state(self) -> Mapping[str, Any]:
@@ -103,6 +112,8 @@ class Snapshot:
     content: SnapshotContent
     tokenizer: Path
     """The folder whose tokenizer is copied into the checkpoint."""
+    renderer: Renderer | None = None
+    """The chat template of the run, at whose stop ids generation ends; None leaves those of the folder."""
     tasks: Mapping[str, JSON]
     random: Mapping[str, JSON]
     record: Mapping[str, JSON] = field(default_factory=dict)
@@ -111,7 +122,7 @@ class Snapshot:
     def write(self, folder: Path) -> None:
         """Writes the files, with the manifest last."""
         self.content.write(folder)
-        copy_tokenizer(self.tokenizer, folder)
+        copy_tokenizer(self.tokenizer, folder, self.renderer)
         state = {"step": self.step, "policy_version": self.step, "tasks": self.tasks, "random": self.random}
         (folder / STATE).write_text(json.dumps(state, default=dict) + "\n")
         write_manifest(folder, {"step": self.step, "record": self.record})
@@ -168,11 +179,32 @@ def newest_whole(run: Path) -> Checkpoint | None:
     return None
 
 
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copies the files of a model folder's tokenizer, chat template and generation settings."""
+def copy_tokenizer(source: Path, folder: Path, renderer: Renderer | None = None) -> None:
+    """Copies the files of a model folder's tokenizer, chat templates and generation settings into one with its model.
+
+    If generation would go on after a stop id of the `renderer`, its stop ids become those of the folder, and the first
+    one the tokenizer's end token, unless a template writes that token.
+    """
     for pattern in TOKENIZER_FILES:
         for file in source.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
+            copy = folder / file.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
+    if renderer is None or set(renderer.stop_ids) <= set(declared_ends(folder)):
+        return
+    # Without a file, transformers takes these from config.json.
+    config = read_json_object(folder / "config.json")
+    known = {name: config[name] for name in ("bos_token_id", "pad_token_id") if name in config}
+    generation = (read_json_object(folder / GENERATION) or known) | {"eos_token_id": list(renderer.stop_ids)}
+    replace_file(folder / GENERATION, json.dumps(generation, indent=2) + "\n")
+    templates = [file.read_text(encoding="utf-8") for pattern in TEMPLATES for file in folder.glob(pattern)]
+    files = {name: read_json_object(folder / name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)}
+    if any("eos_token" in text for text in (*templates, str(files[TOKENIZER_CONFIG].get("chat_template")))):
+        return
+    for name, tokens in files.items():
+        if tokens:
+            tokens["eos_token"] = renderer.decode(renderer.stop_ids[:1])
+            replace_file(folder / name, json.dumps(tokens, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager

@@ -45,7 +45,9 @@ class MetadataReader(FileSystemReader):
         try:
             with self._file.open("rb") as file:
                 metadata = _MetadataUnpickler(file).load()
-        except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+        except (
+            *(pickle.UnpicklingError, EOFError, OSError, ValueError, TypeError, AttributeError, IndexError, KeyError),
+        ) as error:
             raise RunFolderError(f"{str(self._file)!r} is no metadata of tensors: {error}") from error
         if not isinstance(metadata, Metadata):
             raise RunFolderError(f"{str(self._file)!r} is no metadata of tensors but a {type(metadata).__name__}")

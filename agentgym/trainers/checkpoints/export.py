@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,17 +14,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from agentgym.errors import ConfigError, RunFolderError
+from agentgym.chat_templates import Renderer, renderer_for
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError
+from agentgym.loading import is_place
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.lora_layer import join_adapters
 from agentgym.model.model_folder import reading, save_model_folder
 from agentgym.model.model_name import is_model_id, model_folder
-from agentgym.model.policy import load_policy
+from agentgym.model.policy import folder_config, load_policy
+from agentgym.remote import is_remote
 from agentgym.rollout.record.manifest import MANIFEST
 from agentgym.trainers.checkpoints.checkpoint import (
+    LEARNER,
     Checkpoint,
     checkpoint_folders,
     copy_tokenizer,
@@ -30,11 +37,14 @@ from agentgym.trainers.checkpoints.checkpoint import (
     step_of,
 )
 from agentgym.trainers.checkpoints.run_folder import read_settings
+from agentgym.trainers.checkpoints.sharded_state import open_state
 from agentgym.trainers.checkpoints.writer import BEST
 from agentgym.trainers.learner.lora import Adapters, adapt
 from agentgym.trainers.settings.lora import LoraConfig
 
 __all__ = ["DType", "Exported", "export_adapter", "export_model", "find_checkpoint", "write_adapter"]
+
+logger = logging.getLogger(__name__)
 
 DType = Literal["float32", "bfloat16", "float16"]
 _KEY = "base_model.model.{}.lora_{}.weight"
@@ -88,26 +98,41 @@ def find_checkpoint(source: Path, *, step: int | None = None, best: bool = False
     return newest
 
 
-def export_model(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32", average: bool = False) -> Exported:
+def export_model(
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    dtype: DType = "float32",
+    average: bool = False,
+    trust_run_code: bool = False,
+) -> Exported:
     """Writes the model and tokenizer without the trainer's state, in the format of `transformers`, SGLang and vLLM.
 
     With `average`, the weights are the moving average that `learner.ema_decay` kept. Raises RunFolderError if the
-    folder is not empty or cannot be written; it appears once it is complete.
+    folder is not empty or cannot be written; it appears once it is complete. Raises ConfigError for a run with a class
+    of its own, whose file is run only with `trust_run_code`.
     """
     with _new_folder(checkpoint, folder) as part:
-        model = load_policy(checkpoint.path, backend=_backend(checkpoint))
+        model = load_policy(checkpoint.path, backend=_backend(checkpoint, trust_run_code))
         if average:
             state = checkpoint.learner_state()
             if "lora" in state:
                 raise ConfigError("the average of a run with learner.lora is one of its adapter: add --adapter")
             _load_average(model, state, checkpoint)
+        else:
+            _merge_again(model, checkpoint, trust_run_code)
         save_model_folder(model, part, dtype=getattr(torch, dtype))
-        copy_tokenizer(checkpoint.path, part)
+        copy_tokenizer(checkpoint.path, part, _renderer(checkpoint))
     return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
 
 
 def export_adapter(
-    checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32", average: bool = False
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    dtype: DType = "float32",
+    average: bool = False,
+    trust_run_code: bool = False,
 ) -> Exported:
     """Writes the adapter of a run with `learner.lora`, in the format that `peft` loads onto the run's first model.
 
@@ -121,8 +146,8 @@ def export_adapter(
             " learner.lora.rank"
         )
     if average:
-        config = LoraConfig(**{**state["settings"], "target_modules": tuple(state["settings"]["target_modules"])})
-        model = adapt(load_policy(checkpoint.path, backend=_backend(checkpoint)), config)
+        config = _lora_config(state)
+        model = adapt(load_policy(checkpoint.path, backend=_backend(checkpoint, trust_run_code)), config)
         _load_average(model, whole, checkpoint)
         state = Adapters(model, config).state_dict()
     with _new_folder(checkpoint, folder) as part:
@@ -151,7 +176,7 @@ def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtyp
         "rank_pattern": {name: factor * settings["rank"] for name, factor in found.parameters.items() if factor > 1},
         "alpha_pattern": {name: factor * alpha for name, factor in found.parameters.items() if factor > 1},
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": bool(state.get("transposed")),
         "inference_mode": True,
         "init_lora_weights": True,
         "modules_to_save": None,
@@ -219,10 +244,53 @@ def _load_average(model: LanguageModel, state: Mapping[str, Any], checkpoint: Ch
         parameters[name].copy_(mean)
 
 
-def _backend(checkpoint: Checkpoint) -> str:
+def _backend(checkpoint: Checkpoint, trust_run_code: bool) -> str:
     """Returns the backend of the checkpoint's run, which names the parameters; `auto` for one without its run."""
     run = checkpoint.path.resolve().parent.parent
-    return str(read_settings(run).get("model_backend", "auto")) if (run / "config.yaml").is_file() else "auto"
+    backend = str(read_settings(run).get("model_backend", "auto")) if (run / "config.yaml").is_file() else "auto"
+    if is_place(backend) and not trust_run_code:
+        raise ConfigError(
+            f"the run's config.yaml names code, model_backend {backend!r}, which would be run to load the model: read"
+            " it first, then add --trust-run-code"
+        )
+    return backend
+
+
+def _lora_config(state: Mapping[str, Any]) -> LoraConfig:
+    return LoraConfig(**{**state["settings"], "target_modules": tuple(state["settings"]["target_modules"])})
+
+
+def _merge_again(model: LanguageModel, checkpoint: Checkpoint, trust_run_code: bool) -> None:
+    """Gives a model in float32 the sum of the base and the adapters of a checkpoint whose weights were rounded.
+
+    Without the base as it was, the weights of the checkpoint stay.
+    """
+    dtype, state = str(folder_config(checkpoint.path).get("torch_dtype")), open_state(checkpoint.path / LEARNER)
+    if dtype == "float32" or "lora" not in state:
+        return
+    try:
+        first = _first_model(checkpoint)
+        if first is None:
+            raise RunFolderError("the checkpoint is without its run, which names the model that it began with")
+        folder, backend = model_folder(first, may_fetch=False), _backend(checkpoint, trust_run_code)
+        adapters = Adapters.of(
+            model, load_policy(folder, dtype=dtype, backend=backend).float(), _lora_config(state["lora"])
+        )
+        adapters.load_state_dict(state["lora"])
+        adapters.publish()
+    except AgentGymError as error:
+        logger.warning(
+            "the adapters cannot be merged in float32, so the weights are those of the checkpoint, rounded to %s: %s",
+            *(dtype, error),
+        )
+
+
+def _renderer(checkpoint: Checkpoint) -> Renderer | None:
+    """Returns the renderer of a checkpoint; None for one of the user's own, whose checkpoint has its stop ids."""
+    try:
+        return renderer_for(checkpoint.path)
+    except AgentGymError:
+        return None
 
 
 def _first_model(checkpoint: Checkpoint) -> str | None:
@@ -231,7 +299,7 @@ def _first_model(checkpoint: Checkpoint) -> str | None:
     if not (run / "config.yaml").is_file():
         return None
     model = str(read_settings(run).get("model", "embedded"))
-    return model if is_model_id(model) else str(model_folder(model).resolve())
+    return model if is_model_id(model) or is_remote(model) else str(model_folder(model).resolve())
 
 
 @contextmanager
@@ -240,18 +308,18 @@ def _new_folder(checkpoint: Checkpoint, folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunFolderError(f"{str(folder)!r} is taken already: name a new folder, or remove it")
     folder = folder.resolve()
-    part = folder.with_name(f".{folder.name}.part")
+    part = folder.with_name(f".{secrets.token_hex(4)}.{folder.name}")
     try:
         with reading(checkpoint.path):
-            shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             yield part
             os.replace(part, folder)
-    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-        shutil.rmtree(part, ignore_errors=True)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch reports a failed write as RuntimeError
         if isinstance(error, RunFolderError):
             raise
         raise RunFolderError(f"cannot write the model to {str(folder)!r}: {error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _as_checkpoint(source: Path) -> Path | None:

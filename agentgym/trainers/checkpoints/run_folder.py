@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from agentgym.chat_templates import Renderer
 from agentgym.envs.catalog.resolve import stem_of
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.language_model import LanguageModel
@@ -18,6 +19,7 @@ from agentgym.rollout.record.chain import CHAIN, ChainedFile
 from agentgym.rollout.record.environments_file import ENVIRONMENTS, record_environments
 from agentgym.rollout.record.folder_digests import discard_digests, file_digest, write_digests
 from agentgym.rollout.record.folder_lock import FolderLock
+from agentgym.rollout.record.manifest import replace_file
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint, copy_tokenizer, guard_writes
 from agentgym.trainers.checkpoints.writer import Checkpoints
 from agentgym.trainers.config import TrainConfig, config_from_mapping, flatten_settings, with_current_names
@@ -25,6 +27,7 @@ from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.tasks.mix import read_mix
 from agentgym.types import JSON
+from agentgym.yaml_text import parse_yaml
 
 __all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_run_date", "save_model"]
 
@@ -60,7 +63,7 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.lock.take()
-            (path / "config.yaml").write_text(settings)
+            replace_file(path / "config.yaml", settings)
             record_environments(path, _environments_of(config))
         except OSError as error:
             raise RunFolderError(f"cannot write a run to {str(path)!r}: {error}; give another --output") from error
@@ -175,10 +178,10 @@ def _step_of_line(line: bytes, number: int, path: Path) -> int:
         ) from error
 
 
-def save_model(model: LanguageModel, folder: Path, tokenizer: Path) -> Path:
+def save_model(model: LanguageModel, folder: Path, tokenizer: Path, renderer: Renderer) -> Path:
     """Writes the model with the tokenizer of the folder `tokenizer`, in the format of `transformers` and agentgym."""
     save_model_folder(model, folder)
-    copy_tokenizer(tokenizer, folder)
+    copy_tokenizer(tokenizer, folder, renderer)
     return folder
 
 
@@ -193,7 +196,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not path.is_file():
         raise RunFolderError(f"{str(folder)!r} holds no run: it has no config.yaml")
-    settings = yaml.safe_load(path.read_text())
+    try:
+        settings = parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunFolderError(f"{str(path)!r} cannot be read: {error}") from error
     if not isinstance(settings, dict) or "algo" not in settings:
         raise RunFolderError(f"{str(folder)!r} holds no training run: its config.yaml is that of another command")
     return with_current_names(settings)

@@ -25,7 +25,7 @@ from agentgym.trainers.cluster.weight_store import store_weights
 from agentgym.trainers.learner.critic import Critic, CriticStats
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.parameter_groups import ready_to_train
-from agentgym.trainers.learner.reference import ReferenceModel, check_teacher
+from agentgym.trainers.learner.reference import ReferenceModel
 from agentgym.trainers.parallel.sharded_tensor import Gather
 from agentgym.trainers.parallel.world import Sharded, learner_ranks, model_of
 from agentgym.trainers.settings.critic import CriticConfig
@@ -146,9 +146,8 @@ class ReferenceActor(RankProcess):
         else:
             given = self._load(str(model_folder(name)), "auto", is_of_run=False)
         model = model_of(given)
-        check_teacher(model, beginning.vocab_size)
-        world = learner_ranks(given, learner)
-        self._model = ReferenceModel(model.requires_grad_(False), learner, config.sampling.temperature, world)
+        temperature, world = config.sampling.temperature, learner_ranks(given, learner)
+        self._model = ReferenceModel(model.requires_grad_(False), learner, temperature, world, beginning.vocab_size)
         return os.getpid()
 
     def logprobs(self, batch: TrainingBatch) -> Tensor | None:

@@ -72,6 +72,9 @@ class Adapters:
         self.model, self.config = model, config
         self.published = published
         """A model that is kept equal to the weights with their adapters merged in; None for none."""
+        self.merge_lost: float | None = None
+        """The share of what the adapters add that the weights lost when they were merged last, in a type shorter than
+        float32: the norm of the rounding error over that of the sum. None in float32, and if they add nothing."""
         self._by_name = dict(_named_adapters(model))
         self._weights = {weight.name: weight for weight in _adapted_weights(model)}
 
@@ -105,12 +108,22 @@ class Adapters:
         yield from publish_blocks(model.hf, model.blocks, merged) if isinstance(model, TransformersModel) else merged
 
     def _merge_weights(self, *, adapted_only: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights by the name of the model's own module, see `merged_weights`."""
+        """Yields weights by the name of the model's own module, see `merged_weights`; then sets `merge_lost`."""
+        scale, errors, sums = self.config.alpha / self.config.rank, [], []
         for name, tensor in self._own_weights(self.model, whole):
             if name in self._weights:
-                yield name, self._weights[name].merge(tensor, self.config.alpha / self.config.rank, whole)
+                weight = self._weights[name]
+                merged = weight.merge(tensor, scale, whole)
+                if merged.dtype != torch.float32:
+                    left, right = weight.factors(whole)
+                    sums.append(left.float() @ right.float() * scale)
+                    errors.append((merged.float() - tensor.float() - sums[-1]).norm())
+                    sums[-1] = sums[-1].norm()
+                yield name, merged
             elif not adapted_only:
                 yield name, tensor
+        added = float(torch.stack(sums).norm()) if sums else 0.0
+        self.merge_lost = float(torch.stack(errors).norm()) / added if added else None
 
     @staticmethod
     def _own_weights(
@@ -145,11 +158,13 @@ class Adapters:
     def state_dict(self, gather: Gather = whole) -> dict[str, Any]:
         """The state that `load_state_dict` restores bitwise: tensors by their projections, and the settings.
 
-        `stacks` are the projections in each parameter that has all experts of a layer.
+        `stacks` are the projections in each parameter that has all experts of a layer; `transposed` says that the
+        weights of linear layers are `[I, O]`.
         """
         stacks = {weight.name: list(weight.adapters) for weight in self._weights.values() if weight.is_stack}
         tensors = {name: gather(tensor) for name, tensor in self._tensors()}
-        return {"settings": asdict(self.config), "tensors": tensors, "stacks": stacks}
+        transposed = any(weight.is_transposed for weight in self._weights.values() if not weight.is_stack)
+        return {"settings": asdict(self.config), "tensors": tensors, "stacks": stacks, "transposed": transposed}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

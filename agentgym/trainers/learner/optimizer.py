@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
-from agentgym.trainers.algorithms.optimizers import make_optimizer, schedule_share
+from agentgym.settings import convert_function_errors
+from agentgym.trainers.algorithms.optimizers import BUILT_IN, OPTIMIZERS, make_optimizer, schedule_share
 from agentgym.trainers.learner.adamw import PlainAdamW
 from agentgym.trainers.learner.master_weights import MasterWeights
 from agentgym.trainers.learner.parameter_groups import divide_groups
@@ -18,12 +23,15 @@ from agentgym.trainers.learner.weight_average import WeightAverage
 from agentgym.trainers.parallel.sharded_tensor import Gather, Stored, is_sharded, like, whole
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
-__all__ = ["PolicyOptimizer"]
+__all__ = ["PolicyOptimizer", "check_optimizer"]
+
+logger = logging.getLogger(__name__)
 
 
 class PolicyOptimizer:
     """The configured optimizer of a model's parameters, with its schedule; `num_steps` counts the steps taken.
 
+    `position` is that in the schedule, which counts as many steps for each batch whether they are taken or not.
     `further` are parameters outside of the model that are trained with it, such as a head's. For bfloat16 parameters it
     keeps float32 masters, see `MasterWeights`. With `ema_decay` it keeps an average of the model's trained parameters.
     """
@@ -38,7 +46,7 @@ class PolicyOptimizer:
     ) -> None:
         self.config = config = config.for_size(sum(parameter.numel() for parameter in model.parameters()))
         self.total_steps = max(1, total_steps)
-        self.num_steps = 0
+        self.num_steps = self.position = 0
         more = list(further)
         self.parameters = [*(parameter for parameter in model.parameters() if parameter.requires_grad), *more]
         self._masters = MasterWeights(self.parameters)
@@ -56,9 +64,13 @@ class PolicyOptimizer:
     def learning_rate(self) -> float:
         """The learning rate of the next step, before the factors of `rates` and `layer_decay`."""
         config = self.config
-        position = {"step": self.num_steps, "total_steps": self.total_steps, "warmup_steps": config.num_warmup}
+        position = {"step": self.position, "total_steps": self.total_steps, "warmup_steps": config.num_warmup}
         warm = min(1.0, (self.num_steps + 1) / max(1, config.num_warmup))
         return config.peak_rate * warm * schedule_share(config.decay, config.decay_settings, position)
+
+    def skip_to(self, position: int) -> None:
+        """Moves the schedule forward past steps that were not taken; the warm-up counts those that are."""
+        self.position = max(self.position, position)
 
     def step(self) -> float:
         """Clips the accumulated gradients, applies and clears them; returns their norm before clipping.
@@ -71,12 +83,15 @@ class PolicyOptimizer:
             for part in self._parts:
                 for group in part.param_groups:
                     group["lr"] = self.learning_rate * group.get("rate", 1.0)
+                    if group.get("decoupled") and group["weight_decay"]:
+                        _decay(group)
                 part.step()
             torch.autograd.graph.increment_version(self._stepped)  # which a fused step leaves as it was
             self._masters.round()
             if self._average is not None:
                 self._average.update()
             self.num_steps += 1
+            self.position += 1
         for part in self._parts:
             part.zero_grad(set_to_none=True)
         return norm
@@ -84,17 +99,31 @@ class PolicyOptimizer:
     def state_dict(self, gather: Gather = whole) -> dict[str, Any]:
         """The state that `load_state_dict` restores bitwise, in whole tensors or shards, see `Learner.state_dict`."""
         state = {"num_steps": self.num_steps, "parts": [_part_state(part, gather) for part in self._parts]}
+        state |= {"position": self.position} if self.position != self.num_steps else {}
         state |= {"masters": self._masters.state()} if len(self._masters) else {}
         return state | ({} if self._average is None else {"average": self._average.state(gather)})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the saved state of an optimizer of the same model and configuration."""
         self.num_steps = state["num_steps"]
+        self.position = state.get("position", self.num_steps)
         self._masters.load(state.get("masters", ()))
         if self._average is not None:
             self._average.load(state["average"])
         for part, saved in zip(self._parts, state["parts"], strict=True):
+            own = [group["weight_decay"] for group in part.param_groups]
             part.load_state_dict(_state_like(part, saved))
+            if own != [group.get("weight_decay", 0.0) for group in part.param_groups]:
+                text = "optimizer.weight_decay had no effect on %s when the run began: it goes on without, as before"
+                logger.warning(text, self.config.name)
+
+
+@torch.no_grad()
+def _decay(group: Mapping[str, Any]) -> None:
+    """Takes the weight decay of a step off the weights that have a gradient."""
+    for parameter in group["params"]:
+        if parameter.grad is not None:
+            parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
 
 
 def _clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
@@ -168,7 +197,7 @@ def _make_parts(
         return [adamw(parameter for _, parameter in named)]
     if config.name != "muon":
         parameters = [*(parameter for _, parameter in named), *map(masters.of, further)]
-        return [make_optimizer(config.name or "", parameters, config.peak_rate, config.settings)]
+        return [_make_named(config, parameters)]
     # Muon is for the matrices between hidden states; embeddings, head and norms go to AdamW, as its authors say.
     ends = {id(masters.of(parameter)) for parameter in _ends(model)}
     matrices = [parameter for _, parameter in named if parameter.ndim == 2 and id(parameter) not in ends]
@@ -180,3 +209,50 @@ def _make_parts(
     )
     rest = [parameter for _, parameter in named if id(parameter) not in chosen]
     return [muon, adamw(rest)] if rest or further else [muon]
+
+
+def _make_named(config: OptimizerConfig, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+    """Returns the configured optimizer of the table, with the weight decay and the betas.
+
+    A group of a class without weight decay is marked `decoupled`: its weights are to be decayed before its step.
+    """
+    made = make_optimizer(config.name or "", parameters, config.peak_rate, config.settings)
+    for group in made.param_groups:
+        if "weight_decay" not in group:
+            group |= {"weight_decay": config.weight_decay, "decoupled": True}
+        elif config.weight_decay and not config.settings.get("weight_decay"):
+            group["weight_decay"] = config.weight_decay
+        if "betas" in group and config.own_betas:
+            group["betas"] = config.own_betas
+    return made
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning(text)
+
+
+def check_optimizer(config: OptimizerConfig, *, is_resumed: bool = False) -> None:
+    """Raises an error if an optimizer cannot work or a setting of it has no effect; tries one step on a small matrix.
+
+    A run that `is_resumed` goes on without such a setting, as it began, with a warning.
+    """
+    name = config.name or BUILT_IN[0]
+    if name in BUILT_IN:
+        if config.settings:
+            raise ConfigError(f"optimizer.settings are those of other optimizers than {name}: leave them out")
+        return
+    parameter = torch.zeros(2, 2, requires_grad=True)
+    made = _make_named(replace(config, name=name, learning_rate=config.learning_rate or 1e-6), [parameter])
+    idle = ""
+    if config.own_betas and not all("betas" in group for group in made.param_groups):
+        idle = f"optimizer.beta1 and beta2 have no effect on {name}, which has no such means"
+    elif config.weight_decay and config.settings.get("weight_decay"):
+        idle = "optimizer.weight_decay has no effect, since optimizer.settings has one too"
+    if idle and not is_resumed:
+        raise ConfigError(f"{idle}: leave it out")
+    if idle:
+        _warn_once(f"{idle}: the run goes on as it began")
+    parameter.grad = torch.ones(2, 2)
+    with convert_function_errors(name, OPTIMIZERS[name]):
+        made.step()

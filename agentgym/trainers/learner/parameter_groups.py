@@ -36,8 +36,6 @@ def divide_groups(
     settings: dict[Tensor, Own] = {of(parameter): own for parameter, own in _own_settings(model, config)}
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        if config.weight_decays and "weight_decay" not in group:
-            raise ConfigError(f"optimizer {config.name} has no weight decay: leave optimizer.weight_decays out")
         parts: dict[Own, list[Tensor]] = defaultdict(list)
         for tensor in group["params"]:
             parts[settings.get(tensor, (1.0, None))].append(tensor)

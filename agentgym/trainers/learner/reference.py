@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.linear import linear
@@ -34,29 +37,51 @@ CHUNK_LOGITS = 4_000_000
 def load_teacher(name: str, student: LanguageModel) -> LanguageModel:
     """Loads the model that a student is compared with, on its device and in its type; see `check_teacher`."""
     teacher = load_policy(model_folder(name), dtype=student.embed.dtype)
-    check_teacher(teacher, student.vocab_size)
     return on_device(teacher, str(student.embed.device)).requires_grad_(False)
 
 
-def check_teacher(teacher: LanguageModel, vocab_size: int) -> None:
-    """Raises ConfigError if a teacher's vocabulary has another size than the student's."""
-    if teacher.vocab_size != vocab_size:
+def check_teacher(name: str | None, student: Path) -> None:
+    """Raises ConfigError unless ids mean the same to a teacher, if there is one, as to the model in a folder.
+
+    Vocabulary, merges and normalizer have to be equal, and no added token of one may be another one's there. Embeddings
+    may have further rows, which no token has.
+    """
+    if name is None:
+        return
+    folders = model_folder(name), student
+    theirs, ours = (json.loads(ChatTokenizer.load(own, needs_template=False).backend.to_str()) for own in folders)
+    different = [what for part, what in _TOKENIZER_PARTS.items() if theirs[part] != ours[part]]
+    added = {(token["id"], token["content"]) for own in (theirs, ours) for token in own["added_tokens"]}
+    if min(len({pair[side] for pair in added}) for side in (0, 1)) < len(added):
+        different.append("added token")
+    if different:
         raise ConfigError(
-            f"the model of learner.kl.reference has a vocabulary of {teacher.vocab_size} ids and the trained one"
-            f" {vocab_size}: tokens of one mean nothing to the other, so give a model with the same tokenizer"
+            f"the tokenizer of learner.kl.reference {name!r} is not that of the trained model (another"
+            f" {different[0]}), so its ids are other texts: give a model with the same tokenizer"
         )
+
+
+_TOKENIZER_PARTS = {"model": "vocabulary or merges", "normalizer": "normalizer", "pre_tokenizer": "pre-tokenizer"}
 
 
 class ReferenceModel:
     """Computes what a model of frozen weights makes of a batch's trained targets, on the ranks that have it.
 
-    A mixture of experts chooses its own. Logprobs are at the temperature of training.
+    A mixture of experts chooses its own. Logprobs are at the temperature of training, over the ids that both models
+    have of the `vocab_size` ids of the policy: another padding of the embedding counts for nothing, and an id that this
+    model lacks, which no token has, for its last one.
     """
 
     def __init__(
-        self, model: LanguageModel | Unadapted, config: LearnerConfig, temperature: float, world: LearnerRanks
+        self,
+        model: LanguageModel | Unadapted,
+        config: LearnerConfig,
+        temperature: float,
+        world: LearnerRanks,
+        vocab_size: int,
     ) -> None:
         self._model, self._world = model, world
+        self._num_ids = min(vocab_size, len(model.embed))
         self._temperature = temperature
         self._tokens = config.pass_tokens
         self._score = scorer(config.head_kernel, model.softcap)
@@ -73,17 +98,21 @@ class ReferenceModel:
 
         def read(hidden_OE: Tensor, head_VE: Tensor) -> TargetScores:
             exchange = layout.exchange
-            found = self._score(hidden_OE, head_VE, exchange.own(part.target_N[part.trained_M]), self._temperature)
+            target_M = part.target_N[part.trained_M].clamp(max=self._num_ids - 1)
+            found = self._score(hidden_OE, head_VE[: self._num_ids], exchange.own(target_M), self._temperature)
             return TargetScores(exchange.gather_entries(found.logp_N), exchange.gather_entries(found.entropy_N))
 
-        scores: TargetScores = self._model(part.ids_N, layout, read)
+        scores: TargetScores = self._model(self._known_ids(part), layout, read)
         return scores.logp_N
 
     @torch.no_grad()
     def final_states(self, part: TrainingBatch) -> FinalStates:
         """The final states at a micro-batch's trained targets, with the head."""
-        hidden_ME, head_VE = self._model(part.ids_N, self._layout(part), lambda hidden, head: (hidden, head))
-        return FinalStates(hidden_ME, head_VE, self._model.softcap)
+        hidden_ME, head_VE = self._model(self._known_ids(part), self._layout(part), lambda hidden, head: (hidden, head))
+        return FinalStates(hidden_ME, head_VE[: self._num_ids], self._model.softcap)
+
+    def _known_ids(self, part: TrainingBatch) -> Tensor:
+        return part.ids_N.clamp(max=len(self._model.embed) - 1)
 
     def _layout(self, part: TrainingBatch) -> PackedLayout:
         return self._world.layout(part.seqlens, part.on_cpu.ids_N, part.on_cpu.mask_N)
@@ -123,10 +152,12 @@ class FinalStates(NamedTuple):
 
 
 def whole_divergence(student: FinalStates, teacher: FinalStates, beta: float, temperature: float) -> Tensor:
-    """Returns `generalized_jsd` at each target, `[M]`.
+    """Returns `generalized_jsd` at each target, `[M]`, over the ids that the teacher's head has.
 
     The logits of a chunk of targets are computed again in the backward pass.
     """
+    if len(student.head_VE) > len(teacher.head_VE):
+        student = student._replace(head_VE=student.head_VE[: len(teacher.head_VE)])
     on_cpu = student.hidden_ME.device.type == "cpu"
     size = max(1, CHUNK_LOGITS * (1 if on_cpu else 16) // len(student.head_VE))
 

@@ -224,13 +224,14 @@ def _check_samples(subject: _Subject) -> tuple[bool, str]:
 
 def _prompts(subject: _Subject) -> list[list[int]]:
     first, second, third = subject.rows
-    return [list(map(int, ids_T)) for ids_T in (first, second[:20], third[:45], first)]
+    most = max(1, min(128, subject.ours.context_window) - 36)  # two replies follow
+    return [list(map(int, ids_T[:most])) for ids_T in (first, second[:20], third[:45], first)]
 
 
 async def _two_turns(model: LanguageModel, prompts: Sequence[list[int]]) -> list[tuple[list[int], Completion]]:
-    records = bool(model.num_chosen())
+    records, window = bool(model.num_chosen()), min(128, model.context_window)
     config = LocalEngineConfig(
-        num_slots=len(prompts), window=128, max_step_tokens=32, compile=False, record_experts=records
+        num_slots=len(prompts), window=window, max_step_tokens=32, compile=False, record_experts=records
     )
     engine = LocalEngine(model, config)
 

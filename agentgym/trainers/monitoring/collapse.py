@@ -19,6 +19,8 @@ RARE_CALLS = 0.1
 """The tool calls per turn below which their format is not judged."""
 MAX_CUT_SHARE = 0.25
 """The cut replies per episode above which the limit of a reply decides what is learned."""
+MAX_MERGE_LOST = 0.5
+"""The share of what adapters learned that rounded weights may lack."""
 MIN_BEFORE = 3
 """The fewest steps that a gradient norm is compared with."""
 
@@ -121,6 +123,11 @@ def _all_dead(view: _View) -> bool:
 
 
 def _dead_groups(view: _View, config: CollapseConfig) -> str:
+    if any(step.rejects_all for step in view.recent) and all(step.is_dead for step in view.recent):
+        return (
+            "the off-policy correction rejected every token, so nothing was learned; widen its bounds, or learn from"
+            " fresher episodes (a smaller max_staleness)"
+        )
     if all(step.success < 0.05 for step in view.recent) and _all_dead(view):
         if _replies_cut(view, config):
             return (
@@ -259,6 +266,16 @@ def _kl_exploded(view: _View, config: CollapseConfig) -> str:
     return ""
 
 
+def _merge_lost(view: _View, config: CollapseConfig) -> str:
+    recent, _ = view.values("merge_lost")
+    if recent and min(recent) > MAX_MERGE_LOST:
+        return (
+            f"the weights that the engine samples with lack {min(recent):.0%} of what the adapters learned, which is"
+            " less than their last bit; train in float32 (learner.dtype), or raise learner.lora.learning_rate"
+        )
+    return ""
+
+
 _RULES: Mapping[SymptomName, Callable[[_View, CollapseConfig], str]] = {
     "tool_faults": _tool_faults,
     "replies_cut": _replies_cut,
@@ -274,5 +291,6 @@ _RULES: Mapping[SymptomName, Callable[[_View, CollapseConfig], str]] = {
     "clipped": _tokens_clipped,
     "gradient_exploded": _gradient_exploded,
     "kl_exploded": _kl_exploded,
+    "merge_lost": _merge_lost,
 }
 """The rule of each symptom; `nan` has none, as the update that finds it raises."""

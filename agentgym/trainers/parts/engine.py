@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +43,7 @@ __all__ = [
     "model_of_run",
     "open_engine",
     "open_servers",
+    "require_engine",
     "weights_for",
 ]
 
@@ -179,6 +183,23 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
     logs = config.vllm.log_folder or str(log_folder)
     vllm = replace(config.vllm, dtype=dtype, log_folder=logs, server_args=words)
     return await open_vllm(vllm, model_folder, version=version, learner=config.learner.device)
+
+
+def require_engine(config: TrainConfig) -> None:
+    """Raises for an own engine that does not exist, or servers whose interpreter does not have their library."""
+    if is_place(config.engine):
+        load_named(config.engine, OWN_ENGINE)
+        return
+    servers = {"sglang": config.sglang, "vllm": config.vllm}.get(config.engine)
+    if servers is None or servers.urls:
+        return
+    python = servers.python or sys.executable
+    search = f"import importlib.util as u; raise SystemExit(u.find_spec({config.engine!r}) is None)"
+    if shutil.which(python) is None or subprocess.run([python, "-c", search], capture_output=True).returncode:
+        raise ConfigError(
+            f"{python!r} is no interpreter with {config.engine}: name one with --{config.engine}.python, or servers"
+            f" with --{config.engine}.urls (`agentgym doctor` shows how to install it)"
+        )
 
 
 _SEVERAL_GPUS = ("--tp", "--tensor-parallel", "--pp", "--pipeline-parallel", "--dp", "--data-parallel")

@@ -25,6 +25,7 @@ SymptomName: TypeAlias = Literal[
     "clipped",
     "gradient_exploded",
     "kl_exploded",
+    "merge_lost",
 ]
 
 

@@ -37,7 +37,7 @@ class OptimizerConfig:
     `sgd`, `adafactor`, or your own as `path/to/file.py:name`; `agentgym algorithms list` shows all. None is `adamw`, or
     `muon` where `agentgym sft` teaches a model below 50 million parameters."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """The settings of an optimizer other than adamw and muon, such as momentum=0.9."""
+    """The settings of an optimizer other than adamw and muon, such as momentum=0.9 of sgd."""
     learning_rate: float | None = None
     """The peak rate. None goes by the model: 4e-4 suits the embedded one (a million parameters), and models of 50
     million or more get 1e-6, as in published runs. `sft` and `dpo` have rates of their own."""
@@ -50,11 +50,12 @@ class OptimizerConfig:
     decay_settings: Mapping[str, object] = field(default_factory=dict)
     """The settings of the decay, such as floor=0.1 of cosine."""
     beta1: float = 0.9
-    """Decay of AdamW's mean of gradients, in [0, 1)."""
+    """Decay of AdamW's mean of gradients, in [0, 1); an optimizer without such a mean takes the default alone."""
     beta2: float = 0.98
     """Decay of AdamW's mean of squared gradients, in [0, 1)."""
     weight_decay: float = 0.0
-    """The share of a weight that is subtracted each step, times the learning rate."""
+    """The share of a weight that is subtracted each step, times the learning rate; of sgd it is added to the gradient,
+    as in torch."""
     weight_decays: Mapping[str, float] = field(default_factory=dict)
     """Weight decays of some parameters, by a regular expression that is in their published names, such as
     'norm|bias'=0; the first that is counts."""
@@ -88,6 +89,12 @@ class OptimizerConfig:
         """The learning rate, which `for_size` sets where none is given."""
         assert self.learning_rate is not None, "for_size sets it"
         return self.learning_rate
+
+    @property
+    def own_betas(self) -> tuple[float, float] | None:
+        """The betas, or None if they are the defaults."""
+        betas, usual = (self.beta1, self.beta2), (OptimizerConfig.beta1, OptimizerConfig.beta2)
+        return None if betas == usual else betas
 
     @property
     def num_warmup(self) -> int:

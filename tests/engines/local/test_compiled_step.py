@@ -30,7 +30,8 @@ from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.engines.protocol import Sampling
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.transformers_model import TransformersModel, load_transformers_model
+from agentgym.model.transformers_folder import load_transformers_model
+from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.model_check.small_models import save_small_model
 

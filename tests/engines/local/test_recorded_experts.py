@@ -18,7 +18,8 @@ from agentgym.errors import ConfigError
 from agentgym.model.model_folder import published_views
 from agentgym.model.pass_attention import BatchAttention
 from agentgym.model.routing import PassRouting, routing_of
-from agentgym.model.transformers_model import TransformersModel, load_transformers_model
+from agentgym.model.transformers_folder import load_transformers_model
+from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.model_check.small_models import save_small_model
 
 SETTINGS = LocalEngineConfig(num_slots=3, window=160, max_step_tokens=32, record_experts=True)

@@ -20,7 +20,8 @@ from agentgym.engines.local.worker import EngineWorker
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import EngineError
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.transformers_model import TransformersModel, load_transformers_model
+from agentgym.model.transformers_folder import load_transformers_model
+from agentgym.model.transformers_model import TransformersModel
 
 
 def decoder() -> Decoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,3 +112,22 @@ def test_tools_are_selected_by_the_server_s_name_or_the_mapped_one(
 def test_a_server_of_bad_tools_alone_is_refused(desk: Desk, listed: Callable[..., McpServer]) -> None:
     with pytest.raises(ToolSchemaError, match="has no tool that can be offered: tool 'text': a tool's parameters"):
         desk(listed([tool("text", BAD["text"])]))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"content": [{"type": "text", "text": "\\\\ud800"}]}'.replace("\\\\", "\\"),
+        '{"content": [], "structuredContent": {"a": %s}}' % ("[" * 5000 + "]" * 5000),
+        "nonsense",
+    ],
+    ids=["lone surrogate", "deep", "no JSON"],
+)
+def test_a_result_that_cannot_be_read_is_told_as_what_it_is(
+    desk: Desk, listed: Callable[..., McpServer], raw: str
+) -> None:
+    env = desk(replace(listed([tool("add", {})]), call_timeout_s=1))
+    text, error = env.ask("add", raw=raw)
+    assert error == "timeout" and "gave no answer within 1 s; the server sent a message that cannot be read: " in text
+    assert "JSON" in text and len(text) < 400
+    assert env.ask("add", x=1) == ('["add", {"x": 1}]', None)

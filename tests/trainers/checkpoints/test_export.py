@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from agentgym.chat_templates import ChatTokenizer, renderer_for
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.model.model_folder import load_decoder, published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.trainers.checkpoints.checkpoint import LocalContent, Snapshot
-from agentgym.trainers.checkpoints.export import export_model, find_checkpoint
+from agentgym.trainers.checkpoints.checkpoint import LocalContent, Snapshot, copy_tokenizer
+from agentgym.trainers.checkpoints.export import DType, export_model, find_checkpoint
 from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.checkpoints.writer import Checkpoints
+from agentgym.trainers.learner.lora import Adapters
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.settings.lora import LoraConfig
 
 
 @pytest.fixture
@@ -112,3 +118,132 @@ def test_a_run_whose_newest_checkpoint_is_torn_exports_the_one_before(
     (run / "checkpoints" / "step-000003" / "model.safetensors").write_bytes(b"")
     assert find_checkpoint(run).step == 2
     assert "model.safetensors has 0 bytes" in caplog.text and "The one before is taken, step 2" in caplog.text
+
+
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def base_folder(folder: Path, template: str = PLAIN) -> Path:
+    """A base model whose replies end at `<|endoftext|>` (0), with a template that ends them at `<|im_end|>` (2)."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.py", "generation_config.json")
+    shutil.copytree(embedded_folder(), folder, ignore=ignored)
+    for name, change in {
+        "config.json": {"eos_token_id": 0, "pad_token_id": 0},
+        "tokenizer_config.json": {"eos_token": "<|endoftext|>", "chat_template": None},
+        "special_tokens_map.json": {"eos_token": "<|endoftext|>"},
+    }.items():
+        settings = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        (folder / name).write_text(json.dumps({**settings, **change}))
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(template + "{# tools #}")
+    return folder
+
+
+def test_a_saved_model_ends_its_replies_where_the_template_does(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    source = base_folder(tmp_path / "source")
+    renderer = renderer_for(source)
+    assert renderer.stop_ids == (2, 0)
+    content = LocalContent.of(model := load_decoder(source), published_views(model), {}, CopyMemory())
+    checkpoints = Checkpoints(tmp_path / "run", CheckpointConfig())
+    made = Snapshot(step=1, content=content, tokenizer=source, renderer=renderer, tasks={}, random={})
+    checkpoints.save(made, [{"step": 1}])
+    checkpoints.close()
+    checkpoint = find_checkpoint(tmp_path / "run")
+    for folder in (checkpoint.path, export_model(checkpoint, tmp_path / "out").folder):
+        generation = GenerationConfig.from_pretrained(folder)
+        assert generation.eos_token_id == [2, 0] and generation.pad_token_id in (None, 0)
+        assert AutoTokenizer.from_pretrained(folder).eos_token == "<|im_end|>"
+        assert renderer_for(folder).stop_ids == (2, 0)
+        assert (folder / "additional_chat_templates" / "tool_use.jinja").read_text() == PLAIN + "{# tools #}"
+        assert ChatTokenizer.load(folder).tool_template == PLAIN + "{# tools #}"
+
+
+def test_an_export_of_a_checkpoint_without_the_templates_end_has_it(tmp_path: Path) -> None:
+    source = base_folder(tmp_path / "source")
+    content = LocalContent.of(model := load_decoder(source), published_views(model), {}, CopyMemory())
+    checkpoints = Checkpoints(tmp_path / "run", CheckpointConfig())
+    checkpoints.save(Snapshot(step=1, content=content, tokenizer=source, tasks={}, random={}), [{"step": 1}])
+    checkpoints.close()
+    written = export_model(find_checkpoint(tmp_path / "run"), tmp_path / "out").folder
+    assert json.loads((written / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
+
+
+def test_a_tokenizers_end_token_stays_where_a_template_writes_it(tmp_path: Path) -> None:
+    source = base_folder(tmp_path / "source", PLAIN.replace("{% if", "{{ '' if eos_token else '' }}{% if", 1))
+    (out := tmp_path / "out").mkdir()
+    copy_tokenizer(source, out, renderer_for(source))
+    assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
+    assert json.loads((out / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
+
+
+def test_files_that_end_replies_where_the_template_does_are_copied_as_they_are(tmp_path: Path) -> None:
+    (out := tmp_path / "out").mkdir()
+    copy_tokenizer(embedded_folder(), out, renderer_for(embedded_folder()))
+    for file in out.iterdir():
+        assert file.read_bytes() == (embedded_folder() / file.name).read_bytes()
+
+
+@pytest.fixture
+def adapted_run(tmp_path: Path) -> tuple[Path, Adapters]:
+    """A run in bfloat16 whose adapters add less than the last bit of most weights, and its adapters."""
+    base = tmp_path / "base"
+    save_model_folder(load_decoder(embedded_folder()), base, dtype=torch.bfloat16)
+    copy_tokenizer(embedded_folder(), base)
+    model = load_decoder(base, dtype=torch.bfloat16)
+    adapters = Adapters.of(model, None, LoraConfig(rank=4, seed=0))
+    with torch.no_grad():
+        for name, own in model.named_parameters():
+            if name.endswith("B_OR"):
+                own.copy_(torch.randn(own.shape, generator=torch.Generator().manual_seed(1)) * 1e-5)
+    weights = adapters.merged_weights(adapted_only=False)
+    content = LocalContent.of(model, weights, {"lora": adapters.state_dict()}, CopyMemory())
+    checkpoints = Checkpoints(tmp_path / "run", CheckpointConfig())
+    checkpoints.save(Snapshot(step=1, content=content, tokenizer=base, tasks={}, random={}), [{"step": 1}])
+    checkpoints.close()
+    (tmp_path / "run" / "config.yaml").write_text(f"algo: grpo\nmodel: {base}\n")
+    return tmp_path / "run", adapters
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.no_grad()
+def test_adapters_are_merged_in_float32_and_rounded_once(
+    dtype: DType, adapted_run: tuple[Path, Adapters], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, adapters = adapted_run
+    written = export_model(find_checkpoint(run), tmp_path / "out", dtype=dtype)
+    found, state = load_file(written.folder / "model.safetensors"), adapters.state_dict()["tensors"]
+    base = load_file(tmp_path / "base" / "model.safetensors")
+    rounded = load_file(find_checkpoint(run).path / "model.safetensors")
+    assert not caplog.records
+    for stem in ("model.layers.0.self_attn.q_proj", "model.layers.3.mlp.down_proj"):
+        low, high = (state[f"base_model.model.{stem}.lora_{side}.weight"].float() for side in "AB")
+        name = f"{stem}.weight"
+        wanted = base[name].float() + high @ low * 8.0
+        torch.testing.assert_close(found[name], wanted.to(found[name].dtype), rtol=0, atol=1e-9)
+        assert (rounded[name].float() - wanted).norm() > 0.5 * (wanted - base[name].float()).norm()
+
+
+@pytest.mark.parametrize("change", ["gone", "another"])
+def test_without_the_base_the_rounded_weights_are_exported_with_a_warning(
+    change: str, adapted_run: tuple[Path, Adapters], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, _ = adapted_run
+    if change == "gone":
+        shutil.rmtree(tmp_path / "base")
+    else:
+        other = load_decoder(tmp_path / "base")
+        with torch.no_grad():
+            other.final_norm.mul_(2)
+        save_model_folder(other, tmp_path / "base", dtype=torch.bfloat16)
+    written = export_model(find_checkpoint(run), tmp_path / "out", dtype="bfloat16")
+    found = load_file(written.folder / "model.safetensors")
+    wanted = load_file(find_checkpoint(run).path / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    (record,) = caplog.records
+    assert "the weights are those of the checkpoint, rounded to bfloat16: " in record.message

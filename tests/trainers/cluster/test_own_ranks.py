@@ -72,7 +72,7 @@ def teacher_of(run: TrainConfig, folder: Path, begin_rank: Begin) -> Any:
     return begin_rank(replace(run, learner=replace(run.learner, kl=kl)), folder, "ReferenceActor")
 
 
-def test_a_teacher_may_be_of_another_architecture_but_not_of_another_vocabulary(
+def test_a_teacher_may_be_of_another_architecture(
     ppo: TrainConfig, begin_rank: Begin, fresh_batch: Callable[..., TrainingBatch], tmp_path: Path
 ) -> None:
     run, own = resolve_config(on_ray(ppo, references=1)), load_decoder(embedded_folder())
@@ -87,10 +87,6 @@ def test_a_teacher_may_be_of_another_architecture_but_not_of_another_vocabulary(
             wanted.append(mixture(ids_T[None]).logits[0].log_softmax(-1).gather(1, target_T[:, None])[:, 0])
     found_M = teacher_of(run, other, begin_rank).logprobs(batch)
     torch.testing.assert_close(found_M, torch.cat(wanted)[batch.mask_N], rtol=0, atol=1e-5)
-    small = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", vocab_size=50, **shape))
-    small.save_pretrained(tmp_path / "small")
-    with pytest.raises(ConfigError, match="a vocabulary of 50 ids"):
-        teacher_of(run, tmp_path / "small", begin_rank)
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["weights", "adapters"])

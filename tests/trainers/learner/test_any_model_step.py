@@ -17,7 +17,8 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.model.published_weights import named_tensors, published_form
 from agentgym.model.routing import FREE, experts_of_routers
-from agentgym.model.transformers_model import TransformersModel, load_transformers_model
+from agentgym.model.transformers_folder import load_transformers_model
+from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import Learner, LearnerConfig, StepStats
 from agentgym.trainers.settings.optimizer import OptimizerConfig

@@ -24,7 +24,7 @@ from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner, LearnerConfig, StepStats
-from agentgym.trainers.learner.reference import FinalStates, generalized_jsd, whole_divergence
+from agentgym.trainers.learner.reference import FinalStates, check_teacher, generalized_jsd, whole_divergence
 from agentgym.trainers.resolve import inapplicable_symptoms, resolve_config
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
@@ -156,11 +156,69 @@ def test_adapters_learn_from_a_teacher_and_from_their_base(tiny: Tiny, fresh_bat
     assert own.kl == pytest.approx(0.0, abs=1e-6)  # the base is the model that it begins as
 
 
-def test_a_teacher_of_another_vocabulary_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    folder = saved(tiny(vocab_size=41), tmp_path / "teacher")
-    kl = KLConfig(reference=folder, coefficient=1.0)
-    with pytest.raises(ConfigError, match="has a vocabulary of 41 ids and the trained one"):
-        Learner(tiny(), LearnerConfig(kl=kl), OptimizerConfig(), total_steps=1)
+@pytest.mark.parametrize("penalty", ["jsd", "k2"])
+@pytest.mark.parametrize(("num_own", "num_theirs"), [(44, 40), (40, 44)])
+def test_another_padding_of_the_embedding_counts_for_nothing(
+    penalty: str, num_own: int, num_theirs: int, tiny: Tiny, fresh_batch: Fresh, tmp_path: Path
+) -> None:
+    model, teacher, batch = tiny(vocab_size=num_own), tiny(vocab_size=num_theirs, seed=5), fresh_batch(tiny())
+    with torch.no_grad():
+        for own in (model, teacher):  # padding that would matter
+            own.embed[40:] *= 3
+    kl = KLConfig(reference=saved(teacher, tmp_path / "teacher"), coefficient=1.0, penalty=penalty)  # type: ignore[arg-type]
+    stats, _ = update(model, batch, kl)
+    layout = PackedLayout(batch.seqlens, ids_N=batch.ids_N)
+    fresh = tiny(vocab_size=num_own)
+    with torch.no_grad():
+        fresh.embed[40:] *= 3
+        logits = [own.logits(own.hidden_states(batch.ids_N, layout))[batch.mask_N] for own in (fresh, teacher)]
+    if penalty == "jsd":
+        wanted = generalized_jsd(logits[0][:, :40], logits[1][:, :40], kl.beta).mean()
+    else:
+        target_M1 = batch.target_N[batch.mask_N][:, None]
+        own_M, their_M = (known.log_softmax(-1).gather(1, target_M1)[:, 0] for known in (logits[0], logits[1][:, :40]))
+        wanted = ((own_M - their_M) ** 2 / 2).mean()
+    assert stats.kl == pytest.approx(float(wanted), rel=1e-4)
+
+
+def changed_tokenizer(change: str, folder: Path) -> Path:
+    """Copies the embedded model's folder with another tokenizer."""
+    shutil.copytree(embedded_folder(), folder, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    names = sorted(vocab, key=vocab.get)
+    if change == "ids":
+        vocab[names[300]], vocab[names[301]] = vocab[names[301]], vocab[names[300]]
+    elif change == "merges":
+        tokenizer["model"]["merges"].pop()
+    elif change == "normalizer":
+        tokenizer["normalizer"] = {"type": "Lowercase"}
+    elif change == "added token":
+        tokenizer["added_tokens"][0]["content"] = "<|other|>"
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+@pytest.mark.parametrize("change", ["ids", "merges", "normalizer", "added token"])
+def test_a_teacher_with_another_tokenizer_of_the_same_size_is_refused(change: str, tmp_path: Path) -> None:
+    teacher = changed_tokenizer(change, tmp_path / "teacher")
+    options = ["--learner.kl.reference", str(teacher), "--learner.kl.coefficient", "1", "--steps", "1"]
+    with pytest.raises(ConfigError, match="is not that of the trained model"):
+        check_teacher(str(teacher), embedded_folder())
+    words = ["train", "--env", "TextGame-v0", "--algo", "distill", *options, "--output", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_with_the_same_tokenizer_is_taken_whatever_its_file_says_besides(tmp_path: Path) -> None:
+    teacher = changed_tokenizer("nothing", tmp_path / "teacher")
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    further = {**tokenizer["added_tokens"][0], "id": 1984, "content": "<|further|>"}
+    tokenizer["added_tokens"].append(further)
+    tokenizer["padding"], tokenizer["post_processor"] = None, None
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1))
+    check_teacher(str(teacher), embedded_folder())
+    check_teacher(None, embedded_folder())
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.algorithms.losses import LOSSES
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import Learner, LearnerConfig, StepStats
-from agentgym.trainers.learner.objective import needs_all_rows, policy_loss
+from agentgym.trainers.learner.objective import balance_weight, needs_all_rows, policy_loss
 from agentgym.trainers.settings.critic import CriticConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.router import RouterConfig
 
 Tiny = Callable[..., Decoder]
 Fresh = Callable[..., TrainingBatch]
@@ -300,3 +301,34 @@ def test_rows_without_advantage_are_needed_where_they_have_a_gradient() -> None:
     assert not needs_all_rows(LearnerConfig(loss="gspo"))
     assert needs_all_rows(LearnerConfig(loss="dro")), "its spring pulls at every token"
     assert needs_all_rows(LearnerConfig(loss="kl_cov")), "every token enters the mean"
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "wanted"), [(None, 0.0, 0.0), (None, 0.02, 0.02), (0.01, 0.0, 0.01), (0.0, 0.02, 0.0)]
+)
+def test_the_balance_of_experts_counts_all_rows_wherever_its_weight_comes_from(
+    given: float | None, own: float, wanted: float
+) -> None:
+    config = LearnerConfig(router=RouterConfig(balance=given))
+    assert balance_weight(config, own) == wanted
+    assert needs_all_rows(config, own) is (wanted > 0)
+
+
+@pytest.mark.parametrize("trunk", ["none", "own"])
+def test_a_schedule_ends_with_the_run_however_few_steps_its_batches_take(
+    trunk: str, tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    model = tiny()
+    batch = fresh_batch(model, num_groups=1).select([0])  # one trajectory: one step of the four that are counted
+    config = LearnerConfig(minibatches=4, critic=CriticConfig(trunk=trunk))  # type: ignore[arg-type]
+    learner = Learner(model, config, replace(STEP, warmup_steps=0, decay="linear"), total_steps=4)
+    rates = []
+    for version in (0, 2, 3):  # the batch of version 1 had nothing to learn from
+        learner.optimizer.load_state_dict(learner.optimizer.state_dict())
+        rates.append(learner.update(batch, version=version).learning_rate)
+        learner.update_critic(batch)
+    learner.close()
+    assert rates == pytest.approx([0.01, 0.01, 0.005])
+    assert learner.optimizer.num_steps == 3 and learner.optimizer.learning_rate == 0.0
+    if learner.critic is not None and learner.critic.optimizer is not None:
+        assert (learner.critic.optimizer.num_steps, learner.critic.optimizer.position) == (3, 12)

@@ -336,6 +336,37 @@ def test_a_run_without_an_adapter_has_none_to_export(small_run: TrainConfig, tra
     assert not (tmp_path / "out").exists()
 
 
+@torch.no_grad()
+def test_the_share_of_adapters_that_rounded_weights_lack_is_measured(tiny: Tiny, fresh_batch: Fresh) -> None:
+    found = {}
+    for dtype, size in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5), (torch.bfloat16, 0.5)):
+        learner = learner_of(tiny().to(dtype), lora=LORA)
+        assert learner.adapters is not None
+        base = {name: tensor.float().clone() for name, tensor in learner.weights(trained_only=False)}
+        assert learner.adapters.merge_lost is None  # nothing was added yet
+        for name, own in learner.model.named_parameters():
+            if name.endswith("B_OR"):
+                own.copy_(torch.randn(own.shape, generator=torch.Generator().manual_seed(1)) * size)
+        merged = dict(learner.weights())
+        if dtype == torch.bfloat16:
+            state = learner.adapters.state_dict()["tensors"]
+            sums = {
+                name: state[f"base_model.model.{stem}.lora_B.weight"].float()
+                @ state[f"base_model.model.{stem}.lora_A.weight"].float()
+                * (LORA.alpha / LORA.rank)
+                for name in merged
+                if (stem := name.removesuffix(".weight"))
+            }
+            lost = torch.stack([(merged[name].float() - base[name] - sums[name]).norm() for name in merged]).norm()
+            wanted = float(lost / torch.stack([one.norm() for one in sums.values()]).norm())
+            assert learner.adapters.merge_lost == pytest.approx(wanted, rel=1e-4)
+        found[dtype, size] = learner.adapters.merge_lost
+        learner.close()
+    assert found[torch.float32, 1e-5] is None
+    assert found[torch.bfloat16, 1e-5] == pytest.approx(1.0, abs=0.05)
+    assert found[torch.bfloat16, 0.5] < 0.05
+
+
 def test_adapters_learn_at_ten_times_the_rate_of_all_weights_or_at_their_own(tiny: Tiny, fresh_batch: Fresh) -> None:
     batch = fresh_batch(tiny())
     rates = {rate: learner_of(tiny(), lora=replace(LORA, learning_rate=rate)).update(batch) for rate in (None, 0.02)}

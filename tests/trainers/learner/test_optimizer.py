@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from transformers import get_cosine_schedule_with_warmup
 
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
-from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.learner.optimizer import PolicyOptimizer, check_optimizer
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 
@@ -187,3 +189,84 @@ def test_a_resumed_optimizer_goes_on_bitwise(name: str, tiny: Callable[..., Deco
 def test_settings_that_cannot_work_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         OptimizerConfig(**{name: 0.0})
+
+
+def plain_rprop(parameters: Sequence[torch.Tensor], learning_rate: float) -> torch.optim.Optimizer:
+    """An optimizer whose class in torch has no weight decay."""
+    return torch.optim.Rprop(parameters, lr=learning_rate)
+
+
+def moved(config: OptimizerConfig, num_steps: int = 1) -> torch.Tensor:
+    """The weights of a matrix of ones after steps on gradients of 1, -2, 4, ..."""
+    model = nn.Linear(3, 3, bias=False)
+    optimizer = PolicyOptimizer(model, config, total_steps=10)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    for step in range(num_steps):
+        model.weight.grad = torch.eye(3) * (-2.0) ** step
+        optimizer.step()
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("adamw", {}),
+        ("muon", {}),
+        ("sgd", {}),
+        ("sgd", {"momentum": 0.9}),
+        ("adafactor", {}),
+        (f"{__file__}:plain_rprop", {}),
+    ],
+)
+def test_weight_decay_takes_its_share_of_each_weight_whatever_the_optimizer(
+    name: str, settings: dict[str, object]
+) -> None:
+    config = OptimizerConfig(name=name, settings=settings, learning_rate=0.1, warmup_steps=1, max_grad_norm=1e9)
+    plain, decayed = moved(config), moved(replace(config, weight_decay=0.5))
+    torch.testing.assert_close(plain - decayed, torch.full((3, 3), 0.05))  # rate x decay of a weight of 1
+    by_name = moved(replace(config, weight_decay=0.5, weight_decays={"weight": 0.0}))
+    assert torch.equal(by_name, plain)
+
+
+def test_betas_count_where_an_optimizer_has_such_means_and_are_refused_elsewhere() -> None:
+    for name in ("adamw", "muon", f"{__file__}:plain_adam"):
+        config = OptimizerConfig(name=name, learning_rate=0.1, warmup_steps=1, beta1=0.5, beta2=0.6)
+        check_optimizer(config)
+        if name != "muon":  # of which AdamW takes no matrix here
+            wanted = moved(replace(config, name="adamw"), 3)
+            torch.testing.assert_close(moved(config, 3), wanted)
+            assert not torch.allclose(
+                wanted, moved(OptimizerConfig(name="adamw", learning_rate=0.1, warmup_steps=1), 3)
+            )
+    for name in ("sgd", "adafactor"):
+        with pytest.raises(ConfigError, match=rf"beta1 and beta2 have no effect on {name}"):
+            check_optimizer(OptimizerConfig(name=name, beta2=0.999))
+
+
+def plain_adam(parameters: Sequence[torch.Tensor], learning_rate: float) -> torch.optim.Optimizer:
+    """A user's own AdamW without weight decay."""
+    return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
+
+
+def test_a_run_that_began_when_these_settings_had_no_effect_goes_on_as_it_began(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = OptimizerConfig(name="sgd", learning_rate=0.1, warmup_steps=1, beta1=0.8, weight_decay=0.5)
+    with caplog.at_level(logging.WARNING):
+        check_optimizer(config, is_resumed=True)
+        old = PolicyOptimizer(Two(), replace(config, weight_decay=0.0), total_steps=10).state_dict()
+        model = Two()
+        optimizer = PolicyOptimizer(model, config, total_steps=10)
+        optimizer.load_state_dict(old)
+        model.weight.grad = torch.zeros(2)
+        optimizer.step()
+    assert model.weight.tolist() == [1.0, -2.0]
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "optimizer.beta1 and beta2 have no effect on sgd, which has no such means",
+        "optimizer.weight_decay had no effect on sgd when the run began",
+    ]
+    with pytest.raises(
+        ConfigError, match=r"optimizer.weight_decay has no effect, since optimizer.settings has one too"
+    ):
+        check_optimizer(OptimizerConfig(name="sgd", weight_decay=0.5, settings={"weight_decay": 0.1}))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers import ADVANTAGES
@@ -174,9 +174,6 @@ def test_components_of_a_reward_are_weighed_by_their_own() -> None:
     (credit,) = credit_groups([group], "gdpo")
     means = [one or 0.0 for one in credit.means]
     assert all(np.isfinite(means)) and credit.members[0] is not None
-    lacking = replace(group, trajectories=(members[0], replace(members[1], metrics={"reward/right": 0.0})))
-    with pytest.raises(InvalidTrajectory, match="lacks the reward component 'short'"):
-        credit_groups([lacking], "gdpo")
     with pytest.raises(ConfigError, match="no episode has any: return Reward"):
         credit_groups([GROUP], "gdpo")
 

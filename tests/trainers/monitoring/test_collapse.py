@@ -33,6 +33,7 @@ HEALTHY = Vitals(
     clip_fraction=0.02,
     grad_norm=0.5,
     kl=0.02,
+    merge_lost=0.3,
 )
 Change = Callable[[int], dict[str, Any]]
 """What the n-th step of a collapse, from 0, has other than a healthy one."""
@@ -49,6 +50,7 @@ COLLAPSES: dict[SymptomName, Change] = {
     "clipped": lambda n: {"clip_fraction": 0.95},
     "gradient_exploded": lambda n: {"grad_norm": 8.0 * 10**n},
     "kl_exploded": lambda n: {"kl": 3.0 * 3**n},
+    "merge_lost": lambda n: {"merge_lost": 0.97 - n / 100},
 }
 
 

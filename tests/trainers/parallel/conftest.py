@@ -24,7 +24,7 @@ def numbers_of(stats: Any) -> dict[str, float]:
     router = found.pop("router", None) or {}
     for layer, loads in enumerate(router.pop("router_loads", ())):
         router |= {f"load-{layer}-{expert}": load for expert, load in enumerate(loads)}
-    return found | router
+    return {name: value for name, value in (found | router).items() if value is not None}
 
 
 @pytest.fixture(scope="module")

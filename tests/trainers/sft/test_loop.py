@@ -25,6 +25,7 @@ from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
 from agentgym.trainers.sft.lesson_batches import cut_batch
+from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, imitate, imitation_losses, learn
 
 Tiny = Callable[..., Decoder]
@@ -104,6 +105,23 @@ def test_adapters_imitate_and_leave_a_model_without_adapters(tiny: Tiny, rendere
     assert torch.equal(model.embed, embed) and not torch.equal(model.layers[0].qkv, qkv)  # type: ignore[arg-type]
     names = [name for name, one in model.named_parameters() if one.requires_grad]
     assert names == [name for name, _ in tiny().named_parameters()]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "warns"), [("bfloat16", 1e-5, True), ("bfloat16", 1.0, False), ("float32", 1e-5, False)]
+)
+def test_adapters_that_the_type_of_the_weights_cannot_hold_are_named_where_they_are_merged(
+    dtype: str, size: float, warns: bool, tiny: Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny().to(getattr(torch, dtype))
+    state = LessonState(model, LoraConfig(rank=4, seed=0), QUICK, 1, "imitation")
+    with torch.no_grad():
+        for name, own in model.named_parameters():
+            if name.endswith("B_OR"):
+                own.copy_(torch.randn(own.shape, generator=torch.Generator().manual_seed(1)) * size)
+    state.merge()
+    found = [record.message for record in caplog.records if "of what its adapters learned" in record.message]
+    assert len(found) == warns and all("learn in float32 (--dtype float32)" in text for text in found)
 
 
 def test_a_step_reports_the_mean_loss_before_it(tiny: Tiny, renderer: Renderer) -> None:

@@ -33,7 +33,7 @@ def followed(name: str, tmp_path: Path, step: int = 0, last: int = 2) -> None:
     tracker = open_tracker(name)
     tracker.begin(TrackedRun(name="run", project="agentgym", folder=tmp_path, config=config, step=step))
     for number in range(step + 1, last + 1):
-        tracker.step(number, {"success": number / 10, "loss": -1.5})
+        tracker.step(number, {"success": number / 10, "loss": -1.5, "pass@1": 0.5})
         tracker.episodes(number, [shown, shown])
     tracker.finish()
 
@@ -82,6 +82,7 @@ def test_mlflow_keeps_a_run_in_its_folder_and_goes_on_with_it(tmp_path: Path, mo
     assert run.data.params["optimizer.name"] == "adamw"
     history = client.get_metric_history(run.info.run_id, "success")
     assert [(one.step, one.value) for one in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert run.data.metrics["pass_1"] == 0.5
     tables = sorted((tmp_path / "mlflow").glob("artifacts/*/artifacts/episodes/step-*.json"))
     assert [one.name for one in tables] == [f"step-00000{step}.json" for step in (1, 2, 3)]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import posixpath
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ import pytest
 from agentgym.errors import ConfigError, UnknownName, UserCodeFault
 from agentgym.trainers.trackers import TRACKERS, TrackedRun, Tracker, TrackingConfig, open_tracker
 from agentgym.trainers.trackers.follower import Follower
+from agentgym.trainers.trackers.mlflow_names import mlflow_name
 
 OWN = """
 class Lines:
@@ -99,7 +102,7 @@ def test_what_a_slow_tracker_has_no_room_for_is_left_out_and_said(
     assert "was too slow: 3 entries were left out" in caplog.text
 
 
-def test_a_tracker_that_fails_is_named_once_and_told_nothing_more(
+def test_a_tracker_that_fails_is_named_once_finished_and_told_nothing_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = Noted(raises_at=2)
@@ -107,11 +110,29 @@ def test_a_tracker_that_fails_is_named_once_and_told_nothing_more(
     follower = follow(tracker, tmp_path)
     tell(follower, 1, 2, 3, 2)
     follower.finish(60)
-    assert tracker.told == ["run", 1]
+    assert tracker.told == ["run", 1, "finished"]  # or its library would take the run for one that goes on
     warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert warnings == [
         "the tracker noted failed and is switched off, the run goes on: OSError: the server is gone",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("success", "success"),
+        ("pass@1", "pass_1"),
+        ("eval_success/own.py:Lock", "eval_success/own.py:Lock"),
+        ("eval_success//tmp/../own.py:Lock", "eval_success/tmp/__/own.py:Lock"),
+        ("./a%", "_/a_"),
+        ("reward[0]/☕\n", "reward_0_/__"),
+        ("", "_"),
+        ("x" * 300, "x" * 250),
+    ],
+)
+def test_a_name_that_mlflow_refuses_is_spelled_in_its_characters(name: str, taken: str) -> None:
+    assert mlflow_name(name) == taken
+    assert re.fullmatch(r"[/\w.\- :]+", taken) and posixpath.normpath(taken) == taken and taken[0] != "/"
 
 
 def test_a_tracker_that_hangs_is_left_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

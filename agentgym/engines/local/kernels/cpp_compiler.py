@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from agentgym.home_folder import ensure_home
+
 __all__ = ["build", "cpp_compiler", "load_library"]
 
 _OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-shared", "-fPIC")
@@ -36,6 +38,7 @@ def build(source: Path) -> Path:
     texts = [source.read_text(), *(header.read_text() for header in sorted(source.parent.glob("*.h")))]
     key = "\0".join((*texts, compiler, _version(compiler), _processor(), *_OPTIONS))
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    ensure_home()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentgym"
     if (cache / name).is_file():
         return cache / name

@@ -17,6 +17,9 @@ for line in sys.stdin:
         result = {"tools": pages[number]} | ({"nextCursor": str(number + 1)} if number + 1 < len(pages) else {})
     elif method == "tools/call":
         result = {"content": [{"type": "text", "text": json.dumps([parameters["name"], parameters["arguments"]])}]}
+        if raw := parameters["arguments"].get("raw"):
+            print(f'{{"jsonrpc":"2.0","id":{json.dumps(request["id"])},"result":{raw}}}', flush=True)
+            continue
     elif method == "ping":
         result = {}
     else:

@@ -110,6 +110,23 @@ def test_gdpo_normalizes_each_component_before_it_adds_them(
     check_credit(batch.estimate("gdpo", weights=weights), batch, whitened(combined), returns)
 
 
+def test_gdpo_counts_a_component_among_the_episodes_that_have_it() -> None:
+    # The first component is known of 0, 2 (mean 1, deviation 1.414) in group 0, and of one episode in group 1. The
+    # second is known of 1, 4 (mean 2.5, deviation 2.121) in group 1, and of one episode in group 0; the third of none.
+    nan = math.nan
+    parts = [(0.0, nan, nan), (2.0, nan, nan), (nan, 9.0, nan), (7.0, 1.0, nan), (nan, 4.0, nan), (nan, nan, nan)]
+    components_BTK = torch.tensor([[part] for part in parts], dtype=torch.float64)
+    rewards_BT = torch.ones(6, 1, dtype=torch.float64)
+    groups_B = torch.tensor([0, 0, 0, 1, 1, 1])
+    credit = ADVANTAGES["gdpo"](
+        rewards_BT, rewards_BT > 0, groups_B, components_BTK=components_BTK, weights=[1.0, 2.0, 5.0]
+    )
+    combined = [-(0.5**0.5), 0.5**0.5, 0.0, -(2.0**0.5), 2.0**0.5, 0.0]
+    deviation = statistics.stdev(combined)
+    wanted = [value / deviation for value in combined]
+    assert credit.advantages_BT[:, 0].tolist() == pytest.approx(wanted, abs=1e-5)
+
+
 def test_gdpo_wants_a_weight_for_each_component(make_batch: Any) -> None:
     with pytest.raises(ConfigError, match="3 components of the reward need as many weights, got 2"):
         make_batch(0).estimate("gdpo", weights=[1.0, 2.0])
