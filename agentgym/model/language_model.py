@@ -22,8 +22,8 @@ __all__ = ["ROUNDING", "KvShape", "LanguageModel", "LayerCost", "cap_logits", "l
 T = TypeVar("T")
 
 ROUNDING, MEAN = 1e-3, 0.025
-"""The largest difference of logprobs that rounding explains in float32, and the mean one in shorter types, in which some
-tokens may go to other experts; relative to their range, since in small random models all differences are small."""
+"""The largest difference of logprobs that rounding explains in float32, and the mean one in shorter types, in which a
+few tokens may go to other experts; relative to their range, since in small random models all differences are small."""
 
 
 class KvShape(NamedTuple):

@@ -110,6 +110,13 @@ def test_a_model_that_attends_to_later_tokens_is_refused_when_it_is_loaded(
         load_policy(saved(kind, tmp_path, **settings), dtype=dtype)
 
 
+@pytest.mark.parametrize("kind", ["granitemoehybrid", "qwen3_next", "gpt_oss", "jamba"])
+def test_the_rounding_of_bfloat16_is_no_other_computation(kind: str, tmp_path: Path) -> None:
+    save_small_model(kind, tmp_path)
+    model = load_policy(tmp_path, dtype="bfloat16")
+    assert isinstance(model, TransformersModel) and model.continues
+
+
 def test_an_encoder_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="without a linear output head, or with a bias in it"):
         load_policy(saved("bert", tmp_path))
