@@ -48,8 +48,8 @@ def test_a_config_alone_is_checked_as_a_small_model_and_a_failed_check_is_exit_c
     capsys.readouterr()
     assert main(["models", "check", str(tmp_path), "--json"]) == 1
     report = _report(capsys)
-    assert report["gradients"]["passed"]
-    assert not report["samples"]["passed"]
+    assert report["samples"]["passed"]
+    assert not report["adapters"]["passed"]
 
 
 @pytest.mark.parametrize(

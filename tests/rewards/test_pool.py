@@ -94,7 +94,7 @@ def test_async_batch_and_whole_rewards_pass_the_border(written: str, episode: Ma
     ("word", "words", "survives"),
     [
         ("raise", "LookupError: no such word", True),
-        ("nan", "InvalidReward: a reward is a finite number, got nan", True),
+        ("nan", "InvalidReward: a reward is a finite number, at most 1e+100, got nan", True),
         ("exit", "SystemExit", True),
         ("eat", "MemoryError", False),
         ("die", "ended with exit code 3", False),
