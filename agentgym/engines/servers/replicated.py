@@ -153,6 +153,7 @@ class ReplicatedEngine:
             flight.landed.set()
 
     def _check_versions(self, completion: Completion, name: str) -> None:
+        """Raises EngineError for a reply that weights of no version of ours sampled."""
         strange = [number for number in completion.policy_versions if not 0 <= number <= self._newest]
         if strange:
             raise EngineError(

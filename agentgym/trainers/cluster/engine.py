@@ -159,6 +159,9 @@ class ClusterEngine(ReplicatedEngine):
         self._invitation: Invitation | None = None
         """The group in which the learner broadcasts weights."""
 
+    def _check_versions(self, completion: Completion, name: str) -> None:
+        """Does nothing: each engine checks its own, and a worker does not know which weights are the newest."""
+
     async def take_shipment(self, shipment: Shipment, version: int, sender: Actor | None = None) -> WeightSync:
         """Has all engines take the weights of a shipment, and those that restart later.
 
