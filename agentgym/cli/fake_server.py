@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from agentgym.cli.options import parse_options
+from agentgym.cli.signals import end_of_serving
 from agentgym.cli.terminal import say
 from agentgym.engines.scripted import Reply
 from agentgym.errors import ConfigError
@@ -103,9 +104,7 @@ async def _serve(config: FakeConfig) -> None:
     """Serves until a signal; a fault that kills the server kills this process."""
     server = FakeServer(config, on_death=lambda: os.kill(os.getpid(), signal.SIGKILL))
     url = await server.host.start()
-    over = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    over = end_of_serving()
     say(f"a fake SGLang server listens on {url} (model {config.model})")
     if server.guard.token is not None:
         say(f"  token: {shown_token(server.guard.token)}    (send it as the API key: Authorization: Bearer TOKEN)")

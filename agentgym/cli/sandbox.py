@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ import tyro
 
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
+from agentgym.cli.signals import end_of_serving
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
 from agentgym.http_guard import TOKEN_VARIABLE, HttpGuard, choose_token, shown_token
@@ -129,9 +129,7 @@ def _serve(args: Sequence[str]) -> int:
 
 
 async def _serve_until_signal(options: SandboxServeOptions, token: str | None) -> None:
-    over = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    over = end_of_serving()
     limits = SandboxLimits(time_limit_s=options.time_limit_s, memory_mb=options.memory_mb)
     with open_sandbox(options.backend, limits=limits) as sandbox:
         server = SandboxServer(

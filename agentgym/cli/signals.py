@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "TERMINATED", "Termination", "interrupted_between_steps", "sigterm_as_interrupt"]
+__all__ = [
+    "INTERRUPTED",
+    "TERMINATED",
+    "Termination",
+    "end_of_serving",
+    "interrupted_between_steps",
+    "sigterm_as_interrupt",
+]
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended."""
@@ -35,6 +43,14 @@ class Termination:
     def exit_code(self, code: int) -> int:
         """Returns the exit code of a command that returned `code`."""
         return TERMINATED if self.received and code == INTERRUPTED else code
+
+
+def end_of_serving() -> asyncio.Event:
+    """Returns an event that Ctrl-C and SIGTERM set, for a server of the running loop."""
+    over = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    return over
 
 
 @contextmanager

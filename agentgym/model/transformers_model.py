@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from agentgym.errors import describe_error
 from agentgym.model.decoder_config import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel, LayerCost, logits_difference
 from agentgym.model.linear import FastProducts, padded_size
@@ -169,19 +170,23 @@ class TransformersModel(LanguageModel):
         """The states `[1, ...]` of a sequence, or None if passes do not go on from parts; whether they take tokens."""
         if self.embed.is_meta:
             return {}, False
+        reasons = []
         for by_tokens, sizes in ((False, IN_PARTS), (True, BY_TOKENS)):
-            if (states := self._probe_parts(sizes)) is not None:
+            states = self._probe_parts(sizes)
+            if not isinstance(states, str):
                 return states, by_tokens
+            reasons.append(states)
         logger.warning(
-            "%s keeps something of a sequence that the engine in process cannot: each token is computed with the whole"
-            " sequence, which is right and slow; a server is faster",
+            "%s cannot go on from what the engine in process keeps of a sequence (%s): each token is computed with the"
+            " whole sequence, which is right and slow; a server is faster",
             type(self.hf).__name__,
+            reasons[-1],
         )
         return None, False
 
     @torch.no_grad()
-    def _probe_parts(self, sizes: Sequence[int]) -> Mapping[StateName, Tensor] | None:
-        """Returns the states of a sequence that is read in these parts; None if logits or states are not those of one.
+    def _probe_parts(self, sizes: Sequence[int]) -> Mapping[StateName, Tensor] | str:
+        """Returns the states of a sequence that is read in these parts, or why logits or states are not those of one.
 
         Each part has the keys, values and states that the parts before it left.
         """
@@ -190,13 +195,15 @@ class TransformersModel(LanguageModel):
             (own_TV, states), (whole_TV, whole) = self._read(ids_T, sizes), self._read(ids_T, [LENGTH])
         except torch.OutOfMemoryError:
             raise
-        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):  # a cache of its own kind
-            return None
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:  # a cache of its own kind
+            return describe_error(error)
         packed_TV = self.logits(self.hidden_states(ids_T, PackedLayout([len(ids_T)], ids_T.device)))
         bound = MAX_STATE_DIFFERENCE if self.embed.dtype == torch.float32 else 10 * MAX_STATE_DIFFERENCE
         same = [(states[name] - own).abs().max() <= bound * own.abs().max() for name, own in whole.items()]
         differs = logits_difference(own_TV, packed_TV) or logits_difference(own_TV, whole_TV)
-        return None if differs or not all(same) else states
+        if differs:
+            return f"logprobs differ by {differs} nats"
+        return states if all(same) else "states differ"
 
     def _read(self, ids_T: Tensor, sizes: Sequence[int]) -> tuple[Tensor, dict[StateName, Tensor]]:
         """Returns the logits `[T, V]` of a sequence that is read in parts of these sizes at most, and its states."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
 __all__ = ["WeightedPart", "WeightedRewards", "read_parts"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,8 @@ def read_parts(texts: Sequence[str]) -> tuple[WeightedPart, ...]:
 class WeightedRewards:
     """Scores by several sources; an episode that any of them fails to score fails.
 
-    A source that gives None for an episode does not apply to it, as in TRL: it is in neither sum nor components. An
-    episode to which none applies fails.
+    A source that gives None for an episode does not apply to it, as in TRL: it is in neither sum nor components, and
+    its name is logged once. An episode to which none applies fails.
     """
 
     def __init__(self, parts: Mapping[WeightedPart, RewardSource]) -> None:
@@ -66,6 +69,7 @@ class WeightedRewards:
                 " leave one of them out"
             )
         self.num_at_once = 1 if self.together else sum(source.num_at_once for source in parts.values())
+        self._told: set[str] = set()
         self._free = {part: asyncio.Semaphore(source.num_at_once) for part, source in parts.items()}
 
     async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
@@ -76,6 +80,10 @@ class WeightedRewards:
             for scoring in scorings:
                 scoring.cancel()
             await asyncio.gather(*scorings, return_exceptions=True)
+        for part, values in zip(self._parts, found, strict=True):
+            if part.name not in self._told and any(value is None for value in values):
+                self._told.add(part.name)
+                logger.warning("reward %s gave None for an episode: it does not count there", part.name)
         return [
             _sum(dict(zip(self._parts, values, strict=True)), len(trajectory.turns))
             for trajectory, values in zip(trajectories, zip(*found, strict=True), strict=True)

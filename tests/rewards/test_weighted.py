@@ -108,12 +108,19 @@ def test_an_episode_that_one_of_them_fails_to_score_fails(file: Path, episode: M
     ],
 )
 def test_a_reward_that_gives_none_does_not_apply_as_in_trl(
-    functions: tuple[str, ...], manner: Any, wanted: list[float | None], file: Path, episode: Make
+    functions: tuple[str, ...],
+    manner: Any,
+    wanted: list[float | None],
+    file: Path,
+    episode: Make,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     kinds = ("math", "code", "other")
     played = [episode("a", member=number, options={"kind": kind}) for number, kind in enumerate(kinds)]
     scored = score(played, *(f"{file}:{function}" for function in functions), manner=manner)
     assert [trajectory.reward for trajectory in scored] == wanted
+    told = [record.getMessage() for record in caplog.records if "gave None" in record.getMessage()]
+    assert len(told) == len(set(told)) == 2
     first, second = (function.partition("=")[0] for function in functions)
     assert str(scored[2].error) == f"the reward failed: none of {first}, {second} applies to it: each gave None"
     if manner == "auto":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentgym.cli.options import parse_options
+from agentgym.cli.signals import end_of_serving
 from agentgym.cli.terminal import say
 from agentgym.errors import ConfigError
 from agentgym.http_guard import TOKEN_VARIABLE, choose_token, shown_token
@@ -48,9 +48,7 @@ def main(args: Sequence[str]) -> int:
 
 async def _serve(options: RewardServerOptions, token: str | None) -> None:
     """Serves until a signal."""
-    over = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    over = end_of_serving()
     async with open_rewards(options.reward) as rewards:
         server = RewardServer(rewards, options.host, options.port, token=token, allowed_hosts=options.allowed_hosts)
         async with server:
