@@ -38,10 +38,13 @@ from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
 from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.testing.fake_server.server import FakeConfig, FakeServer
+from agentgym.tools.sandbox import SandboxLimits, open_sandbox
+from agentgym.tools.sandbox.service_server import SandboxServer
 
 TOKEN = "a-token-of-some-length"
-DOORS = ("serve", "env serve", "reward-server", "fake-server")
 POSTS = {"serve": "/v1/chat/completions", "env serve": "/reset", "reward-server": "/", "fake-server": "/generate"}
+POSTS["sandbox serve"] = "/run_code"
+DOORS = tuple(POSTS)
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +88,21 @@ async def fake(token: str | None) -> AsyncIterator[str]:
         await server.host.close()
 
 
+@asynccontextmanager
+async def sandbox(token: str | None) -> AsyncIterator[str]:
+    guard, limits = HttpGuard("127.0.0.1", token=token), SandboxLimits()
+    with open_sandbox(limits=limits) as box:
+        async with SandboxServer(box, limits, concurrency=2, guard=guard) as server:
+            yield server.url
+
+
 def door(name: str, renderer: Renderer, token: str | None = None) -> AbstractAsyncContextManager[str]:
     if name == "serve":
         return episodes(renderer, token)
     if name == "reward-server":
         return reward(token)
+    if name == "sandbox serve":
+        return sandbox(token)
     return openenv(token) if name == "env serve" else fake(token)
 
 
