@@ -9,12 +9,22 @@ from typing import NoReturn
 
 from agentgym.types import JSON
 
-__all__ = ["ARGUMENT_KEYS", "LABELS", "as_call", "check_outside", "json_kind", "read_arguments", "read_json"]
+__all__ = [
+    "ARGUMENT_KEYS",
+    "LABELS",
+    "add_unique",
+    "as_call",
+    "check_outside",
+    "json_kind",
+    "keys_outside",
+    "read_arguments",
+    "read_json",
+]
 
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "inputs", "params", "kwargs")
 """The keys under which a call's arguments are written somewhere."""
 LABELS = frozenset(
-    "id type index call_id tool_call_id provider_specific_fields extra_content thought_signature".split()
+    "id type index call_id tool_call_id caller provider_specific_fields extra_content thought_signature".split()
 )
 """The keys by which models and servers label a call: they hold no arguments."""
 
@@ -65,9 +75,21 @@ def read_arguments(value: JSON) -> Mapping[str, JSON]:
 
 def check_outside(call: Mapping[str, object]) -> None:
     """Raises ValueError if a call with a `function`, as OpenAI's API writes it, has arguments outside of it."""
-    stray = next((key for key in ARGUMENT_KEYS if call.get(key) not in (None, "", {})), None)
-    if stray is not None:
-        raise ValueError(f'a call has its arguments within "function", and no "{stray}" outside of it')
+    for key in keys_outside(call):
+        raise ValueError(f'a call has its arguments within "function", and no "{key}" outside of it')
+
+
+def keys_outside(call: Mapping[str, object]) -> list[str]:
+    """Returns the keys beside a call's `function` whose values may be arguments."""
+    keys = [key for key in call if key != "function" and key not in LABELS and call[key] not in (None, "", {})]
+    return [key for key in keys if key in ARGUMENT_KEYS or isinstance(call[key], Mapping)]
+
+
+def add_unique(values: dict[str, JSON], key: str, value: JSON) -> None:
+    """Adds a value to an object; raises ValueError for a key that it has, because one of the values would vanish."""
+    if key in values:
+        raise ValueError(f"{key:.40} is given twice")
+    values[key] = value
 
 
 def _first_key(value: Mapping[str, JSON], keys: Sequence[str]) -> str | None:
@@ -86,7 +108,7 @@ def json_kind(value: JSON) -> str:
 def read_json(text: str) -> JSON:
     """Returns the value that `text` spells; raises ValueError with the reason.
 
-    Values that JSON does not have (NaN, infinities, lone surrogates) are refused.
+    Values that JSON does not have (NaN, infinities, lone surrogates) are refused, and so are keys that occur twice.
     """
     try:
         value: JSON = _decode_json(text)
@@ -124,6 +146,13 @@ def _read_finite(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_read_finite)
+def _unique_keys(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
+    values: dict[str, JSON] = {}
+    for key, value in pairs:
+        add_unique(values, key, value)
+    return values
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_read_finite)
 _SCAN: Callable[[str, int], tuple[JSON, int]] = json.scanner.make_scanner(_DECODER)  # type: ignore[arg-type]  # any decoder
 _BLANKS = " \t\n\r"

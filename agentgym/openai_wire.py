@@ -22,12 +22,21 @@ __all__ = [
     "tool_schema",
 ]
 
-REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+REASONING = (
+    *("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks", "reasoning_text"),
+    *("reasoningContent", "thinking_content", "chain_of_thought", "thought", "thoughts"),
+)
 """The names under which servers and data sets keep the reasoning of a reply; the first is the one that we write."""
 _TEXTS = ("text", "thinking", "reasoning", "content", "summary")
 """The keys of a part of reasoning that may hold its text, or parts with text."""
 _SEALED = ("data", "signature", "encrypted_content")
 """The keys of a part of reasoning that only its server can read."""
+_OTHER_SCHEMAS = (
+    *(key for key in ARGUMENT_KEYS if key != "parameters"),
+    *("schema", "properties", "json_schema", "args_schema", "parameter_definitions", "parametersJsonSchema"),
+    *("inputSchema", "input_schema"),
+)
+"""The keys under which tools of other libraries have their schema; the last two count within a function alone."""
 MALFORMED = "malformed_call"
 """The name of a malformed call; its arguments are then `{"raw": ..., "error": ...}`, which any server reads."""
 _ROLES: Mapping[str, Role] = {
@@ -80,8 +89,8 @@ def message_from_openai(value: object, where: str = "message") -> Message:
     role = value.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise WireError(f"{where}.role is one of {', '.join(_ROLES)}, got {role!r}", f"{where}.role")
-    if value.get("function_call") is not None:
-        raise WireError(f"{where}.function_call is not supported: use tool_calls", f"{where}.function_call")
+    if other := next((key for key in ("function_call", "tool_call", "toolCalls") if value.get(key) is not None), None):
+        raise WireError(f"{where}.{other} is not supported: use tool_calls", f"{where}.{other}")
     calls = _list(value.get("tool_calls"), f"{where}.tool_calls")
     if calls and role != "assistant":
         raise WireError(f"{where}.tool_calls: only an assistant message calls tools", f"{where}.tool_calls")
@@ -101,19 +110,23 @@ def message_from_openai(value: object, where: str = "message") -> Message:
 def reasoning_texts(message: Mapping[str, object]) -> dict[str, str | None]:
     """Returns the reasoning of a reply, or of a piece of its stream, by the field that holds it.
 
-    The fields are those of `REASONING`, each a text, a part with text or a list of them, and `content`, if it has parts
-    of the type `thinking` or `reasoning`. The text is None if it cannot be read, as that of encrypted reasoning.
+    The fields are those of `REASONING`, in the message or in what LangChain and LiteLLM put beside, each a text, a part
+    with text or a list of them, and `content`, if it has parts of the type `thinking` or `reasoning`. The text is None
+    if it cannot be read, as that of encrypted reasoning.
     """
     content = message.get("content")
     thoughts = list(filter(is_thought, content)) if isinstance(content, list | tuple) else None
-    fields = {**{name: message.get(name) for name in REASONING}, "content": thoughts}
+    inner = (message.get(key) for key in ("additional_kwargs", "provider_specific_fields"))
+    holders = [message, *(holder for holder in inner if isinstance(holder, Mapping))]
+    fields = {name: max((holder.get(name) for holder in holders), key=bool) for name in REASONING}
+    fields["content"] = thoughts
     return {name: _thought_text(value) for name, value in fields.items() if value or value == ""}
 
 
 def is_thought(part: object) -> bool:
     """Returns True for a part of a content that is reasoning, and no text of the reply."""
     kind = str(part.get("type")) if isinstance(part, Mapping) else ""
-    return "thinking" in kind or "reasoning" in kind
+    return (isinstance(part, Mapping) and part.get("thought") is True) or "thinking" in kind or "reasoning" in kind
 
 
 def tool_from_openai(value: object, where: str = "tool") -> ToolSpec:
@@ -129,10 +142,9 @@ def tool_from_openai(value: object, where: str = "tool") -> ToolSpec:
         wanted = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
         raise WireError(f"{where} is {wanted}, got {str(value)[:80]}", where)
     schema = tool_schema(function)
-    other = next(
-        (key for key in (*ARGUMENT_KEYS, "schema", "properties") if isinstance(function.get(key), Mapping)), None
-    )
-    if not schema and other not in (None, "parameters"):
+    given = {**value, **function} if isinstance(value, Mapping) else function
+    other = next((key for key in _OTHER_SCHEMAS if isinstance(given.get(key), Mapping)), None)
+    if not schema and other is not None:
         raise WireError(f"{where} has its schema under {other!r}: write it under 'parameters'", where)
     parameters = schema or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):

@@ -65,3 +65,11 @@ def test_arguments_outside_of_the_function_of_a_call_are_named() -> None:
         with pytest.raises(ValueError, match=f'no "{key}" outside of it'):
             check_outside({"function": {"name": "go"}, key: {"a": 1}})
         check_outside({"id": "a", "type": "function", "function": {"name": "go"}, key: None})
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "go", "arguments": {"to": "a"}, "arguments": {}}', '{"to": "a", "to": "b"}']
+)
+def test_a_key_that_occurs_twice_is_refused_so_that_no_value_vanishes(text: str) -> None:
+    with pytest.raises(ValueError, match="given twice"):
+        read_json(text)

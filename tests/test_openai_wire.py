@@ -165,6 +165,8 @@ def test_reasoning_is_read_under_every_name_in_every_form(name: str, form: objec
     for other in REASONING:
         for empty in EMPTY:
             assert reasoning_of(**{other: empty, name: form}) == "RS"
+    for holder in ("additional_kwargs", "provider_specific_fields"):
+        assert reasoning_of(reasoning_content=None, **{holder: {name: form}}) == "RS"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,7 @@ def test_reasoning_is_read_under_every_name_in_every_form(name: str, form: objec
         {"type": "thinking", "thinking": "R"},
         {"type": "thinking", "thinking": [{"type": "text", "text": "R"}]},
         {"type": "reasoning", "text": "R"},
+        {"thought": True, "text": "R"},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "R"}]},
     ],
     ids=json.dumps,
@@ -214,3 +217,16 @@ def test_one_reasoning_under_two_names_is_read_once_and_two_are_refused() -> Non
 def test_what_is_no_tool_is_refused(value: object) -> None:
     with pytest.raises(WireError, match="tool"):
         tool_from_openai(value)
+
+
+@pytest.mark.parametrize("key", ["json_schema", "args_schema", "inputSchema", "parametersJsonSchema"])
+def test_a_tool_whose_schema_stands_elsewhere_is_refused_with_the_place(key: str) -> None:
+    schema = {"type": "object", "properties": {"to": {"type": "string"}}}
+    with pytest.raises(WireError, match=f"has its schema under '{key}'"):
+        tool_from_openai({"type": "function", "function": {"name": "go"}, key: schema})
+
+
+@pytest.mark.parametrize("key", ["function_call", "tool_call", "toolCalls"])
+def test_calls_under_another_name_are_refused(key: str) -> None:
+    with pytest.raises(WireError, match=f"{key} is not supported: use tool_calls"):
+        message_from_openai({"role": "assistant", "content": "A", key: {"name": "go", "arguments": "{}"}})

@@ -281,7 +281,7 @@ def read_json_object(file: Path) -> dict[str, object]:
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"{str(file)!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise RunFolderError(f"{str(file)!r} holds no JSON object")

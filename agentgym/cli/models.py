@@ -128,7 +128,7 @@ def _folder(options: ModelCheckOptions) -> Iterator[Path]:
         if folder is None:
             small_models.save_small_model(name, Path(made))
         else:
-            config = import_module("agentgym.model.policy").folder_config(folder)
+            config = import_module("agentgym.model.decoder_config").folder_config(folder)
             say("a small random model of the same shape is checked")
             own = options.model_backend if is_place(options.model_backend) else None
             small_models.save_small_model(small_models.shrink(config), Path(made), own)

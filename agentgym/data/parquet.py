@@ -52,6 +52,8 @@ def own_cells(row: Mapping[str, object], schema: pyarrow.Schema, *, json_as_text
 def _own_value(value: object, kind: pyarrow.DataType, json_as_text: bool) -> object:
     if json_as_text and isinstance(value, str) and isinstance(kind, pyarrow.JsonType):
         return json.loads(value)
+    if isinstance(value, list) and isinstance(kind, pyarrow.MapType):  # Arrow gives a list of pairs
+        return {key: _own_value(item, kind.item_type, json_as_text) for key, item in value}
     if isinstance(value, list) and hasattr(kind, "value_type"):
         return [_own_value(item, kind.value_type, json_as_text) for item in value]
     if isinstance(value, Mapping) and isinstance(kind, pyarrow.StructType):

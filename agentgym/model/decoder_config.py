@@ -14,7 +14,7 @@ from agentgym.model.architectures import ARCHITECTURES, SUPPORTED, refusal
 from agentgym.model.rope import RopeScaling, rope_of, rope_scaling, short_rope_length
 from agentgym.types import JSON
 
-__all__ = ["GATE_UP", "QKV", "DecoderConfig", "declared_window", "folder_window"]
+__all__ = ["GATE_UP", "QKV", "DecoderConfig", "declared_window", "folder_config", "folder_window"]
 
 QKV = ("q_proj", "k_proj", "v_proj")
 """The published projections that share one matrix of the decoder, in this order along its outputs."""
@@ -22,6 +22,9 @@ GATE_UP = ("gate_proj", "up_proj")
 """The published projections of the feed-forward that share one matrix, in this order along its outputs."""
 DEFAULT_WINDOW = 2048
 """The window of a model whose configuration does not declare one; the default of Llama in `transformers`."""
+MAX_WINDOW = 1 << 24
+MAX_LAYERS = 10_000
+"""The most that a config.json may ask memory for where no stored tensor shows that it is meant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,16 +129,31 @@ def declared_window(config: Mapping[str, JSON]) -> int:
         return DEFAULT_WINDOW
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"config.json needs a positive integer 'max_position_embeddings', got {value!r}")
+    if value > MAX_WINDOW:
+        raise ConfigError(f"config.json has max_position_embeddings {value:,}; at most {MAX_WINDOW:,} are computed")
     return min(value, short_rope_length(config) or value)
 
 
 def folder_window(folder: str | os.PathLike[str]) -> int:
     """Returns the window of the model in a folder; raises RunFolderError if it has no readable config.json."""
+    return declared_window(folder_config(folder))
+
+
+def folder_config(folder: str | os.PathLike[str]) -> dict[str, JSON]:
+    """Returns the settings of a folder's config.json; raises RunFolderError if there are none that can be computed."""
     path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise RunFolderError(
+            f"no model in {str(folder)!r}: it needs a config.json and safetensors; give a model folder"
+        )
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"no model in {str(folder)!r}: its config.json cannot be read ({error})") from error
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise RunFolderError(f"no model in {str(folder)!r}: its config.json holds no settings")
-    return declared_window(config)
+        raise RunFolderError(f"{str(path)!r} holds no settings")
+    for part in (config, *(inner for inner in config.values() if isinstance(inner, dict))):
+        for key, value in part.items():
+            if "layer" in key and isinstance(value, int) and value > MAX_LAYERS:
+                raise RunFolderError(f"{str(path)!r} has {key} {value:,}; at most {MAX_LAYERS:,} layers are computed")
+    return config

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from agentgym.errors import ConfigError, EngineError, RunFolderError
 from agentgym.model.decoder import Decoder, DecoderConfig, DecoderLayer
+from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.published_weights import LoraWeights, Weights
 from agentgym.model.transformers_model import TransformersModel
@@ -134,6 +135,7 @@ def _refuse_copies(model: LanguageModel, views: Mapping[str, Tensor]) -> None:
 
 def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Decoder:
     """Loads a folder of `config.json` and safetensors, sharded or not; raises RunFolderError naming what is missing."""
+    empty_decoder(folder)  # refuses sizes that no stored tensor has before they take memory
     model = Decoder(decoder_config(folder)).to(dtype)
     fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(stored))
     return model
@@ -151,11 +153,7 @@ def empty_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.
 
 def decoder_config(folder: str | os.PathLike[str]) -> DecoderConfig:
     """Returns the shape of the model in a folder; raises RunFolderError if there is no model."""
-    path = Path(folder)
-    if not (path / "config.json").is_file():
-        raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
-    with reading(path):
-        return DecoderConfig.from_hf(json.loads((path / "config.json").read_text()))
+    return DecoderConfig.from_hf(folder_config(folder))
 
 
 @torch.no_grad()
@@ -202,8 +200,10 @@ class _StoredTensors:
             )
         for shard in shards:
             try:
+                if not shard.is_file():  # a pipe would be waited for
+                    raise OSError("not a file")
                 file = self._stack.enter_context(safe_open(shard, "pt"))
-            except SafetensorError as error:
+            except (OSError, SafetensorError) as error:
                 raise RunFolderError(f"{str(shard)!r} is torn or not a safetensors file: {error}") from error
             self._files |= dict.fromkeys(file.keys(), file)
         return self

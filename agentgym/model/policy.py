@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.loading import is_place
 from agentgym.model.architectures import check_backend, refusal
+from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_class import class_of_model, first_line, load_fault
 from agentgym.model.model_folder import empty_decoder, load_decoder, on_device, reading
@@ -18,9 +18,8 @@ from agentgym.model.pass_attention import HOOK, register_hook
 from agentgym.model.rope import short_rope_length
 from agentgym.model.transformers_folder import load_transformers_model
 from agentgym.model.transformers_model import TransformersModel
-from agentgym.types import JSON
 
-__all__ = ["backend_line", "empty_policy", "folder_config", "is_fast", "load_policy", "load_policy_on"]
+__all__ = ["backend_line", "empty_policy", "is_fast", "load_policy", "load_policy_on"]
 
 
 def load_policy(
@@ -113,17 +112,3 @@ def backend_line(model: LanguageModel, folder: str | os.PathLike[str]) -> str | 
 def _reason(path: Path) -> str | None:
     """Returns why the fast decoder does not compute the model of a folder, or None if it does."""
     return refusal(folder_config(path))
-
-
-def folder_config(path: Path) -> dict[str, JSON]:
-    """Returns the settings of a folder's config.json; raises RunFolderError if there are none."""
-    config_path = path / "config.json"
-    if not config_path.is_file():
-        raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
-    try:
-        config = json.loads(config_path.read_text())
-    except ValueError as error:
-        raise RunFolderError(f"{str(config_path)!r} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise RunFolderError(f"{str(config_path)!r} holds no settings")
-    return config

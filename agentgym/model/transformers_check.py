@@ -5,15 +5,14 @@ Shapes: `T` position, `V` vocabulary.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
+from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
@@ -37,7 +36,7 @@ def check_forward(model: LanguageModel, folder: str | os.PathLike[str]) -> float
     """
     if not isinstance(model, Decoder):
         return None
-    given = json.loads((Path(folder) / "config.json").read_text())
+    given = folder_config(folder)
     if given == model.config.to_hf() | {"torch_dtype": given.get("torch_dtype")}:
         return None
     ours_TV, theirs_TV = _logprobs(_stand_in(model) if model.embed.is_meta else model, folder)

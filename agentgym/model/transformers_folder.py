@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError, UserCodeFault
 from agentgym.model.architectures import dequantization
+from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import ROUNDING, logits_difference
 from agentgym.model.model_class import class_of_model, first_line, load_fault, quiet_transformers
 from agentgym.model.packed_layout import MIN_SHARED, PackedLayout
@@ -38,9 +38,7 @@ def load_transformers_model(
     Raises RunFolderError for missing, torn or further tensors, and ConfigError for a model that cannot be trained.
     """
     path = Path(folder)
-    if not (path / "config.json").is_file():
-        raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
-    settings = json.loads((path / "config.json").read_text())
+    settings = folder_config(path)
     hf = _load(path, dtype, dequantization(settings), own)
     if own is not None:
         settings["architectures"] = [type(hf).__name__]  # without the class, the folder is not read as another model

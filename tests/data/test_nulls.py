@@ -13,6 +13,7 @@ import pytest
 
 from agentgym.data import DataConfig, open_data
 from agentgym.data.digest import data_digest, prompt_digest
+from agentgym.data.parquet import open_parquet
 from agentgym.data.rows import messages_of
 from agentgym.errors import ConfigError
 from agentgym.types import Task, ToolCall
@@ -107,6 +108,16 @@ def test_arguments_have_the_order_of_the_schema_in_parquet_and_of_the_row_in_jso
     for path, order in ((write_parquet(tmp_path, rows), ["a", "b"]), (jsonl(*rows), ["b", "a"])):
         (call,) = messages_of(tasks_of(path)[1])[1].tool_calls
         assert isinstance(call, ToolCall) and list(call.arguments) == order
+
+
+def test_a_map_of_arrow_is_an_object(tmp_path: Path) -> None:
+    steps = pyarrow.map_(pyarrow.string(), pyarrow.struct({"n": pyarrow.int64(), "of": pyarrow.int64()}))
+    schema = pyarrow.schema({"prompt": pyarrow.string(), "steps": steps})
+    row = {"prompt": "Go.", "steps": {"a": {"n": 1}, "b": {"of": 2}}}
+    table = pyarrow.Table.from_pylist([{**row, "steps": list(row["steps"].items())}], schema)
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    ((_, found),) = open_parquet(tmp_path / "rows.parquet").read(["prompt", "steps"])
+    assert found == row
 
 
 def test_rows_that_python_yields_keep_their_nulls(tmp_path: Path) -> None:

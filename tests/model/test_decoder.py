@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,42 @@ def test_a_missing_or_torn_model_folder_is_named(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(RunFolderError, match="torn"):
         load_decoder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("vocab_size", 10**12, "has shape"),
+        ("hidden_size", 10**12, "has shape"),
+        ("intermediate_size", 10**9, "has shape"),
+        ("head_dim", 10**11, "has shape"),
+        ("max_position_embeddings", 10**12, "at most 16,777,216"),
+        ("num_hidden_layers", 10**9, "at most 10,000 layers"),
+    ],
+)
+def test_a_size_that_no_tensor_has_is_refused_before_it_takes_memory(
+    key: str, value: int, why: str, tmp_path: Path
+) -> None:
+    save_model_folder(tiny("qwen3"), tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), key: value}))
+    with pytest.raises(AgentGymError, match=why):
+        load_decoder(tmp_path)
+
+
+def test_what_is_no_file_of_settings_or_weights_is_refused_at_once(tmp_path: Path) -> None:
+    save_model_folder(tiny("qwen3"), tmp_path)
+    config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    text, _ = config.read_text(), config.write_text('{"a":' * 100_000)
+    with pytest.raises(RunFolderError, match="is not JSON"):
+        load_decoder(tmp_path)
+    config.write_text(text)
+    weights.unlink()
+    for make in (os.mkfifo, os.mkdir):
+        make(weights)
+        with pytest.raises(RunFolderError, match="not a safetensors file: not a file"):
+            load_decoder(tmp_path)
+        (os.rmdir if weights.is_dir() else os.unlink)(weights)
 
 
 def test_an_architecture_that_would_be_computed_differently_is_refused() -> None:

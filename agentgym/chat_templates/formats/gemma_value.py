@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from agentgym.call_json import read_json
+from agentgym.call_json import add_unique, read_json
 from agentgym.types import JSON
 
 __all__ = ["GemmaValueReader"]
@@ -29,8 +29,7 @@ class GemmaValueReader:
         pairs: dict[str, JSON] = {}
         self._enter("{")
         while not self._skip("}"):
-            key = self._key()
-            pairs[key] = self._value()
+            add_unique(pairs, self._key(), self._value())
             if not self._skip(","):
                 self._expect("}")
                 break

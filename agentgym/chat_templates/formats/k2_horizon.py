@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentgym.call_json import as_call, read_json
+from agentgym.call_json import add_unique, as_call, read_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.schema_types import tool_named, typed_value
 from agentgym.chat_templates.formats.tagged import FoundCall, Tags, read_tagged
@@ -54,7 +54,7 @@ def read_k2_horizon_body(body: str, context: ReplyContext) -> Sequence[FoundCall
                 raise ValueError(f"expected an argument, got {body[position : position + 40]!r}")
             key, value, kind = match["key"].strip(), match["value"], (match["type"] or "").strip()
             typed = ToolSpec("", "", {"properties": {key: {"type": kind}}}) if kind else tool
-            arguments[key] = typed_value(value, key, typed, bare_json=True)
+            add_unique(arguments, key, typed_value(value, key, typed, bare_json=True))
             position = match.end()
     except ValueError as error:
         raise ValueError(f"{error}. {HOW_TO_WRITE}") from None

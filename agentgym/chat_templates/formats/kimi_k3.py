@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from agentgym.call_json import as_call, read_arguments, read_json
+from agentgym.call_json import add_unique, as_call, read_arguments, read_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.tagged import FoundCall, Tags, read_tagged
 from agentgym.types import JSON, Message
@@ -48,8 +48,7 @@ def read_kimi_k3_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
     try:
         if not separator:
             raise ValueError(f"{SEPARATOR} stands behind the tool's name")
-        name = _attributes(attributes).get("tool", "")
-        return [FoundCall(*as_call({"name": name, "arguments": _arguments(parts)}, ("name",)))]
+        return [FoundCall(*as_call({**_attributes(attributes), "arguments": _arguments(parts)}, ("tool",)))]
     except ValueError as error:
         raise ValueError(f"{error}. {HOW_TO_WRITE}") from None
 
@@ -64,13 +63,14 @@ def _arguments(parts: str) -> Mapping[str, JSON]:
             raise ValueError(f"expected an argument, got {parts[position : position + 40]!r}")
         position = match.end()
         if match["element"] == "json":
-            arguments.update(read_arguments(match["text"].strip() and read_json(match["text"])))
+            for key, value in read_arguments(match["text"].strip() and read_json(match["text"])).items():
+                add_unique(arguments, key, value)
             continue
         attributes = _attributes(match["attributes"])
         if "key" not in attributes:
             raise ValueError("an argument needs a key")
         is_text = attributes.get("type", "string") == "string"
-        arguments[attributes["key"]] = match["text"] if is_text else read_json(match["text"])
+        add_unique(arguments, attributes["key"], match["text"] if is_text else read_json(match["text"]))
     return arguments
 
 

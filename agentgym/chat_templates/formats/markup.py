@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from agentgym.call_json import as_call, read_json
+from agentgym.call_json import add_unique, as_call, read_json
 from agentgym.chat_templates.formats.json_text import json_end
 from agentgym.chat_templates.formats.nesting import element_marks, elements, value_ends
 from agentgym.chat_templates.formats.protocol import ReplyContext
@@ -176,7 +176,7 @@ class _Calls:
                 end, position = self._loose_end(value.end(), (key, arguments))
             else:
                 position = end + len(self.markup.value[1])
-            arguments[key] = self.markup.read_value(value, self.text[value.end() : end], tool)
+            add_unique(arguments, key, self.markup.read_value(value, self.text[value.end() : end], tool))
             position = self._match(_SPACE, position).end()
         return name, arguments, position + len(self.markup.call[1])
 

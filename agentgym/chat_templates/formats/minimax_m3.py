@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from agentgym.call_json import add_unique
 from agentgym.chat_templates.formats.markup import Markup, read_markup
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.chat_templates.formats.schema_types import ITEM, kinds_at, typed_at
@@ -41,7 +42,10 @@ class _Element:
     def members(self) -> Mapping[str, JSON]:
         """Returns the inner elements as an object."""
         self.only_elements()
-        return dict(self.inner)
+        values: dict[str, JSON] = {}
+        for tag, value in self.inner:
+            add_unique(values, tag, value)
+        return values
 
     def only_elements(self) -> None:
         """Raises ValueError if there is text besides the elements."""

@@ -271,7 +271,11 @@ KINDS = ("null", "boolean", "integer", "number", "object", "array", "string")
 """JSON Schema's types, the most specific first."""
 SPELLINGS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
 """Python's names for the types, which some tool documentation uses."""
-IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "array", "prefixItems": "array"}
+IMPLIED = {
+    **dict.fromkeys(("properties", "additionalProperties"), "object"),
+    **dict.fromkeys(("items", "prefixItems"), "array"),
+    **dict.fromkeys(("pattern", "minLength", "maxLength"), "string"),
+}
 """The type of a schema that names none, by its keywords."""
 NULLS = ("null", "None")
 """The spellings of null in templates: JSON's and Python's."""

@@ -18,7 +18,7 @@ SPELLINGS: Mapping[Finish, str] = {
     "reply": """stop tool_calls tool_call tool_use function_call end_turn stop_sequence pause_turn complete finish
         normal eos eos_token endoftext word stop_criteria_met repetition malformed_function_call malformed_response
         malformed_model_output malformed_tool_use unexpected_tool_call too_many_tool_calls missing_thought_signature
-        function_call_filter""",
+        function_call_filter eos_token_id stop_token completed""",
     "cut": """length max_tokens max_output_tokens model_length model_context_window_exceeded token_limit limit
         error_limit""",
     "filtered": """content_filter content_filtered sensitive refusal safety recitation language blocklist
@@ -30,8 +30,9 @@ SPELLINGS: Mapping[Finish, str] = {
 """The known finish reasons; case, punctuation and what follows a colon do not matter."""
 STEMS: Mapping[Finish, str] = {
     "filtered": "filter|safety|moderat|sensitiv|prohibit|block|policy|guardrail|toxic|refus",
-    "failed": "err|fail|abort|cancel|timeout|network|unavail|overload|insufficient|interrupt|resource|preempt",
-    "cut": "length|limit|max|window|token|context|truncat|budget",
+    "failed": "err|fail|abort|cancel|timeout|network|unavail|overload|insufficient|interrupt|resource|preempt|deadline|"
+    "capacity|queue|ratelimit|^oom",
+    "cut": "length|limit|max|window|token|context|truncat|budget|incomplete",
     "reply": "",
 }
 """The parts of a word that hint at the kind of an unknown finish reason."""

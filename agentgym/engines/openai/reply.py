@@ -110,12 +110,12 @@ class ChatCompletionReader:
         self._usage = event.get("usage") or self._usage
         self._prompt_ids = event.get("prompt_token_ids") or self._prompt_ids
         choices = event.get("choices")
-        if choices:
+        if choices and not choices[0].get("index"):
             self._take_choice(choices[0])
 
     def _take_choice(self, choice: Mapping[str, Any]) -> None:
         delta = choice.get("delta")
-        said: Mapping[str, Any] = (choice.get("message") if delta is None else delta) or {}
+        said: Mapping[str, Any] = delta or choice.get("message") or {}
         reasoning = {name: text for name, text in reasoning_texts(said).items() if text}
         content = _text(said.get("content") or said.get("refusal"))
         self._content.append(content)
@@ -163,7 +163,7 @@ class ChatCompletionReader:
         kind, is_known = classify_finish(self._finish)
         used_all = max_tokens is not None and self._read_usage().completion_tokens >= max_tokens
         if kind is None:
-            if not self._is_whole or not (used_all or any(self._content) or self._calls):
+            if not self._is_whole or not (used_all or any(self._content) or self._reasoning or self._calls):
                 raise HttpUnreachable("the endpoint's answer ended before the reply did")
             self.remark = "gives no finish reason: a reply is taken if the answer is whole and not empty"
             return used_all
@@ -209,7 +209,9 @@ class ChatCompletionReader:
 def _text(content: Any) -> str:
     """Returns content as text: it is a string, null, or a list of parts."""
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if not is_thought(part))
+        return "".join(
+            part if isinstance(part, str) else str(part.get("text", "")) for part in content if not is_thought(part)
+        )
     return str(content or "")
 
 

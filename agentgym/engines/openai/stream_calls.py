@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgym.call_json import LABELS
+from agentgym.call_json import LABELS, keys_outside
 
 __all__ = ["CallDraft", "add_calls"]
 
@@ -51,6 +51,7 @@ def add_calls(calls: list[CallDraft], message: Mapping[str, Any], *, in_stream: 
         arguments = "" if function.get("arguments") in (None, {}) else function["arguments"]
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         unknown = {k: v for k, v in function.items() if k not in ("name", "arguments", *LABELS) and v is not None}
+        unknown |= {f"{key} outside of function": part[key] for key in keys_outside(part)}
         draft = CallDraft(index, part.get("id") or "", function.get("name") or "", [text], unknown)
         places = [call for call in calls if in_stream and (index is None or call.index in (None, index))]
         call = next((call for call in places if draft.id and call.id == draft.id), places[-1] if places else None)

@@ -29,6 +29,6 @@ def retry_after_s(headers: Mapping[str, str], body: str = "") -> float | None:
     with suppress(ValueError, OverflowError):
         if date:
             return max(0.0, mktime_tz(date) - (mktime_tz(now) if now else time.time()))
-    match = WORDS.search(body)
+    match = WORDS.search(f"retry after {text}") or WORDS.search(body)
     parts = re.findall(PART, match[1], re.IGNORECASE) if match else []
     return sum(float(number) * SECONDS[unit.lower()] for number, unit in parts) if parts else None

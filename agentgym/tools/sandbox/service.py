@@ -76,7 +76,7 @@ class ServiceSandbox(Runner):
             answer = self._ask(json.dumps(asked).encode(), request.time_limit_s + ANSWER_S)
         try:
             return self._outcome(answer, request)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise SandboxError(f"{self._url} answered what is no outcome: {error!r}") from error
 
     def _ask(self, body: bytes, timeout_s: float) -> Mapping[str, Any]:
@@ -98,7 +98,7 @@ class ServiceSandbox(Runner):
                 break
             except (OSError, http.client.HTTPException) as error:
                 why = str(error) or type(error).__name__
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
                 why = f"its answer is not that of the API: {error!r}"
                 break
             if pause_s is not None:
@@ -110,6 +110,9 @@ class ServiceSandbox(Runner):
         if result["status"] not in ("Finished", "TimeLimitExceeded"):
             raise ValueError(f"the program's status is {result['status']}")
         ended = Ended.EXITED if result["status"] == "Finished" else Ended.TIME_LIMIT
+        exit_code, seconds = result["return_code"] if ended is Ended.EXITED else -9, result["execution_time"] or 0.0
+        if type(exit_code) is not int or not 0 <= seconds < float("inf"):
+            raise ValueError(f"the program ended with {exit_code!r:.40} after {seconds!r:.40} s")
         texts, left = [], self.limits.output_kb * 1024
         for name in ("stdout", "stderr"):
             text = (result[name] or "").encode()
@@ -121,9 +124,9 @@ class ServiceSandbox(Runner):
         return Outcome(
             stdout=texts[0],
             stderr=texts[1],
-            exit_code=int(result["return_code"]) if ended is Ended.EXITED else -9,
+            exit_code=exit_code,
             ended=ended,
             backend=self.backend,
-            seconds=float(result["execution_time"] or 0.0),
-            files={path: base64.b64decode(files[path]) for path in request.collect if path in files},
+            seconds=float(seconds),
+            files={path: base64.b64decode(files[path], validate=True) for path in request.collect if path in files},
         )

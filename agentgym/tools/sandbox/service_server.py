@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -43,7 +44,7 @@ class SandboxServer(JsonServer):
 
     A request may have `run_timeout` (10 s), `memory_limit_MB`, `stdin`, `files` (path to base64), `fetch_files` (paths
     to return). Languages are `python` and `bash`. `status` is `Success` for exit code 0, `Failed` for any other end,
-    and `SandboxError` if the box itself failed. A limit above the server's own is refused.
+    and `SandboxError` if the box itself failed. A limit above the server's own is refused; memory is the server's.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ def _call_of(body: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
         _refuse("code is a text, stdin a text or null, and files maps paths to base64")
     if not isinstance(fetched, list) or not all(isinstance(path, str) for path in fetched):
         _refuse("fetch_files is a list of paths")
-    seconds, memory_mb = body.get("run_timeout", min(10.0, limits.time_limit_s)), body.get("memory_limit_MB", -1)
+    seconds, memory_mb = (body.get(name) for name in ("run_timeout", "memory_limit_MB"))
+    seconds = min(10.0, limits.time_limit_s) if seconds is None else seconds
+    memory_mb = -1 if memory_mb is None else memory_mb
     for name, value, most in (
         ("run_timeout", seconds, limits.time_limit_s),
         ("memory_limit_MB", memory_mb, limits.memory_mb),
@@ -101,6 +104,8 @@ def _call_of(body: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
         contents = {str(path): base64.b64decode(content or "", validate=True) for path, content in files.items()}
     except (TypeError, ValueError, binascii.Error) as error:
         _refuse(f"the content of a file is no base64: {error}")
+    if stdin and (taken := sorted({STDIN, PROGRAM} & {os.path.normpath(path) for path in contents})):
+        _refuse(f"a file named {taken[0]} cannot be given beside stdin")
     if stdin:
         contents[STDIN] = stdin.encode("utf-8", "surrogatepass")
         if language == "python":

@@ -21,11 +21,12 @@ from torch import Tensor
 from agentgym.chat_templates import Renderer, renderer_for
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.loading import is_place
+from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.lora_layer import join_adapters
 from agentgym.model.model_folder import reading, save_model_folder
 from agentgym.model.model_name import is_model_id, model_folder
-from agentgym.model.policy import folder_config, load_policy
+from agentgym.model.policy import load_policy
 from agentgym.remote import is_remote
 from agentgym.rollout.record.manifest import MANIFEST
 from agentgym.trainers.checkpoints.checkpoint import (

@@ -27,11 +27,12 @@ from agentgym.errors import AgentGymError
 from agentgym.loading import is_place
 from agentgym.model.architectures import dequantization, quantization
 from agentgym.model.decoder import Decoder
+from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_class import class_of_model, quiet_transformers
 from agentgym.model.model_folder import published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.model.policy import folder_config, load_policy
+from agentgym.model.policy import load_policy
 from agentgym.model.routing import BatchRouting
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.learner.lora import Adapters

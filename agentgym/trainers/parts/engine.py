@@ -26,9 +26,10 @@ from agentgym.errors import ConfigError
 from agentgym.loading import Wanted, is_place, load_named
 from agentgym.model.architectures import quantization
 from agentgym.model.decoder import Decoder
+from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import on_device, published_views
-from agentgym.model.policy import empty_policy, folder_config, load_policy
+from agentgym.model.policy import empty_policy, load_policy
 from agentgym.model.published_weights import Weights
 from agentgym.settings import convert_function_errors
 from agentgym.trainers.config import TrainConfig

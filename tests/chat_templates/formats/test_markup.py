@@ -236,6 +236,14 @@ def test_text_between_arguments_makes_a_call_malformed_and_the_error_shows_a_cal
 
 
 @every_family
+def test_an_argument_that_is_given_twice_makes_the_call_malformed(family: str) -> None:
+    written = FAMILIES[family]
+    once = written.argument.format(key="to", value="north", string="true")
+    (call,) = read(family, written.around[0] + written.call.format(name="go", inside=once * 2) + written.around[1])
+    assert isinstance(call, MalformedCall) and "to is given twice" in call.error
+
+
+@every_family
 def test_a_call_without_a_name_is_malformed(family: str) -> None:
     for name in ("", " "):
         (broken,) = read(family, FAMILIES[family](NORTH, name))

@@ -111,6 +111,29 @@ def test_a_call_with_its_arguments_under_another_key_is_malformed_and_names_it(k
 
 
 @pytest.mark.parametrize("key", ["delta", "message"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"function": {"name": "go"}, "arguments": {"to": "Oslo"}},
+        {"function": {"name": "go"}, "payload": {"to": "Oslo"}},
+        {"name": "go", "arguments": {"to": "Oslo"}},
+        {"type": "custom", "custom": {"name": "go", "input": "Oslo"}},
+    ],
+)
+def test_a_call_with_its_arguments_outside_of_its_function_is_malformed(key: str, call: dict[str, Any]) -> None:
+    (found,) = read([[{"id": A, "index": 0, **call}]], key)
+    assert isinstance(found, MalformedCall) and found.id == A
+
+
+def test_other_choices_of_an_answer_and_empty_deltas_take_nothing_from_the_reply() -> None:
+    reader = ChatCompletionReader()
+    for index in (0, 1):
+        reader.take({"choices": [{"index": index, "delta": {"content": f"{index}"}}]})
+    reader.take({"choices": [{"index": 0, "delta": {}, "message": {"content": ["!"]}, "finish_reason": "stop"}]})
+    assert reader.finish().message.content == "0!"
+
+
+@pytest.mark.parametrize("key", ["delta", "message"])
 @pytest.mark.parametrize("finish", ["function_call", "stop"])
 def test_the_older_function_call_is_a_call(key: str, finish: str) -> None:
     text = '{"to": "Oslo"}'

@@ -133,7 +133,8 @@ def test_a_program_ends_as_in_a_box_of_this_machine(call: dict[str, Any], box: S
     ("language", "program"), [("python", "import sys\nprint(input() + sys.stdin.read(), end='')"), ("bash", "cat; ls")]
 )
 def test_a_program_reads_the_standard_input_of_its_request(language: str, program: str, url: str) -> None:
-    status, answer = post(url, code=program, language=language, stdin="one\ntwo\n")
+    unlimited = {"run_timeout": None, "memory_limit_MB": None}
+    status, answer = post(url, code=program, language=language, stdin="one\ntwo\n", **unlimited)
     assert (status, answer["status"], answer["run_result"]["return_code"]) == (200, "Success", 0)
     assert answer["run_result"]["stdout"] == ("onetwo\n" if language == "python" else "one\ntwo\n")
 
@@ -151,6 +152,8 @@ def test_a_program_reads_the_standard_input_of_its_request(language: str, progra
         ({"code": "1", "language": "python", "run_timeout": "5"}, "at most 10"),
         ({"code": "1", "language": "python", "run_timeout": -1}, "positive number"),
         ({"code": "1", "language": "python", "memory_limit_MB": 4096}, "at most 256"),
+        ({"code": "1", "language": "python", "stdin": "a", "files": {".main.py": ""}}, "cannot be given beside stdin"),
+        ({"code": "cat", "language": "bash", "stdin": "a", "files": {"./.stdin": ""}}, "cannot be given beside stdin"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_with_the_reason(
@@ -172,8 +175,12 @@ def test_a_request_that_cannot_be_served_is_refused_with_the_reason(
         finished(return_code=None),
         finished(status="Error"),
         finished(stdout=5),
+        finished(return_code=0.5),
+        finished(return_code=float("inf")),
+        finished(return_code=True),
+        finished(execution_time=float("nan")),
+        b"[" * 100_000,
     ],
-    ids=["html", "list", "nothing", "sandbox error", "no result", "no exit code", "error", "number"],
 )
 def test_what_is_no_outcome_is_the_services_fault(content: bytes) -> None:
     with answering(lambda *_: (200, content)) as at, open_sandbox(at) as sandbox, pytest.raises(SandboxError):
