@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,9 @@ DIALECTS = {
 }
 """The dialects by what is in their `$schema`, the newest first."""
 MATCH_S = 0.2
+MAX_PARTS = 100_000
+"""The most parts of a pattern with its repetitions written out, as `regex` compiles it; it takes 270 bytes a part."""
+PART = regex.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<times>\d+)(?:,\d*)?\}|.", regex.DOTALL)
 JAVASCRIPT = regex.compile(r"\\u\{(?P<code>[0-9A-Fa-f]{1,6})\}|(?P<name>\\k<)|(?P<any>\[\^\])|\\.", regex.DOTALL)
 """Spellings of JavaScript that `regex` lacks; another escape is skipped whole."""
 
@@ -33,6 +37,7 @@ def validator_of(schema: Mapping[str, Any]) -> Validator:
 
     Raises ToolSchemaError for a schema that is none.
     """
+    _check_keywords(schema)
     named = [dialect for dialect in DIALECTS if dialect in str(schema.get("$schema"))]
     refusal = ""
     for dialect in named or DIALECTS:
@@ -43,6 +48,12 @@ def validator_of(schema: Mapping[str, Any]) -> Validator:
         else:  # without `$schema`, for which jsonschema would leave our class where a $ref leads back to the root
             return _validator_class(dialect)({key: part for key, part in schema.items() if key != "$schema"})
     raise ToolSchemaError(refusal)
+
+
+def _check_keywords(schema: Mapping[str, Any]) -> None:
+    text = json.dumps(schema, default=str)
+    if all(f'"{name}":' in text for name in ("unevaluatedProperties", "patternProperties")):  # would be matched by `re`
+        raise ToolSchemaError("unevaluatedProperties beside patternProperties is not supported: name the properties")
 
 
 @functools.cache
@@ -89,7 +100,27 @@ def _search(pattern: str, text: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _compile(pattern: str) -> Any:
+    if _num_parts(pattern) > MAX_PARTS:
+        raise regex.error(f"the pattern {pattern!r:.80} repeats more than {MAX_PARTS:,} parts")
     return regex.compile(JAVASCRIPT.sub(_rewrite, pattern))
+
+
+def _num_parts(pattern: str) -> int:
+    """Returns the number of a pattern's parts where each is written out as often as it is to be there at least."""
+    groups, last = [0], 0
+    for part in PART.finditer(pattern):
+        if part["times"] is not None:
+            groups[-1] += last * (int(part["times"]) - 1)
+            last *= int(part["times"])
+        elif part[0] == "(":
+            groups.append(0)
+        elif part[0] == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] += last
+        else:
+            last = 1
+            groups[-1] += 1
+    return groups[-1]
 
 
 def _rewrite(spelling: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -59,6 +60,9 @@ class WorkerThread:
 
 def _serve(jobs: SimpleQueue[Callable[[], object] | None]) -> None:
     """Runs a thread's jobs; it holds no reference to the WorkerThread, so a forgotten one can be collected."""
+    process = os.getpid()
     while (job := jobs.get()) is not None:
         job()
+        if os.getpid() != process:  # a process that the job has forked came back from it: nobody would ever end it
+            os._exit(0)
         del job  # or what the last job refers to would live until the next one
