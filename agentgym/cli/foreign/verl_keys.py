@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentgym.cli.foreign import verl_algorithm as algorithm
 from agentgym.cli.foreign import verl_machines as machines
 from agentgym.cli.foreign import verl_values as values
-from agentgym.cli.foreign.keys import Key, Several, same, skip
+from agentgym.cli.foreign.keys import Key, same, skip
 from agentgym.cli.foreign.verl_values import ACTOR, ROLLOUT
 
 __all__ = ["VERL_ALWAYS", "VERL_KEYS"]
@@ -104,7 +104,7 @@ OPTIMIZER = (
         ACTOR + "optim.betas",
         "optimizer.beta1, optimizer.beta2",
         default=[0.9, 0.999],
-        convert=lambda value, _: Several({"optimizer.beta1": value[0], "optimizer.beta2": value[1]}),
+        convert=algorithm.verl_betas,
     ),
     Key(
         ACTOR + "optim.lr_warmup_steps",
@@ -116,7 +116,7 @@ OPTIMIZER = (
     Key(ACTOR + "optim.lr_scheduler_type", "optimizer.decay", convert=algorithm.verl_schedule),
     Key(ACTOR + "optim.warmup_style", "optimizer.decay", convert=algorithm.verl_schedule),
     Key(ACTOR + "grad_clip", "optimizer.max_grad_norm", default=1.0),
-    same(ACTOR + "optim.optimizer", "optimizer.name has adamw, muon, sgd, adafactor, or file.py:name", "AdamW", "adam"),
+    Key(ACTOR + "optim.optimizer", "optimizer.name", default="AdamW", convert=algorithm.verl_optimizer),
     same(ACTOR + "optim.optimizer_impl", "torch.optim", "torch.optim"),
     same(ACTOR + "optim.clip_grad", "grad_clip counts"),
     same(ACTOR + "optim.min_lr_ratio", "with cosine, optimizer.decay_settings.floor"),
