@@ -12,9 +12,11 @@ from agentgym.types import JSON
 __all__ = [
     "ARGUMENT_KEYS",
     "LABELS",
+    "MAX_JSON_DEPTH",
     "add_unique",
     "as_call",
     "check_outside",
+    "is_too_deep",
     "json_kind",
     "keys_outside",
     "read_arguments",
@@ -27,6 +29,7 @@ LABELS = frozenset(
     "id type index call_id tool_call_id caller provider_specific_fields extra_content thought_signature".split()
 )
 """The keys by which models and servers label a call: they hold no arguments."""
+MAX_JSON_DEPTH = 100
 
 
 def as_call(
@@ -108,7 +111,8 @@ def json_kind(value: JSON) -> str:
 def read_json(text: str) -> JSON:
     """Returns the value that `text` spells; raises ValueError with the reason.
 
-    Values that JSON does not have (NaN, infinities, lone surrogates) are refused, and so are keys that occur twice.
+    Values that JSON does not have (NaN, infinities, lone surrogates) are refused, and so are keys that occur twice and
+    values that are nested more than `MAX_JSON_DEPTH` levels deep: templates that write them would run out of stack.
     """
     try:
         value: JSON = _decode_json(text)
@@ -118,9 +122,25 @@ def read_json(text: str) -> JSON:
         raise ValueError(f"invalid JSON ({error.msg} at character {error.pos})") from None
     except UnicodeEncodeError:
         raise ValueError("invalid JSON (a lone surrogate)") from None
+    except ValueError as error:
+        reason = "an integer of too many digits" if "integer string conversion" in str(error) else error
+        raise ValueError(f"invalid JSON ({reason})") from None
     except RecursionError:
         raise ValueError("invalid JSON (nested too deeply)") from None
+    if is_too_deep(value, text.count("[") + text.count("{")):
+        raise ValueError("invalid JSON (nested too deeply)")
     return value
+
+
+def is_too_deep(value: object, num_openings: int) -> bool:
+    """Returns True if containers are nested deeper than `MAX_JSON_DEPTH`; their text has `num_openings` brackets."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH if num_openings > MAX_JSON_DEPTH else 0):
+        children = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]  # type: ignore[attr-defined]
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return num_openings > MAX_JSON_DEPTH
 
 
 def _decode_json(text: str) -> JSON:
@@ -136,13 +156,13 @@ def _decode_json(text: str) -> JSON:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"invalid JSON ({name} is not JSON)")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _read_finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
-        raise ValueError(f"invalid JSON (the number {text[:20]} is too large)")
+        raise ValueError(f"the number {text[:20]} is too large")
     return value
 
 
