@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import json.scanner
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from agentgym.types import JSON
@@ -111,7 +110,7 @@ def read_json(text: str) -> JSON:
     Values that JSON does not have (NaN, infinities, lone surrogates) are refused, and so are keys that occur twice.
     """
     try:
-        value: JSON = _decode_json(text)
+        value: JSON = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -120,18 +119,6 @@ def read_json(text: str) -> JSON:
         raise ValueError("invalid JSON (a lone surrogate)") from None
     except RecursionError:
         raise ValueError("invalid JSON (nested too deeply)") from None
-    return value
-
-
-def _decode_json(text: str) -> JSON:
-    """Decodes a text without the decoder's two regular expressions for white space."""
-    bare = text.strip(_BLANKS)
-    try:
-        value, end = _SCAN(bare, 0)
-    except (StopIteration, json.JSONDecodeError):
-        end = -1
-    if end != len(bare):
-        value = _DECODER.decode(text)  # raises, and counts characters from the text's beginning
     return value
 
 
@@ -154,5 +141,3 @@ def _unique_keys(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_read_finite)
-_SCAN: Callable[[str, int], tuple[JSON, int]] = json.scanner.make_scanner(_DECODER)  # type: ignore[arg-type]  # any decoder
-_BLANKS = " \t\n\r"
