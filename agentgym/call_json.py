@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import json.scanner
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from agentgym.types import JSON
@@ -115,7 +114,7 @@ def read_json(text: str) -> JSON:
     values that are nested more than `MAX_JSON_DEPTH` levels deep: templates that write them would run out of stack.
     """
     try:
-        value: JSON = _decode_json(text)
+        value: JSON = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -143,18 +142,6 @@ def is_too_deep(value: object, num_openings: int) -> bool:
     return num_openings > MAX_JSON_DEPTH
 
 
-def _decode_json(text: str) -> JSON:
-    """Decodes a text without the decoder's two regular expressions for white space."""
-    bare = text.strip(_BLANKS)
-    try:
-        value, end = _SCAN(bare, 0)
-    except (StopIteration, json.JSONDecodeError):
-        end = -1
-    if end != len(bare):
-        value = _DECODER.decode(text)  # raises, and counts characters from the text's beginning
-    return value
-
-
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
@@ -174,5 +161,3 @@ def _unique_keys(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_read_finite)
-_SCAN: Callable[[str, int], tuple[JSON, int]] = json.scanner.make_scanner(_DECODER)  # type: ignore[arg-type]  # any decoder
-_BLANKS = " \t\n\r"

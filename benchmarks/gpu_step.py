@@ -119,7 +119,7 @@ class Job:
             optimizer=OptimizerConfig(learning_rate=1e-6),
             limits=Limits(max_turns=1, turn_tokens=self.reply, context_window=window),
             sampler=SamplerConfig(concurrency=episodes),
-            local=LocalEngineConfig(num_slots=episodes, window=window, max_step_tokens=2048, compile=None),
+            local=LocalEngineConfig(num_slots=episodes, window=window, max_step_tokens=2048),
             sglang=SglangConfig(
                 dtype="bfloat16",
                 device="auto" if self.device == "cpu" else "cuda",

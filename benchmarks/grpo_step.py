@@ -194,7 +194,7 @@ async def run_ours(size: Size, model: Decoder, rounds: Rounds) -> tuple[Cost, bo
     The engine is kept over all steps, as in training.
     """
     prompts = size.prompts(model.config.vocab_size)
-    engine = LocalEngine(model, LocalEngineConfig(num_slots=size.num_prompts * size.group_size, compile=None))
+    engine = LocalEngine(model, LocalEngineConfig(num_slots=size.num_prompts * size.group_size))
     learner = make_learner(model)
     generation, update = [], []
     most_nats = 1e-3 if model.embed.dtype == torch.float32 else 0.5

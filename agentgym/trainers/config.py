@@ -135,7 +135,7 @@ class TrainConfig:
     collapse: CollapseConfig = field(default_factory=CollapseConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
-    local: LocalEngineConfig = field(default_factory=lambda: LocalEngineConfig(compile=None))
+    local: LocalEngineConfig = field(default_factory=LocalEngineConfig)
     sglang: SglangConfig = field(default_factory=SglangConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
@@ -308,14 +308,16 @@ C = TypeVar("C")
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a run of an earlier version with today's names.
 
-    The `local` engine was called `hf`, `eval.episodes` was `eval_episodes`, and `learner.lora` had a `dropout` that was
-    always 0.
+    The `local` engine was called `hf`, `eval.episodes` was `eval_episodes`, `learner.lora` had a `dropout` that was
+    always 0, and `local.compile` chose whether models of transformers were compiled.
     """
     renamed = {"local" if name == "hf" else name: value for name, value in settings.items()}
     if renamed.get("engine") == "hf":
         renamed["engine"] = "local"
     if "eval_episodes" in renamed:
         renamed["eval"] = {"episodes": renamed.pop("eval_episodes")}
+    if isinstance(local := renamed.get("local"), Mapping):
+        renamed["local"] = {name: value for name, value in local.items() if name != "compile"}
     learner = renamed.get("learner")
     if isinstance(learner, Mapping) and isinstance(lora := learner.get("lora"), Mapping) and lora.get("dropout") == 0:
         renamed["learner"] = {**learner, "lora": {name: value for name, value in lora.items() if name != "dropout"}}

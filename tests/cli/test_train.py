@@ -57,7 +57,7 @@ def test_variables_of_the_template_are_those_of_the_run_and_of_its_checkpoints(
     no_thoughts = "{%- if enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}"
     tokenizer["chat_template"] = template + no_thoughts + "{%- endif -%}"  # as Qwen3's ends
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    few = [*SMALL, "--steps", "1", "--local.compile", "False", "--limits.max-turns", "2"]
+    few = [*SMALL, "--steps", "1", "--limits.max-turns", "2"]
     given = ["--chat-template-kwargs", "enable_thinking=false"]
     assert main([*few, "--model", str(model), *given, "--output", str(run)]) == 0
     renderer = renderer_for(model)
@@ -85,7 +85,7 @@ def test_a_base_model_gets_a_template_which_its_checkpoints_have(
     tokenizer = json.loads((model / "tokenizer_config.json").read_text())
     file.write_text(tokenizer.pop("chat_template"))
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    few = [*SMALL, "--model", str(model), "--local.compile", "False", "--limits.max-turns", "2"]
+    few = [*SMALL, "--model", str(model), "--limits.max-turns", "2"]
     assert main([*few, "--steps", "1", "--output", str(tmp_path / "none")]) == 1
     assert "give one with --chat-template FILE" in capsys.readouterr().err
     assert main([*few, "--chat-template", str(file), "--steps", "1", "--output", str(run)]) == 0

@@ -114,8 +114,7 @@ def gated(own: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def quick(small_run: TrainConfig) -> TrainConfig:
-    local = replace(small_run.local, compile=False)
-    config = replace(small_run, local=local, tasks=2, group_size=2, steps=2, eval=HeldOutConfig(episodes=0))
+    config = replace(small_run, tasks=2, group_size=2, steps=2, eval=HeldOutConfig(episodes=0))
     return replace(config, checkpoint=replace(config.checkpoint, every=1))
 
 

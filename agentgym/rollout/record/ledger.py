@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from agentgym.types import JSON
@@ -73,11 +72,6 @@ class Ledger:
         self.tally(name).num_checked += 1
         if problem is not None:
             self.fail(name, problem)
-
-    def count(self, numbers: Mapping[str, int]) -> None:
-        """Counts checks that found nothing, by property."""
-        for name, number in numbers.items():
-            self.tally(name).num_checked += number
 
     def fail(self, name: str, problem: Violation) -> None:
         """Counts a failure of something that is counted already."""

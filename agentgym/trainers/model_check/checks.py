@@ -231,9 +231,7 @@ def _prompts(subject: _Subject) -> list[list[int]]:
 
 async def _two_turns(model: LanguageModel, prompts: Sequence[list[int]]) -> list[tuple[list[int], Completion]]:
     records, window = bool(model.num_chosen()), min(128, model.context_window)
-    config = LocalEngineConfig(
-        num_slots=len(prompts), window=window, max_step_tokens=32, compile=False, record_experts=records
-    )
+    config = LocalEngineConfig(num_slots=len(prompts), window=window, max_step_tokens=32, record_experts=records)
     engine = LocalEngine(model, config)
 
     async def reply(number: int, prompt: list[int]) -> Completion:

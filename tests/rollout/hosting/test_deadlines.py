@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from virtual_time import VirtualTimeLoop, run_in_virtual_time
 
 from agentgym.rollout.hosting.deadlines import Deadlines
-from agentgym.testing.simulation.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
 
 async def work(deadlines: Deadlines, begins_s: float, takes_s: float) -> float:

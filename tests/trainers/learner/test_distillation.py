@@ -267,12 +267,10 @@ def test_a_run_from_a_teacher_verifies_and_resumes_to_the_bit(
     teacher = tmp_path / "teacher"
     shutil.copytree(embedded_folder(), teacher)
     learner = replace(small_run.learner, kl=KLConfig(reference=str(teacher), coefficient=1.0, penalty="jsd"))
-    local = replace(small_run.local, compile=False)
     config = replace(
         small_run,
         algo="distill",
         learner=learner,
-        local=local,
         tasks=2,
         group_size=2,
         steps=3,

@@ -82,7 +82,6 @@ def quick(small_run: TrainConfig) -> TrainConfig:
     """Steps of short episodes on the engine as it is, in a fraction of a second."""
     return replace(
         small_run,
-        local=replace(small_run.local, compile=False),
         limits=Limits(max_turns=4, turn_tokens=32),
         steps=4,
         tasks=2,

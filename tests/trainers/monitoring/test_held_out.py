@@ -32,9 +32,8 @@ Train = Callable[..., Any]
 @pytest.fixture
 def watched(small_run: TrainConfig) -> TrainConfig:
     """A run of five steps whose held-out tasks are played after every second one."""
-    local = replace(small_run.local, compile=False)
     settings = HeldOutConfig(episodes=3, every=2)
-    return replace(small_run, local=local, steps=5, tasks=2, group_size=2, eval=settings, target_success=None)
+    return replace(small_run, steps=5, tasks=2, group_size=2, eval=settings, target_success=None)
 
 
 def held_out(folder: Path) -> list[EpisodeRecord]:
@@ -100,7 +99,7 @@ def test_patience_ends_a_run_and_says_so(
     watched: TrainConfig, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "train --env tests.trainers.monitoring.test_target:Harder --env-kwargs level=1 --tasks 2 --group-size 2"
-    options = "--eval.episodes 2 --eval.every 1 --eval.patience 2 --target-success None --local.compile False"
+    options = "--eval.episodes 2 --eval.every 1 --eval.patience 2 --target-success None"
     run = tmp_path / "run"
     assert main([*words.split(), *options.split(), "--output", str(run), "--json"]) == 0
     out, said = capsys.readouterr()

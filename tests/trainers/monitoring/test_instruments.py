@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import TrainConfig
@@ -66,7 +65,7 @@ def own(tmp_path: Path) -> str:
 
 @pytest.fixture
 def small_run(small_run: TrainConfig) -> TrainConfig:
-    return replace(small_run, tasks=2, group_size=2, local=LocalEngineConfig(compile=False))
+    return replace(small_run, tasks=2, group_size=2)
 
 
 @pytest.mark.slow

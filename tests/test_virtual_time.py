@@ -6,8 +6,7 @@ import asyncio
 import time
 
 import pytest
-
-from agentgym.testing.simulation.virtual_time import run_in_virtual_time
+from virtual_time import run_in_virtual_time
 
 
 def test_an_hour_passes_at_once_and_in_order() -> None:
