@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -13,12 +13,12 @@ from agentgym.chat_templates import open_renderer
 from agentgym.cli.display.tables import progress
 from agentgym.cli.options import parse_options, warn_of_idle
 from agentgym.cli.terminal import fail, say, show_json
-from agentgym.engines.sglang.engine import SglangConfig
-from agentgym.engines.vllm.engine import VllmConfig
+from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS, check_engine
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.play.eval_folder import name_write_errors
 from agentgym.evaluation.play.generation import GenerationConfig, ReplyGenerator
-from agentgym.evaluation.play.open_model import LocalModel, open_model
+from agentgym.evaluation.play.open_model import LocalModel, ServedModel, open_model
 from agentgym.evaluation.play.replies_file import RepliesFile, prompt_rows
 from agentgym.model.architectures import check_backend
 from agentgym.model.model_name import EMBEDDED, model_folder
@@ -38,6 +38,8 @@ MAIN_SETTINGS = (
 class GenerateOptions(GenerationConfig):
     """Samples replies to the prompts of files and writes them as JSON lines, in the order of the prompts."""
 
+    replaced: ClassVar[Mapping[str, str]] = FORMER_BLOCKS
+    """Settings of earlier versions, and their replacements."""
     input: tuple[str, ...]
     """Files of prompts: .jsonl, .json or .parquet with a column `prompt`, `messages` or `question`, a text or OpenAI's
     messages; a pattern; a name of the `datasets` library; or path/to/file.py:generator."""
@@ -60,7 +62,7 @@ class GenerateOptions(GenerationConfig):
     """Go on with an output that a kill or an interrupt left."""
     ids: bool = False
     """Write token ids and logprobs, too."""
-    engine: Literal["local", "sglang", "vllm"] = "local"
+    engine: str = "local"
     """The engine that samples: `local` is this process; `sglang` and `vllm` are servers."""
     model_backend: str = "auto"
     """The code with which the `local` engine computes the model: `auto`, `fast`, `transformers`, or a class of your own
@@ -72,18 +74,15 @@ class GenerateOptions(GenerationConfig):
     context_window: int | None = None
     """The tokens of a prompt and its reply together, with the `local` engine; None is the model's window. A smaller one
     lets more replies be sampled at once in the memory."""
-    sglang: SglangConfig = field(default_factory=SglangConfig)
-    vllm: VllmConfig = field(default_factory=VllmConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
 
     @property
-    def how(self) -> LocalModel | SglangConfig | VllmConfig:
+    def how(self) -> LocalModel | ServedModel:
         """The settings of the engine."""
-        if self.engine == "sglang":
-            return self.sglang
-        if self.engine == "vllm":
-            return self.vllm
+        if self.engine != "local":
+            return ServedModel(kind=self.engine, server=self.server)
         slots, backend = self.concurrency, self.model_backend
         window = self.context_window
         return LocalModel(device=self.device, dtype=self.dtype, window=window, num_slots=slots, backend=backend)
@@ -92,8 +91,9 @@ class GenerateOptions(GenerationConfig):
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym generate ...`; exit code 1 if a prompt has no reply."""
     options = parse_options(GenerateOptions, args, prog="agentgym generate", shown=MAIN_SETTINGS)
+    check_engine(options.engine)
     check_backend(options.model_backend, options.engine)
-    warn_of_idle(**{name: (getattr(options, name), "engine", options.engine) for name in ("sglang", "vllm")})
+    warn_of_idle("server", options.server, "engine", options.engine, SERVERS)
     if options.output.exists() and not options.output.is_file():
         raise RunFolderError(f"{str(options.output)!r} is a folder or a device; --output takes a file")
     with name_write_errors(options.output.parent):

@@ -11,7 +11,8 @@ import pytest
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.servers.replicated import ReplicatedEngine
-from agentgym.engines.sglang.engine import SglangConfig, SglangServer, open_sglang
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.sglang.engine import SglangServer, open_sglang
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import LoraWeights
 
@@ -28,7 +29,7 @@ def gap(model: Any, completion: Completion) -> float:
 
 def using(url: str, play: Callable[[ReplicatedEngine], Awaitable[None]]) -> None:
     async def run() -> None:
-        engine = await open_sglang(SglangConfig(urls=(url,)), embedded_folder())
+        engine = await open_sglang(ServerConfig(urls=(url,)), embedded_folder())
         try:
             await play(engine)
         finally:

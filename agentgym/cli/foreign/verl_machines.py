@@ -8,19 +8,19 @@ from typing import Any
 
 from agentgym.cli.foreign.keys import Converter, MissingPart, NoCounterpart, SameMeaning, Several, Theirs
 from agentgym.cli.foreign.verl_values import ROLLOUT
+from agentgym.engines.server_kind import SERVERS, LaunchOption
 
 __all__ = [
     *("verl_device", "verl_engine", "verl_engine_arg", "verl_expert_parallel", "verl_has_gpu", "verl_machines"),
     *("verl_parallel", "verl_ranks_only", "verl_sleep", "verl_split_gpus", "verl_tensor_parallel"),
 ]
 
-SERVERS = ("vllm", "sglang")
-ENGINE_ARGS: Mapping[str, Mapping[str, str]] = {
-    "gpu_memory_utilization": {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"},
-    "tensor_model_parallel_size": {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"},
-    "max_num_seqs": {"vllm": "--max-num-seqs", "sglang": "--max-running-requests"},
-    "max_num_batched_tokens": {"vllm": "--max-num-batched-tokens", "sglang": "--chunked-prefill-size"},
-    "enforce_eager": {"vllm": "--enforce-eager", "sglang": "--disable-cuda-graph"},
+ENGINE_ARGS: Mapping[str, LaunchOption] = {
+    "gpu_memory_utilization": "memory_share",
+    "tensor_model_parallel_size": "tensor_parallel",
+    "max_num_seqs": "num_requests",
+    "max_num_batched_tokens": "prefill_tokens",
+    "enforce_eager": "eager",
 }
 """Keys of the rollout that are options of the servers' own command lines."""
 
@@ -32,14 +32,14 @@ def verl_engine_arg(key: str) -> Converter:
         engine = theirs.get(ROLLOUT + "name")
         if engine not in SERVERS:
             raise SameMeaning("of no effect on the engine local")
-        option = ENGINE_ARGS[key][engine]
+        option = SERVERS[engine].options[ENGINE_ARGS[key]]
         if value is False:
             raise SameMeaning(f"the server's default, without {option}")
         if key == "tensor_model_parallel_size":
             value = verl_split_gpus(theirs)[2]
             if value == 1:
                 raise SameMeaning("one GPU for each server")
-        return Several({f"{engine}.server_args": [option] if value is True else [option, str(value)]})
+        return Several({"server.server_args": [option] if value is True else [option, str(value)]})
 
     return convert
 
@@ -51,7 +51,7 @@ def verl_sleep(value: Any, theirs: Theirs) -> Several:
         raise SameMeaning("the engine local has the learner's weights")
     if _num_gpus(theirs) > 1 or theirs.get("trainer.device") == "cpu":
         raise SameMeaning("servers share no GPU with a rank, unless ray.layout is colocated")
-    return Several({f"{engine}.serving.sleep": bool(value)})
+    return Several({"server.serving.sleep": bool(value)})
 
 
 def verl_has_gpu() -> bool:

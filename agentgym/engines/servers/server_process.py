@@ -159,11 +159,8 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-async def start_together(processes: Sequence[ServerProcess], option: str) -> None:
-    """Starts servers in parallel; if one does not start, ends all of them and raises its error.
-
-    `option` names the setting of the interpreter that has the server's library.
-    """
+async def start_together(processes: Sequence[ServerProcess]) -> None:
+    """Starts servers in parallel; if one does not start, ends all of them and raises its error."""
     try:
         outcomes = await asyncio.gather(*(process.start() for process in processes), return_exceptions=True)
     except BaseException:
@@ -176,7 +173,7 @@ async def start_together(processes: Sequence[ServerProcess], option: str) -> Non
     for process in processes:
         await process.close()
     if "No module named" in str(failure):
-        raise EngineError(f"{failure}\nname the interpreter that has it with {option}") from failure
+        raise EngineError(f"{failure}\nname the interpreter that has it with --server.python") from failure
     raise failure
 
 

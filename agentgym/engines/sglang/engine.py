@@ -4,52 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any, ClassVar
+from typing import Any
 
-from agentgym.engines.servers.gpus import gpus_of_server
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, secret_headers, server_address
+from agentgym.engines.servers.launch import Launch, launch_servers
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.servers.server_process import (
-    ServerCommand,
-    ServerProcess,
-    free_port,
-    serving_device,
-    start_together,
-)
+from agentgym.engines.servers.server_process import ServerProcess, serving_device
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.api import SglangTransport
 from agentgym.engines.sglang.embedded import CPU_ARGUMENTS, CPU_ENVIRONMENT, EmbeddedSglang
 from agentgym.engines.sglang.replica import SglangReplica
 from agentgym.errors import ConfigError, EngineError, RunFolderError
 
-__all__ = ["SglangConfig", "SglangServer", "launch_sglang", "open_sglang", "sglang_engine"]
+__all__ = ["SglangServer", "launch_sglang", "open_sglang", "sglang_engine"]
 
 _LAUNCHER = "agentgym_sglang_launch"
 SHAPE = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
 """The keys of config.json that determine the shapes of weights."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SglangConfig(ServerConfig):
-    """The SGLang servers that sample: those of `urls`, or `replicas` new ones that end with the engine."""
-
-    server: ClassVar[str] = "an SGLang server"
-    urls: tuple[str, ...] = ()
-    """Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable
-    AGENTGYM_SERVER_SECRET as a bearer token (SGLang's --api-key), if it is set."""
-    python: str = ""
-    """The interpreter that has SGLang (0.5.23 or later); empty is the one that runs agentgym."""
-    server_args: tuple[str, ...] = ()
-    """Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded, all in one pair
-    of quotation marks."""
 
 
 class SglangServer:
@@ -90,7 +66,7 @@ class SglangServer:
 
 
 async def open_sglang(
-    config: SglangConfig, model_folder: Path, *, version: int = 0, learner: str = "cpu"
+    config: ServerConfig, model_folder: Path, *, version: int = 0, learner: str = "cpu"
 ) -> ReplicatedEngine:
     """Opens the engine of a configuration; its servers are launched or found.
 
@@ -106,11 +82,12 @@ async def open_sglang(
         await embedded.start()
         return await sglang_engine([embedded], config.serving, model_folder=model_folder, version=version)
     secret = os.environ.get(SERVER_SECRET, "")
+    processes = [] if config.urls else await launch_sglang(config, model_folder, learner)
     servers = [SglangServer(url, secret=secret) for url in config.urls]
-    if not servers:
-        launched = await launch_sglang(config, model_folder, learner)
-        servers = [SglangServer(process.url, process, secret=process.command.secret) for process in launched]
-    return await sglang_engine(servers, config.serving, model_folder=model_folder, version=version)
+    servers += [SglangServer(process.url, process, secret=process.command.secret) for process in processes]
+    engine = await sglang_engine(servers, config.serving, model_folder=model_folder, version=version)
+    engine.processes = processes
+    return engine
 
 
 async def sglang_engine(
@@ -183,7 +160,7 @@ def _shape(folder: Path) -> dict[str, int]:
     return {name: config[name] for name in SHAPE if isinstance(config.get(name), int)}
 
 
-def sglang_command(config: SglangConfig, model_folder: Path, port: int) -> list[str]:
+def sglang_command(config: ServerConfig, model_folder: Path, port: int) -> list[str]:
     """Returns the command of one server."""
     words = [config.python or sys.executable, "-m", _LAUNCHER]
     words += ["--model-path", str(model_folder), "--dtype", config.weights_dtype, "--host", "127.0.0.1"]
@@ -197,38 +174,18 @@ def sglang_command(config: SglangConfig, model_folder: Path, port: int) -> list[
     return [*words, *config.server_args]
 
 
-def _sleep_options(config: SglangConfig) -> Sequence[str]:
+def _sleep_options(config: ServerConfig) -> Sequence[str]:
     """The options of a server that can free a GPU's memory and take it back."""
     sleeps = config.serving.sleep and serving_device(config.device) == "cuda"
     return ("enable_memory_saver", "enable_weights_cpu_backup") if sleeps else ()
 
 
-async def launch_sglang(config: SglangConfig, model_folder: Path, learner: str = "cpu") -> list[ServerProcess]:
-    """Starts the servers of a configuration in parallel; all are ended if one does not start.
-
-    The GPU of the `learner` is taken last.
-    Raises EngineError with the end of its log.
-    """
-    folder = Path(config.log_folder or mkdtemp(prefix="agentgym-sglang-")).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    # A copy under a name of its own: SGLang's environment need not have agentgym, nor see the rest of ours.
-    shutil.copyfile(Path(__file__).with_name("launcher.py"), folder / f"{_LAUNCHER}.py")
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    on_cpu = serving_device(config.device) == "cpu"
-    processes = []
-    for number in range(config.replicas):
-        port = free_port()
-        command = ServerCommand(
-            name="sglang",
-            words=sglang_command(config, model_folder, port),
-            port=port,
-            log=folder / f"sglang-{number}.log",
-            keeps_log=bool(config.log_folder),
-            env={**(CPU_ENVIRONMENT if on_cpu else {}), "PYTHONPATH": path},
-            gpus=() if on_cpu else gpus_of_server(number, config.replicas, learner),
-            secret=secrets.token_urlsafe(32),
-            ready_s=config.ready_s,
-        )
-        processes.append(ServerProcess(command))
-    await start_together(processes, "--sglang.python")
-    return processes
+async def launch_sglang(config: ServerConfig, model_folder: Path, learner: str = "cpu") -> list[ServerProcess]:
+    """Starts the servers of a configuration, as `launch_servers` does."""
+    launch = Launch(
+        name="sglang",
+        words=partial(sglang_command, config, model_folder),
+        env=CPU_ENVIRONMENT if serving_device(config.device) == "cpu" else {},
+        files={_LAUNCHER: Path(__file__).with_name("launcher.py")},
+    )
+    return await launch_servers(config, launch, learner)

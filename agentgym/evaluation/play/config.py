@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence  # noqa: F401 - the command line resolves `JSON` in this module
 from dataclasses import asdict, dataclass, field, fields
-from typing import Literal
+from typing import ClassVar, Literal
 
 import agentgym
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.openai.config import ChatEndpointConfig, endpoint_url, is_url
-from agentgym.engines.sglang.engine import SglangConfig
-from agentgym.engines.vllm.engine import VllmConfig
+from agentgym.engines.server_kind import FORMER_BLOCKS, check_engine
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
-from agentgym.evaluation.play.open_model import LocalModel
+from agentgym.evaluation.play.open_model import LocalModel, ServedModel
 from agentgym.model.architectures import check_backend
 from agentgym.model.model_name import EMBEDDED
 from agentgym.rewards import RewardConfig
@@ -33,6 +33,8 @@ __all__ = ["EvalConfig"]
 class EvalConfig:
     """The settings of an evaluation. Equal ones give equal episodes, byte for byte, unless a chat endpoint plays."""
 
+    replaced: ClassVar[Mapping[str, str]] = FORMER_BLOCKS
+    """Settings of earlier versions, and their replacements."""
     env: str = ""
     """An environment id, `package.module:Class` or `path/to/file.py:Class`; without one, `Prompt-v0` plays the rows of
     `data`."""
@@ -96,7 +98,7 @@ class EvalConfig:
     stall_s: float | None = STALL_S
     """The seconds that an environment may hold Python's interpreter, which blocks all other episodes and Ctrl-C; then
     the command ends, with the environment's name and stack. None: no limit."""
-    engine: Literal["local", "sglang", "vllm"] = "local"
+    engine: str = "local"
     """The engine that samples from a model: `local` is this process; `sglang` and `vllm` are servers."""
     model_backend: str = "auto"
     """The code with which the `local` engine computes the model: `auto`, `fast`, `transformers`, or a class of your own
@@ -105,8 +107,7 @@ class EvalConfig:
     """The device of the `local` engine: `cpu`, `cuda`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The type of the weights of the `local` engine: `auto` is bfloat16 on a GPU and float32 elsewhere."""
-    sglang: SglangConfig = field(default_factory=SglangConfig)
-    vllm: VllmConfig = field(default_factory=VllmConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
     """The settings of the chat endpoint, if `policy` is one."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -126,6 +127,7 @@ class EvalConfig:
                 raise ConfigError(f"{name} is at least 1, got {value}")
         _ = self.sampling  # checks it
         self.reward.check_repeats(self.num_repeats, "num_repeats")
+        check_engine(self.engine)
         check_backend(self.model_backend, self.engine)
         if self.engine != "local" and (self.policy in POLICIES or is_url(self.policy)):
             raise ConfigError(f"engine {self.engine} samples from a model, and {self.policy} plays: leave engine out")
@@ -153,12 +155,10 @@ class EvalConfig:
         names = [setting.name for setting in fields(SamplingConfig)]
         return SamplingConfig(**{name: getattr(self, name) for name in names})
 
-    def model_settings(self, num_requests: int) -> LocalModel | SglangConfig | VllmConfig:
+    def model_settings(self, num_requests: int) -> LocalModel | ServedModel:
         """Returns the settings of the engine that samples so many replies, at most `concurrency` at once."""
-        if self.engine == "sglang":
-            return self.sglang
-        if self.engine == "vllm":
-            return self.vllm
+        if self.engine != "local":
+            return ServedModel(kind=self.engine, server=self.server)
         num_slots = min(self.concurrency, num_requests)
         window, backend = self.context_window, self.model_backend
         return LocalModel(device=self.device, dtype=self.dtype, window=window, num_slots=num_slots, backend=backend)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from agentgym.engines.protocol import Engine
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+from agentgym.engines.server_kind import SERVERS
+from agentgym.engines.servers.server_config import ServerConfig
 
-__all__ = ["LocalModel", "open_model"]
+__all__ = ["LocalModel", "ServedModel", "open_model"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,15 +32,22 @@ class LocalModel:
     """The requests that run at once, or as many as fit into half of the free memory."""
 
 
-async def open_model(folder: Path, how: LocalModel | SglangConfig | VllmConfig) -> Engine:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """The settings of a model on servers."""
+
+    kind: str
+    """The kind of the servers, by its name in `SERVERS`."""
+    server: ServerConfig
+
+
+async def open_model(folder: Path, how: LocalModel | ServedModel) -> Engine:
     """Returns the engine that samples from the model of a folder.
 
     Raises ConfigError for settings that cannot work, EngineError for a server that does not start.
     """
-    if isinstance(how, SglangConfig):
-        return await open_sglang(how, folder)
-    if isinstance(how, VllmConfig):
-        return await open_vllm(how, folder)
+    if isinstance(how, ServedModel):
+        return await SERVERS[how.kind].open(how.server, folder)
     return _open_local(folder, how)
 
 
