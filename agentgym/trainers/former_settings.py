@@ -7,9 +7,13 @@ from typing import Any
 
 from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS
 from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.servers.serving_settings import COMMAND_S
 from agentgym.trainers.config import config_from_mapping
 
 __all__ = ["with_current_names"]
+
+GONE = {"update_s": COMMAND_S, "affinity_margin": 2.0}
+"""Settings of `serving` that earlier versions had, and their values now."""
 
 
 def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -34,11 +38,15 @@ def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) ->
 
     If no server samples, it is the first block that sets anything, for a command that names another engine.
     """
-    blocks = {name: settings.pop(name) for name in FORMER_BLOCKS if isinstance(settings.get(name), Mapping)}
+    blocks = {
+        name: _without_gone(settings.pop(name), name, note)
+        for name in FORMER_BLOCKS
+        if isinstance(settings.get(name), Mapping)
+    }
     changed = [
         name for name, block in blocks.items() if config_from_mapping(ServerConfig, block, f"{name}.") != ServerConfig()
     ]
-    engine = settings.get("engine", "local")
+    engine = str(settings.get("engine", "local"))
     chosen = engine if engine in SERVERS else next(iter(changed), None)
     for name in changed:
         if name == chosen:
@@ -47,3 +55,14 @@ def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) ->
         else:
             note(f"the settings {name}.* are left out: server.* are those of one kind of server, here {chosen}")
     return settings
+
+
+def _without_gone(block: Mapping[str, Any], where: str, note: Callable[[str], None]) -> dict[str, Any]:
+    """Returns a kind's block without the settings that have a fixed value now."""
+    serving = block.get("serving")
+    if not isinstance(serving, Mapping):
+        return dict(block)
+    for name, value in GONE.items():
+        if serving.get(name, value) != value:
+            note(f"the setting {where}.serving.{name} is left out: it is always {value:g}")
+    return {**block, "serving": {name: value for name, value in serving.items() if name not in GONE}}

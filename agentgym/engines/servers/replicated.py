@@ -99,7 +99,7 @@ class ReplicatedEngine:
         version: int = 0,
     ) -> None:
         self.settings = settings
-        self.router = ReplicaRouter(len(replicas), margin=settings.affinity_margin)
+        self.router = ReplicaRouter(len(replicas))
         self.replicas = tuple(replicas)
         self.processes: Sequence[ServerProcess] = ()
         """The servers that were launched for it."""

@@ -113,11 +113,4 @@ def _sleeps(config: ServerConfig) -> bool:
 
 def _server(config: ServerConfig, url: str, process: ServerProcess | None = None, *, secret: str) -> VllmServer:
     serving = config.serving
-    return VllmServer(
-        url,
-        process=process,
-        secret=secret,
-        request_s=serving.request_s,
-        order_s=serving.update_s,
-        stream=serving.stream,
-    )
+    return VllmServer(url, process=process, secret=secret, request_s=serving.request_s, stream=serving.stream)

@@ -14,6 +14,7 @@ from agentgym.engines.servers.http import (
     server_address,
 )
 from agentgym.engines.servers.server_process import ServerProcess
+from agentgym.engines.servers.serving_settings import COMMAND_S
 from agentgym.engines.vllm.api import Holding, VllmReply, join_pieces, read_reply
 from agentgym.errors import EngineError
 
@@ -38,13 +39,11 @@ class VllmServer:
         process: ServerProcess | None = None,
         secret: str = "",
         request_s: float = 600.0,
-        order_s: float = 600.0,
         stream: bool = False,
     ) -> None:
         self.client = HttpClient(server_address(url), headers=secret_headers(secret))
         self.process = process
-        self._request_s, self._order_s = request_s, order_s
-        self._stream = stream
+        self._request_s, self._stream = request_s, stream
 
     @property
     def name(self) -> str:
@@ -117,7 +116,7 @@ class VllmServer:
 
     async def version(self) -> str:
         """Returns the name of the weights."""
-        answer = await self.client.get("/weight_info", timeout_s=self._order_s)
+        answer = await self.client.get("/weight_info", timeout_s=COMMAND_S)
         return str(answer.get("weight_version")) if isinstance(answer, dict) else ""
 
     async def call(self, method: str, *args: str) -> list[Any]:
@@ -142,7 +141,7 @@ class VllmServer:
             await self.process.close()
 
     async def _order(self, path: str, payload: Mapping[str, object] | None = None) -> Any:
-        return await self.client.post(path, payload or {}, timeout_s=self._order_s)
+        return await self.client.post(path, payload or {}, timeout_s=COMMAND_S)
 
     async def _read_stream(self, payload: dict[str, object]) -> VllmReply:
         pieces: list[VllmReply] = []

@@ -109,6 +109,14 @@ def test_a_run_of_an_earlier_version_is_read_without_a_word() -> None:
     assert config_from_mapping(TrainConfig, settings) == TrainConfig(env="TextGame-v0") and not notes
 
 
+def test_a_setting_that_is_gone_is_left_out_with_a_line_unless_it_had_its_value_of_today() -> None:
+    notes: list[str] = []
+    block = {"replicas": 2, "serving": {"update_s": 600.0, "affinity_margin": 3.0}}
+    settings = with_current_names({"env": "TextGame-v0", "engine": "sglang", "sglang": block}, notes.append)
+    assert config_from_mapping(TrainConfig, settings).server == ServerConfig(replicas=2)
+    assert notes[0] == "the setting sglang.serving.affinity_margin is left out: it is always 2" and len(notes) == 2
+
+
 @pytest.mark.parametrize("command", ["train --env X", "eval --env X", "generate --input a --output b"])
 def test_an_option_of_a_former_block_names_that_of_today(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--engine", "sglang", "--sglang.serving.sync", "disk"]) == 2
