@@ -13,7 +13,7 @@ from agentgym.chat_templates import open_renderer
 from agentgym.cli.display.tables import progress
 from agentgym.cli.options import parse_options, warn_of_idle
 from agentgym.cli.terminal import fail, say, show_json
-from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS, check_engine
+from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS, check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.play.eval_folder import name_write_errors
@@ -91,7 +91,7 @@ class GenerateOptions(GenerationConfig):
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym generate ...`; exit code 1 if a prompt has no reply."""
     options = parse_options(GenerateOptions, args, prog="agentgym generate", shown=MAIN_SETTINGS)
-    check_engine(options.engine)
+    check_engine_name(options.engine)
     check_backend(options.model_backend, options.engine)
     warn_of_idle("server", options.server, "engine", options.engine, SERVERS)
     if options.output.exists() and not options.output.is_file():

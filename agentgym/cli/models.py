@@ -16,7 +16,7 @@ from agentgym.cli.display.tables import show_table
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
-from agentgym.engines.server_kind import check_engine
+from agentgym.engines.server_kind import check_engine_name
 from agentgym.errors import ConfigError, nearest
 from agentgym.loading import is_place
 from agentgym.model.architectures import check_backend
@@ -93,7 +93,7 @@ def _list(args: Sequence[str]) -> int:
 
 def _check(args: Sequence[str]) -> int:
     options = parse_options(ModelCheckOptions, args, prog="agentgym models check")
-    check_engine(options.engine)
+    check_engine_name(options.engine)
     check_backend(options.model_backend, options.engine)
     check_model = import_module("agentgym.trainers.model_check.checks").check_model
     with _folder(options) as folder:

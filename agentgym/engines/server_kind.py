@@ -14,7 +14,7 @@ from agentgym.engines.vllm.engine import open_vllm
 from agentgym.errors import UnknownName, nearest
 from agentgym.registry import Registry
 
-__all__ = ["FORMER_BLOCKS", "SERVERS", "LaunchOption", "OpenServers", "ServerKind", "check_engine"]
+__all__ = ["FORMER_BLOCKS", "SERVERS", "LaunchOption", "OpenServers", "ServerKind", "check_engine_name"]
 
 LaunchOption = Literal["memory_share", "tensor_parallel", "num_requests", "prefill_tokens", "eager"]
 
@@ -100,7 +100,7 @@ FORMER_BLOCKS = {"sglang": "server", "vllm": "server"}
 """The settings of servers in earlier versions, a block for each kind."""
 
 
-def check_engine(name: str) -> None:
+def check_engine_name(name: str) -> None:
     """Raises UnknownName for an engine that is neither `local` nor a kind of server."""
     engines = ("local", *SERVERS)
     if name not in engines:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.local.config import LocalEngineConfig
-from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS, check_engine
+from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS, check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.errors import ConfigError, nearest
 from agentgym.loading import is_place
@@ -182,7 +182,7 @@ class TrainConfig:
         self.reward.check_repeats(self.group_size, "group_size")
         check_date(self.date)
         if not is_place(self.engine):
-            check_engine(self.engine)
+            check_engine_name(self.engine)
         check_backend(self.model_backend, self.engine)
         if self.target_success is not None and not 0 < self.target_success <= 1:
             raise ConfigError(f"target_success is a share above 0 and at most 1, got {self.target_success}")

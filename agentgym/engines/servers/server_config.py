@@ -11,6 +11,7 @@ from typing import Literal
 import yaml
 
 from agentgym.engines.servers.http import check_addresses
+from agentgym.engines.servers.server_process import serving_device
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError
 
@@ -47,6 +48,16 @@ class ServerConfig:
     log_folder: str = ""
     """The folder for the logs of launched servers; empty is a temporary one, deleted once its servers ended well."""
     serving: ServingSettings = field(default_factory=ServingSettings)
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if launched servers compute on the CPU."""
+        return serving_device(self.device) == "cpu"
+
+    @property
+    def sleeps(self) -> bool:
+        """True if launched servers can free a GPU's memory and take it back."""
+        return self.serving.sleep and not self.on_cpu
 
     @property
     def weights_dtype(self) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from agentgym.engines.servers.http import SERVER_SECRET
-from agentgym.engines.servers.launch import Launch, launch_servers
+from agentgym.engines.servers.launch import launch_servers
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.servers.server_process import ServerProcess, serving_device
+from agentgym.engines.servers.server_connection import connect_servers
+from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.vllm.api import VllmTransport
 from agentgym.engines.vllm.embedded import CPU_ENVIRONMENT, EmbeddedVllm
@@ -44,13 +43,11 @@ async def open_vllm(
     if config.embedded:
         if model_folder is None:
             raise ConfigError("an embedded engine needs a model folder")
-        arguments = {"dtype": config.weights_dtype, "enable_sleep_mode": _sleeps(config), **config.arguments}
-        llm = EmbeddedVllm(model_folder, on_cpu=serving_device(config.device) == "cpu", arguments=arguments)
+        arguments = {"dtype": config.weights_dtype, "enable_sleep_mode": config.sleeps, **config.arguments}
+        llm = EmbeddedVllm(model_folder, on_cpu=config.on_cpu, arguments=arguments)
         return await vllm_engine([llm], config.serving, version=version)
-    secret = os.environ.get(SERVER_SECRET, "")
-    processes = [] if config.urls else await launch_vllm(config, model_folder, learner)
-    servers = [_server(config, url, secret=secret) for url in config.urls]
-    servers += [_server(config, process.url, process, secret=process.command.secret) for process in processes]
+    connect = partial(VllmServer, request_s=config.serving.request_s, stream=config.serving.stream)
+    servers, processes = await connect_servers(config, partial(launch_vllm, config, model_folder, learner), connect)
     engine = await vllm_engine(servers, config.serving, version=version)
     engine.processes = processes
     return engine
@@ -86,15 +83,10 @@ async def launch_vllm(config: ServerConfig, model_folder: Path | None, learner: 
     """
     if model_folder is None or not (model_folder / "config.json").is_file():
         raise RunFolderError(f"no model in {str(model_folder)!r}: config.json is missing")
-    launch = Launch(
-        name="vllm",
-        words=partial(vllm_command, config, model_folder),
-        env={**_ENV, **(CPU_ENVIRONMENT if serving_device(config.device) == "cpu" else {})},
-        files={
-            f"agentgym_vllm_{name}": Path(__file__).with_name(f"{name}.py") for name in ("worker_extension", "auth")
-        },
-    )
-    return await launch_servers(config, launch, learner)
+    env = {**_ENV, **(CPU_ENVIRONMENT if config.on_cpu else {})}
+    files = {f"agentgym_vllm_{name}": Path(__file__).with_name(f"{name}.py") for name in ("worker_extension", "auth")}
+    words = partial(vllm_command, config, model_folder)
+    return await launch_servers(config, "vllm", words, env=env, files=files, learner=learner)
 
 
 def vllm_command(config: ServerConfig, model_folder: Path, port: int) -> list[str]:
@@ -102,15 +94,6 @@ def vllm_command(config: ServerConfig, model_folder: Path, port: int) -> list[st
     words = [config.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     words += ["--model", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.weights_dtype]
     words += ["--uvicorn-log-level", "warning", *_WORDS]
-    words += _CPU_WORDS if serving_device(config.device) == "cpu" else []
-    words += ["--enable-sleep-mode"] if _sleeps(config) else []
+    words += _CPU_WORDS if config.on_cpu else []
+    words += ["--enable-sleep-mode"] if config.sleeps else []
     return [*words, *config.server_args]
-
-
-def _sleeps(config: ServerConfig) -> bool:
-    return config.serving.sleep and serving_device(config.device) == "cuda"
-
-
-def _server(config: ServerConfig, url: str, process: ServerProcess | None = None, *, secret: str) -> VllmServer:
-    serving = config.serving
-    return VllmServer(url, process=process, secret=secret, request_s=serving.request_s, stream=serving.stream)

@@ -11,7 +11,7 @@ import agentgym
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.openai.config import ChatEndpointConfig, endpoint_url, is_url
-from agentgym.engines.server_kind import FORMER_BLOCKS, check_engine
+from agentgym.engines.server_kind import FORMER_BLOCKS, check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
@@ -127,7 +127,7 @@ class EvalConfig:
                 raise ConfigError(f"{name} is at least 1, got {value}")
         _ = self.sampling  # checks it
         self.reward.check_repeats(self.num_repeats, "num_repeats")
-        check_engine(self.engine)
+        check_engine_name(self.engine)
         check_backend(self.model_backend, self.engine)
         if self.engine != "local" and (self.policy in POLICIES or is_url(self.policy)):
             raise ConfigError(f"engine {self.engine} samples from a model, and {self.policy} plays: leave engine out")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
-from agentgym.engines.server_kind import check_engine
+from agentgym.engines.server_kind import check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.envs.base.policies import POLICIES
 from agentgym.envs.base.text_env import TextEnv
@@ -182,7 +182,7 @@ def create_engine(
 
 def _how(kind: str, servers: ServerConfig | None, settings: Mapping[str, Any]) -> LocalModel | ServedModel:
     """Returns the settings of an engine of this kind; raises ConfigError for those of another."""
-    check_engine(kind)
+    check_engine_name(kind)
     known = {setting.name for setting in fields(LocalModel)}
     if unknown := [name for name in settings if name not in known]:
         raise ConfigError(f"create_engine has no setting {unknown[0]!r}{nearest(unknown[0], known) or '.'}")

@@ -19,7 +19,6 @@ from agentgym.engines.protocol import Engine
 from agentgym.engines.server_kind import SERVERS
 from agentgym.engines.servers.gpus import has_gpu_of_its_own
 from agentgym.engines.servers.replicated import ReplicatedEngine
-from agentgym.engines.servers.server_process import serving_device
 from agentgym.errors import ConfigError
 from agentgym.loading import Wanted, is_place, load_named
 from agentgym.model.architectures import quantization
@@ -204,7 +203,7 @@ _SHARED_GPU = 0.4
 def _server_args(config: TrainConfig) -> tuple[str, ...]:
     """Returns the arguments of a server, which leaves memory to a learner on the same GPU unless they say otherwise."""
     server, option = config.server, SERVERS[config.engine].options.get("memory_share")
-    if option is None or server.urls or serving_device(server.device) != "cuda":
+    if option is None or server.urls or server.on_cpu:
         return server.server_args
     learner, shares = config.learner.device, config.ray.layout == "colocated"
     if learner.startswith("cuda"):  # a server of several GPUs may take the learner's too

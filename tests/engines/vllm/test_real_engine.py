@@ -177,7 +177,7 @@ async def read_counter(engine: ReplicatedEngine, name: str) -> float:
     for replica in engine.replicas:
         assert isinstance(replica, VllmReplica)
         assert isinstance(replica.transport, VllmServer)
-        lines = str(await replica.transport.client.get("/metrics")).splitlines()
+        lines = str(await replica.transport.get("/metrics")).splitlines()
         total += sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
     return total
 
@@ -319,7 +319,7 @@ def test_a_packed_output_head_stays_old_where_vllm_reloads_and_is_new_where_we_l
     async def naive() -> Completion:
         async with closing(VllmServer(plain.url)) as transport:
             payload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
-            await transport.client.post("/collective_rpc", payload)
+            await transport.post("/collective_rpc", payload)
             assert await transport.reset_prefix_cache(preempt=False)
             await transport.set_version("1")
             reply = await transport.generate(prompt, sampling_params(sampling), rid="a", cache_salt="new")
