@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
@@ -11,7 +12,6 @@ from typing import Literal
 import yaml
 
 from agentgym.engines.servers.http import check_addresses
-from agentgym.engines.servers.server_process import serving_device
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError
 
@@ -52,7 +52,7 @@ class ServerConfig:
     @property
     def on_cpu(self) -> bool:
         """True if launched servers compute on the CPU."""
-        return serving_device(self.device) == "cpu"
+        return self.device == "cpu" or (self.device == "auto" and shutil.which("nvidia-smi") is None)
 
     @property
     def sleeps(self) -> bool:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, secret_headers, server_address
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import ServerProcess
 
 __all__ = ["ServerConnection", "connect_servers"]
-
-S_co = TypeVar("S_co", covariant=True)
 
 
 class ServerConnection(HttpClient):
@@ -39,17 +37,16 @@ class ServerConnection(HttpClient):
             await self.process.close()
 
 
-class Connect(Protocol[S_co]):
-    """Makes the connection to a server."""
-
-    def __call__(self, url: str, process: ServerProcess | None = None, *, secret: str = "") -> S_co: ...
+C = TypeVar("C", bound=ServerConnection)
 
 
 async def connect_servers(
-    config: ServerConfig, launch: Callable[[], Awaitable[Sequence[ServerProcess]]], connect: Connect[S_co]
-) -> tuple[list[S_co], Sequence[ServerProcess]]:
-    """Returns connections to the running servers of a configuration, or to new ones that `launch` starts, and those."""
-    processes = [] if config.urls else await launch()
-    secret = os.environ.get(SERVER_SECRET, "")
-    running = [connect(url, secret=secret) for url in config.urls]
-    return [*running, *(connect(new.url, new, secret=new.command.secret) for new in processes)], processes
+    config: ServerConfig, launch: Callable[[], Awaitable[Sequence[ServerProcess]]], connect: Callable[..., C]
+) -> list[C]:
+    """Returns connections to the running servers of a configuration, or to new ones that `launch` starts.
+
+    `connect` is a subclass of ServerConnection, or that itself.
+    """
+    if config.urls:
+        return [connect(url, secret=os.environ.get(SERVER_SECRET, "")) for url in config.urls]
+    return [connect(process.url, process, secret=process.command.secret) for process in await launch()]

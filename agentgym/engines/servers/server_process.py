@@ -19,7 +19,7 @@ from agentgym.child_guard import guard_command
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, HttpRefusal, HttpUnreachable, secret_headers
 from agentgym.errors import ConfigError, EngineError
 
-__all__ = ["ServerCommand", "ServerProcess", "free_port", "serving_device", "start_together"]
+__all__ = ["ServerCommand", "ServerProcess", "free_port", "start_together"]
 
 _log = logging.getLogger(__name__)
 END_S = 12.0
@@ -215,8 +215,3 @@ def _first_ephemeral_port() -> int:
     except (OSError, ValueError, IndexError):
         return 32768
     return first if first - NUM_PORTS > 1024 else 32768
-
-
-def serving_device(wanted: str) -> str:
-    """Returns `cuda` or `cpu` for `auto`: whichever a server that is launched here can use."""
-    return ("cuda" if shutil.which("nvidia-smi") else "cpu") if wanted == "auto" else wanted

@@ -44,9 +44,9 @@ async def open_sglang(
         await embedded.start()
         return await sglang_engine([embedded], config.serving, model_folder=model_folder, version=version)
     launch = partial(launch_sglang, config, model_folder, learner)
-    servers, processes = await connect_servers(config, launch, ServerConnection)
+    servers = await connect_servers(config, launch, ServerConnection)
     engine = await sglang_engine(servers, config.serving, model_folder=model_folder, version=version)
-    engine.processes = processes
+    engine.processes = [server.process for server in servers if server.process]
     return engine
 
 

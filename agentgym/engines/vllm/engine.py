@@ -47,9 +47,9 @@ async def open_vllm(
         llm = EmbeddedVllm(model_folder, on_cpu=config.on_cpu, arguments=arguments)
         return await vllm_engine([llm], config.serving, version=version)
     connect = partial(VllmServer, request_s=config.serving.request_s, stream=config.serving.stream)
-    servers, processes = await connect_servers(config, partial(launch_vllm, config, model_folder, learner), connect)
+    servers = await connect_servers(config, partial(launch_vllm, config, model_folder, learner), connect)
     engine = await vllm_engine(servers, config.serving, version=version)
-    engine.processes = processes
+    engine.processes = [server.process for server in servers if server.process]
     return engine
 
 
