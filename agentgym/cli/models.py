@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -16,6 +16,7 @@ from agentgym.cli.display.tables import show_table
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
+from agentgym.engines.server_kind import check_engine_name
 from agentgym.errors import ConfigError, nearest
 from agentgym.loading import is_place
 from agentgym.model.architectures import check_backend
@@ -57,8 +58,9 @@ class ModelCheckOptions:
     """A model folder (config.json alone is enough), an id of the Hugging Face hub, or an architecture by its name."""
     model_backend: str = "auto"
     """The code that computes the model: `auto`, `fast`, `transformers`, or your own class, `path/to/file.py:Class`."""
-    engine: Literal["local", "sglang", "vllm"] = "local"
-    """A server that samples too: it is launched, compared with the learner before and after an update, and ended."""
+    engine: str = "local"
+    """A kind of server, `sglang` or `vllm`, that samples too: it is launched, compared with the learner before and
+    after an update, and ended."""
     python: str = ""
     """The interpreter that has the server's library; empty is the one that runs agentgym."""
     small: bool = False
@@ -91,6 +93,7 @@ def _list(args: Sequence[str]) -> int:
 
 def _check(args: Sequence[str]) -> int:
     options = parse_options(ModelCheckOptions, args, prog="agentgym models check")
+    check_engine_name(options.engine)
     check_backend(options.model_backend, options.engine)
     check_model = import_module("agentgym.trainers.model_check.checks").check_model
     with _folder(options) as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,10 +26,13 @@ from agentgym.cli.training.options import MAIN_SETTINGS, TrainOptions
 from agentgym.errors import ConfigError
 from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.trainers.checkpoints.run_copy import fetch_missing_run
-from agentgym.trainers.config import TrainConfig, config_from_mapping, with_current_names
+from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.former_settings import with_current_names
 from agentgym.trainers.tasks.mix import read_mix
 
 __all__ = ["main"]
+
+logger = logging.getLogger(__name__)
 
 
 def main(args: Sequence[str]) -> int:
@@ -64,7 +68,7 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
         return None
     if not path.is_file():
         raise ConfigError(f"no configuration file {str(path)!r}; `agentgym train --env ID --print-config` shows one")
-    given = with_current_names(read_mapping(path))
+    given = with_current_names(read_mapping(path), logger.warning)
     mixed = _mixed_envs(given.get("practice"))
     named = bool(mixed) or bool({"env", "data"} & given.keys())
     run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), "" if named else "?"), **given})

@@ -69,7 +69,7 @@ def test_the_layouts_of_the_docs_are_planned_and_settings_of_training(agentgym: 
     for gpu, model, further, learner, memory, episodes in layouts:
         options = shlex.split(" ".join([*common, further]))
         assert agentgym("train", "--env", "TextGame-v0", "--executor", "ray", "--print-config", *options).code == 0
-        planned = further.replace('--sglang.server-args "--tp-size 2"', "--engine.tensor-parallel 2")
+        planned = further.replace('--server.server-args "--tp-size 2"', "--engine.tensor-parallel 2")
         found = agentgym("plan", "--model", model, "--gpu", gpu, *" ".join([*common, planned]).split(), "--json").json
         assert found["fits"]
         assert f"{found['learner_total_gib']:.0f} of {found['gpu_gib']:.0f}" == f"{learner} of {memory}"

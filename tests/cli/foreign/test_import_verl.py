@@ -209,7 +209,7 @@ def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeyp
                 "executor": "ray",
                 "ray.learners": 4,
                 "ray.engines": 2,
-                "vllm.server_args": ["--tensor-parallel-size", "2", "--enforce-eager"],
+                "server.server_args": ["--tensor-parallel-size", "2", "--enforce-eager"],
             },
         ),
         (

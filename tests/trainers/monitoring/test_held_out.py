@@ -163,7 +163,7 @@ def test_patience_counts_evaluations_that_were_played_while_a_step_learned(
         ({}, False),
         ({"max_staleness": 1}, True),
         ({"engine": "vllm"}, True),
-        ({"engine": "vllm", "vllm": {"serving": {"sleep": True}}}, False),
+        ({"engine": "vllm", "server": {"serving": {"sleep": True}}}, False),
         ({"executor": "ray"}, True),
         ({"executor": "ray", "ray": {"layout": "colocated"}}, False),
     ],
