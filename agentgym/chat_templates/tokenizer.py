@@ -279,7 +279,9 @@ def read_json_object(file: Path) -> dict[str, object]:
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise RunFolderError(f"{str(file)!r} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{str(file)!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise RunFolderError(f"{str(file)!r} holds no JSON object")
