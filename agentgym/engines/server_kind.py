@@ -27,7 +27,7 @@ class OpenServers(Protocol):
     """
 
     async def __call__(
-        self, config: ServerConfig, model_folder: Path, *, version: int = 0, learner: str = "cpu"
+        self, config: ServerConfig, model_folder: Path, /, *, version: int = 0, learner: str = "cpu"
     ) -> ReplicatedEngine: ...
 
 
