@@ -290,7 +290,7 @@ def _torch(found: DoctorFindings) -> Iterator[Advice]:
 def _servers(found: DoctorFindings) -> Iterator[Advice]:
     here = {library.engine for library in found.servers if library.is_here}
     for engine in sorted(here):
-        misfits = [misfit for misfit in found.unfit if misfit.asked_by.partition("-")[0] == engine]
+        misfits = [misfit for misfit in found.unfit if misfit.asked_by in SERVERS[engine].distributions]
         if misfits:
             conflicts = ", ".join(
                 f"{misfit.asked_by} wants {misfit.wanted} and {misfit.version} is installed" for misfit in misfits
@@ -303,8 +303,8 @@ def _servers(found: DoctorFindings) -> Iterator[Advice]:
             yield Advice(
                 kind="optional", what=conflicts, command=_move_command(engine, found), why="each pins its own torch"
             )
-    for engine in SERVERS:
-        if any(library.engine == engine for library in found.servers):
+    for engine, kind in SERVERS.items():
+        if not kind.distributions or any(library.engine == engine for library in found.servers):
             continue
         command = _engine_command(engine, on_gpu=bool(found.gpus))
         python = engine_home() / engine / "bin" / "python"

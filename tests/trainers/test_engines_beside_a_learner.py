@@ -32,7 +32,7 @@ def command_of(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> list[str
     """Returns the command of the server that a run would launch."""
     opened: list[Any] = []
 
-    async def remember(settings: Any, *_: object, **__: object) -> None:
+    async def remember(settings: Any, *_: object, **__: object) -> Any:
         opened.append(settings)
 
     monkeypatch.setattr(module, "SERVERS", {config.engine: replace(SERVERS[config.engine], open=remember)})

@@ -40,7 +40,7 @@ def test_words_for_a_server_are_arguments_of_an_embedded_engine() -> None:
         ServerConfig(server_args=("4096",)).arguments  # noqa: B018
     for others in ({"urls": ("http://a:1",)}, {"python": "python3"}, {"replicas": 2}):
         with pytest.raises(ConfigError, match="leave urls, python and replicas out"):
-            ServerConfig(embedded=True, **others)  # type: ignore[arg-type]
+            ServerConfig(embedded=True, **others)
 
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
