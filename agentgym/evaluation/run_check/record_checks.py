@@ -16,24 +16,17 @@ from agentgym.evaluation.run_check.basis import Basis, Record, StoredSpan
 from agentgym.rollout.hosting.answer import plain_answers
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
 from agentgym.rollout.record.episodes_file import message_from_json
-from agentgym.rollout.record.ledger import Ledger, Violation
+from agentgym.rollout.record.ledger import Ledger, Violation, first_difference
 from agentgym.trajectory import Status
 from agentgym.types import Message, ToolResult
 
 __all__ = [
     "CHECKS",
     "by_endpoint",
-    "first_difference",
     "lacks_ids",
 ]
 
 Check: TypeAlias = Callable[[Ledger, int, Record, Basis], None]
-
-
-def first_difference(ids: Sequence[object], others: Sequence[object]) -> int:
-    """Returns the first index at which two sequences differ; the shorter one's length if it begins the other."""
-    pairs = zip(ids, others, strict=False)
-    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(ids), len(others)))
 
 
 def by_endpoint(record: Record) -> bool:

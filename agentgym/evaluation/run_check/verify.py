@@ -12,7 +12,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.opponents import SELF
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.run_check.basis import Basis, Record
-from agentgym.evaluation.run_check.record_checks import CHECKS, by_endpoint, first_difference, lacks_ids
+from agentgym.evaluation.run_check.record_checks import CHECKS, by_endpoint, lacks_ids
 from agentgym.evaluation.run_check.run_checks import (
     EPISODES,
     METRICS,
@@ -24,7 +24,7 @@ from agentgym.evaluation.run_check.run_checks import (
 from agentgym.evaluation.run_check.step_checks import StepChecks
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.rollout.record.episodes_file import EpisodeRecord
-from agentgym.rollout.record.ledger import Ledger, Property, Violation
+from agentgym.rollout.record.ledger import Ledger, Property, Violation, first_difference
 from agentgym.rollout.record.line_reader import LineReader, find_episodes
 from agentgym.rollout.record.stored_fields import NO_EPISODE
 from agentgym.rollout.record.tools_file import read_menus

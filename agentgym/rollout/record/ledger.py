@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from agentgym.types import JSON
 
-__all__ = ["Ledger", "Property", "PropertyTally", "Violation"]
+__all__ = ["Ledger", "Property", "PropertyTally", "Violation", "first_difference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +84,9 @@ class Ledger:
         """Counts something that could not be checked."""
         skipped = self.tally(name).skipped
         skipped[reason] = skipped.get(reason, 0) + 1
+
+
+def first_difference(ids: Sequence[object], others: Sequence[object]) -> int:
+    """Returns the first index at which two sequences differ; the shorter one's length if it begins the other."""
+    pairs = zip(ids, others, strict=False)
+    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(ids), len(others)))

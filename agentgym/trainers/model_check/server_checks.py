@@ -23,7 +23,7 @@ from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import load_policy
 from agentgym.model.routing import BatchRouting, experts_of_routers
-from agentgym.trainers.model_check.checks import CheckResult
+from agentgym.trainers.model_check.findings import CheckResult
 
 __all__ = ["check_on_server"]
 
@@ -41,11 +41,11 @@ def check_on_server(folder: Path, kind: str, python: str = "") -> CheckResult:
     that the server records are replayed.
     """
     try:
-        return CheckResult(kind, *asyncio.run(_check(folder, kind, python)))
+        return CheckResult.judge(kind, *asyncio.run(_check(folder, kind, python)))
     except AgentGymError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         causes = [line for line in lines if re.search(r"[eE]rror(: |$)", line)]  # the log of a server that ended
-        return CheckResult(kind, False, re.sub(r"http://[\d.]+:\d+", "the server", (causes or lines)[-1])[-300:])
+        return CheckResult.judge(kind, False, re.sub(r"http://[\d.]+:\d+", "the server", (causes or lines)[-1])[-300:])
 
 
 async def _check(folder: Path, kind: str, python: str) -> tuple[bool, str]:

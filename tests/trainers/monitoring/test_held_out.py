@@ -229,6 +229,7 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_held_out_tasks(
     train(replace(watched, steps=1, eval=HeldOutConfig(episodes=3)), run)
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["eval_episodes"] = settings.pop("eval")["episodes"]
+    settings["local"]["compile"] = None
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     assert config_from_mapping(TrainConfig, read_settings(run)).eval == HeldOutConfig(episodes=3)
     assert Trainer.load(run, steps=2).fit().steps == 2

@@ -1,4 +1,4 @@
-"""The findings of verifying a model, by property, and their report."""
+"""The results of the checks of a model, and what those of its chat template count."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from enum import StrEnum
 from agentgym.rollout.record.ledger import Property
 from agentgym.types import JSON
 
-__all__ = [
-    "PROPERTIES",
-    "ModelCheckOutcome",
-    "ModelFinding",
-    "ModelFindings",
-    "ModelReport",
-    "ModelVerdict",
-    "verdicts_of",
-]
+__all__ = ["PROPERTIES", "CheckOutcome", "CheckResult", "ModelFinding", "Tally", "TemplateFindings", "TemplateReport"]
 
 
 PROPERTIES = (
@@ -39,10 +31,11 @@ PROPERTIES = (
     Property("resampled", "ids that decoding and encoding would change are kept", "replies"),
     Property("repeatable", "a conversation gives the same ids at any time", "conversations"),
 )
+"""The properties of a tokenizer with its chat template."""
 
 
-class ModelCheckOutcome(StrEnum):
-    """The outcome of a property's check."""
+class CheckOutcome(StrEnum):
+    """The outcome of a check."""
 
     OK = "ok"
     NOTED = "noted"
@@ -63,8 +56,57 @@ class ModelFinding:
         return f"{self.where}: {self.problem}"
 
 
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The result of one check of a model."""
+
+    name: str
+    outcome: CheckOutcome
+    found: str
+    """The largest difference, what holds, the first place that decided it, or the reason why nothing was checked."""
+    num_checked: int = 1
+    num_failed: int = 0
+    num_noted: int = 0
+    first: ModelFinding | None = None
+    """The first place that decided it, of a property of a chat template."""
+
+    @classmethod
+    def judge(cls, name: str, passed: bool, found: str) -> CheckResult:
+        """Returns the result of a check that passed or failed as a whole."""
+        return cls(name, CheckOutcome.OK if passed else CheckOutcome.FAILED, found, num_failed=int(not passed))
+
+    @property
+    def ok(self) -> bool:
+        """True unless the check failed."""
+        return self.outcome is not CheckOutcome.FAILED
+
+    def row(self) -> list[str]:
+        """Returns the result as cells: name, outcome, what was found."""
+        return [self.name, SHOWN[self.outcome], self.found]
+
+    def to_json(self) -> dict[str, JSON]:
+        """Returns the result as a JSON object."""
+        return {
+            "passed": self.ok,
+            "verdict": self.outcome.value,
+            "found": self.found,
+            "num_checked": self.num_checked,
+            "num_failed": self.num_failed,
+            "num_noted": self.num_noted,
+            "first": None if self.first is None else asdict(self.first),
+        }
+
+
+SHOWN = {
+    CheckOutcome.OK: "ok",
+    CheckOutcome.NOTED: "noted",
+    CheckOutcome.FAILED: "FAILED",
+    CheckOutcome.SKIPPED: "-",
+}
+
+
 @dataclass(slots=True)
-class ModelCheckTally:
+class Tally:
     """The counts of one property."""
 
     num_checked: int = 0
@@ -72,12 +114,26 @@ class ModelCheckTally:
     noted: list[ModelFinding] = field(default_factory=list)
     skipped: str | None = None
 
+    def result(self, about: Property) -> CheckResult:
+        """Returns what was found of the property."""
+        if not self.num_checked:
+            reason = self.skipped or f"there are no {about.unit} to check"
+            return CheckResult(about.name, CheckOutcome.SKIPPED, f"not checked: {reason}", 0)
+        counts = (self.num_checked, len(self.failed), len(self.noted))
+        findings = self.failed or self.noted
+        if not findings:
+            found = f"{self.num_checked} {about.unit}: {about.meaning}"
+            return CheckResult(about.name, CheckOutcome.OK, found, *counts)
+        outcome = CheckOutcome.FAILED if self.failed else CheckOutcome.NOTED
+        found = f"{len(findings)} of {self.num_checked} {about.unit}; first, {findings[0]}"
+        return CheckResult(about.name, outcome, found, *counts, findings[0])
 
-class ModelFindings:
+
+class TemplateFindings:
     """Tallies by property name; every name is one of `PROPERTIES`."""
 
     def __init__(self) -> None:
-        self.tallies: Mapping[str, ModelCheckTally] = {entry.name: ModelCheckTally() for entry in PROPERTIES}
+        self.tallies: Mapping[str, Tally] = {entry.name: Tally() for entry in PROPERTIES}
 
     def add_pass(self, name: str) -> None:
         """Counts a unit for which the property holds."""
@@ -101,98 +157,40 @@ class ModelFindings:
         """Counts a unit, which fails if there is a problem."""
         self.add_failure(name, where, problem) if problem else self.add_pass(name)
 
-
-@dataclass(frozen=True, slots=True)
-class ModelVerdict:
-    """The result for one property; `first` is the first place that decided it."""
-
-    about: Property
-    outcome: ModelCheckOutcome
-    num_checked: int
-    num_failed: int
-    num_noted: int
-    first: ModelFinding | None
-    skipped: str | None
-
-    def cell(self) -> str:
-        """Returns the verdict in words."""
-        if self.skipped is not None:
-            return f"not checked: {self.skipped}"
-        if self.first is None:
-            return self.about.meaning
-        count = self.num_failed if self.outcome is ModelCheckOutcome.FAILED else self.num_noted
-        return f"{count} of {self.num_checked} {self.about.unit}; first, {self.first}"
+    def results(self) -> tuple[CheckResult, ...]:
+        """Returns the result of each property."""
+        return tuple(self.tallies[entry.name].result(entry) for entry in PROPERTIES)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelReport:
-    """The verdicts on a model folder, one per entry of `PROPERTIES`, in its order."""
+class TemplateReport:
+    """The results of a chat template, one per entry of `PROPERTIES`, in its order."""
 
     name: str
     family: str
     renderer: str
     """The name of the renderer's class."""
     num_conversations: int
-    verdicts: tuple[ModelVerdict, ...]
+    results: tuple[CheckResult, ...]
 
     @property
     def ok(self) -> bool:
         """True if no property failed."""
-        return all(verdict.outcome is not ModelCheckOutcome.FAILED for verdict in self.verdicts)
-
-    def rows(self) -> list[list[str]]:
-        """Returns the report as cells: property, outcome, number of checks, verdict in words."""
-        return [[v.about.name, SHOWN[v.outcome], str(v.num_checked), v.cell()] for v in self.verdicts]
+        return all(result.ok for result in self.results)
 
     def summary(self) -> str:
         """Returns the report in one line."""
-        failed = [verdict.about.name for verdict in self.verdicts if verdict.outcome is ModelCheckOutcome.FAILED]
+        failed = [result.name for result in self.results if not result.ok]
         outcome = f"not sound: {', '.join(failed)}" if failed else "sound"
         return f"{self.name}: family {self.family}, {self.renderer}, {self.num_conversations} conversations: {outcome}"
 
     def to_json(self) -> dict[str, JSON]:
-        """Returns the report as a JSON object: `ok`, what was verified, and `properties` by name."""
+        """Returns the report as a JSON object: `ok`, what was checked, and `properties` by name."""
         return {
             "ok": self.ok,
             "model": self.name,
             "family": self.family,
             "renderer": self.renderer,
             "num_conversations": self.num_conversations,
-            "properties": {
-                verdict.about.name: {
-                    "verdict": verdict.outcome.value,
-                    "num_checked": verdict.num_checked,
-                    "num_failed": verdict.num_failed,
-                    "num_noted": verdict.num_noted,
-                    "first": None if verdict.first is None else asdict(verdict.first),
-                    "skipped": verdict.skipped,
-                }
-                for verdict in self.verdicts
-            },
+            "properties": {result.name: result.to_json() for result in self.results},
         }
-
-
-SHOWN = {
-    ModelCheckOutcome.OK: "ok",
-    ModelCheckOutcome.NOTED: "noted",
-    ModelCheckOutcome.FAILED: "FAILED",
-    ModelCheckOutcome.SKIPPED: "-",
-}
-
-
-def verdicts_of(findings: ModelFindings) -> tuple[ModelVerdict, ...]:
-    """Returns the verdict of each property."""
-    return tuple(_verdict(entry, findings.tallies[entry.name]) for entry in PROPERTIES)
-
-
-def _verdict(about: Property, tally: ModelCheckTally) -> ModelVerdict:
-    skipped = None if tally.num_checked else tally.skipped or f"there are no {about.unit} to check"
-    decisive = tally.failed or tally.noted
-    if skipped is not None:
-        outcome = ModelCheckOutcome.SKIPPED
-    elif tally.failed:
-        outcome = ModelCheckOutcome.FAILED
-    else:
-        outcome = ModelCheckOutcome.NOTED if tally.noted else ModelCheckOutcome.OK
-    first = decisive[0] if decisive else None
-    return ModelVerdict(about, outcome, tally.num_checked, len(tally.failed), len(tally.noted), first, skipped)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from agentgym.chat_templates.jinja_template import message_dict, tool_dict
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RenderError
-from agentgym.evaluation.run_check.record_checks import first_difference
+from agentgym.rollout.record.ledger import first_difference
 from agentgym.testing.contracts.conversations import ASK, ChatExchange, SampleConversation, exchanges
 from agentgym.types import Message
 

@@ -1,4 +1,4 @@
-"""Checks that render, extend and parse are exact on a model's replies: the first half of verifying a model."""
+"""Checks that render, extend and parse are exact on a model's replies."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Protocol
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RenderError
-from agentgym.evaluation.model_check.cases import Case, marks_of, spells
-from agentgym.evaluation.model_check.findings import ModelFindings
-from agentgym.evaluation.run_check.record_checks import first_difference
+from agentgym.rollout.record.ledger import first_difference
 from agentgym.testing.contracts.conversations import SampleConversation
+from agentgym.trainers.model_check.findings import TemplateFindings
+from agentgym.trainers.model_check.template_cases import Case, marks_of, spells
 from agentgym.types import AnyCall, MalformedCall, Message, ToolSpec
 
 __all__ = [
-    "ModelUnderTest",
     "Reference",
+    "TemplateUnderTest",
     "call_texts",
     "check_cut",
     "check_extend",
@@ -44,8 +44,8 @@ class Reference(Protocol):
 
 
 @dataclass(frozen=True)
-class ModelUnderTest:
-    """A model that is verified, and the conversations on which it is verified."""
+class TemplateUnderTest:
+    """A renderer that is checked, and the conversations on which it is checked."""
 
     renderer: TemplateRenderer
     conversations: Sequence[SampleConversation]
@@ -59,7 +59,7 @@ class ModelUnderTest:
         return ((case, case.said) for case in self.cases if case.said is not None)
 
 
-def check_render(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_render(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Compares our and the reference's ids of each conversation, except those that spell a mark: ours keeps text."""
     if isinstance(subject.reference, str):
         findings.skip("render", subject.reference)
@@ -89,7 +89,7 @@ def check_render(findings: ModelFindings, subject: ModelUnderTest) -> None:
         findings.add_failure("render", "every conversation", problem)
 
 
-def check_extend(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_extend(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that what is appended to a reply equals the template's own render of the whole at that place."""
     for case in subject.cases:
         if case.whole is None:
@@ -159,7 +159,7 @@ def _lacks_end(renderer: TemplateRenderer, case: Case) -> bool:
     return appended[0] in renderer.stop_ids and shown.endswith(endless) and not shown.endswith(ended)
 
 
-def check_cut(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_cut(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that a reply without its stop id gets one, and then what follows the whole reply."""
     renderer = subject.renderer
     marks = {*marks_of(renderer).values(), *renderer.stop_ids}
@@ -175,7 +175,7 @@ def check_cut(findings: ModelFindings, subject: ModelUnderTest) -> None:
             findings.check("cut", case.name, "" if is_sound else f"after {length} ids of the reply comes {text!r}")
 
 
-def check_stop(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_stop(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that a stop id sampled twice changes nothing, and that no reply holds one before its end."""
     renderer = subject.renderer
     for case, said in subject.answered_cases:
@@ -191,7 +191,7 @@ def check_stop(findings: ModelFindings, subject: ModelUnderTest) -> None:
         findings.add_note("stop", "tokenizer_config.json", f"its eos_token {eos!r} ends no reply of this template")
 
 
-def check_parse(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_parse(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that each reply's ids are read as its content, calls and reasoning."""
     if not subject.renderer.reads_calls:
         findings.add_failure("parse", "a call", subject.renderer.unread)
@@ -223,7 +223,9 @@ def letters(text: str) -> str:
     return "".join(filter(str.isalnum, unicodedata.normalize("NFC", text)))
 
 
-def _check_content(findings: ModelFindings, subject: ModelUnderTest, case: Case, read: Message, text: str) -> None:
+def _check_content(
+    findings: TemplateFindings, subject: TemplateUnderTest, case: Case, read: Message, text: str
+) -> None:
     given, got = case.exchange.reply.content.strip(), read.content.strip()
     raws = "".join(call.raw for call in read.tool_calls if isinstance(call, MalformedCall))
     if _compose(given) == _compose(got) or (raws and letters(got + raws) == letters(given)):
@@ -240,7 +242,7 @@ def _check_content(findings: ModelFindings, subject: ModelUnderTest, case: Case,
         findings.add_failure("parse", case.name, f"the content of {text[:160]!r} is read as {got[:SHOWN_CHARACTERS]!r}")
 
 
-def _check_calls(findings: ModelFindings, subject: ModelUnderTest, case: Case, read: Message, text: str) -> None:
+def _check_calls(findings: TemplateFindings, subject: TemplateUnderTest, case: Case, read: Message, text: str) -> None:
     given, got = call_texts(case.exchange.reply.tool_calls), call_texts(read.tool_calls)
     name = "several_calls" if len(given) > 1 else "parse"
     if given == got or (not given and all(call in case.exchange.reply.content for call in got)):
@@ -257,7 +259,7 @@ def _check_calls(findings: ModelFindings, subject: ModelUnderTest, case: Case, r
         findings.add_failure(name, case.name, f"the calls of {text[:200]!r} are read as {got}")
 
 
-def _writes_alike(subject: ModelUnderTest, case: Case, other: Message) -> bool:
+def _writes_alike(subject: TemplateUnderTest, case: Case, other: Message) -> bool:
     """Returns True if the template writes another reply in this place as it writes this one."""
     exchange = case.exchange
     talks = [
@@ -276,7 +278,9 @@ def _with_calls(reply: Message, calls: Sequence[AnyCall]) -> Message | None:
     return replace(reply, tool_calls=tuple(own))
 
 
-def _check_reasoning(findings: ModelFindings, subject: ModelUnderTest, case: Case, read: Message, text: str) -> None:
+def _check_reasoning(
+    findings: TemplateFindings, subject: TemplateUnderTest, case: Case, read: Message, text: str
+) -> None:
     given, got = (case.exchange.reply.reasoning or "").strip(), (read.reasoning or "").strip()
     silent = replace(case.exchange.reply, reasoning=None)
     if _compose(given) == _compose(got):
@@ -288,7 +292,7 @@ def _check_reasoning(findings: ModelFindings, subject: ModelUnderTest, case: Cas
         findings.add_failure("reasoning", case.name, problem)
 
 
-def _leaves_out(subject: ModelUnderTest, case: Case, kind: str, text: str) -> bool:
+def _leaves_out(subject: TemplateUnderTest, case: Case, kind: str, text: str) -> bool:
     """Returns True if a template is known to drop that kind of part, or its text lacks characters of the reply."""
     if kind in subject.renderer.drops:
         return True
@@ -307,19 +311,19 @@ def _render_or_error(renderer: TemplateRenderer | Reference, conversation: Sampl
         return str(error)
 
 
-def _rewriting(subject: ModelUnderTest, case: Case) -> str:
+def _rewriting(subject: TemplateUnderTest, case: Case) -> str:
     """Returns how the template writes what precedes a reply once that is answered."""
     assert case.whole is not None
     said = _difference(subject.renderer, case.prompt, case.whole, "later")
     return f"rewritten later, kept as sampled by history=append: {said}"
 
 
-def _is_whole(subject: ModelUnderTest, case: Case) -> bool:
+def _is_whole(subject: TemplateUnderTest, case: Case) -> bool:
     """Returns True if prompt, reply and what is appended equal the template's render of the whole."""
     return case.said is not None and _row(subject, case) == case.whole
 
 
-def _gap(subject: ModelUnderTest, case: Case) -> str:
+def _gap(subject: TemplateUnderTest, case: Case) -> str:
     """Returns how prompt, reply and appended ids differ from the whole, if the whole begins with prompt and reply."""
     start = [*case.prompt, *(case.said or [])]
     if case.said is None or case.whole is None or case.whole[: len(start)] != start:
@@ -328,7 +332,7 @@ def _gap(subject: ModelUnderTest, case: Case) -> str:
     return "" if row == case.whole else _difference(subject.renderer, row, case.whole, "the template")
 
 
-def _row(subject: ModelUnderTest, case: Case) -> list[int]:
+def _row(subject: TemplateUnderTest, case: Case) -> list[int]:
     """Returns the ids of prompt, reply, and what is appended to them."""
     start = [*case.prompt, *(case.said or [])]
     return start + subject.renderer.extend(start, case.exchange.new)

@@ -1,4 +1,4 @@
-"""Checks of errors that are known to go unnoticed: the second half of verifying a model."""
+"""Checks of errors that are known to go unnoticed: the second half of those of a chat template."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import islice
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RenderError
-from agentgym.evaluation.model_check.cases import Case, marks_of
-from agentgym.evaluation.model_check.checks import KEPT, ModelUnderTest, call_texts, letters
-from agentgym.evaluation.model_check.findings import ModelFindings
+from agentgym.trainers.model_check.findings import TemplateFindings
+from agentgym.trainers.model_check.template_cases import Case, marks_of
+from agentgym.trainers.model_check.template_checks import KEPT, TemplateUnderTest, call_texts, letters
 from agentgym.types import Message, ToolCall, ToolSpec
 
 __all__ = [
@@ -47,7 +47,7 @@ MAX_REPLIES = 40
 """The number of replies that are resampled; a fourth of it is the number of replies with calls that are cut."""
 
 
-def check_ids(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_ids(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that plain texts and spelled marks have the same ids with transformers."""
     if isinstance(subject.reference, str):
         findings.skip("ids", subject.reference)
@@ -62,7 +62,7 @@ def check_ids(findings: ModelFindings, subject: ModelUnderTest) -> None:
         findings.check("ids", name, "" if ours == theirs else f"here {ours[:8]}, transformers {theirs[:8]}")
 
 
-def check_shown(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_shown(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that tools, calls, results and the other messages are in the template's text."""
     renderer = subject.renderer
     reply = Message("assistant", "Qv7said.")
@@ -80,7 +80,7 @@ def check_shown(findings: ModelFindings, subject: ModelUnderTest) -> None:
     _check_tools_shown(findings, renderer)
 
 
-def _check_tools_shown(findings: ModelFindings, renderer: TemplateRenderer) -> None:
+def _check_tools_shown(findings: TemplateFindings, renderer: TemplateRenderer) -> None:
     calling = Message("assistant", "Qv7said.", tool_calls=(PROBE_CALL,))
     result = Message("tool", "Qv7found.", tool_call_id=PROBE_CALL.id, name=PROBE_CALL.name)
     menu = _text(renderer, [PROBE_USER], [PROBE_TOOL]) or ""
@@ -115,7 +115,7 @@ def _text(renderer: TemplateRenderer, messages: Sequence[Message], tools: Sequen
         return None
 
 
-def check_malformed(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_malformed(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks replies with calls, cut after every id and with an id lost or changed."""
     renderer = subject.renderer
     rng = random.Random(0)
@@ -150,7 +150,7 @@ def _find_loss(renderer: TemplateRenderer, ids: Sequence[int], case: Case, expec
     return f"{missing[0]!r} of {text[-80:]!r} is neither content, reasoning nor a call" if missing else ""
 
 
-def check_marks(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_marks(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that marks that messages and tools spell, whole and cut in two, are not among the ids."""
     renderer = subject.renderer
     marks = marks_of(renderer)
@@ -226,7 +226,7 @@ def _find_change(
     return "" if wanted in shown or letters(spelled[:20]) not in shown else f"the text {spelled[:60]!r} is changed"
 
 
-def check_spelled(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_spelled(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that each mark of the format, spelled with ordinary ids, is read as text."""
     renderer = subject.renderer
     added = {token.content: index for index, token in renderer.tokenizer.backend.get_added_tokens_decoder().items()}
@@ -242,7 +242,7 @@ def check_spelled(findings: ModelFindings, subject: ModelUnderTest) -> None:
         findings.check("spelled", mark, "" if sound else f"{ids}, which spell it, are read as {read}")
 
 
-def check_round_trip(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_round_trip(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks texts of many kinds, encoded and decoded."""
     tokenizer = subject.renderer.tokenizer
     for name, text in TEXTS.items():
@@ -262,7 +262,7 @@ def check_round_trip(findings: ModelFindings, subject: ModelUnderTest) -> None:
             findings.add_failure("round_trip", name, f"{text!r} comes back as {got!r}")
 
 
-def check_resampled(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_resampled(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that replies in ids that no tokenizer gives, with the same text, are read and continued alike."""
     renderer = subject.renderer
     for case, said in islice(subject.answered_cases, MAX_REPLIES):
@@ -288,7 +288,7 @@ def _resample(renderer: TemplateRenderer, ids: Sequence[int]) -> list[int] | Non
     return None
 
 
-def check_repeatable(findings: ModelFindings, subject: ModelUnderTest) -> None:
+def check_repeatable(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that conversations rendered again are equal; notes a template that writes the date."""
     for conversation in subject.conversations[:MAX_REPLIES]:
         try:
