@@ -12,7 +12,7 @@ import tyro
 from agentgym.cli.display.tables import progress, show_table
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_option, parse_options, read_mapping, tools_as_option, warn_of_idle
-from agentgym.cli.run_folder import resumed_config
+from agentgym.cli.run_folder import names_tasks, resumed_config
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.engines.server_kind import SERVERS
 from agentgym.errors import AgentGymError, RunFolderError
@@ -69,7 +69,7 @@ def stored_options(kind: type[Options], args: Sequence[str]) -> Options | None:
 
     Raises as `resumed_config` does, and RunFolderError for another command's run.
     """
-    path = None if any(arg.startswith(("--env", "--data.")) for arg in args) else resumed_config(args)
+    path = None if names_tasks(args) else resumed_config(args)
     if path is None:
         return None
     given = read_mapping(path)

@@ -20,7 +20,7 @@ from agentgym.cli.options import (
     text_after,
     tools_as_option,
 )
-from agentgym.cli.run_folder import resumed_config
+from agentgym.cli.run_folder import names_tasks, resumed_config
 from agentgym.cli.terminal import say
 from agentgym.cli.training.options import MAIN_SETTINGS, TrainOptions
 from agentgym.errors import ConfigError
@@ -62,7 +62,7 @@ def main(args: Sequence[str]) -> int:
 def _defaults(args: Sequence[str]) -> TrainOptions | None:
     """Returns the settings of the file after `--config`, or of the run to resume if no tasks are named."""
     path = path_after("--config", args)
-    if path is None and not any(arg.startswith(("--env", "--data.")) for arg in args):
+    if path is None and not names_tasks(args):
         path = resumed_config(args)
     if path is None:
         return None
