@@ -39,7 +39,7 @@ CHECKPOINT = "run/checkpoints/step-000001"
 READERS = [
     ("view", "run"),
     ("verify", "run"),
-    ("verify", "--model", CHECKPOINT),
+    ("models", "check", CHECKPOINT, "--only", "template"),
     ("episodes", "run", "out.jsonl"),
     ("episodes", "run", "out.parquet"),
     ("rescore", "run", "--reward.function", "exact_match"),
