@@ -52,8 +52,8 @@ def test_a_run_begins_with_the_model_that_imitated(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_player_of_both_seats_is_evaluated_in_the_end(tmp_path: Path) -> None:
     run_script("self_play.sh", tmp_path, *SMALL, SFT_STEPS="2", STEPS="1", NUM_GAMES="4")
-    (step,) = (tmp_path / "run/self/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    assert {"win/X", "win/O"} <= json.loads(step).keys()
+    config = yaml.safe_load((tmp_path / "run/self/config.yaml").read_text(encoding="utf-8"))
+    assert config["env_kwargs"] == {"words": True, "opponent": "self", "opening": [4, 6]}
     assert (tmp_path / "run/model/config.json").exists() and (tmp_path / "run/eval").is_dir()
 
 
@@ -82,7 +82,7 @@ def test_a_loss_of_ones_own_has_the_slope_of_the_policy_gradient_at_a_ratio_of_1
 
 @pytest.mark.slow
 def test_a_loss_of_ones_own_trains(tmp_path: Path) -> None:
-    options = ["--env", "TextGame-v0", "--steps", "1", "--learner.loss", SOFT_CLIP, "--output", str(tmp_path / "run")]
-    assert main(["train", *options, *SMALL]) == 0
+    options = "--env TextGame-v0 --steps 1 --tasks 4 --group-size 4 --eval.episodes 4".split()
+    assert main(["train", *options, "--learner.loss", SOFT_CLIP, "--output", str(tmp_path / "run")]) == 0
     (step,) = (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(step)["clip_fraction"] == 0.0
