@@ -169,7 +169,7 @@ def test_the_sdist_has_no_doors(distributions: Path) -> None:
         members = sdist.getmembers()
     top_level = {member.name.split("/")[1] for member in members if "/" in member.name}
     assert not top_level & set(DOORS)
-    assert top_level >= {"agentgym", "startup", "LICENSE", "README.md", "pyproject.toml"}
+    assert top_level >= {"agentgym", "startup", "LICENSE", "CHANGELOG.md", "README.md", "SECURITY.md", "pyproject.toml"}
     assert not [member.name for member in members if member.issym()]
 
 
