@@ -17,6 +17,7 @@ from agentgym.evaluation import run_episode
 from agentgym.rollout.limits import Limits, SamplingConfig
 
 
+@pytest.mark.long
 def test_a_model_plays_the_same_episode_as_its_evaluation(tmp_path: Path) -> None:
     with agentgym.create_engine() as engine:
         first = agentgym.run_episode("GuessNumber-v0", engine, seed=5)

@@ -449,6 +449,7 @@ def test_an_answer_that_is_no_object_is_the_servers_fault(answer: object) -> Non
 # ---- several servers
 
 
+@pytest.mark.long
 def test_a_session_stays_on_its_server_and_servers_share_the_sessions(fake_sglang: Fake) -> None:
     # of a latency beside which it is little by how much a busy machine delays an answer
     servers = [fake_sglang(latency_median_s=0.1), fake_sglang(latency_median_s=0.1)]

@@ -38,6 +38,7 @@ def test_its_numbers_are_those_of_torch(fused: bool) -> None:
     assert state["param_groups"] == wanted["param_groups"]
 
 
+@pytest.mark.long
 def test_neither_its_steps_nor_a_model_that_is_loaded_import_the_compiler() -> None:
     program = "import sys, torch; from agentgym.trainers.learner.adamw import PlainAdamW"
     program += "; from agentgym.embedded import embedded_folder; from agentgym.model.model_folder import load_decoder"

@@ -73,6 +73,7 @@ def losses(steps: Sequence[StepMetrics]) -> list[float | None]:
     return [step.update.loss if step.update else None for step in steps]
 
 
+@pytest.mark.long
 def test_a_run_leaves_metrics_episodes_and_a_checkpoint_that_transformers_loads(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

@@ -298,6 +298,7 @@ def test_a_sign_that_stops_leaves_a_checkpoint_of_the_last_whole_step(
     assert first(watcher.steps)["dead_groups"] == 2, "a resumed run knows what was named before"
 
 
+@pytest.mark.long
 def test_a_solved_run_ends_as_after_its_last_step(quick: TrainConfig, train: Train, tmp_path: Path) -> None:
     config = replace(
         quick,

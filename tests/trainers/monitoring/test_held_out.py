@@ -142,6 +142,7 @@ def test_an_engine_with_weights_of_its_own_evaluates_while_a_step_learns(watched
     assert main(["verify", str(run), "--deep"]) == 0
 
 
+@pytest.mark.long
 def test_patience_counts_evaluations_that_were_played_while_a_step_learned(
     watched: TrainConfig, tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_tracker_that_cannot_be_had_ends_the_run_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_fails_finishes_its_trackers(
     small_run: TrainConfig, train: Train, tmp_path: Path, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
