@@ -67,7 +67,8 @@ def read_arguments(value: JSON) -> Mapping[str, JSON]:
         try:
             value = read_json(value)
         except ValueError as error:
-            raise ValueError(f"the arguments are {error}") from None
+            is_clause = str(error).startswith("invalid JSON")
+            raise ValueError(f"the arguments are {error}" if is_clause else f"of the arguments, {error}") from None
     if value is None or value == "":
         return {}
     if not isinstance(value, dict | Mapping):
@@ -122,8 +123,9 @@ def read_json(text: str) -> JSON:
     except UnicodeEncodeError:
         raise ValueError("invalid JSON (a lone surrogate)") from None
     except ValueError as error:
-        reason = "an integer of too many digits" if "integer string conversion" in str(error) else error
-        raise ValueError(f"invalid JSON ({reason})") from None
+        if "integer string conversion" not in str(error):
+            raise
+        raise ValueError("invalid JSON (an integer of too many digits)") from None
     except RecursionError:
         raise ValueError("invalid JSON (nested too deeply)") from None
     if is_too_deep(value, text.count("[") + text.count("{")):
@@ -143,13 +145,13 @@ def is_too_deep(value: object, num_openings: int) -> bool:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"invalid JSON ({name} is not JSON)")
 
 
 def _read_finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
-        raise ValueError(f"the number {text[:20]} is too large")
+        raise ValueError(f"invalid JSON (the number {text[:20]} is too large)")
     return value
 
 
