@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.cli.options import parse_options
+from agentgym.cli.options import parse_options, path_after
 from agentgym.cli.run_folder import open_here, own_renderer_of_run, renderer_of_run, settings_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
@@ -46,6 +46,8 @@ class VerifyOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym verify ...`."""
+    if path_after("--model", args) is not None:
+        raise ConfigError("`agentgym models check FOLDER` checks a model; verify is for runs")
     options = parse_options(VerifyOptions, args, prog="agentgym verify")
     if not 0 < options.share <= 1:
         raise ConfigError(f"--share is the share of episodes that are played again, in (0, 1], got {options.share:g}")
