@@ -175,8 +175,6 @@ class Ranks:
             model = Decoder(config).to(dtype)
         self.shard(model)
         self._give_memory(model)
-        with self.device:
-            model.make_rope()
         return model
 
     def _give_memory(self, model: LanguageModel) -> None:
@@ -186,6 +184,9 @@ class Ranks:
         allocated: dict[int, nn.Parameter] = {}
         for part, name, before in slots:
             setattr(part, name, allocated.setdefault(id(before), getattr(part, name)))
+        if isinstance(model, Decoder):  # one that was made without memory has no tables yet
+            with self.device:
+                model.make_rope()
         mark_rows(model, self._mesh.config.tensor)
 
     def spread(self, module: nn.Module) -> None:

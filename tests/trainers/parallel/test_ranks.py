@@ -141,8 +141,8 @@ def cases(
         "shared-trunk": {**plain, "config": replace(plain["config"], critic=CriticConfig(trunk="shared"))},
         "three": sharing(plain, MeshConfig(sequence=3)),
         "one-head": sharing({**plain, "model": make_tiny(num_kv_heads=1)}, MeshConfig(tensor=2)),
-        "loaded": {**plain, "folder": folder},
-        "loaded-tensor": sharing({**plain, "folder": folder}, MeshConfig(tensor=2)),
+        "loaded": {**found["kl"], "folder": folder},
+        "loaded-tensor": sharing({**found["kl"], "folder": folder}, MeshConfig(tensor=2)),
         "biased": {**plain, "model": make_tiny(qkv_bias=True)},
         "few-heads": sharing({**plain, "model": make_tiny(num_kv_heads=1)}, MeshConfig(sequence=2)),
         "long": {
