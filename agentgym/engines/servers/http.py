@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 
 from agentgym.engines.servers.retry_after import retry_after_s
-from agentgym.errors import ConfigError, EngineError
+from agentgym.errors import NOT_JSON, ConfigError, EngineError
 from agentgym.proxies import proxy_options
 from agentgym.url_credentials import refuse_credentials
 
@@ -237,5 +237,5 @@ def _read(body: bytes) -> Any:
         return None
     try:
         return json.loads(body)
-    except ValueError:
+    except NOT_JSON:
         return body.decode(errors="replace")

@@ -18,7 +18,7 @@ from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.text_env import Info, StepResult
 from agentgym.envs.base.tool_env import ToolEnv
-from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.errors import NOT_JSON, ConfigError, EnvironmentFault
 from agentgym.proxies import proxy_options
 from agentgym.tools.calling.definition import Tool
 from agentgym.tools.calling.worker import run_sync
@@ -216,7 +216,7 @@ class _Session:
             with contextlib.suppress(aiohttp.ClientError, OSError):  # a server that refuses sends a reason and closes
                 await self._socket.send_json({"type": kind, "data": data})
             answer = json.loads(await asyncio.wait_for(self._answers.get(), self._timeout_s))
-        except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, TypeError, *NOT_JSON) as error:
             self._is_late = True
             told = (
                 f"it closed the session ({self._socket.close_code})" if self._listening.done() else _format_error(error)

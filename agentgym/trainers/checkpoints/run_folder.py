@@ -12,7 +12,7 @@ import yaml
 
 from agentgym.chat_templates import Renderer
 from agentgym.envs.catalog.resolve import stem_of
-from agentgym.errors import ConfigError, RunFolderError
+from agentgym.errors import NOT_JSON, ConfigError, RunFolderError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import save_model_folder
 from agentgym.rollout.record.chain import CHAIN, ChainedFile
@@ -173,7 +173,7 @@ def _environments_of(config: TrainConfig) -> list[str]:
 def _step_of_line(line: bytes, number: int, path: Path) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (*NOT_JSON, TypeError, KeyError) as error:
         raise RunFolderError(
             f"{str(path)!r}, line {number} is not a step ({error}): get the file back from a copy, or delete that line"
         ) from error
