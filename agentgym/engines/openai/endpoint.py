@@ -98,8 +98,8 @@ class ChatEndpoint:
         self.model = self.config.model
         self.context_window: int | None = None
         """The most tokens of a prompt with its reply, if the endpoint reports it (after `open`)."""
-        self._key = self.config.api_key()
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        key = self.config.api_key()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = HttpClient(self.url, headers=headers, timeout_s=self.config.timeout_s, use_proxy=True)
         self._dialect = Dialect.of(self.config)
         self._sleep = sleep
@@ -306,4 +306,4 @@ class ChatEndpoint:
 
     def _clean(self, error: Exception) -> str:
         """Returns an error's message with the key removed."""
-        return str(error).replace(self._key, "***") if self._key else str(error)
+        return self._http.secrets.mask_secrets(str(error))

@@ -17,6 +17,7 @@ import aiohttp
 from agentgym.engines.servers.retry_after import retry_after_s
 from agentgym.errors import NOT_JSON, ConfigError, EngineError
 from agentgym.proxies import proxy_options
+from agentgym.refusals import Secrets, refusal_status
 from agentgym.url_credentials import refuse_credentials
 
 __all__ = [
@@ -130,6 +131,8 @@ class HttpClient:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = dict(headers or {})
+        self.secrets = Secrets(self._headers, {})
+        """The values of the headers, which are masked in a server's refusals."""
         self._timeout_s = timeout_s
         self._proxy = proxy_options(base_url) if use_proxy else {}
         self._session: aiohttp.ClientSession | None = None
@@ -163,7 +166,7 @@ class HttpClient:
                 self._open_session().post(url, data=_body(json.dumps(payload).encode()), **self._proxy) as response,
             ):
                 if response.status >= 400:
-                    raise _refusal(url, response, await response.read())
+                    raise _refusal(url, response, await response.read(), self.secrets)
                 async for line in response.content:
                     data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
                     if data == DONE.encode():
@@ -188,7 +191,7 @@ class HttpClient:
             ):
                 content = await response.read()
         if response.status >= 400:
-            raise _refusal(url, response, content)
+            raise _refusal(url, response, content, self.secrets)
         return _read(content)
 
     def _url(self, path: str) -> str:
@@ -218,13 +221,14 @@ def _connection_errors(url: str, timeout_s: float | None) -> Iterator[None]:
         raise HttpUnreachable(f"{url} cannot be reached: {type(error).__name__}: {error}") from error
 
 
-def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes) -> HttpRefusal:
-    body, status = content[: 1 << 16].decode(errors="replace"), response.status
+def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes, secrets: Secrets) -> HttpRefusal:
+    body = secrets.mask_secrets(content[: 1 << 16].decode(errors="replace"))
+    status = refusal_status(response.status, response.headers)
     words = " ".join(body[:MAX_SHOWN].split())
     if words.lower().startswith(("<!doctype html", "<html")):
         words = "a page of HTML"
     wait_s = retry_after_s(response.headers, body if status in _SAYS_WHEN else "")
-    return HttpRefusal(f"{url} answered {status}: {words}", status, wait_s, body)
+    return HttpRefusal(f"{url} answered {response.status}: {words}", status, wait_s, body)
 
 
 def _body(data: bytes | None) -> bytes | io.BytesIO | None:

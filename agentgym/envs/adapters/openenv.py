@@ -20,6 +20,7 @@ from agentgym.envs.base.text_env import Info, StepResult
 from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.errors import NOT_JSON, ConfigError, EnvironmentFault
 from agentgym.proxies import proxy_options
+from agentgym.refusals import Secrets
 from agentgym.tools.calling.definition import Tool
 from agentgym.tools.calling.worker import run_sync
 from agentgym.types import JSON, ToolSpec
@@ -226,7 +227,8 @@ class _Session:
         if answer.get("type") == "error":
             if content.get("code") == "CAPACITY_REACHED":
                 raise _ServerFull(f"the OpenEnv server has no free session: {content.get('message')}")
-            raise EnvironmentFault(f"the OpenEnv server answers {kind!r} with {content.get('code')}: {content}")
+            told = Secrets(self._http.headers, {}).mask_secrets(f"{content.get('code')}: {content}")
+            raise EnvironmentFault(f"the OpenEnv server answers {kind!r} with {told}")
         return content
 
     async def close(self) -> None:
