@@ -24,7 +24,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from agentgym.call_json import MAX_JSON_DEPTH, is_too_deep
-from agentgym.errors import AgentGymError, ConfigError
+from agentgym.errors import NOT_JSON, AgentGymError, ConfigError
 from agentgym.proxies import is_loopback
 
 __all__ = [
@@ -48,8 +48,9 @@ TOKEN_VARIABLE = "AGENTGYM_TOKEN"
 """The environment variable whose value every server demands as its token."""
 _log = logging.getLogger(__name__)
 _log.addFilter(lambda record: not isinstance((record.exc_info or (None, None))[1], UNREADABLE))
-READING: Mapping[str, Any] = {"logger": _log, "auto_decompress": False}
-"""The options of aiohttp by which a server leaves bodies compressed, and logs no request that cannot be read."""
+READING: Mapping[str, Any] = {"logger": _log, "auto_decompress": False, "lingering_time": 1.0}
+"""The options of aiohttp by which a server leaves bodies compressed, logs no request that cannot be read, and reads the
+rest of a refused body for a second at most."""
 OPEN_PATHS = ("/health",)
 """Paths that need no token: a health monitor has none."""
 SWEEP_S = 1.0
@@ -293,7 +294,7 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
         value = json.loads(raw) if raw.strip() else {}
         if LONE_SURROGATE.search(raw):
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+    except NOT_JSON as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestRejected(400, "invalid_json", f"the body is not JSON: {reason:.200}") from error
     if not isinstance(value, dict):
