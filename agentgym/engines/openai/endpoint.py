@@ -43,7 +43,7 @@ from agentgym.engines.openai.rate_limit import RateLimit
 from agentgym.engines.openai.reply import ChatCompletionReader, ChatReply, Usage
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.server_kind import SERVERS
-from agentgym.engines.servers.http import DONE, HttpClient, HttpRefusal, HttpUnreachable, connection_slots
+from agentgym.engines.servers.http import DONE, MALFORMED, HttpClient, HttpRefusal, HttpUnreachable, connection_slots
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.types import Message, ToolSpec
 
@@ -230,7 +230,7 @@ class ChatEndpoint:
                 reply = reader.finish(max_tokens)
                 used = reply.usage.prompt_tokens + reply.usage.completion_tokens
                 return reply
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except MALFORMED as error:
                 raise EndpointFailure(f"{self.url} answered what is no chat completion: {error!r}") from error
             finally:
                 self._limit.settle(estimate, used)

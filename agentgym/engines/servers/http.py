@@ -22,6 +22,7 @@ from agentgym.url_credentials import refuse_credentials
 
 __all__ = [
     "DONE",
+    "MALFORMED",
     "SERVER_SECRET",
     "HttpClient",
     "HttpRefusal",
@@ -37,6 +38,8 @@ _LARGE = 1 << 20
 _KEPT_S = 3.0
 """Seconds that an unused connection is kept; shorter than in a server (uvicorn: 5), or a request could meet its
 closing."""
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
+"""The errors of reading an answer that has another form."""
 MAX_SHOWN = 500
 """The number of characters of a server's own message in our errors."""
 DONE = "[DONE]"
