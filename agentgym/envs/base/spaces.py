@@ -158,7 +158,7 @@ def _create_empty(space: Text, n: int = 1, fn: Callable[..., Any] = np.zeros) ->
 
 
 @create_zero_array.register(Text)
-def _create_zero(space: Text) -> str:
+def _create_zero(space: Text) -> str:  # type: ignore[misc]  # declared for all spaces
     return ""
 
 
