@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from agentgym.engines.servers.retry_after import retry_after_s
 from agentgym.errors import NOT_JSON, ConfigError, EngineError
@@ -208,7 +209,7 @@ class HttpClient:
                 cookie_jar=aiohttp.DummyCookieJar(),  # model servers set no cookies; looking for them costs time
                 headers={"Content-Type": "application/json", **self._headers},
                 skip_auto_headers=("User-Agent", "Accept-Encoding"),
-                read_bufsize=1 << 20,  # a line of a stream has to fit
+                read_bufsize=1 << 24,  # half of the longest line of a stream: SGLang repeats a reply in each
             )
         return self._session
 
@@ -220,8 +221,8 @@ def _connection_errors(url: str, timeout_s: float | None) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise HttpUnreachable(f"{url} gave no answer within {timeout_s or 0:g} s") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise HttpUnreachable(f"{url} cannot be reached: {type(error).__name__}: {error}") from error
+    except (aiohttp.ClientError, OSError, HttpProcessingError) as error:  # the last for a line that is too long
+        raise HttpUnreachable(f"{url} cannot be reached: {type(error).__name__}: {error!s:.300}") from error
 
 
 def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes, secrets: Secrets) -> HttpRefusal:

@@ -490,6 +490,36 @@ def test_an_answer_that_is_no_json_is_read_as_text(body: bytes) -> None:
     assert asyncio.run(run()) == body.decode(errors="replace")
 
 
+@pytest.mark.parametrize(("num_bytes", "is_read"), [(3 << 20, True), (33 << 20, False)])
+def test_a_line_of_a_stream_that_is_too_long_is_a_lost_answer(num_bytes: int, is_read: bool) -> None:
+    events: list[object] = []
+
+    async def run() -> None:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(b'data: {"a": 1}\n\ndata: "' + b"x" * num_bytes + b'"\n\ndata: [DONE]\n\n')
+            return response
+
+        app = web.Application()
+        app.router.add_post("/", answer)
+        async with TestServer(app) as server:
+            client = HttpClient(str(server.make_url("")))
+            try:
+                async for event in client.stream("/", {}):
+                    events.append(event)
+            finally:
+                await client.close()
+
+    if is_read:
+        asyncio.run(run())
+        assert events == [{"a": 1}, "x" * num_bytes]
+        return
+    with pytest.raises(HttpUnreachable) as caught:
+        asyncio.run(run())
+    assert events == [{"a": 1}] and len(str(caught.value)) < 500
+
+
 # ---- several servers
 
 
