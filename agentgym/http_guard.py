@@ -78,7 +78,8 @@ class GuardLimits:
     body_s: float = 60.0
     """The seconds from the end of the headers to the end of the body."""
     idle_s: float = 30.0
-    """The seconds from an answer to the end of the next request's headers on the same connection."""
+    """The seconds from an answer to the end of the next request's headers on the same connection, and those in which a
+    client may read nothing of an answer."""
 
 
 class HttpGuard:
@@ -107,7 +108,9 @@ class HttpGuard:
         self._accepts_key = accepts_key
         self.limits = limits or GuardLimits()
         self._asked: set[object] = set()
-        self._silent: dict[object, float] = {}
+        self._halted: dict[object, tuple[int, float]] = {}
+        """The connections on which nothing moves: the bytes that wait to be read, -1 before a request, and since when.
+        """
 
     def check(self, request: web.BaseRequest) -> None:
         """Raises RequestRejected for a request with a foreign host, a foreign origin, no token or another body."""
@@ -169,15 +172,23 @@ class HttpGuard:
         )
 
     def watch(self, runner: web.BaseRunner) -> None:
-        """Closes connections whose first request is not sent in time, until the runner is cleaned up."""
+        """Closes connections whose first request is not sent, or whose answer is not read, in time.
+
+        It goes on until the runner is cleaned up.
+        """
         if runner.server is None:
             return
-        now, connections = time.monotonic(), set(runner.server.connections)
-        self._asked &= connections
-        self._silent = {connection: self._silent.get(connection, now) for connection in connections - self._asked}
-        for connection in connections & self._silent.keys():
-            if now - self._silent[connection] > self.limits.headers_s:
-                connection.force_close()
+        now, before = time.monotonic(), self._halted
+        transports = {each: each.transport for each in runner.server.connections if each.transport is not None}
+        self._asked &= transports.keys()
+        self._halted = {}
+        for connection, transport in transports.items():
+            waiting = transport.get_write_buffer_size() if connection in self._asked else -1
+            if waiting:
+                known, since = before.get(connection, (0, now))
+                self._halted[connection] = (waiting, since if waiting == known else now)
+                if now - self._halted[connection][1] > (self.limits.headers_s if waiting < 0 else self.limits.idle_s):
+                    transport.abort()
         asyncio.get_running_loop().call_later(min(SWEEP_S, self.limits.headers_s), self.watch, runner)
 
     def _check_host(self, header: str) -> None:

@@ -331,6 +331,24 @@ def test_a_body_that_never_ends_is_not_read_long_after_its_refusal(
 
 
 @pytest.mark.parametrize("name", DOORS)
+def test_a_client_that_reads_no_answers_is_left(renderer: Renderer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_guard, "GuardLimits", lambda: GuardLimits(headers_s=0.2, idle_s=0.5))
+
+    async def ask(_: aiohttp.ClientSession, url: str) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), limit=1)
+        requests = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000
+        async with asyncio.timeout(60):
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(requests)
+                    await writer.drain()
+        writer.close()
+        assert not reader.at_eof(), "the answers were not read to the end"
+
+    asking(renderer, name, ask)
+
+
+@pytest.mark.parametrize("name", DOORS)
 def test_a_compressed_body_is_refused_before_it_is_inflated(renderer: Renderer, name: str) -> None:
     small = [
         {"data": compress(b"{" + b" " * 10_000_000 + b"}"), "headers": {"Content-Encoding": coding}}
