@@ -9,6 +9,7 @@ from typing import Literal
 
 __all__ = [
     "CODE_ERRORS",
+    "NOT_JSON",
     "AgentGymError",
     "ConfigError",
     "EngineError",
@@ -107,6 +108,8 @@ class RunFolderError(AgentGymError, OSError):
     """A run folder, checkpoint or model folder that is missing, torn or cannot be written."""
 
 
+NOT_JSON = (ValueError, RecursionError)
+"""The errors of reading a text that is no JSON: one is nested too deeply."""
 CODE_ERRORS = (Exception, SystemExit, GeneratorExit, KeyboardInterrupt)
 """The exceptions that user code may raise; `is_interrupt` finds the one that is not its fault."""
 

@@ -24,7 +24,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from agentgym.call_json import MAX_JSON_DEPTH, is_too_deep
-from agentgym.errors import AgentGymError, ConfigError
+from agentgym.errors import NOT_JSON, AgentGymError, ConfigError
 from agentgym.proxies import is_loopback
 
 __all__ = [
@@ -48,8 +48,9 @@ TOKEN_VARIABLE = "AGENTGYM_TOKEN"
 """The environment variable whose value every server demands as its token."""
 _log = logging.getLogger(__name__)
 _log.addFilter(lambda record: not isinstance((record.exc_info or (None, None))[1], UNREADABLE))
-READING: Mapping[str, Any] = {"logger": _log, "auto_decompress": False}
-"""The options of aiohttp by which a server leaves bodies compressed, and logs no request that cannot be read."""
+READING: Mapping[str, Any] = {"logger": _log, "auto_decompress": False, "lingering_time": 1.0}
+"""The options of aiohttp by which a server leaves bodies compressed, logs no request that cannot be read, and reads the
+rest of a refused body for a second at most."""
 OPEN_PATHS = ("/health",)
 """Paths that need no token: a health monitor has none."""
 SWEEP_S = 1.0
@@ -77,7 +78,8 @@ class GuardLimits:
     body_s: float = 60.0
     """The seconds from the end of the headers to the end of the body."""
     idle_s: float = 30.0
-    """The seconds from an answer to the end of the next request's headers on the same connection."""
+    """The seconds from an answer to the end of the next request's headers on the same connection, and those in which a
+    client may read nothing of an answer."""
 
 
 class HttpGuard:
@@ -106,7 +108,9 @@ class HttpGuard:
         self._accepts_key = accepts_key
         self.limits = limits or GuardLimits()
         self._asked: set[object] = set()
-        self._silent: dict[object, float] = {}
+        self._halted: dict[object, tuple[int, float]] = {}
+        """The connections on which nothing moves: the bytes that wait to be read, -1 before a request, and since when.
+        """
 
     def check(self, request: web.BaseRequest) -> None:
         """Raises RequestRejected for a request with a foreign host, a foreign origin, no token or another body."""
@@ -168,15 +172,23 @@ class HttpGuard:
         )
 
     def watch(self, runner: web.BaseRunner) -> None:
-        """Closes connections whose first request is not sent in time, until the runner is cleaned up."""
+        """Closes connections whose first request is not sent, or whose answer is not read, in time.
+
+        It goes on until the runner is cleaned up.
+        """
         if runner.server is None:
             return
-        now, connections = time.monotonic(), set(runner.server.connections)
-        self._asked &= connections
-        self._silent = {connection: self._silent.get(connection, now) for connection in connections - self._asked}
-        for connection in connections & self._silent.keys():
-            if now - self._silent[connection] > self.limits.headers_s:
-                connection.force_close()
+        now, before = time.monotonic(), self._halted
+        transports = {each: each.transport for each in runner.server.connections if each.transport is not None}
+        self._asked &= transports.keys()
+        self._halted = {}
+        for connection, transport in transports.items():
+            waiting = transport.get_write_buffer_size() if connection in self._asked else -1
+            if waiting:
+                known, since = before.get(connection, (0, now))
+                self._halted[connection] = (waiting, since if waiting == known else now)
+                if now - self._halted[connection][1] > (self.limits.headers_s if waiting < 0 else self.limits.idle_s):
+                    transport.abort()
         asyncio.get_running_loop().call_later(min(SWEEP_S, self.limits.headers_s), self.watch, runner)
 
     def _check_host(self, header: str) -> None:
@@ -293,7 +305,7 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
         value = json.loads(raw) if raw.strip() else {}
         if LONE_SURROGATE.search(raw):
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+    except NOT_JSON as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestRejected(400, "invalid_json", f"the body is not JSON: {reason:.200}") from error
     if not isinstance(value, dict):

@@ -169,13 +169,16 @@ def keep_folder(kind: str, state: Sequence[str], fill: Callable[[Path], None]) -
     folder = cache / _digest("\n".join(state))[:24]
     if not folder.is_dir():
         part = cache / f".{folder.name}.{secrets.token_hex(4)}"
-        part.mkdir(parents=True)
         try:
+            part.mkdir(parents=True)
             fill(part)
             part.rename(folder)
-        except OSError:
+        except RunFolderError:
+            raise
+        except OSError as error:
             if not folder.is_dir():  # no other process was faster
-                raise
+                other = "the variable XDG_CACHE_HOME names another folder for caches"
+                raise RunFolderError(f"cannot write into {str(cache)!r}: {error}; {other}") from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return folder

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from agentgym.errors import ConfigError
 
-__all__ = ["read_key", "refuse_credentials"]
+__all__ = ["check_variable", "read_key", "refuse_credentials"]
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 SECRETS = re.compile(
@@ -37,11 +37,19 @@ def refuse_credentials(settings: object, name: str = "") -> None:
                 )
 
 
+def check_variable(name: str) -> None:
+    """Raises ConfigError, without repeating it, for what is no name of a variable: it may be the key itself."""
+    if name and not name.isidentifier():
+        raise ConfigError("a key is named by its environment variable, such as OPENAI_API_KEY; this is no name of one")
+
+
 def read_key(variable: str, *, default: str = "") -> str:
     """Returns the key that the environment variable holds, or "" if the variable is the `default` and is not set.
 
-    Raises ConfigError for any other variable that is not set, and for a key that no header can carry.
+    Raises ConfigError for any other variable that is not set, for a key that no header can carry, and as
+    `check_variable`.
     """
+    check_variable(variable)
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"the key in {variable} holds a character that no key has: set it again")

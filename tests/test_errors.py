@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+from pathlib import Path
 
 import pytest
 
+import agentgym
 from agentgym import errors
 from agentgym.errors import AgentGymError, EnvironmentFault, ToolFailure, UnknownName, nearest
+from tests.syntax_trees import parse_file, walk_nodes
 
 BUILTINS = {
     "ConfigError": ValueError,
@@ -79,3 +83,24 @@ def test_nearest_names_the_best_match_and_is_silent_without_one() -> None:
 )
 def test_a_reason_is_never_empty(error: Exception, line: str) -> None:
     assert errors.describe_error(error) == line
+
+
+DEEP_SAFE = ("RecursionError", "NOT_JSON", "NO_EPISODE")
+
+
+def reads_json(node: ast.Try) -> bool:
+    calls = [ast.unparse(call.func) for part in node.body for call in walk_nodes(part) if isinstance(call, ast.Call)]
+    return bool({"json.loads", "json.load"} & set(calls))
+
+
+def test_whoever_handles_text_that_is_no_json_handles_json_that_is_nested_too_deeply() -> None:
+    handled, missing = 0, []
+    for path in sorted(Path(agentgym.__file__).parent.rglob("*.py")):
+        for node in walk_nodes(parse_file(path)) if "json.load" in path.read_text(encoding="utf-8") else ():
+            if not isinstance(node, ast.Try) or not reads_json(node):
+                continue
+            caught = " ".join(ast.unparse(handler.type) for handler in node.handlers if handler.type)
+            handled += "ValueError" in caught or "NOT_JSON" in caught
+            if "ValueError" in caught and not any(name in caught for name in DEEP_SAFE):
+                missing.append(f"{path}:{node.lineno}")
+    assert handled > 20 and not missing

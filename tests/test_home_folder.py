@@ -14,6 +14,7 @@ import pytest
 from agentgym import child_guard
 from agentgym.cli.installation import engine_home, server_libraries
 from agentgym.cli.main import main
+from agentgym.errors import RunFolderError
 from agentgym.home_folder import ensure_home
 from agentgym.remote import keep_folder
 
@@ -49,6 +50,13 @@ def test_what_needs_a_home_or_a_name_works_without(bare_user: Path, capsys: pyte
     assert keep_folder("data", ["state"], lambda part: None).is_relative_to(bare_user)
     assert main(["env", "list", "--json"]) == 0
     assert engine_home().is_relative_to(bare_user) and isinstance(server_libraries(), list)
+
+
+def test_a_cache_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(RunFolderError, match=r"cannot write into .*agentgym/data.*XDG_CACHE_HOME"):
+        keep_folder("data", ["state"], lambda part: None)
 
 
 def test_a_user_with_a_home_keeps_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -301,6 +301,54 @@ def test_a_connection_that_idles_or_half_sends_its_next_request_is_closed(
 
 
 @pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("kind", ["Content-Length: 900000000", "Transfer-Encoding: chunked"])
+def test_a_body_that_never_ends_is_not_read_long_after_its_refusal(
+    renderer: Renderer, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_guard, "GuardLimits", lambda: GuardLimits(body_s=0.2))
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = f"POST {POSTS[name]} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{kind}\r\n\r\n"
+
+    async def ask(_: aiohttp.ClientSession, url: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(health + head.encode())
+        received = bytearray()
+
+        async def receive() -> None:
+            with contextlib.suppress(ConnectionError):  # what was sent after the end
+                while part := await reader.read(4096):
+                    received.extend(part)
+
+        receiving = asyncio.ensure_future(receive())
+        async with asyncio.timeout(8):
+            while not receiving.done():
+                writer.write(b"1\r\n \r\n")
+                await asyncio.sleep(0.05)
+        writer.close()
+        return bytes(received)
+
+    assert b" 408 " in asking(renderer, name, ask)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_client_that_reads_no_answers_is_left(renderer: Renderer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_guard, "GuardLimits", lambda: GuardLimits(headers_s=0.2, idle_s=0.5))
+
+    async def ask(_: aiohttp.ClientSession, url: str) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), limit=1)
+        requests = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000
+        async with asyncio.timeout(60):
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(requests)
+                    await writer.drain()
+        writer.close()
+        assert not reader.at_eof(), "the answers were not read to the end"
+
+    asking(renderer, name, ask)
+
+
+@pytest.mark.parametrize("name", DOORS)
 def test_a_compressed_body_is_refused_before_it_is_inflated(renderer: Renderer, name: str) -> None:
     small = [
         {"data": compress(b"{" + b" " * 10_000_000 + b"}"), "headers": {"Content-Encoding": coding}}

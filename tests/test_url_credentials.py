@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from agentgym.cli.main import main
+from agentgym.engines.openai.config import ChatEndpointConfig
 from agentgym.errors import ConfigError
-from agentgym.url_credentials import refuse_credentials
+from agentgym.rewards.remote import RemoteConfig
+from agentgym.tools.sandbox.service_settings import SandboxConfig
+from agentgym.url_credentials import read_key, refuse_credentials
 
 SECRET = "SECRET7"
 
@@ -33,6 +36,19 @@ def test_a_url_with_a_secret_is_refused_wherever_it_is_and_is_not_repeated(url: 
         with pytest.raises(ConfigError, match="holds a") as refused:
             refuse_credentials(given, "setting")
         assert SECRET not in str(refused.value) and "setting" in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["sk-proj-SECRET7", "SECRET7+x/y=", "Bearer SECRET7"])
+def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated(key: str) -> None:
+    for read in (
+        lambda: read_key(key),
+        lambda: SandboxConfig(url="http://a", api_key_env=key),
+        lambda: ChatEndpointConfig(api_key_env=key),
+        lambda: RemoteConfig(url="http://a", api_key_env=key),
+    ):
+        with pytest.raises(ConfigError, match="named by its environment variable") as refused:
+            read()
+        assert SECRET not in str(refused.value)
 
 
 def test_plain_urls_and_texts_pass() -> None:

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from tokenizers import AddedToken, Tokenizer
 
-from agentgym.errors import RenderError, RunFolderError
+from agentgym.errors import NOT_JSON, RenderError, RunFolderError
 
 __all__ = ["LONG_TEXT", "ChatTokenizer", "HoldsTokenizer", "declared_ends", "read_json_object"]
 
@@ -281,7 +281,7 @@ def read_json_object(file: Path) -> dict[str, object]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunFolderError(f"{str(file)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except NOT_JSON as error:
         raise RunFolderError(f"{str(file)!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise RunFolderError(f"{str(file)!r} holds no JSON object")

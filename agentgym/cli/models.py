@@ -167,7 +167,7 @@ def _check_computation(folder: Path | None, options: ModelCheckOptions) -> list[
 
 def _read_template(file: Path | None) -> str | None:
     try:
-        return None if file is None else file.read_text(encoding="utf-8")
+        return None if file is None else file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template {str(file)!r} cannot be read: {error}") from error
 

@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from agentgym.cli.short_help import option_docs, short_help
-from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.errors import NOT_JSON, ConfigError, UnknownName, nearest
 from agentgym.settings import replaced_by
 from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
@@ -311,7 +311,7 @@ def _read_weights(pairs: Sequence[str]) -> dict[str, JSON]:
 def _value(text: str) -> JSON:
     try:
         value: JSON = json.loads(text)
-    except ValueError:
+    except NOT_JSON:
         return {"True": True, "False": False, "None": None}.get(text, text)
     return value
 

@@ -155,7 +155,7 @@ def _read(path: Path) -> str:
     if str(path) == "-":
         return sys.stdin.read()
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read the program {str(path)!r}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -22,9 +22,10 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u202
 
 def accept_any_text() -> None:
     """Has the standard streams spell out what their encoding lacks (`\\u2615`), and read UTF-8 in place of ASCII."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(io.UnsupportedOperation):  # it has been read from
+                stream.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
 

@@ -13,7 +13,7 @@ import tyro
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.cli.options import parse_options
-from agentgym.errors import ConfigError
+from agentgym.errors import NOT_JSON, ConfigError
 from agentgym.openai_wire import WireError, tool_from_openai
 from agentgym.types import JSON, MalformedCall, Message, ToolCall, ToolSpec
 
@@ -63,7 +63,7 @@ def _rows() -> Iterator[_Row]:
             continue
         try:
             row = _row(json.loads(line))
-        except (ValueError, RecursionError) as error:
+        except NOT_JSON as error:
             wanted = f"one JSON object a line was wanted, {EXAMPLE}"
             raise ConfigError(f"line {number} of standard input cannot be read: {error}; {wanted}") from None
         yield row

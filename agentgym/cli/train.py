@@ -53,7 +53,7 @@ def main(args: Sequence[str]) -> int:
         if options.print_config:
             return training_run.print_config(options.run)
         if options.dry_run:
-            return training_run.print_plan(options.run, as_json=options.json)
+            return training_run.print_plan(options)
         with training_run.open_trainer(options) as trainer:
             result = trainer.fit()
         return training_run.report(options.run, result, as_json=options.json)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from agentgym.data.table import Table, describe_value
-from agentgym.errors import ConfigError
+from agentgym.errors import NOT_JSON, ConfigError
 
 __all__ = ["JSON_SUFFIXES", "open_json"]
 
@@ -54,7 +54,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, object]
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except NOT_JSON as error:
             cut = "" if line.endswith("\n") else "; it is the last line, without an end: the file may be cut off"
             raise ConfigError(f"{path}, line {number} is not JSON: {error}{cut}") from error
         yield number, _check_row(row, f"{path}, line {number}")
@@ -63,7 +63,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, object]
 def _items(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
     try:
         rows = json.load(file)
-    except ValueError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{str(path)!r} is not JSON: {error}; the file may be cut off") from error
     for number, row in enumerate(rows):
         yield number, _check_row(row, f"{path}, row {number}")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from os.path import expanduser, isdir
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -50,7 +51,7 @@ def _expand_pattern(name: str) -> list[str]:
 
 
 def _open(name: str, limit: int | None) -> Table:
-    path = Path(name).expanduser()
+    path = Path(expanduser(name))
     if path.is_file():
         return _open_file(path, limit)
     if path.is_dir():
@@ -58,8 +59,8 @@ def _open(name: str, limit: int | None) -> Table:
     place, *parts = name.split(":")
     if name.rpartition(":")[0].endswith(".py"):
         return open_generator(name, limit)
-    if parts and place and Path(place).expanduser().is_dir():
-        return _open_dataset(str(Path(place).expanduser()), parts, limit)
+    if parts and place and isdir(expanduser(place)):
+        return _open_dataset(expanduser(place), parts, limit)
     if path.suffix in (".parquet", ".gz", *JSON_SUFFIXES) or path.is_absolute() or name.startswith("."):
         raise ConfigError(f"no file {name!r}{_neighbour(path)}")
     if MODULE.fullmatch(name):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from agentgym.errors import ConfigError, RunFolderError
+from agentgym.errors import NOT_JSON, ConfigError, RunFolderError
 from agentgym.model.architectures import ARCHITECTURES, SUPPORTED, refusal
 from agentgym.model.rope import RopeScaling, rope_of, rope_scaling, short_rope_length
 from agentgym.types import JSON
@@ -150,7 +150,7 @@ def folder_config(folder: str | os.PathLike[str]) -> dict[str, JSON]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunFolderError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except NOT_JSON as error:
         raise RunFolderError(f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise RunFolderError(f"{str(path)!r} holds no settings")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from os.path import expanduser
 from pathlib import Path
 
 from agentgym.embedded import embedded_folder
@@ -46,7 +47,7 @@ def _with_template(folder: Path, template: str) -> Path:
     if folder.resolve().parent.name == "checkpoints":
         raise ConfigError(f"the checkpoint {folder.name} has the chat template of its run: leave chat_template out")
     try:
-        text = Path(template).expanduser().read_text(encoding="utf-8-sig")
+        text = Path(expanduser(template)).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template {template!r} cannot be read: {error}") from error
     files = [file.absolute() for file in sorted(folder.iterdir()) if file.is_file() and file.name != TEMPLATE]
@@ -67,7 +68,7 @@ def _find(name: str, may_fetch: bool) -> Path:
     if is_remote(name):
         folder = cached_folder(name, FILES)
     else:
-        folder = embedded_folder() if name == EMBEDDED else Path(name).expanduser()
+        folder = embedded_folder() if name == EMBEDDED else Path(expanduser(name))
     if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
         raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")
     if folder.suffix == ".gguf" or (next(folder.glob("*.gguf"), None) and not (folder / "config.json").is_file()):

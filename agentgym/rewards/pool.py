@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from agentgym.errors import ConfigError, UnknownName
+from agentgym.errors import NOT_JSON, ConfigError, UnknownName
 from agentgym.rewards.reward import RewardFailure, UnusableReward
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.trajectory import Trajectory
@@ -168,7 +168,7 @@ class _Process:
         except (asyncio.IncompleteReadError, ConnectionError):
             await self.kill()
             raise RewardFailure(f"the process of {name!r} ended {self._how()}; another one takes its place") from None
-        except ValueError as error:
+        except NOT_JSON as error:
             raise RewardFailure(f"the process of {name!r} answered what is no JSON: {error}") from None
         if not isinstance(answer, dict):
             raise RewardFailure(f"the process of {name!r} answered what is no object")

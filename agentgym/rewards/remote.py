@@ -62,8 +62,8 @@ class RemoteReward:
         self.config = config
         self.settings = settings
         self.num_at_once = num_at_once
-        self._key = read_key(config.api_key_env)
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        key = read_key(config.api_key_env)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = HttpClient(config.url, headers=headers, timeout_s=config.timeout_s, use_proxy=True)
         self._sleep = sleep
         self._limit = RateLimit(config.requests_per_minute, config.tokens_per_minute, sleep=sleep, clock=clock)
@@ -88,8 +88,7 @@ class RemoteReward:
 
     async def _back_off(self, failure: HttpRefusal | HttpUnreachable, place: str, num_retries: int) -> None:
         """Waits before the next request; raises if there is none."""
-        words = str(failure).replace(self._key, "***") if self._key else str(failure)
-        after_s = None
+        words, after_s = str(failure), None
         if isinstance(failure, HttpRefusal):
             if failure.status in MISTAKES:
                 raise ConfigError(f"the reward server refuses all requests: {words}; mend reward.remote") from None

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.errors import NOT_JSON, ConfigError, UnknownName, nearest
 from agentgym.loading import is_place, load_named
 from agentgym.registry import Registry
 from agentgym.tools.calling.definition import TOOLS, Tool, as_tool, register_tool
@@ -100,7 +100,7 @@ def _of_file(path: Path) -> NamedTools:
         return NamedTools((), (verl_file(path, text),))
     try:
         found: object = json.loads(text)
-    except ValueError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{str(path)!r} is not JSON: {error}") from error
     if isinstance(found, Mapping) and isinstance(servers := found.get("mcpServers"), Mapping):
         return NamedTools((), tuple(_of_server(path, name, given) for name, given in servers.items()))

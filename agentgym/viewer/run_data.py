@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from agentgym.errors import RunFolderError
+from agentgym.errors import NOT_JSON, RunFolderError
 from agentgym.rollout.record.chain import CHAIN
 from agentgym.rollout.record.line_reader import FILE_NAME, LineReader, find_episodes
 from agentgym.rollout.record.stored_fields import NO_EPISODE
@@ -145,7 +145,7 @@ def _objects(path: Path, unread: re.Pattern[bytes] | None = None) -> Iterator[tu
                 return  # an episode that is being written
             try:
                 record: JSON = json.loads(unread.sub(rb'"\1":[]', raw) if unread else raw)
-            except (ValueError, RecursionError) as error:
+            except NOT_JSON as error:
                 raise RunFolderError(
                     f"{path}, line {line} is not JSON ({error}); one whole JSON object a line was wanted: the run is "
                     "still writing (try again when it ends) or was cut short (delete that line, or resume the run)"

@@ -10,7 +10,9 @@ import pytest
 
 from agentgym.cli.foreign.trl_file import read_trl
 from agentgym.cli.foreign.verl_file import read_verl
+from agentgym.cli.models import _read_template
 from agentgym.cli.options import read_mapping
+from agentgym.cli.sandbox import _read
 from agentgym.evaluation.play.replies_file import prompt_rows
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rewards.judge.config import JudgeConfig
@@ -29,6 +31,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
         "{{ messages[0].content }}",
         lambda path: (model_folder(EMBEDDED, str(path)) / "chat_template.jinja").read_text(encoding="utf-8"),
     ),
+    "base.jinja": ("{{ messages[0].content }}", _read_template),
+    "program.py": ("print(1)\n", _read),
     "verl.yaml": ("data:\n  train_batch_size: 8\n", lambda path: read_verl(path, ())),
     "verl.sh": ("python3 -m verl.trainer.main_ppo data.train_batch_size=8\n", lambda path: read_verl(path, ())),
     "trl.py": ("from trl import GRPOConfig\nc = GRPOConfig(beta=0.1)\n", lambda path: read_trl(path, (), None)),

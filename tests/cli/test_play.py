@@ -108,6 +108,17 @@ class Tea(ToolEnv):
 """
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_bytes_that_are_no_text_are_read_spelled_out(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tea.py").write_text(TEA, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff tea\n"), encoding))
+    assert main(["play", "tea.py:Tea"]) == 0
+    assert "tea." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["play tea.py:Tea", "tools list tea.py:Tea", "play tee☕.py:Tea"])
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_any_text_is_shown_in_any_encoding(

@@ -244,12 +244,18 @@ def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.Capt
         ("--engine nosuch.py:mine", "no file 'nosuch.py'"),
         ("--engine sglang --server.python /nosuch", "'/nosuch' is no interpreter with sglang"),
         (f"--engine vllm --server.python {sys.executable}", "is no interpreter with vllm"),
+        ("--output full", "'full' already holds a run"),
+        ("--output full/config.yaml", "'full/config.yaml', which is no folder"),
+        ("--resume --output nosuch", "'nosuch' holds no run"),
         ("--checkpoint.copy-to nosuch://bucket", "'nosuch://bucket' cannot be opened"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_could_not_open(
-    named: str, said: str, capsys: pytest.CaptureFixture[str]
+    named: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "config.yaml").write_text("env: TextGame-v0\n")
+    monkeypatch.chdir(tmp_path)
     env = "TicTacToe-v0" if "opponent" in named else "TextGame-v0"
     assert main(["train", "--env", env, *named.split(), "--dry-run"]) == 2
     out, err = capsys.readouterr()

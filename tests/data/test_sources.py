@@ -233,6 +233,7 @@ def test_a_split_is_named_where_there_are_several(tmp_path: Path) -> None:
         ("notes.txt", r"no file of a known kind\. Data is a file \(\.parquet, \.jsonl"),
         ("gsm8k", r"no data at 'gsm8k'.*'path/to/file\.py:generator'"),
         ("empty", "the datasets library cannot load 'empty'"),
+        ("~nobody.of-that-name.jsonl", "no file '~nobody"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_a_taught_error(name: str, words: str, in_folder: Path) -> None:

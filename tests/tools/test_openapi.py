@@ -14,9 +14,9 @@ import yaml
 from aiohttp import web
 
 from agentgym.errors import ConfigError, EnvironmentFault, ToolSchemaError
+from agentgym.refusals import Secrets
 from agentgym.tools import ToolRunner
 from agentgym.tools.openapi import openapi_tools
-from agentgym.tools.openapi.secrets import Secrets
 from agentgym.types import ToolCall, ToolResult
 
 PET = {

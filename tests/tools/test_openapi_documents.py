@@ -246,6 +246,41 @@ def test_the_keywords_of_openapi_3_0_are_its_own(caplog: pytest.LogCaptureFixtur
     assert body == {"type": ["number", "null"], "exclusiveMinimum": 0} and not caplog.records
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/components/schemas/Pet"}]},
+        {"type": "object", "allOf": [{"$ref": "#/components/schemas/Pet"}], "description": "A pet."},
+        {"oneOf": [{"$ref": "#/components/schemas/Pet"}, {"type": "string"}]},
+        {"anyOf": [{"$ref": "#/components/schemas/Pet"}]},
+        {"$ref": "#/components/schemas/Pet"},
+    ],
+)
+def test_a_nullable_schema_made_of_others_takes_null(schema: dict[str, Any]) -> None:
+    pet = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    paths = {"/a": posting("a", {"type": "object", "properties": {"pet": {**schema, "nullable": True}}})}
+    (tool,) = openapi_tools(document(paths, "3.0.3", Pet=pet), HOST)
+    assert tool.check({"body": {"pet": None}}) is None and tool.check({"body": {"pet": {"name": "Rex"}}}) is None
+    assert tool.check({"body": {"pet": {}}}) is not None
+    paths = {"/a": posting("a", {"type": "object", "properties": {"pet": {**schema, "nullable": False}}})}
+    (tool,) = openapi_tools(document(paths, "3.0.3", Pet=pet), HOST)
+    assert tool.check({"body": {"pet": None}}) is not None
+
+
+def test_a_nullable_enum_without_a_type_takes_null() -> None:
+    (tool,) = openapi_tools(document({"/a": posting("a", {"enum": ["a", 1], "nullable": True})}), HOST)
+    assert tool.check({"body": None}) is None and tool.check({"body": "b"}) is not None
+
+
+def test_a_fragment_of_a_path_is_not_sent_and_holds_no_argument(caplog: pytest.LogCaptureFixture) -> None:
+    paths = {"/#Target=Get": posting("get", {"type": "object"}), "/x#{id}": posting("lost", {"type": "object"})}
+    paths["/x#{id}"]["post"]["parameters"] = [{"in": "path", "name": "id", "required": True, "schema": {}}]
+    (tool,) = openapi_tools(document(paths), HOST)
+    assert tool.name == "get"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "fills {id} of its path" in line
+
+
 def test_a_long_chain_of_references_is_read() -> None:
     def linked(number: int) -> dict[str, Any]:
         return {"type": "object", "properties": {"next": {"$ref": f"#/components/schemas/S{number % 300}"}}}

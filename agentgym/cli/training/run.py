@@ -26,7 +26,7 @@ from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout.record.environments_file import read_environments
 from agentgym.rollout.record.line_reader import FILE_NAME, find_episodes
 from agentgym.rollout.scores.intervals import success_interval
-from agentgym.trainers.checkpoints.run_folder import free_run_folder
+from agentgym.trainers.checkpoints.run_folder import check_new_run, free_run_folder, read_settings
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.dry_run import check_names, describe_plan
 from agentgym.trainers.loop.self_play import alone
@@ -62,12 +62,17 @@ def print_config(config: TrainConfig) -> int:
     return 0
 
 
-def print_plan(config: TrainConfig, *, as_json: bool) -> int:
-    """Prints the sizes of the run, if it could open all of its parts; returns the exit code."""
-    check_names(config)
-    plan = describe_plan(config)
+def print_plan(options: TrainOptions) -> int:
+    """Prints the sizes of the run, if it could open its folder and all of its parts; returns the exit code."""
+    folder = _output_folder(options, options.run)
+    if options.resume:
+        read_settings(folder)
+    else:
+        check_new_run(folder)
+    check_names(options.run)
+    plan = describe_plan(options.run)
     show_table(["", "", ""], [[name, f"{value:,}", remark] for name, value, remark in plan])
-    if as_json:
+    if options.json:
         show_json({name.replace(" ", "_"): value for name, value, _ in plan})
     return 0
 

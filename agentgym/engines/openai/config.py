@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_at_least
-from agentgym.url_credentials import read_key, refuse_credentials
+from agentgym.url_credentials import check_variable, read_key, refuse_credentials
 
 __all__ = ["ChatEndpointConfig", "RequestConfig", "endpoint_url", "is_url"]
 
@@ -28,6 +28,7 @@ class RequestConfig:
     """The most tokens in a minute, those of replies included, estimated before a request; None sets no limit."""
 
     def __post_init__(self) -> None:
+        check_variable(self.api_key_env)
         check_above_zero(self, "timeout_s", "requests_per_minute", "tokens_per_minute")
         check_at_least(0, self, "max_retries")
 

@@ -43,7 +43,7 @@ from agentgym.engines.openai.rate_limit import RateLimit
 from agentgym.engines.openai.reply import ChatCompletionReader, ChatReply, Usage
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.server_kind import SERVERS
-from agentgym.engines.servers.http import DONE, HttpClient, HttpRefusal, HttpUnreachable, connection_slots
+from agentgym.engines.servers.http import DONE, MALFORMED, HttpClient, HttpRefusal, HttpUnreachable, connection_slots
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.types import Message, ToolSpec
 
@@ -98,8 +98,8 @@ class ChatEndpoint:
         self.model = self.config.model
         self.context_window: int | None = None
         """The most tokens of a prompt with its reply, if the endpoint reports it (after `open`)."""
-        self._key = self.config.api_key()
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        key = self.config.api_key()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = HttpClient(self.url, headers=headers, timeout_s=self.config.timeout_s, use_proxy=True)
         self._dialect = Dialect.of(self.config)
         self._sleep = sleep
@@ -230,7 +230,7 @@ class ChatEndpoint:
                 reply = reader.finish(max_tokens)
                 used = reply.usage.prompt_tokens + reply.usage.completion_tokens
                 return reply
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except MALFORMED as error:
                 raise EndpointFailure(f"{self.url} answered what is no chat completion: {error!r}") from error
             finally:
                 self._limit.settle(estimate, used)
@@ -306,4 +306,4 @@ class ChatEndpoint:
 
     def _clean(self, error: Exception) -> str:
         """Returns an error's message with the key removed."""
-        return str(error).replace(self._key, "***") if self._key else str(error)
+        return self._http.secrets.mask_secrets(str(error))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.call_json import LABELS, keys_outside
+from agentgym.errors import NOT_JSON
 
 __all__ = ["CallDraft", "add_calls"]
 
@@ -33,7 +34,7 @@ class CallDraft:
         try:
             is_same = part.id != "" and part.id == self.id
             return not is_same and part.pieces[0][:1] == "{" and isinstance(json.loads("".join(self.pieces)), dict)
-        except (ValueError, RecursionError):  # its arguments are not complete
+        except NOT_JSON:  # its arguments are not complete
             return False
 
 

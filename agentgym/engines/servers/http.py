@@ -13,14 +13,17 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from agentgym.engines.servers.retry_after import retry_after_s
-from agentgym.errors import ConfigError, EngineError
+from agentgym.errors import NOT_JSON, ConfigError, EngineError
 from agentgym.proxies import proxy_options
+from agentgym.refusals import Secrets, refusal_status
 from agentgym.url_credentials import refuse_credentials
 
 __all__ = [
     "DONE",
+    "MALFORMED",
     "SERVER_SECRET",
     "HttpClient",
     "HttpRefusal",
@@ -36,6 +39,8 @@ _LARGE = 1 << 20
 _KEPT_S = 3.0
 """Seconds that an unused connection is kept; shorter than in a server (uvicorn: 5), or a request could meet its
 closing."""
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
+"""The errors of reading an answer that has another form."""
 MAX_SHOWN = 500
 """The number of characters of a server's own message in our errors."""
 DONE = "[DONE]"
@@ -130,6 +135,8 @@ class HttpClient:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = dict(headers or {})
+        self.secrets = Secrets(self._headers, {})
+        """The values of the headers, which are masked in a server's refusals."""
         self._timeout_s = timeout_s
         self._proxy = proxy_options(base_url) if use_proxy else {}
         self._session: aiohttp.ClientSession | None = None
@@ -163,7 +170,7 @@ class HttpClient:
                 self._open_session().post(url, data=_body(json.dumps(payload).encode()), **self._proxy) as response,
             ):
                 if response.status >= 400:
-                    raise _refusal(url, response, await response.read())
+                    raise _refusal(url, response, await response.read(), self.secrets)
                 async for line in response.content:
                     data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
                     if data == DONE.encode():
@@ -188,7 +195,7 @@ class HttpClient:
             ):
                 content = await response.read()
         if response.status >= 400:
-            raise _refusal(url, response, content)
+            raise _refusal(url, response, content, self.secrets)
         return _read(content)
 
     def _url(self, path: str) -> str:
@@ -202,7 +209,7 @@ class HttpClient:
                 cookie_jar=aiohttp.DummyCookieJar(),  # model servers set no cookies; looking for them costs time
                 headers={"Content-Type": "application/json", **self._headers},
                 skip_auto_headers=("User-Agent", "Accept-Encoding"),
-                read_bufsize=1 << 20,  # a line of a stream has to fit
+                read_bufsize=1 << 24,  # half of the longest line of a stream: SGLang repeats a reply in each
             )
         return self._session
 
@@ -214,17 +221,18 @@ def _connection_errors(url: str, timeout_s: float | None) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise HttpUnreachable(f"{url} gave no answer within {timeout_s or 0:g} s") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise HttpUnreachable(f"{url} cannot be reached: {type(error).__name__}: {error}") from error
+    except (aiohttp.ClientError, OSError, HttpProcessingError) as error:  # the last for a line that is too long
+        raise HttpUnreachable(f"{url} cannot be reached: {type(error).__name__}: {error!s:.300}") from error
 
 
-def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes) -> HttpRefusal:
-    body, status = content[: 1 << 16].decode(errors="replace"), response.status
+def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes, secrets: Secrets) -> HttpRefusal:
+    body = secrets.mask_secrets(content[: 1 << 16].decode(errors="replace"))
+    status = refusal_status(response.status, response.headers)
     words = " ".join(body[:MAX_SHOWN].split())
     if words.lower().startswith(("<!doctype html", "<html")):
         words = "a page of HTML"
     wait_s = retry_after_s(response.headers, body if status in _SAYS_WHEN else "")
-    return HttpRefusal(f"{url} answered {status}: {words}", status, wait_s, body)
+    return HttpRefusal(f"{url} answered {response.status}: {words}", status, wait_s, body)
 
 
 def _body(data: bytes | None) -> bytes | io.BytesIO | None:
@@ -237,5 +245,5 @@ def _read(body: bytes) -> Any:
         return None
     try:
         return json.loads(body)
-    except ValueError:
+    except NOT_JSON:
         return body.decode(errors="replace")

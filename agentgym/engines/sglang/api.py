@@ -11,13 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
+from agentgym.engines.servers.http import MALFORMED
 from agentgym.errors import EngineError
 from agentgym.routed_experts import RoutedExperts
 
 __all__ = ["SglangTransport", "generate_payload", "read_experts", "read_sglang_completion", "read_spans"]
-
-MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
-"""The errors of reading an answer that has another form."""
 
 
 class SglangTransport(Protocol):

@@ -18,7 +18,7 @@ from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.api import SglangTransport
 from agentgym.engines.sglang.embedded import CPU_ARGUMENTS, CPU_ENVIRONMENT, EmbeddedSglang
 from agentgym.engines.sglang.replica import SglangReplica
-from agentgym.errors import ConfigError, EngineError, RunFolderError
+from agentgym.errors import NOT_JSON, ConfigError, EngineError, RunFolderError
 
 __all__ = ["launch_sglang", "open_sglang", "sglang_engine"]
 
@@ -97,7 +97,7 @@ def _text_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text())
         return {**config, **config.get("text_config", {})}
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, *NOT_JSON, AttributeError, TypeError):
         return {}
 
 

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -186,7 +187,9 @@ class SglangReplica:
         except HttpUnreachable:
             if last is None:
                 raise
-            return {**last, "meta_info": {**last["meta_info"], "finish_reason": None}}
+            with suppress(TypeError, KeyError):  # another form: read_sglang_completion reports it
+                last["meta_info"]["finish_reason"] = None
+            return last
         if last is None:
             raise HttpUnreachable(f"{self.name} closed the stream before anything came")
         return last

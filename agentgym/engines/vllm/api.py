@@ -9,6 +9,7 @@ from operator import index
 from typing import Any, Literal, Protocol
 
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
+from agentgym.engines.servers.http import MALFORMED
 from agentgym.errors import EngineError
 
 __all__ = [
@@ -149,7 +150,7 @@ def read_reply(answer: Any, *, name: str) -> VllmReply:
             else [(str(span["version"]), index(span["start"]), index(span["end"])) for span in spans],
             usage.get("prompt_tokens"),
         )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+    except MALFORMED as error:
         raise EngineError(
             f"{name} gave an answer without {error!s} ({str(answer)[:200]}): a vLLM server from 0.32 on with"
             " --enable-scale-out was wanted"

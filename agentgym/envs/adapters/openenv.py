@@ -18,8 +18,9 @@ from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.text_env import Info, StepResult
 from agentgym.envs.base.tool_env import ToolEnv
-from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.errors import NOT_JSON, ConfigError, EnvironmentFault
 from agentgym.proxies import proxy_options
+from agentgym.refusals import Secrets
 from agentgym.tools.calling.definition import Tool
 from agentgym.tools.calling.worker import run_sync
 from agentgym.types import JSON, ToolSpec
@@ -216,7 +217,7 @@ class _Session:
             with contextlib.suppress(aiohttp.ClientError, OSError):  # a server that refuses sends a reason and closes
                 await self._socket.send_json({"type": kind, "data": data})
             answer = json.loads(await asyncio.wait_for(self._answers.get(), self._timeout_s))
-        except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, TypeError, *NOT_JSON) as error:
             self._is_late = True
             told = (
                 f"it closed the session ({self._socket.close_code})" if self._listening.done() else _format_error(error)
@@ -226,7 +227,8 @@ class _Session:
         if answer.get("type") == "error":
             if content.get("code") == "CAPACITY_REACHED":
                 raise _ServerFull(f"the OpenEnv server has no free session: {content.get('message')}")
-            raise EnvironmentFault(f"the OpenEnv server answers {kind!r} with {content.get('code')}: {content}")
+            told = Secrets(self._http.headers, {}).mask_secrets(f"{content.get('code')}: {content}")
+            raise EnvironmentFault(f"the OpenEnv server answers {kind!r} with {told}")
         return content
 
     async def close(self) -> None:

@@ -20,6 +20,7 @@ from gymnasium.vector.utils import (
     read_from_shared_memory,
     write_to_shared_memory,
 )
+from gymnasium.wrappers.utils import create_zero_array
 
 from agentgym.errors import ConfigError, EnvironmentFault
 
@@ -154,6 +155,11 @@ def _concatenate(space: Text, items: Iterable[str], out: object) -> tuple[str, .
 @create_empty_array.register(Text)
 def _create_empty(space: Text, n: int = 1, fn: Callable[..., Any] = np.zeros) -> tuple[str, ...]:
     return ("",) * n
+
+
+@create_zero_array.register(Text)
+def _create_zero(space: Text) -> str:  # type: ignore[misc]  # declared for all spaces
+    return ""
 
 
 @batch_differing_spaces.register(Text)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from os.path import expanduser, isdir
 from pathlib import Path
 from typing import Any
 
@@ -320,7 +321,7 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
         return _with_chat_format(config, model_folder(config.tokenizer, config.chat_template))
     num_turns = turn_limit(config.env, config.env_kwargs)
     is_elsewhere = is_model_id(config.policy) or is_remote(config.policy)
-    if not (config.policy == EMBEDDED or is_elsewhere or Path(config.policy).expanduser().is_dir()):
+    if not (config.policy == EMBEDDED or is_elsewhere or isdir(expanduser(config.policy))):
         kinds = [EMBEDDED, *POLICIES]
         near = nearest(config.policy, kinds) or "."
         if HOST.match(config.policy):

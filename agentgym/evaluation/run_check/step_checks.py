@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentgym.errors import NOT_JSON
 from agentgym.evaluation.run_check.basis import Record
 from agentgym.evaluation.run_check.record_checks import lacks_ids
 from agentgym.rollout.record.episode_digests import is_trained
@@ -138,7 +139,7 @@ class StepChecks:
     def _problem(self, raw: bytes) -> str:
         try:
             given = json.loads(raw)
-        except (ValueError, RecursionError) as error:
+        except NOT_JSON as error:
             return f"not JSON: {error}"
         if not isinstance(given, dict) or not isinstance(given.get("step"), int):
             return "an object with a step was wanted"

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.opponents import SELF
-from agentgym.errors import RunFolderError
+from agentgym.errors import NOT_JSON, RunFolderError
 from agentgym.evaluation.run_check.basis import Basis, Record
 from agentgym.evaluation.run_check.record_checks import CHECKS, by_endpoint, lacks_ids
 from agentgym.evaluation.run_check.run_checks import (
@@ -281,7 +281,7 @@ def _records(path: Path, ledger: Ledger, chain: ChainCheck) -> Iterator[tuple[in
         chain.add(ledger, line, raw)
         try:
             record = json.loads(raw)
-        except (ValueError, RecursionError) as error:
+        except NOT_JSON as error:
             torn = "" if raw.endswith(b"\n") else " (the line is torn: the run was cut short, or still writes)"
             ledger.check("readable", Violation(line, problem=f"not JSON: {error}{torn}"))
             continue

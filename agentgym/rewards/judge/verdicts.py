@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from agentgym.errors import NOT_JSON
 from agentgym.rewards.reward import RewardFailure
 
 __all__ = ["SCORE", "read_ranking", "read_score", "read_scores"]
@@ -75,7 +76,7 @@ def _json_scores(verdict: str) -> list[tuple[str, float]]:
     for start in [found.start() for found in re.finditer(r"^\s*\{", text, re.MULTILINE)]:
         try:
             entries = json.loads(text[start:], object_pairs_hook=list)
-        except ValueError:
+        except NOT_JSON:
             continue
         return [(name, _json_number(value)) for name, value in entries]
     return []

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeGuard
 
+from agentgym.errors import NOT_JSON
 from agentgym.rewards.registry import REWARDS, in_processes
 from agentgym.rewards.reply import ground_truth, last_reply
 from agentgym.rewards.reward import InvalidReward, Reward
@@ -94,7 +95,7 @@ def _program(reply: str) -> str:
 
 def _tests(truth: JSON) -> list[_Test]:
     if isinstance(truth, str) and truth.lstrip()[:1] in ("{", "["):
-        with suppress(ValueError):  # Python code may begin with a bracket
+        with suppress(*NOT_JSON):  # Python code may begin with a bracket
             truth = json.loads(truth)
     if isinstance(truth, str):
         return [_Test(code=truth)]

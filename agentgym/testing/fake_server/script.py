@@ -10,7 +10,7 @@ from typing import Any
 
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.scripted import DEFAULT_LOGPROB, Fault, Reply, ScriptedReply
-from agentgym.errors import ConfigError, RunFolderError
+from agentgym.errors import NOT_JSON, ConfigError, RunFolderError
 from agentgym.testing.fake_server.model import FakeModel
 
 __all__ = ["FileScript", "PlannedReply", "echo_reply", "plan_reply", "random_reply"]
@@ -83,7 +83,7 @@ def _read_line(line: str, model: FakeModel, where: str) -> ScriptedReply:
         delay_s = float(entry.get("delay_s", 0.0))
         if logprobs is not None and len(logprobs) != len(ids):
             raise ValueError(f"{len(logprobs)} logprobs for {len(ids)} ids")
-    except (TypeError, ValueError) as error:
+    except (TypeError, *NOT_JSON) as error:
         raise ConfigError(
             f"{where}: a list of ids, a text or an object with one of them was wanted: {error}"
         ) from error

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.errors import ConfigError, RunFolderError
+from agentgym.errors import NOT_JSON, ConfigError, RunFolderError
 
 __all__ = ["RawTensor", "read_pickled", "read_safetensors"]
 
@@ -79,7 +79,7 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, RawTensor]]:
                 start, end = entry["data_offsets"]
                 file.seek(8 + length + start)
                 yield name, RawTensor(entry["dtype"], tuple(entry["shape"]), file.read(end - start))
-        except (ValueError, KeyError, ConfigError) as error:
+        except (*NOT_JSON, KeyError, ConfigError) as error:
             raise RunFolderError(f"{str(path)!r} is no whole safetensors file: {error}") from error
 
 

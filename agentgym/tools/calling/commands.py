@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgym.call_json import as_call, read_json
+from agentgym.errors import NOT_JSON
 from agentgym.types import AnyCall, MalformedCall, ToolCall, ToolSpec
 
 __all__ = ["read_calls", "read_command", "read_tool_call_blocks"]
@@ -88,5 +89,5 @@ def _value(word: str, schema: Any) -> Any:
         return word
     try:
         return json.loads(word)
-    except (ValueError, RecursionError):
+    except NOT_JSON:
         return word

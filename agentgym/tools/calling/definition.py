@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overload
 
-from agentgym.errors import ConfigError, ToolSchemaError
+from agentgym.errors import NOT_JSON, ConfigError, ToolSchemaError
 from agentgym.openai_wire import tool_schema
 from agentgym.registry import Registry
 from agentgym.tools.calling.conversion import argument_converter
@@ -231,7 +231,7 @@ def _load(path: str | Path) -> object:
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ToolSchemaError(f"cannot read the tool schema {str(path)!r}: {error.strerror}") from error
-    except ValueError as error:
+    except NOT_JSON as error:
         raise ToolSchemaError(f"{str(path)!r} is not JSON: {error}") from error
 
 

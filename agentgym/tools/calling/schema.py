@@ -21,6 +21,8 @@ __all__ = ["class_fields", "function_doc", "function_fields", "function_name", "
 
 SCALARS: dict[object, str] = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 ARRAYS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+OF_CLASSES = (types.MethodDescriptorType, types.WrapperDescriptorType)
+"""The methods of built-in classes that lack their object, such as `str.upper`."""
 OBJECTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 Schema = dict[str, Any]
 
@@ -48,7 +50,7 @@ def function_parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError) as error:
         raise ToolSchemaError(f"{_place(fn)}: {error}; write a function that calls it") from None
-    if parameters and parameters[0].name in ("self", "cls"):
+    if parameters and parameters[0].name in ("self", "cls") and not isinstance(fn, OF_CLASSES):
         parameters = parameters[1:]
     parameters = [parameter for parameter in parameters if parameter.name not in bound]
     for parameter in parameters:

@@ -105,7 +105,7 @@ class Connection:
         alive = await self._is_alive()
         if error.code == REQUEST_TIMEOUT:
             told = f"{name} gave no answer within {self.server.call_timeout_s:g} s"
-            told += "".join(f"; the server sent a message that cannot be read: {why}" for why in self._unreadable)
+            told += self._format_unreadable()
             if alive:
                 return ToolFailure(told, kind="timeout")
             return self._mark_lost(f"hangs, and was ended: {told}, and it answers no ping")
@@ -152,9 +152,12 @@ class Connection:
             if not self._specs.done():
                 self._specs.cancel()
 
+    def _format_unreadable(self) -> str:
+        return "".join(f"; the server sent a message that cannot be read: {why}" for why in self._unreadable)
+
     def _not_started(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
-            return f"listed no tools within {self.server.start_timeout_s:g} s, and was ended"
+            return f"listed no tools within {self.server.start_timeout_s:g} s, and was ended{self._format_unreadable()}"
         innermost: BaseException = error
         while isinstance(innermost, BaseExceptionGroup):
             innermost = innermost.exceptions[0]

@@ -11,7 +11,8 @@ from functools import partial
 from importlib import import_module
 from typing import cast
 
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, ToolFailure
+from agentgym.refusals import Secrets
 from agentgym.tools.calling.background_loop import BackgroundLoop
 from agentgym.tools.calling.definition import Tool
 from agentgym.tools.calling.foreign_tools import fit_names, make_tools
@@ -79,8 +80,13 @@ class McpTools:
         return make_tools(f"the MCP server `{self.server}`", makers, self._names, aliases, repeated)
 
     def _tool(self, spec: ToolSpec, shown: str, link: McpLink) -> Tool:
+        secrets = Secrets(self.server.headers, {})
+
         async def call(**arguments: JSON) -> str:
-            return as_text(await _elsewhere(lambda: link.call(spec.name, arguments)))
+            try:
+                return secrets.mask_secrets(as_text(await _elsewhere(lambda: link.call(spec.name, arguments))))
+            except ToolFailure as failure:
+                raise ToolFailure(secrets.mask_secrets(str(failure)), kind=failure.kind) from None
 
         tries = 2 if self.server.stateless else 1
         limit_s = self.server.start_timeout_s + tries * (self.server.call_timeout_s + BACKSTOP_S)

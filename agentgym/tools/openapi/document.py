@@ -28,6 +28,8 @@ ONE = (
     "unevaluatedProperties",
 )
 MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
+OF_OTHERS = {"$ref", "allOf", "anyOf", "oneOf"}
+"""The keywords by which a schema is made of others, which may refuse null."""
 MAX_REFERENCES = 64
 """The most references in a row: a longer chain is circular."""
 
@@ -128,10 +130,13 @@ class OpenApiDocument:
         schema, old = dict(node), []
         if isinstance(schema.get("nullable"), bool):
             old.append("nullable")
-            if schema.pop("nullable") and isinstance(schema.get("type"), str):
-                schema["type"] = [schema["type"], "null"]
-                if "enum" in schema and None not in schema["enum"]:
+            if schema.pop("nullable"):
+                if isinstance(schema.get("type"), str):
+                    schema["type"] = [schema["type"], "null"]
+                if None not in schema.get("enum", [None]):
                     schema["enum"] = [*schema["enum"], None]
+                if schema.keys() & OF_OTHERS:
+                    schema = {"anyOf": [schema, {"type": "null"}]}
         for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if isinstance(schema.get(exclusive), bool):
                 old.append(f"{exclusive}: {str(schema[exclusive]).lower()}")

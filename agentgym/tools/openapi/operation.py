@@ -84,8 +84,11 @@ class Operation:
             self._add(place, schema, body.get("description"), properties)
             if body.get("required"):
                 required.append(list(properties)[-1])
-        empty = set(re.findall(r"{([^{}]*)}", path)) - {p.name for p in self._places.values() if p.where == "path"}
-        if empty:
+        sent = path.partition("#")[0]
+        filled = {
+            place.name for place in self._places.values() if place.where == "path" and f"{{{place.name}}}" in sent
+        }
+        if empty := set(re.findall(r"{([^{}]*)}", path)) - filled:
             raise ToolSchemaError(f"{document.name}: no parameter of {self.name!r} fills {{{min(empty)}}} of its path")
         description = "\n\n".join(filter(None, (node.get("summary"), node.get("description"))))
         self.spec = ToolSpec(self.name, description, document.parameters(properties, required))

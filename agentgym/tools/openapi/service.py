@@ -9,8 +9,8 @@ from yarl import URL
 
 from agentgym.errors import EnvironmentFault, ToolFailure
 from agentgym.proxies import proxy_options
+from agentgym.refusals import Secrets, refusal_status
 from agentgym.tools.openapi.operation import Wire
-from agentgym.tools.openapi.secrets import Secrets
 
 __all__ = ["Service"]
 
@@ -56,8 +56,9 @@ class Service:
         said = f"{response.status} {response.reason}"
         if response.status < 300:
             return text or "done"
-        if response.status >= 500 or response.status < 400 or response.status in NOT_THE_MODEL_S:
-            why = NOT_THE_MODEL_S.get(response.status, "")
+        status = refusal_status(response.status, response.headers)
+        if status >= 500 or status < 400 or status in NOT_THE_MODEL_S:
+            why = NOT_THE_MODEL_S.get(status, "")
             if response.status < 400:
                 to = self._secrets.mask_secrets(response.headers.get("Location", "nowhere"))
                 why = f"it leads to {to}; redirects are not followed"

@@ -18,6 +18,7 @@ from typing import Any
 
 from agentgym.errors import ConfigError, SandboxError
 from agentgym.proxies import proxy_for
+from agentgym.refusals import Secrets
 from agentgym.tools.sandbox.protocol import Ended, Language, Outcome, SandboxLimits, SandboxSession
 from agentgym.tools.sandbox.request import ExecutionRequest, Runner
 from agentgym.tools.sandbox.service_settings import CONCURRENCY, KEY, SandboxConfig
@@ -90,7 +91,7 @@ class ServiceSandbox(Runner):
                     return said
                 why = f"it failed: {said.get('message')}"
             except urllib.error.HTTPError as error:
-                why = f"status {error.code}: {error.read(500).decode(errors='replace')}"
+                why = f"status {error.code}: {error.read(5000).decode(errors='replace')}"
                 if error.code not in BUSY:
                     break
             except TimeoutError:
@@ -103,6 +104,7 @@ class ServiceSandbox(Runner):
                 break
             if pause_s is not None:
                 time.sleep(pause_s)
+        why = Secrets(self._headers, {}).mask_secrets(why)[:600]
         raise SandboxError(f"the code execution service at {self._url} ran no program: {why}")
 
     def _outcome(self, answer: Mapping[str, Any], request: ExecutionRequest) -> Outcome:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
-from agentgym.url_credentials import refuse_credentials
+from agentgym.url_credentials import read_key, refuse_credentials
 
 __all__ = ["CONCURRENCY", "KEY", "SandboxConfig", "backend_of_run", "is_service", "used_by_run", "variables_of_run"]
 
@@ -34,8 +34,7 @@ class SandboxConfig:
         refuse_credentials(self.url, "sandbox.url")
         if self.concurrency < 1:
             raise ConfigError(f"sandbox.concurrency is at least 1, got {self.concurrency}")
-        if self.api_key_env and not os.environ.get(self.api_key_env):
-            raise ConfigError(f"sandbox.api_key_env names the variable {self.api_key_env!r}, which is not set")
+        read_key(self.api_key_env)
 
 
 def is_service(backend: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentgym.errors import ConfigError
+from agentgym.errors import NOT_JSON, ConfigError
 from agentgym.tools.search.html_text import html_text
 
 __all__ = ["Document", "read_documents"]
@@ -70,7 +70,7 @@ def _from_jsonl(path: Path) -> Iterator[Document]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except NOT_JSON as error:
             raise ConfigError(f"{path}, line {number} is not JSON: {error}") from None
         text, url = (_first(row, keys) for keys in (TEXT_KEYS, URL_KEYS))
         if text is None or url is None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.errors import ConfigError
+from agentgym.errors import NOT_JSON, ConfigError
 from agentgym.tools.search.document import Document
 from agentgym.tools.search.index import Postings, SearchIndex
 
@@ -91,7 +91,7 @@ def _sections(header: bytes, body: bytes, path: Path) -> dict[str, int]:
         told = json.loads(header)
         sizes, digest = dict(told["sections"]), str(told["sha256"])
         total = sum(sizes.values())
-    except (ValueError, KeyError, TypeError):
+    except (*NOT_JSON, KeyError, TypeError):
         raise ConfigError(f"the index {str(path)!r} is torn: its header cannot be read; rebuild it") from None
     if total != len(body):
         raise ConfigError(f"the index {str(path)!r} is torn: it has {len(body)} bytes of {total}; rebuild it")

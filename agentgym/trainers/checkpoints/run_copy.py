@@ -12,7 +12,7 @@ import logging
 import secrets
 from pathlib import Path, PurePosixPath
 
-from agentgym.errors import RunFolderError
+from agentgym.errors import NOT_JSON, RunFolderError
 from agentgym.remote import RemoteFolder
 from agentgym.rollout.record.environments_file import ENVIRONMENTS
 from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME
@@ -129,7 +129,7 @@ def fetch_missing_run(run: Path, address: str | None) -> bool:
     try:
         found = json.loads(index)
         checkpoints, pieces = [str(name) for name in found["checkpoints"]], dict(found["pieces"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (*NOT_JSON, KeyError, TypeError) as error:
         raise RunFolderError(f"{INDEX} of {address!r} is torn ({error}): get it back from a copy") from error
     listed = remote.listing()
     for path in listed:

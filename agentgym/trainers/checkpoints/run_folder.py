@@ -12,7 +12,7 @@ import yaml
 
 from agentgym.chat_templates import Renderer
 from agentgym.envs.catalog.resolve import stem_of
-from agentgym.errors import ConfigError, RunFolderError
+from agentgym.errors import NOT_JSON, ConfigError, RunFolderError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import save_model_folder
 from agentgym.rollout.record.chain import CHAIN, ChainedFile
@@ -30,7 +30,7 @@ from agentgym.trainers.tasks.mix import read_mix
 from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
 
-__all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_run_date", "save_model"]
+__all__ = ["RunFolder", "check_new_run", "free_run_folder", "read_settings", "recorded_run_date", "save_model"]
 
 FREE = (
     *("server.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint.", "eval.", "record."),
@@ -57,8 +57,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> RunFolder:
         """Creates a new run; refuses a folder that already contains one."""
-        if (path / "config.yaml").exists():
-            raise RunFolderError(f"{str(path)!r} already holds a run; go on with --resume, or give another --output")
+        check_new_run(path)
         folder = cls(path, config.checkpoint)
         settings = yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False)
         try:
@@ -173,7 +172,7 @@ def _environments_of(config: TrainConfig) -> list[str]:
 def _step_of_line(line: bytes, number: int, path: Path) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (*NOT_JSON, TypeError, KeyError) as error:
         raise RunFolderError(
             f"{str(path)!r}, line {number} is not a step ({error}): get the file back from a copy, or delete that line"
         ) from error
@@ -184,6 +183,14 @@ def save_model(model: LanguageModel, folder: Path, tokenizer: Path, renderer: Re
     save_model_folder(model, folder)
     copy_tokenizer(tokenizer, folder, renderer)
     return folder
+
+
+def check_new_run(path: Path) -> None:
+    """Raises RunFolderError for a file, and for a folder that already contains a run."""
+    if (path / "config.yaml").exists():
+        raise RunFolderError(f"{str(path)!r} already holds a run; go on with --resume, or give another --output")
+    if path.exists() and not path.is_dir():
+        raise RunFolderError(f"cannot write a run to {str(path)!r}, which is no folder; give another --output")
 
 
 def free_run_folder(config: TrainConfig) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from agentgym.embedded import embedded_folder
-from agentgym.errors import ConfigError, nearest
+from agentgym.errors import NOT_JSON, ConfigError, nearest
 from agentgym.model.architectures import refusal
 from agentgym.model.decoder_config import DecoderConfig
 from agentgym.model.model_name import is_model_id, model_folder
@@ -93,7 +93,7 @@ def _of_folder(folder: Path) -> ModelShape:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, *NOT_JSON) as error:
         raise ConfigError(f"{str(path)!r} cannot be read as a model's configuration: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{str(path)!r} holds no configuration: it must be a JSON object")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.renderers.written_reply import encode_written_reply
-from agentgym.errors import ConfigError, RenderError, nearest
+from agentgym.errors import NOT_JSON, ConfigError, RenderError, nearest
 from agentgym.openai_wire import WireError, message_from_openai, tool_from_openai
 from agentgym.trainers.sft.demonstrations import Demonstration
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
@@ -106,7 +106,7 @@ def _list(value: object, where: str) -> Sequence[object]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except NOT_JSON as error:
             raise ConfigError(
                 f"{where} is a list, or the JSON text of one, got text that is not JSON: {error}"
             ) from error

@@ -22,6 +22,7 @@ from agentgym.engines.openai.endpoint import (
     EndpointFailure,
 )
 from agentgym.engines.protocol import Sampling
+from agentgym.engines.servers.http import HttpClient
 from agentgym.errors import ConfigError, UnknownName
 from agentgym.testing.fake_server.server import FakeConfig, FakeSglang
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
@@ -78,6 +79,33 @@ def test_a_reply_is_read_whole_and_streamed(stream: bool, chat_endpoint: Start) 
     assert reply.cost == pytest.approx((40 * 2 + 60 * 1 + 7 * 8) / 1e6)
     assert reply.latency_s > 0 and (reply.first_token_s is not None) is stream
     assert reply.ids is None and reply.prompt_ids is None and reply.logprobs is None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"usage": {"completion_tokens": float("inf")}},
+        {"usage": {"prompt_tokens_details": {"cached_tokens": float("inf")}}},
+        {"usage": [1]},
+        {"choices": [None]},
+        {"choices": {"0": {}}},
+        {"prompt_token_ids": [1], "choices": [{"token_ids": [1], "logprobs": {"content": [{"logprob": -(10**400)}]}}]},
+    ],
+)
+def test_an_answer_of_another_form_fails_its_own_question_alone(
+    odd: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}
+    if isinstance(odd.get("choices"), list) and odd["choices"][0]:
+        odd = {**odd, "choices": [{**good["choices"][0], **odd["choices"][0]}]}
+
+    async def post(*_: object, **__: object) -> object:
+        return {**good, **odd}
+
+    monkeypatch.setattr(HttpClient, "post", post)
+    config = ChatEndpointConfig(model="m", stream=False, token_ids=False, max_retries=0)
+    with pytest.raises(EndpointFailure, match="no chat completion"):
+        Asker("http://127.0.0.1:9/v1", config).ask()
 
 
 def test_history_goes_back_word_for_word_and_bad_arguments_as_good_json(chat_endpoint: Start) -> None:

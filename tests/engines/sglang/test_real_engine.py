@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.scripted import ScriptedReply
-from agentgym.engines.servers.http import SERVER_SECRET, HttpClient
+from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, HttpUnreachable
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
@@ -444,6 +447,77 @@ def test_an_answer_of_another_form_is_the_servers_fault_by_name(path: str, value
 def test_an_answer_that_is_no_object_is_the_servers_fault(answer: object) -> None:
     with pytest.raises(EngineError, match=r"^s "):
         read_sglang_completion(answer, name="s", num_prompt_ids=3, version=0)
+
+
+class BrokenStream:
+    """A transport whose stream breaks off after one piece."""
+
+    name, gpus = "s", None
+
+    def __init__(self, piece: object) -> None:
+        self.piece = piece
+
+    async def stream(self, *_: object, **__: object) -> AsyncIterator[object]:
+        yield self.piece
+        raise HttpUnreachable("gone")
+
+
+@pytest.mark.parametrize("piece", [None, [], "text", 5, {}, {"meta_info": 5}, {"meta_info": [], "output_ids": [7]}])
+def test_a_stream_that_breaks_off_after_a_piece_of_another_form_is_the_servers_fault(piece: object) -> None:
+    settings = ServingSettings(stream=True)
+    transport = cast(Any, BrokenStream(piece))
+    sync = cast(Any, SimpleNamespace(adapter=None))
+    replica = SglangReplica(transport, sync, settings)
+    with pytest.raises(EngineError):
+        asyncio.run(replica.generate([1, 2, 3], Sampling(max_tokens=4), rid="a", version=0))
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000, b"\xff", b'{"a":'])
+def test_an_answer_that_is_no_json_is_read_as_text(body: bytes) -> None:
+    async def run() -> object:
+        async def answer(_: web.Request) -> web.Response:
+            return web.Response(body=body)
+
+        app = web.Application()
+        app.router.add_get("/", answer)
+        async with TestServer(app) as server:
+            client = HttpClient(str(server.make_url("")))
+            try:
+                return await client.get("/")
+            finally:
+                await client.close()
+
+    assert asyncio.run(run()) == body.decode(errors="replace")
+
+
+@pytest.mark.parametrize(("num_bytes", "is_read"), [(3 << 20, True), (33 << 20, False)])
+def test_a_line_of_a_stream_that_is_too_long_is_a_lost_answer(num_bytes: int, is_read: bool) -> None:
+    events: list[object] = []
+
+    async def run() -> None:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(b'data: {"a": 1}\n\ndata: "' + b"x" * num_bytes + b'"\n\ndata: [DONE]\n\n')
+            return response
+
+        app = web.Application()
+        app.router.add_post("/", answer)
+        async with TestServer(app) as server:
+            client = HttpClient(str(server.make_url("")))
+            try:
+                async for event in client.stream("/", {}):
+                    events.append(event)
+            finally:
+                await client.close()
+
+    if is_read:
+        asyncio.run(run())
+        assert events == [{"a": 1}, "x" * num_bytes]
+        return
+    with pytest.raises(HttpUnreachable) as caught:
+        asyncio.run(run())
+    assert events == [{"a": 1}] and len(str(caught.value)) < 500
 
 
 # ---- several servers

@@ -14,6 +14,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import WrapperSpec
 from gymnasium.wrappers import (
+    DelayObservation,
     RecordEpisodeStatistics,
     TimeLimit,
     TransformAction,
@@ -105,6 +106,7 @@ STACKS: dict[str, Callable[[Env], Env]] = {
     "statistics": lambda env: RecordEpisodeStatistics(TimeLimit(Double(env), 3)),
     "reset and end": Hints,
     "two steps": Twice,
+    "a delay": lambda env: DelayObservation(env, 1),
 }
 MADE_BY = {kind.__name__: kind for kind in (Count, AsyncCount, InlineCount)}
 

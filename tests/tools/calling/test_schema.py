@@ -511,7 +511,7 @@ def test_a_mark_may_be_on_either_side_of_a_staticmethod_or_classmethod() -> None
     assert [result.content for result in runner.run_directly(calls)] == ["first 1", "Kit 1", "Kit 1"]
 
 
-@pytest.mark.parametrize("function", [max, print, functools.partial(max)])
+@pytest.mark.parametrize("function", [max, print, functools.partial(max), str.upper, str.__len__, dict.get])
 def test_a_callable_without_named_parameters_is_refused_with_its_name(function: Callable[..., object]) -> None:
     name = getattr(function, "__name__", "max")
     with pytest.raises(ToolSchemaError, match=f"tool '{name}': "):

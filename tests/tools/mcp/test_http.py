@@ -124,3 +124,18 @@ def test_what_the_server_says_of_a_call_is_told_to_the_model_whatever_its_status
     answering: str, desk: Callable[..., Any]
 ) -> None:
     assert desk(answering).ask("ask") == ("ask failed: no such town", "tool_error")
+
+
+def says(text: str, **more: bool) -> tuple[int, str]:
+    result = {"content": [{"type": "text", "text": text}], **more}
+    return 200, json.dumps({"jsonrpc": "2.0", "id": "ID", "result": result}).replace('"ID"', "ID")
+
+
+@pytest.mark.parametrize(
+    "answering",
+    [says("you sent hush-hush"), says("you sent hush-hush", isError=True), (200, FAILED.replace("town", "hush-hush"))],
+    indirect=True,
+)
+def test_a_key_that_a_server_repeats_does_not_reach_the_model(answering: str, desk: Callable[..., Any]) -> None:
+    content, _ = desk(McpServer(url=answering, headers={"Authorization": "Bearer hush-hush"})).ask("ask")
+    assert "***" in content and "hush" not in content

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.errors import ConfigError, ToolSchemaError
+from agentgym.errors import ConfigError, EnvironmentFault, ToolSchemaError
 from agentgym.tools.mcp import McpServer
 
 ServerOf = Callable[..., McpServer]
@@ -131,3 +131,14 @@ def test_a_result_that_cannot_be_read_is_told_as_what_it_is(
     assert error == "timeout" and "gave no answer within 1 s; the server sent a message that cannot be read: " in text
     assert "JSON" in text and len(text) < 400
     assert env.ask("add", x=1) == ('["add", {"x": 1}]', None)
+
+
+@pytest.mark.long
+def test_a_list_of_tools_that_cannot_be_read_is_told_as_what_it_is(
+    desk: Desk, listed: Callable[..., McpServer]
+) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(300):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(EnvironmentFault, match=r"listed no tools within 5 s.*a message that cannot be read: .*JSON"):
+        desk(replace(listed([tool("deep", schema)]), start_timeout_s=5))

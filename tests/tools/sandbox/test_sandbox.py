@@ -287,6 +287,15 @@ def test_a_time_limit_that_passes_before_the_program_begins_ends_nothing_else(se
     assert beside.result().stdout == "on\n"
 
 
+def test_a_program_that_stops_itself_waits_for_its_time_limit(served: Sandbox) -> None:
+    stop = "import os, signal, time\n{}os.kill(os.getpid(), signal.SIGSTOP)\nprint('on')"
+    outcome = served.run(stop.format(""), time_limit_s=1)
+    assert (outcome.ended, outcome.stdout) == (Ended.TIME_LIMIT, "")
+    child = "if os.fork() == 0:\n    time.sleep(0.3)\n    os.kill(os.getppid(), signal.SIGCONT)\n    os._exit(0)\n"
+    outcome = served.run(stop.format(child))
+    assert (outcome.ended, outcome.stdout) == (Ended.EXITED, "on\n")
+
+
 def test_a_process_that_starts_while_the_others_are_paused_goes_on_with_them(served: Sandbox) -> None:
     for _ in range(4):
         outcome = served.run(FORKS_THAT_WAIT)

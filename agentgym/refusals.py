@@ -1,4 +1,4 @@
-"""Masks the values that an author sends with every request in texts for a model, however a server encodes them."""
+"""The refusals of servers: without the secrets that we send with every request, and whether they are rate limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-__all__ = ["Secrets"]
+__all__ = ["Secrets", "refusal_status"]
 
 SHORTEST = 4
 PUBLIC_HEADERS = ("accept", "accept-encoding", "accept-language", "content-type", "user-agent")
@@ -29,6 +29,16 @@ class Secrets:
     def mask_secrets(self, text: str) -> str:
         """Returns `text` with `***` for each secret: as it is, or as encoded in a URL, JSON or HTML."""
         return self._pattern.sub("***", text) if self._pattern else text
+
+
+def refusal_status(status: int, headers: Mapping[str, str]) -> int:
+    """Returns the status of a refusal: 429 for a 403 that is a rate limit, as GitHub's API answers.
+
+    >>> refusal_status(403, {"x-ratelimit-remaining": "0"}), refusal_status(403, {})
+    (429, 403)
+    """
+    is_limit = headers.get("x-ratelimit-remaining") == "0" or "Retry-After" in headers
+    return 429 if status == 403 and is_limit else status
 
 
 def _of_headers(headers: Mapping[str, str]) -> Iterator[str]:
