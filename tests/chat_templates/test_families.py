@@ -55,7 +55,7 @@ def test_a_template_for_tools_is_used_with_tools_alone(folder: Path, tiny: ChatT
 
 def test_the_ids_of_generation_config_end_a_reply_too(folder: Path, tiny: ChatTokenizer) -> None:
     end = tiny.backend.token_to_id("<|endoftext|>")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, end, 1 << 40]}))
     assert end in renderer_for(folder).stop_ids
 
 
