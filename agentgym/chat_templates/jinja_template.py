@@ -39,6 +39,8 @@ class ChatTemplate:
             self._template = _compile_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise RenderError(f"the chat template does not compile (line {error.lineno}): {error.message}") from error
+        except (MemoryError, RecursionError) as error:  # it is nested too deeply, or one of its constants is too large
+            raise RenderError(f"the chat template does not compile: {error!r}") from error
 
     def render(
         self,
@@ -61,6 +63,7 @@ class ChatTemplate:
             ArithmeticError,
             AttributeError,
             LookupError,
+            MemoryError,
             RecursionError,
             TypeError,
             ValueError,
@@ -69,7 +72,9 @@ class ChatTemplate:
             if len(messages) > 8:
                 roles = f"{len(messages)} messages, the last: {messages[-1]['role']}"
             line = _line_of(error)
-            raise RenderError(f"the chat template refuses a conversation of roles ({roles}): {error}{line}") from error
+            raise RenderError(
+                f"the chat template refuses a conversation of roles ({roles}): {str(error) or repr(error)}{line}"
+            ) from error
 
 
 def message_dict(message: Message, clean: Clean, *, text_arguments: bool = False) -> dict[str, JSON]:

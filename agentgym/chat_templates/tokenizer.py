@@ -225,7 +225,9 @@ def declared_ends(path: Path) -> tuple[int, ...]:
 
 
 def _integers(value: object) -> Iterator[int]:
-    yield from (item for item in (value if isinstance(value, list) else [value]) if type(item) is int)
+    """Yields those of one number or several that may be a token's id."""
+    items = value if isinstance(value, list) else [value]
+    yield from (item for item in items if type(item) is int and 0 <= item < 1 << 32)
 
 
 def _model_setting(path: Path, key: str) -> object:

@@ -10,8 +10,10 @@ from typing import Any
 from agentgym.errors import ConfigError, UserCodeFault
 from agentgym.loading import Wanted, load_named
 
-__all__ = ["auto_class", "class_of_model", "first_line", "load_fault", "own_class", "quiet_transformers"]
+__all__ = ["FOLDER_ALONE", "auto_class", "class_of_model", "first_line", "load_fault", "own_class", "quiet_transformers"]
 
+FOLDER_ALONE = {"local_files_only": True, "trust_remote_code": False}
+"""Options of transformers that fetch nothing, and neither run code that a folder brings nor ask whether to."""
 OWN_CLASS = Wanted(
     noun="model class",
     example="Class",
@@ -39,7 +41,7 @@ def class_of_model(folder: Path, place: str | None) -> tuple[Any, Any]:
         return own.config_class.from_pretrained(folder, local_files_only=True), own
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(folder, **FOLDER_ALONE)
     # In lower case, as old folders have LLaMAForCausalLM; `dir(transformers)` has the same classes and takes 0.3 s.
     known = {name.lower() for name in transformers.__all__}
     if unknown := [name for name in config.architectures or () if name.lower() not in known]:

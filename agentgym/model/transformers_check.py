@@ -14,6 +14,7 @@ from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_class import FOLDER_ALONE, load_fault
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
 
@@ -69,8 +70,11 @@ def _logprobs(model: Decoder, folder: str | os.PathLike[str]) -> tuple[torch.Ten
     from transformers import AutoConfig, AutoModelForCausalLM  # imported here because it takes a second
 
     device = model.embed.device
+    try:
+        config = AutoConfig.from_pretrained(folder, **FOLDER_ALONE)
+    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        raise load_fault(None, f"cannot read the configuration in {str(folder)!r}", error) from error
     with torch.device("meta"):
-        config = AutoConfig.from_pretrained(folder)
         config.vocab_size, config.num_hidden_layers = model.vocab_size, model.num_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[: model.num_layers]

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError, UserCodeFault
 from agentgym.model.architectures import dequantization
 from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import ROUNDING, logits_difference
-from agentgym.model.model_class import class_of_model, first_line, load_fault, quiet_transformers
+from agentgym.model.model_class import FOLDER_ALONE, class_of_model, first_line, load_fault, quiet_transformers
 from agentgym.model.packed_layout import MIN_SHARED, PackedLayout
 from agentgym.model.pass_attention import HOOK, BatchAttention, PositionMask, attention_of, register_hook
 from agentgym.model.transformers_model import LENGTH, TransformersModel
 
 __all__ = ["load_transformers_model"]
+
+logger = logging.getLogger(__name__)
 
 # Shape suffixes: N packed tokens, T tokens of a sequence, V vocabulary.
 
@@ -42,7 +46,12 @@ def load_transformers_model(
     hf = _load(path, dtype, dequantization(settings), own)
     if own is not None:
         settings["architectures"] = [type(hf).__name__]  # without the class, the folder is not read as another model
-    model = TransformersModel(hf, {name: value for name, value in settings.items() if name != "quantization_config"})
+    plain = {name: value for name, value in settings.items() if name != "quantization_config"}
+    model = TransformersModel(hf, plain)
+    names = _left_out_tensors(path, model)
+    if names and model.settings == plain:  # else the model has named its drafts
+        text = "%s does not compute all of %s: tensors that are neither trained nor saved: %d, the first is %s"
+        logger.warning(text, type(hf).__name__, path, len(names), names[0])
     try:
         _check_logits(model)
         _check_packing(model)
@@ -73,8 +82,8 @@ def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object], own: st
                 dtype=dtype,
                 attn_implementation=HOOK,
                 experts_implementation=None if torch.cuda.is_available() else "eager",  # others mix a product's rows
-                local_files_only=True,
                 output_loading_info=True,
+                **FOLDER_ALONE,
                 **options,
             )
     except AgentGymError:
@@ -91,6 +100,19 @@ def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object], own: st
     if options:
         del hf._weight_conversions  # those of the quantized form, in which nothing is published
     return hf
+
+
+def _left_out_tensors(path: Path, model: TransformersModel) -> list[str]:
+    """Returns the stored weights that the model's class passes over, such as those of drafts or of a vision tower."""
+    pattern = "|".join(getattr(model.hf, "_keys_to_ignore_on_load_unexpected", None) or ())
+    stored = [name for file in path.glob("*.safetensors") if pattern for name in _tensor_names(file)]
+    names = sorted({name for name in stored if name.endswith("weight") and re.search(pattern, name)})
+    return [name for name in names if name not in dict(model.published_tensors())] if names else []
+
+
+def _tensor_names(file: Path) -> list[str]:
+    with safe_open(file, "pt") as tensors:
+        return list(tensors.keys())
 
 
 @torch.no_grad()

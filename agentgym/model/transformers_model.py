@@ -88,6 +88,7 @@ class TransformersModel(LanguageModel):
         self.routers = find_routers(self._backbone)
         if getattr(text, "output_router_logits", False):
             self.balance_coefficient = float(getattr(text, "router_aux_loss_coef", None) or 0.0)
+            text.output_router_logits = False  # else each pass keeps them, by hooks that reach no other process
         self._short_rope = short_rope_length(rope)
         self._cache_name = _cache_name(self._backbone)
         self._freeze()

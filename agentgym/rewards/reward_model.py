@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from agentgym.errors import ConfigError, EngineError, RunFolderError
+from agentgym.model.model_class import FOLDER_ALONE
 from agentgym.openai_wire import message_to_openai
 from agentgym.types import MalformedCall, Message, ToolCall
 
@@ -39,9 +40,9 @@ class RewardModel:
         self.max_tokens = max_tokens
         try:
             loaded, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-                path, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True
+                path, dtype=getattr(torch, dtype), output_loading_info=True, **FOLDER_ALONE
             )
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, **FOLDER_ALONE)
         except (OSError, ValueError, KeyError) as error:
             raise RunFolderError(f"the reward model in {str(path)!r} cannot be loaded: {error}") from error
         if missing := sorted(report["missing_keys"]):

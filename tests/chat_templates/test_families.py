@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from agentgym.chat_templates import FAMILIES, ChatMLRenderer, ChatTokenizer, Renderer, TemplateRenderer, renderer_for
 from agentgym.chat_templates.formats.hermes import HERMES
 from agentgym.chat_templates.formats.registry import FORMATS
+from agentgym.chat_templates.jinja_template import ChatTemplate
 from agentgym.errors import ConfigError, RenderError, RunFolderError, UnknownName
 from agentgym.types import Message, ToolCall
 
@@ -55,7 +56,7 @@ def test_a_template_for_tools_is_used_with_tools_alone(folder: Path, tiny: ChatT
 
 def test_the_ids_of_generation_config_end_a_reply_too(folder: Path, tiny: ChatTokenizer) -> None:
     end = tiny.backend.token_to_id("<|endoftext|>")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, end, 1 << 40]}))
     assert end in renderer_for(folder).stop_ids
 
 
@@ -171,6 +172,20 @@ def test_a_broken_config_is_named(folder: Path) -> None:
 def test_a_broken_template_is_refused(tiny: ChatTokenizer) -> None:
     with pytest.raises(RenderError, match="does not compile"):
         renderer_for(replace(tiny, template="{% for %}"))
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{% if 1 %}" * 400 + "{% endif %}" * 400]
+)
+def test_a_template_that_is_nested_too_deeply_is_refused_in_one_line(source: str) -> None:
+    with pytest.raises(RenderError, match="does not compile: RecursionError"):
+        ChatTemplate(source, {})
+
+
+def test_a_template_whose_text_does_not_fit_into_memory_is_refused() -> None:
+    template = ChatTemplate("{{ messages[0].role * 10**18 }}", {})
+    with pytest.raises(RenderError, match=r"refuses a conversation of roles \(user\): MemoryError"):
+        template.render([{"role": "user", "content": "Hi"}])
 
 
 def test_importing_loads_neither_torch_nor_transformers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from agentgym.model.decoder_config import folder_window
 from agentgym.model.model_folder import save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import backend_line, load_policy
+from agentgym.model.transformers_check import check_forward
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.model_check.small_models import ARCHITECTURES, save_small_model
 
@@ -197,3 +199,71 @@ def test_a_saved_model_promises_no_draft_layers_that_were_not_saved(
     caplog.clear()
     load_policy(tmp_path / "saved")
     assert not [record for record in caplog.records if record.name.startswith("agentgym")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("qwen3_5_text", "mtp.fc.weight"),
+        ("qwen3_5_text", "model.visual.patch_embed.proj.weight"),
+        ("deepseek_v3", "model.layers.61.eh_proj.weight"),
+        ("glm4_moe", "model.layers.46.mlp.down_proj.weight"),
+    ],
+)
+def test_stored_tensors_that_a_class_passes_over_are_named_once(
+    kind: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_small_model(kind, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        config.pop(key, None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    load_policy(tmp_path)
+    assert not [record for record in caplog.records if record.name.startswith("agentgym")]
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {name: torch.ones(4, 8)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    load_policy(tmp_path)
+    (record,) = (record for record in caplog.records if record.name.startswith("agentgym"))
+    assert f"tensors that are neither trained nor saved: 1, the first is {name}" in record.message
+
+
+def test_a_mixture_whose_config_asks_for_router_logits_is_sent_to_other_processes(tmp_path: Path) -> None:
+    save_small_model("qwen3_moe", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "output_router_logits": True}))
+    model = load_policy(tmp_path)
+    assert isinstance(model, TransformersModel) and model.balance_coefficient > 0
+    assert pickle.loads(pickle.dumps(model.like())).balance_coefficient == model.balance_coefficient
+    assert model.to_hf()["output_router_logits"] is True
+
+
+@pytest.mark.parametrize("kind", ["evil", "qwen3"])
+def test_code_that_a_folder_brings_is_neither_run_nor_asked_about(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_small_model("qwen3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": kind, "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    questions: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda *words: questions.append(words) or "y")
+    if kind == "evil":
+        with pytest.raises(ConfigError, match="contains custom code"):
+            load_policy(tmp_path, backend="transformers")
+    else:
+        load_policy(tmp_path, backend="transformers")
+        check_forward(load_policy(tmp_path), tmp_path)
+    assert not questions and not (tmp_path / "ran").exists()
+
+
+def test_a_type_of_weights_that_torch_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    save_small_model("qwen3", tmp_path)
+    model, config = load_policy(tmp_path), json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "../x"}))
+    with pytest.raises(ConfigError, match=r"cannot read the configuration in .*'\.\./x'"):
+        check_forward(model, tmp_path)
+    with pytest.raises(ConfigError, match=r"'\.\./x'"):
+        load_policy(tmp_path, backend="transformers")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +34,8 @@ __all__ = ["Adapters", "Unadapted", "adapt"]
 
 MATRICES = ("qkv", "out", "gate_up", "down")
 """The parameters of a layer that have adapters."""
+
+_OTHER_BASE = "{}: the base is the model that the adapters were trained on, unchanged"
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=LanguageModel)
@@ -159,16 +162,20 @@ class Adapters:
         """The state that `load_state_dict` restores bitwise: tensors by their projections, and the settings.
 
         `stacks` are the projections in each parameter that has all experts of a layer; `transposed` says that the
-        weights of linear layers are `[I, O]`.
+        weights of linear layers are `[I, O]`; `base` are the norms of the weights under the adapters.
         """
         stacks = {weight.name: list(weight.adapters) for weight in self._weights.values() if weight.is_stack}
         tensors = {name: gather(tensor) for name, tensor in self._tensors()}
         transposed = any(weight.is_transposed for weight in self._weights.values() if not weight.is_stack)
-        return {"settings": asdict(self.config), "tensors": tensors, "stacks": stacks, "transposed": transposed}
+        state = {"settings": asdict(self.config), "tensors": tensors, "stacks": stacks, "transposed": transposed}
+        return state | {"base": self._base_norms}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the saved state of adapters of the same configuration; `publish` then updates the published model."""
+        """Loads the saved state of adapters of the same configuration; `publish` then updates the published model.
+
+        Raises ConfigError for a state of adapters on other weights.
+        """
         tensors: dict[str, Tensor | Stored] = dict(state["tensors"])
         own = dict(self._tensors())
         if tensors.keys() != own.keys() or any(tensors[name].shape != own[name].shape for name in own):
@@ -176,8 +183,17 @@ class Adapters:
                 f"the state is of other adapters: it has {len(tensors)} tensors with the settings"
                 f" {state['settings']}, and wanted are {len(own)} with {asdict(self.config)}"
             )
+        norms = state.get("base", {})  # checkpoints of earlier versions have none
+        if norms and any(not math.isclose(norm, norms.get(name, 0.0)) for name, norm in self._base_norms.items()):
+            raise ConfigError(_OTHER_BASE.format("the weights under the adapters are others than when they were saved"))
         for name, parameter in own.items():
             parameter.copy_(like(tensors[name], parameter))
+
+    @cached_property
+    def _base_norms(self) -> dict[str, float]:
+        """The norm of each weight under adapters, whole; all ranks ask for it together."""
+        weights = ((name, tensor) for name, tensor in self._own_weights(self.model, whole) if name in self._weights)
+        return {name: float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for name, tensor in weights}
 
     def _tensors(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, adapter in self._by_name.items():
@@ -195,10 +211,8 @@ class Adapters:
             if path.removeprefix("hf.") in self._weights:  # a stack of experts
                 continue
             if not torch.equal(parameter, theirs[path]):
-                raise ConfigError(
-                    f"{path!r} is another one in the model and in the base under its adapters: the base is the model"
-                    " that the adapters were trained on, unchanged"
-                )
+                difference = f"{path!r} is another one in the model and in the base under its adapters"
+                raise ConfigError(_OTHER_BASE.format(difference))
             same = nn.Parameter(theirs[path].detach(), requires_grad=False)
             setattr(self.model.get_submodule(owner), name, same)
         if isinstance(self.model, TransformersModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,7 +44,8 @@ def check_teacher(name: str | None, student: Path) -> None:
     """Raises ConfigError unless ids mean the same to a teacher, if there is one, as to the model in a folder.
 
     Vocabulary, merges and normalizer have to be equal, and no added token of one may be another one's there. The
-    teacher's embedding needs a row for each token of the model; both may have further rows, which no token has.
+    teacher needs each token of the model, with a row of its embedding; it may have further tokens, and both may have
+    further rows, which no token has.
     """
     if name is None:
         return
@@ -52,6 +53,7 @@ def check_teacher(name: str | None, student: Path) -> None:
     theirs, ours = (json.loads(own.backend.to_str()) for own in (teacher, pupil))
     for own in (theirs, ours):  # null, "", 0 and false all switch a setting of BPE off
         own["model"] = {key: value for key, value in own["model"].items() if value}
+        own |= {part: _steps(own[part]) for part in ("normalizer", "pre_tokenizer")}
     different = [what for part, what in _TOKENIZER_PARTS.items() if theirs[part] != ours[part]]
     added = {(token["id"], token["content"]) for own in (theirs, ours) for token in own["added_tokens"]}
     if min(len({pair[side] for pair in added}) for side in (0, 1)) < len(added):
@@ -61,11 +63,23 @@ def check_teacher(name: str | None, student: Path) -> None:
             f"the tokenizer of learner.kl.reference {name!r} is not that of the trained model (another"
             f" {different[0]}), so its ids are other texts: give a model with the same tokenizer"
         )
-    if 0 < teacher.num_sampled < pupil.vocab_size:
+    known, num_rows = teacher.backend.get_vocab(), teacher.num_sampled
+    rest = [token for token, row in pupil.backend.get_vocab().items() if token not in known or 0 < num_rows <= row]
+    if rest:
         raise ConfigError(
-            f"learner.kl.reference {name!r} has {teacher.num_sampled} rows in its embedding, none for the trained"
-            f" model's token {pupil.decode([pupil.vocab_size - 1])!r}: give a model that has all its tokens"
+            f"learner.kl.reference {name!r} has {num_rows} rows in its embedding, none for the trained model's token"
+            f" {min(rest)!r}: give a model that has all its tokens"
         )
+
+
+def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Returns the steps of a normalizer or pre-tokenizer, without the setting that changes no id (`trim_offsets`)."""
+    if part is None:
+        return []
+    if part["type"] == "Sequence":
+        (parts,) = (value for value in part.values() if isinstance(value, list))
+        return [step for own in parts for step in _steps(own)]
+    return [{key: value for key, value in part.items() if key != "trim_offsets"}]
 
 
 _TOKENIZER_PARTS = {"model": "vocabulary or merges", "normalizer": "normalizer", "pre_tokenizer": "pre-tokenizer"}

@@ -29,7 +29,7 @@ from agentgym.model.architectures import dequantization, quantization
 from agentgym.model.decoder import Decoder
 from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_class import class_of_model, quiet_transformers
+from agentgym.model.model_class import FOLDER_ALONE, class_of_model, quiet_transformers
 from agentgym.model.model_folder import published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import load_policy
@@ -116,7 +116,7 @@ def _reason(error: Exception) -> str:
 
 
 def _load_theirs(folder: Path, backend: str) -> Any:
-    given = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
+    given = {"dtype": torch.float32, "attn_implementation": "eager", **FOLDER_ALONE}
     given |= dequantization(folder_config(folder))
     theirs = class_of_model(folder, backend if is_place(backend) else None)[1].from_pretrained(folder, **given)
     if hasattr(theirs, "_weight_conversions") and quantization(folder_config(folder)):

@@ -11,6 +11,7 @@ import transformers
 from agentgym.chat_templates.jinja_template import message_dict, tool_dict
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.errors import RenderError
+from agentgym.model.model_class import FOLDER_ALONE
 from agentgym.types import Message, ToolSpec
 
 __all__ = ["TransformersReference"]
@@ -28,7 +29,7 @@ class TransformersReference:
         """Loads the folder's tokenizer with transformers; raises what that raises."""
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is complete: nothing is fetched from elsewhere
         transformers.logging.set_verbosity_error()
-        return TransformersReference(transformers.AutoTokenizer.from_pretrained(folder), template)
+        return TransformersReference(transformers.AutoTokenizer.from_pretrained(folder, **FOLDER_ALONE), template)
 
     @staticmethod
     def of(tokenizer: ChatTokenizer) -> TransformersReference:

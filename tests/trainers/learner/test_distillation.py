@@ -230,6 +230,36 @@ def test_a_teachers_tokenizer_may_spell_an_unset_setting_otherwise(unset: dict[s
     check_teacher(str(teacher), embedded_folder())
 
 
+@pytest.mark.parametrize("change", ["trim_offsets", "sequence of one", "empty sequence"])
+def test_a_teachers_tokenizer_may_spell_its_steps_otherwise(change: str, tmp_path: Path) -> None:
+    teacher = changed_tokenizer("nothing", tmp_path / "teacher")
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    steps = tokenizer["pre_tokenizer"]
+    byte_level = steps["pretokenizers"][-1]
+    assert byte_level["type"] == "ByteLevel" and tokenizer["normalizer"] is None
+    if change == "trim_offsets":
+        byte_level["trim_offsets"] = not byte_level["trim_offsets"]
+    elif change == "sequence of one":
+        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [steps]}
+    else:
+        tokenizer["normalizer"] = {"type": "Sequence", "normalizers": []}
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    check_teacher(str(teacher), embedded_folder())
+    byte_level["add_prefix_space"] = not byte_level["add_prefix_space"]
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="another pre-tokenizer"):
+        check_teacher(str(teacher), embedded_folder())
+
+
+def test_a_teacher_whose_row_for_a_token_of_the_model_is_padding_is_refused(tmp_path: Path) -> None:
+    student = changed_tokenizer("nothing", tmp_path / "student")
+    tokenizer = json.loads((student / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 1984, "content": "<|further|>"})
+    (student / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=r"rows in its embedding, none for .* token '<\|further\|>'"):
+        check_teacher(str(embedded_folder()), student)
+
+
 def test_a_teacher_without_a_row_for_a_token_of_the_model_is_refused(tmp_path: Path) -> None:
     teacher = changed_tokenizer("nothing", tmp_path / "teacher")
     config = json.loads((teacher / "config.json").read_text())

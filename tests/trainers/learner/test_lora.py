@@ -218,6 +218,18 @@ def test_a_base_that_is_another_model_is_refused(tiny: Tiny) -> None:
         learner_of(tiny(), tiny(seed=1))
 
 
+def test_a_saved_state_is_not_loaded_onto_other_weights(tiny: Tiny) -> None:
+    state = learner_of(tiny(), tiny()).state_dict()
+    model = tiny()
+    with torch.no_grad():
+        model.get_parameter("layers.0.qkv")[3, 2] += 0.01
+    other = learner_of(copy.deepcopy(model), model)
+    with pytest.raises(ConfigError, match="the weights under the adapters are others than when they were saved"):
+        other.load_state_dict(state)
+    del state["lora"]["base"]  # as in checkpoints of earlier versions
+    other.load_state_dict(state)
+
+
 @pytest.mark.parametrize("trunk", ["own", "shared"])
 def test_a_critic_learns_by_adapters_of_its_own_or_by_the_policys(trunk: Any, tiny: Tiny, fresh_batch: Fresh) -> None:
     model = tiny()
