@@ -178,7 +178,7 @@ class _Broadcast:
         from agentgym.engines.weights.broadcast import WeightBroadcast
 
         backend = "nccl" if all(tensor.is_cuda for tensor in weights.values()) else "gloo"
-        group = WeightBroadcast.begin(1 + self.receiver.num_ranks, backend)
+        group = WeightBroadcast(1 + self.receiver.num_ranks, backend)
         try:
             await asyncio.gather(self.receiver.join(group.invitation), group.join())
         except BaseException:

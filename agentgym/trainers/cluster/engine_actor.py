@@ -18,10 +18,9 @@ from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import EngineError
-from agentgym.trainers.cluster.actors import Actor, ActorLost, own_node, restore_path, was_restarted
+from agentgym.trainers.cluster.actors import Actor, ActorLost, restore_path, was_restarted
 from agentgym.trainers.cluster.board import Posted, report_warnings
 from agentgym.trainers.cluster.engine import EngineFacts
-from agentgym.trainers.cluster.shipment import Seat
 
 if TYPE_CHECKING:
     from agentgym.trainers.cluster.inner_engine import InnerEngine, Part
@@ -42,8 +41,6 @@ class EngineActor:
     """
 
     def __init__(self, label: str, part: Part, board: Actor) -> None:
-        from agentgym.trainers.cluster.weight_store import HeldWeights
-
         report_warnings(label, board)
         restore_path()
         self._label = label
@@ -52,7 +49,7 @@ class EngineActor:
         self._inner: InnerEngine | None = None
         self._opening: asyncio.Task[InnerEngine] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._weights, self._taking = HeldWeights(), asyncio.Lock()
+        self._taking = asyncio.Lock()
         self._is_paused = False
         self._is_released = False
         """True if the engine's memory was released."""
@@ -117,17 +114,13 @@ class EngineActor:
         async with self._engine_that_answers() as inner:
             await inner.prepare()
 
-    async def place(self) -> tuple[str, str | None]:
-        """Returns the node of this process, and the group from which it has weights by broadcast."""
-        return own_node(), self._weights.group_name
-
-    async def update(self, posted: Posted, seat: Seat | None = None) -> tuple[WeightSync, dict[str, str]]:
+    async def update(self, posted: Posted) -> tuple[WeightSync, dict[str, str]]:
         """Loads shipped weights and returns the digests of the loaded weights, for the caller to compare.
 
-        A server compares them itself. The weights are fetched while the engine samples; with a seat they are broadcast.
+        A server compares them itself. The weights are fetched while the engine samples.
         """
         async with self._engine_that_answers() as inner:
-            return await self._take(inner, posted, seat)
+            return await self._take(inner, posted)
 
     async def catch_up(self) -> None:
         """Takes the newest weights if it has older ones, and resumes; it may have missed an update."""
@@ -183,18 +176,17 @@ class EngineActor:
                 await asyncio.sleep(POLL_S)
         return posted
 
-    async def _take(
-        self, inner: InnerEngine, posted: Posted, seat: Seat | None = None
-    ) -> tuple[WeightSync, dict[str, str]]:
+    async def _take(self, inner: InnerEngine, posted: Posted) -> tuple[WeightSync, dict[str, str]]:
+        from agentgym.trainers.cluster.weight_store import read_weights
+
         async with self._taking:
             started = time.perf_counter()
-            tensors, num_bytes = await self._weights.take(posted.shipment, seat)
+            tensors = await read_weights(posted.shipment)
             fetched = time.perf_counter()
             sync, digests = await inner.take(tensors, posted.version, is_paused=self._is_paused)
             self._version = posted.version
             self._is_released = False
-        sent = sync.num_bytes if num_bytes is None else num_bytes
-        return replace(sync, transfer_s=sync.transfer_s + fetched - started, num_bytes=sent), digests
+        return replace(sync, transfer_s=sync.transfer_s + fetched - started), digests
 
     async def _end_with(self, inner: InnerEngine) -> None:
         ending = await inner.end()

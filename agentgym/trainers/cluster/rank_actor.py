@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,12 +12,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from agentgym.engines.weights.buckets import cast_tensor
-from agentgym.engines.weights.invitation import Invitation
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import model_folder
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.cluster.actors import Actor
-from agentgym.trainers.cluster.bucket_broadcast import BucketSender
 from agentgym.trainers.cluster.rank_process import Beginning, RankCopy, RankProcess, SavingRank
 from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.cluster.weight_store import store_weights
@@ -48,8 +45,7 @@ class RankActor(SavingRank):
     def begin(self, beginning: Beginning) -> int:
         """Joins the other ranks and makes the learner; returns the process id."""
         config, learner = beginning.config, self._join(beginning)
-        self._is_colocated, self._has_deltas = config.ray.layout == "colocated", config.ray.deltas
-        self._sender = BucketSender(on_gpu=bool(config.ray.gpus_per_learner and config.ray.gpus_per_engine))
+        self._is_colocated = config.ray.layout == "colocated"
         lora = learner.lora if learner.lora.rank else None
         # Adapters are put on the weights that the run began with, and are not in the folder that it resumes from.
         folder = beginning.model_folder if lora is None else beginning.reference_folder
@@ -90,27 +86,17 @@ class RankActor(SavingRank):
         They are in the engines' type, and replace those that were shipped before.
         """
         own = str(next(self._learner.model.parameters()).dtype).removeprefix("torch.")
-        before = self._shipment if self._has_deltas else None
         self._shipment, self._shipped = None, (self.num_steps(), None if dtype == own else dtype)
-        self._shipment = self._store(self._shipped[1], has_deltas=self._has_deltas, before=before)
+        self._shipment = self._store(self._shipped[1])
         if self._is_colocated:
             torch.cuda.empty_cache()  # an engine on this GPU takes its memory back
         return self._shipment
 
-    def invite(self, num_ranks: int) -> Invitation:
-        """Begins a group to which this rank broadcasts what it shipped."""
-        return self._sender.invite(num_ranks)
-
-    def send(self) -> None:
-        """Broadcasts the weights that were shipped last; raises EngineError if another process is gone."""
-        assert self._shipment is not None, "it is rank 0, and has shipped"
-        asyncio.run(self._sender.send(self._shipment))
-
-    def _store(self, dtype: str | None, **options: Any) -> Shipment | None:
+    def _store(self, dtype: str | None) -> Shipment | None:
         """Gathers the weights of all ranks, in this type or their own, and stores them if this is rank 0."""
         weights = self._learner.weights(trained_only=False)
         if self._rank == 0:
-            return store_weights(((name, cast_tensor(tensor, dtype)) for name, tensor in weights), **options)
+            return store_weights((name, cast_tensor(tensor, dtype)) for name, tensor in weights)
         for _ in weights:
             pass
         return None

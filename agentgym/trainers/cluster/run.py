@@ -57,7 +57,7 @@ async def open_cluster(
     stage = ClusterStage(config, workers)
     stack.push_async_callback(engine.close)
     stack.push_async_callback(stage.close)
-    weights = ClusterWeights(engine, learner, origin.model.to_hf(), broadcast=config.ray.broadcast)
+    weights = ClusterWeights(engine, learner, origin.model.to_hf())
     return RunParts(engine, stage, learner, weights)
 
 

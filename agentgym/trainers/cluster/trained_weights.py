@@ -28,22 +28,16 @@ POLL_S = 0.2
 
 
 class ClusterWeights:
-    """See `TrainedWeights`; `config` is the contents of the model's `config.json`.
+    """See `TrainedWeights`; `config` is the contents of the model's `config.json`."""
 
-    With `broadcast`, engines on other nodes get weights by broadcast.
-    """
-
-    def __init__(
-        self, engine: ClusterEngine, learner: ClusterLearner, config: Mapping[str, JSON], *, broadcast: bool = False
-    ) -> None:
+    def __init__(self, engine: ClusterEngine, learner: ClusterLearner, config: Mapping[str, JSON]) -> None:
         self._engine, self._learner, self._config = engine, learner, config
-        self._sender = learner.ranks.ranks[0] if broadcast else None
         self._numbers = count()
 
     async def send(self, version: int) -> WeightSync:
         """Has the ranks store the weights in the cluster, and the engines take them there."""
         ship = partial(self._learner.ranks.ask, "ship", self._engine.dtype)
-        return await self._engine.take_shipment(await asyncio.to_thread(ship), version, self._sender)
+        return await self._engine.take_shipment(await asyncio.to_thread(ship), version)
 
     def copy(self) -> _DistantContent:
         """Has each rank copy its shards of what it trains; of the model the shipped weights are kept."""
