@@ -92,12 +92,12 @@ class Contract:
         return f"Wanted: ({', '.join([*inputs, '*', *keywords, 'settings with defaults'])})"
 
 
-def check_at_least(minimum: int, settings: object, *names: str, where: str = "") -> None:
+def check_at_least(minimum: float, settings: object, *names: str, where: str = "") -> None:
     """Raises ConfigError for an attribute of `settings` below `minimum`; None passes. `where` goes before its name."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and not value >= minimum:
-            raise ConfigError(f"{where}{name} must be at least {minimum}, got {value}")
+            raise ConfigError(f"{where}{name} must be at least {minimum:g}, got {value}")
 
 
 def check_above_zero(settings: object, *names: str, where: str = "") -> None:

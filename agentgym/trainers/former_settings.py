@@ -12,7 +12,7 @@ from agentgym.trainers.config import config_from_mapping
 
 __all__ = ["with_current_names"]
 
-SERVING_GONE = {"update_s": COMMAND_S, "affinity_margin": 2.0}
+SERVING_GONE = {"update_s": COMMAND_S, "affinity_margin": 2}
 """Settings of `serving` that earlier versions had, and their values now."""
 RAY_GONE = {"deltas": False, "broadcast": False}
 """Those of `ray`: weights reach all engines through the object store."""
@@ -72,10 +72,10 @@ def _without_serving_gone(block: Mapping[str, Any], kind: str, note: Callable[[s
 
 
 def _without(
-    gone: Mapping[str, float], block: Mapping[str, Any], where: str, note: Callable[[str], None]
+    gone: Mapping[str, object], block: Mapping[str, Any], where: str, note: Callable[[str], None]
 ) -> dict[str, Any]:
     """Returns a block without the settings that have a fixed value now."""
     for name, value in gone.items():
         if block.get(name, value) != value:
-            note(f"the setting {where}{name} is left out: it is always {value if value is False else f'{value:g}'}")
+            note(f"the setting {where}{name} is left out: it is always {value}")
     return {name: value for name, value in block.items() if name not in gone}
