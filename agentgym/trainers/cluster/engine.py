@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
@@ -17,31 +17,24 @@ from agentgym.errors import EngineError
 from agentgym.model.published_weights import Weights
 from agentgym.trainers.cluster.actors import Actor, ActorLost, ParcelLost
 from agentgym.trainers.cluster.board import BoardKeeper, Posted
+from agentgym.trainers.cluster.engine_actor import EngineActor, EngineFacts
 from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.parts.parts import LearnerLost
 
-__all__ = ["ClusterEngine", "EngineFacts", "Engines"]
+__all__ = ["ClusterEngine", "Engines"]
 
 READY_S = 5.0
 """The seconds within which a live engine reports that it is ready."""
 POLL_S = 0.5
+P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineFacts:
-    """The facts that are known of a started engine."""
-
-    vocab_size: int
-    context_window: int
-    dtype: str
 
 
 @dataclass(frozen=True, eq=False)
 class Engines:
     """The engine actors of a run and their common facts."""
 
-    actors: Sequence[Actor]
+    actors: Sequence[Actor[EngineActor]]
     facts: EngineFacts
     """The facts that hold for all of them."""
     patience_s: float
@@ -51,7 +44,7 @@ class Engines:
 class ActorReplica:
     """A `Replica` that is an `EngineActor`."""
 
-    def __init__(self, actor: Actor, dtype: str) -> None:
+    def __init__(self, actor: Actor[EngineActor], dtype: str) -> None:
         self.actor = actor
         self.dtype = dtype
         self.posted: Posted | None = None
@@ -66,41 +59,39 @@ class ActorReplica:
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
         """Samples one reply; the actor decodes with a tokenizer of its own."""
         sent = replace(sampling, decode=None)
-        completion: Completion = await self._call("generate", prompt_ids, sent, process_session(rid))
-        return completion
+        return await self._call(EngineActor.generate, prompt_ids, sent, process_session(rid))
 
     async def abort(self, rid: str | None) -> None:
         """Aborts the request of a session."""
         if rid is not None:
-            await self._call("abort", process_session(rid))
+            await self._call(EngineActor.abort, process_session(rid))
 
     async def is_alive(self) -> bool:
         """True if the actor answers, also after a restart."""
         try:
             async with asyncio.timeout(READY_S):
-                return bool(await self._call("is_ready"))
+                return await self._call(EngineActor.is_ready)
         except (HttpUnreachable, TimeoutError):
             return False
 
     async def pause(self) -> None:
         """Stops sampling at a token boundary."""
-        await self._call("pause")
+        await self._call(EngineActor.pause)
 
     async def resume(self) -> None:
         """Resumes sampling."""
-        await self._call("resume")
+        await self._call(EngineActor.resume)
 
     async def flush(self) -> None:
         """Empties the prefix cache."""
-        await self._call("flush")
+        await self._call(EngineActor.flush)
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
         """Makes the actor take the newest shipment, and compares the digests of what arrived."""
         posted = self.posted
         if posted is None or posted.version != version:
             raise EngineError(f"no shipment of version {version} was made for {self.name}")
-        answer: tuple[WeightSync, dict[str, str]] = await self._call("update", posted)
-        sync, digests = answer
+        sync, digests = await self._call(EngineActor.update, posted)
         if digests:
             self._check.compare(posted.shipment.digests, digests, version)
         return sync
@@ -108,9 +99,11 @@ class ActorReplica:
     async def close(self) -> None:
         """Does nothing: the cluster ends its actors."""
 
-    async def _call(self, method: str, *arguments: object) -> Any:
+    async def _call(
+        self, method: Callable[Concatenate[EngineActor, P], Awaitable[T]], *arguments: P.args, **named: P.kwargs
+    ) -> T:
         try:
-            return await self.actor.call(method, *arguments)
+            return await self.actor.call(method, *arguments, **named)
         except ActorLost as error:
             raise HttpUnreachable(str(error)) from error
 
@@ -160,14 +153,14 @@ class ClusterEngine(ReplicatedEngine):
         except ParcelLost as error:
             raise LearnerLost(f"weights of version {version} did not arrive: {error}") from error
         for index in set(range(len(self.replicas))) - set(self.router.alive):
-            self._actors[index].tell("catch_up")  # it may be alive and have answered too late
+            self._actors[index].tell(EngineActor.catch_up)  # it may be alive and have answered too late
         return replace(sync, gather_s=sync.gather_s + shipment.gather_s)
 
     async def abort(self, session: str) -> None:
         """Aborts the session's request in flight, and makes the engines forget the session."""
         await super().abort(session)
         for index in self.router.alive:
-            self._actors[index].tell("abort", f"{session}#{self._mark}"[:-1])
+            self._actors[index].tell(EngineActor.abort, f"{session}#{self._mark}"[:-1])
 
     def look_for_dead(self) -> None:
         """Checks in the background whether dead engines are back."""

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
@@ -19,18 +19,26 @@ from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import EngineError
 from agentgym.trainers.cluster.actors import Actor, ActorLost, restore_path, was_restarted
-from agentgym.trainers.cluster.board import Posted, report_warnings
-from agentgym.trainers.cluster.engine import EngineFacts
+from agentgym.trainers.cluster.board import Board, Posted, report_warnings
 
 if TYPE_CHECKING:
     from agentgym.trainers.cluster.inner_engine import InnerEngine, Part
 
-__all__ = ["EngineActor"]
+__all__ = ["EngineActor", "EngineFacts"]
 
 _log = logging.getLogger(__name__)
 NEWEST_S = 30.0
 """The seconds that a restarted engine waits for weights on the board, which may be restarting too."""
 POLL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """The facts that are known of a started engine."""
+
+    vocab_size: int
+    context_window: int
+    dtype: str
 
 
 class EngineActor:
@@ -40,7 +48,7 @@ class EngineActor:
     the server is dead.
     """
 
-    def __init__(self, label: str, part: Part, board: Actor) -> None:
+    def __init__(self, label: str, part: Part, board: Actor[Board]) -> None:
         report_warnings(label, board)
         restore_path()
         self._label = label
@@ -125,7 +133,7 @@ class EngineActor:
     async def catch_up(self) -> None:
         """Takes the newest weights if it has older ones, and resumes; it may have missed an update."""
         async with self._engine_that_answers() as inner:
-            posted: Posted | None = await self._board.call("newest")
+            posted = await self._board.call(Board.newest)
             if posted is not None and posted.version > self._version:
                 await self._take(inner, posted)
             if self._is_paused:
@@ -171,7 +179,7 @@ class EngineActor:
         posted: Posted | None = None
         while posted is None and asyncio.get_running_loop().time() < ends:
             with suppress(ActorLost):
-                posted = await self._board.call("newest")
+                posted = await self._board.call(Board.newest)
             if posted is None:
                 await asyncio.sleep(POLL_S)
         return posted
@@ -191,6 +199,6 @@ class EngineActor:
     async def _end_with(self, inner: InnerEngine) -> None:
         ending = await inner.end()
         try:
-            await self._board.call("warn", self._label, logging.WARNING, f"{ending}; both are restarted")
+            await self._board.call(Board.warn, self._label, logging.WARNING, f"{ending}; both are restarted")
         finally:
             os._exit(1)  # the only end after which Ray restarts an actor

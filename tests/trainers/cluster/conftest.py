@@ -51,7 +51,7 @@ def parcels_here(monkeypatch: pytest.MonkeyPatch) -> None:
 class _NoBoard:
     """A board whose warnings nobody reads."""
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def tell(self, method: Callable[..., object], *arguments: Any) -> None:
         """Takes a warning."""
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -43,8 +43,8 @@ class HereServer:
         self.server = FileServer([str(root) for root in roots])
 
     def files(self, run: str, monkeypatch: pytest.MonkeyPatch) -> NodeFiles:
-        def ask(_: NodeFiles, method: str, *arguments: Any) -> Any:
-            return getattr(self.server, method)(*arguments)
+        def ask(_: NodeFiles, method: Callable[..., Any], *arguments: Any) -> Any:
+            return getattr(self.server, method.__name__)(*arguments)
 
         monkeypatch.setattr(NodeFiles, "_ask", ask)
         return NodeFiles(run, self)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from agentgym.trainers.cluster.rank_actor import RankActor
 from agentgym.trainers.cluster.rank_process import CopyTarget
 from agentgym.trainers.cluster.weight_store import read_weights, store_weights, write_weights
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.parts.parts import LearnerLost
 
 Begin = Callable[[TrainConfig, Path], RankActor]
@@ -38,12 +39,12 @@ def test_a_rank_writes_what_it_copied_and_a_new_one_goes_on_with_it(
     rank = begin_rank(config, embedded_folder())
     model = rank._learner.model
     batch = fresh_batch(model)
-    rank.act_on(batch, "update", {})
+    rank.act_on(Learner.update, batch)
     rank.copy_state(0)
     copied = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(LearnerLost, match="a rank was restarted"):
         rank.results_of(1)
-    rank.act_on(batch, "update", {})
+    rank.act_on(Learner.update, batch)
     rank.write_copy(0, CopyTarget(folder=str(tmp_path), part="learner", marker="", config=model.to_hf()))
     while (results := rank.results_of(0)) is None:
         time.sleep(0.01)
@@ -53,7 +54,7 @@ def test_a_rank_writes_what_it_copied_and_a_new_one_goes_on_with_it(
     other = begin_rank(config, tmp_path)
     other.load_state([str(tmp_path / "learner")])
     assert other.num_steps() == 1
-    other.act_on(batch, "update", {})
+    other.act_on(Learner.update, batch)
     for one, two in zip(other._learner.model.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, two)
 
@@ -83,7 +84,7 @@ def test_engines_are_sent_weights_in_their_own_type_and_a_checkpoint_has_those_t
     small_run: TrainConfig, begin_rank: Begin, fresh_batch: Callable[..., TrainingBatch]
 ) -> None:
     rank = begin_rank(small_run, embedded_folder())
-    rank.act_on(fresh_batch(rank._learner.model), "update", {})
+    rank.act_on(Learner.update, fresh_batch(rank._learner.model))
     trained = dict(published_views(rank._learner.model))
     shipment = rank.ship("bfloat16")
     assert shipment is not None
