@@ -63,7 +63,7 @@ class WeightBroadcast:
             Backend(invitation.backend),
             PrefixStore(invitation.name, self._store),
             group_name=GroupName(invitation.name),
-            timeout=timedelta(seconds=JOIN_S),
+            timeout=timedelta(seconds=invitation.timeout_s),
         )
         _world.pg_group_ranks[group] = {rank: rank for rank in range(invitation.num_ranks)}
         self._group = group

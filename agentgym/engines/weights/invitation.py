@@ -7,7 +7,6 @@ from dataclasses import dataclass
 __all__ = ["JOIN_S", "Invitation"]
 
 JOIN_S = 120.0
-"""Seconds that the ranks of a group may take to join, and each of its broadcasts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,3 +24,4 @@ class Invitation:
     name: str
     backend: str
     """The backend, `nccl` or `gloo`."""
+    timeout_s: float = JOIN_S
