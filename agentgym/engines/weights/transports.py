@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from agentgym.engines.protocol import WeightSync
 from agentgym.engines.weights.invitation import Invitation
@@ -59,26 +59,6 @@ class Receiver(Protocol):
 
     async def leave(self, group: str) -> None:
         """Has each rank leave the group."""
-
-
-class WeightPath(Protocol):
-    """A way to one engine.
-
-    Modules that need torch are imported when there are weights, which is when torch is imported anyway.
-    """
-
-    async def load(self, weights: Mapping[str, Tensor], end: UpdateEnd) -> WeightSync:
-        """Sends the weights; raises EngineError if the engine refuses."""
-
-    async def close(self) -> None:
-        """Leaves what was joined."""
-
-
-def weight_path(name: str, receiver: Receiver, max_bytes: int) -> WeightPath:
-    """Returns the way called `memory`, `disk` or `broadcast`; messages hold at most `max_bytes` of tensors."""
-    if name == "disk":
-        return _Disk(receiver)
-    return _Broadcast(receiver, max_bytes) if name == "broadcast" else _Memory(receiver, max_bytes)
 
 
 class _Memory:
@@ -176,3 +156,17 @@ class _Broadcast(_Memory):
         assert self._group is not None, "it was joined"
         order = self.receiver.receive(part, self._group.invitation.name, end)
         await asyncio.gather(order, self._group.share([tensor.contiguous() for tensor in part.values()]))
+
+
+WeightPath: TypeAlias = _Memory | _Disk
+"""A way to one engine: `load` sends weights and raises EngineError if the engine refuses, `close` leaves its group.
+
+Modules that need torch are imported when there are weights, which is when torch is imported anyway.
+"""
+
+
+def weight_path(name: str, receiver: Receiver, max_bytes: int) -> WeightPath:
+    """Returns the way called `memory`, `disk` or `broadcast`; messages hold at most `max_bytes` of tensors."""
+    if name == "disk":
+        return _Disk(receiver)
+    return _Broadcast(receiver, max_bytes) if name == "broadcast" else _Memory(receiver, max_bytes)

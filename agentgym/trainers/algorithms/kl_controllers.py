@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TypeAlias
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_at_least
@@ -11,19 +11,6 @@ from agentgym.settings import check_above_zero, check_at_least
 __all__ = ["AdaptiveKL", "FixedKL", "KLController"]
 
 MAX_ERROR = 0.2
-
-
-class KLController(Protocol):
-    """Sets the coefficient of a penalty from the measured divergence; immutable, `update` returns the next one."""
-
-    @property
-    def coefficient(self) -> float:
-        """The weight of the penalty now."""
-        ...
-
-    def update(self, kl: float, num_episodes: int) -> KLController:
-        """The controller after a step of `num_episodes` whose mean divergence was `kl`, in nats."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -69,3 +56,7 @@ class AdaptiveKL:
         if not factor > 0:
             raise ConfigError(f"a step of {num_episodes} episodes needs a horizon above {num_episodes // 5} episodes")
         return replace(self, coefficient=self.coefficient * factor)
+
+
+KLController: TypeAlias = FixedKL | AdaptiveKL
+"""Sets the coefficient of a penalty from the measured divergence; immutable, `update` returns the next one."""
