@@ -17,6 +17,7 @@ __all__ = [
     "Contract",
     "check_above_zero",
     "check_at_least",
+    "check_setting_names",
     "convert_function_errors",
     "is_bundled",
     "replaced_by",
@@ -92,12 +93,12 @@ class Contract:
         return f"Wanted: ({', '.join([*inputs, '*', *keywords, 'settings with defaults'])})"
 
 
-def check_at_least(minimum: int, settings: object, *names: str, where: str = "") -> None:
+def check_at_least(minimum: float, settings: object, *names: str, where: str = "") -> None:
     """Raises ConfigError for an attribute of `settings` below `minimum`; None passes. `where` goes before its name."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and not value >= minimum:
-            raise ConfigError(f"{where}{name} must be at least {minimum}, got {value}")
+            raise ConfigError(f"{where}{name} must be at least {minimum:g}, got {value}")
 
 
 def check_above_zero(settings: object, *names: str, where: str = "") -> None:
@@ -164,6 +165,18 @@ def with_inputs(function: Callable[..., R], gather: Callable[..., object]) -> Ca
     return call
 
 
+def check_setting_names(
+    name: str, settings: Collection[str], known: Collection[str], *, all_but: Collection[str] | None = None
+) -> None:
+    """Raises ConfigError for settings that are not `known`; with `all_but`, other names than those are settings too."""
+    for setting in settings:
+        if setting not in known and (all_but is None or setting in all_but):
+            choices = ", ".join(known) or "none"
+            raise ConfigError(
+                f"{name} has no setting {setting!r}{nearest(setting, known) or '.'} Its settings: {choices}"
+            )
+
+
 def with_settings(
     name: str, function: Callable[..., R], settings: Mapping[str, object], inputs: Collection[str] = ()
 ) -> Callable[..., R]:
@@ -171,13 +184,9 @@ def with_settings(
 
     Raises ConfigError for a setting that the function does not have, or a value of another type than the setting's.
     """
-    known, hints = settings_of(function, inputs), _hints(function) if settings else {}
+    check_setting_names(name, settings, settings_of(function, inputs))
+    hints = _hints(function) if settings else {}
     for setting, value in settings.items():
-        if setting not in known:
-            choices = ", ".join(known) or "none"
-            raise ConfigError(
-                f"{name} has no setting {setting!r}{nearest(setting, known) or '.'} Its settings: {choices}"
-            )
         hint = hints.get(setting)
         if get_origin(hint) is Literal and value not in get_args(hint):
             choices = " or ".join(map(repr, get_args(hint)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.settings import check_at_least
 
 __all__ = ["COLUMNS", "DataConfig", "env_of_data"]
 
@@ -70,10 +71,7 @@ class DataConfig:
             for key, value in names.items():
                 if not isinstance(value, str):  # a command line reads 0 and true as JSON
                     raise ConfigError(f"{setting} {key} is a name, got {value!r}")
-        for name in ("max_prompt_tokens", "max_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_at_least(1, self, "max_prompt_tokens", "max_rows")
         if not 0.0 <= self.eval_fraction < 1.0:
             raise ConfigError(f"eval_fraction is a share from 0 to below 1, got {self.eval_fraction}")
         if self.eval_fraction and self.eval:

@@ -10,8 +10,9 @@ from agentgym.engines.stop_strings import Decode, find_stop, stop_strings
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.published_weights import Weights
 from agentgym.routed_experts import RoutedExperts
+from agentgym.settings import check_at_least
 
-__all__ = ["Completion", "Engine", "FinishReason", "Penalties", "Sampling", "WeightSync", "check_penalties"]
+__all__ = ["Completion", "Engine", "FinishReason", "Sampling", "WeightSync"]
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -55,17 +56,19 @@ class Sampling:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", stop_strings(self.stop))
-        if self.max_tokens < 1:
-            raise ConfigError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if not 0.0 <= self.temperature:
-            raise ConfigError(f"temperature must be at least 0, got {self.temperature}")
+        check_at_least(1, self, "max_tokens")
+        check_at_least(0, self, "temperature", "top_k")
         if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k must be at least 0 (0 is off), got {self.top_k}")
+            raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}; 1 switches it off")
         if not 0.0 <= self.min_p <= 1.0:
-            raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}")
-        check_penalties(self)
+            raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}; 0 switches it off")
+        if not 0.0 < self.repetition_penalty <= 2.0:  # these bounds are those of the servers
+            raise ConfigError(
+                f"repetition_penalty must be above 0 and at most 2 (1 is off), got {self.repetition_penalty}"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise ConfigError(f"{name} must be in [-2, 2] (0 is off), got {getattr(self, name)}")
 
     @property
     def penalizes(self) -> bool:
@@ -80,33 +83,6 @@ class Sampling:
         if not self.stop or self.decode is None:
             return None
         return find_stop(ids[:-1] if ids[-1:] and ids[-1] in self.stop_ids else ids, self.stop, self.decode)
-
-
-class Penalties(Protocol):
-    """The settings that make ids less probable which occurred already."""
-
-    @property
-    def repetition_penalty(self) -> float:
-        """See `Sampling`."""
-
-    @property
-    def presence_penalty(self) -> float:
-        """See `Sampling`."""
-
-    @property
-    def frequency_penalty(self) -> float:
-        """See `Sampling`."""
-
-
-def check_penalties(given: Penalties) -> None:
-    """Raises ConfigError for penalties that do not exist; the bounds are those of the servers."""
-    if not 0.0 < given.repetition_penalty <= 2.0:
-        raise ConfigError(
-            f"repetition_penalty must be above 0 and at most 2 (1 is off), got {given.repetition_penalty}"
-        )
-    for name in ("presence_penalty", "frequency_penalty"):
-        if not -2.0 <= getattr(given, name) <= 2.0:
-            raise ConfigError(f"{name} must be in [-2, 2] (0 is off), got {getattr(given, name)}")
 
 
 @dataclass(frozen=True, slots=True)

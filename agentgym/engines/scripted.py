@@ -11,9 +11,8 @@ from typing import Literal, TypeAlias
 from agentgym.engines.protocol import Completion, FinishReason, Sampling, WeightSync
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import Weights
-from agentgym.types import Message
 
-__all__ = ["Fault", "LogNormalDelay", "MessageScript", "Reply", "ScriptedEngine", "ScriptedReply"]
+__all__ = ["Fault", "LogNormalDelay", "Reply", "ScriptedEngine", "ScriptedReply"]
 
 Fault: TypeAlias = Literal["raise", "hang", "abort", "lengths"]
 """The fault of a reply: `raise` an EngineError; `hang` until aborted; `abort` after half of the ids; `lengths` gives
@@ -48,24 +47,6 @@ class LogNormalDelay:
 
     def __call__(self) -> float:
         return self.median_s * self._random.lognormvariate(0.0, self.sigma)
-
-
-class MessageScript:
-    """A `Reply` made of assistant messages: `act(session, turn)` gives the message, `encode` its ids.
-
-    `encode` includes the end token (`agentgym.rollout.episode.replies.reply_ids` does it for any renderer). Turns count
-    from 0 within a session.
-    """
-
-    def __init__(self, act: Callable[[str, int], Message], encode: Callable[[Message], Sequence[int]]) -> None:
-        self._act = act
-        self._encode = encode
-        self._turns: dict[str, int] = {}
-
-    def __call__(self, session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
-        turn = self._turns.get(session, 0)
-        self._turns[session] = turn + 1
-        return self._encode(self._act(session, turn))
 
 
 @dataclass(slots=True)

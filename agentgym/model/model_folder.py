@@ -36,7 +36,6 @@ __all__ = [
     "published_views",
     "reading",
     "save_model_folder",
-    "take_weights",
     "write_model",
     "write_model_config",
 ]
@@ -106,18 +105,6 @@ def own_tensors(model: LanguageModel, weights: Weights) -> list[tuple[Tensor, Te
             raise EngineError(f"a tensor of shape {tuple(own.shape)} was wanted as {name!r}, got {new!r:.100}")
         pairs.append((own, new))
     return pairs
-
-
-@torch.no_grad()
-def take_weights(model: LanguageModel, weights: Mapping[str, Tensor]) -> None:
-    """Copies new weights, all or some of them, to those of the model with the same published names.
-
-    Raises EngineError for a model that stores some of its weights in another form.
-    """
-    views = dict(published_views(model))
-    _refuse_copies(model, views)
-    for name, tensor in weights.items():
-        views[name].copy_(tensor)
 
 
 def _refuse_copies(model: LanguageModel, views: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ from agentgym.rewards.registry import REWARDS
 from agentgym.rewards.reply import ground_truth, whole_reply
 from agentgym.rewards.reward import InvalidReward
 from agentgym.rewards.trl_form import call_trl_reward, is_trl_reward, trl_reward_with_settings
-from agentgym.settings import settings_of, with_settings
+from agentgym.settings import check_setting_names, settings_of, with_settings
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
@@ -259,18 +259,14 @@ def _verl_with_settings(name: str, function: RewardFunction, settings: Mapping[s
         for parameter in parameters.values()
         if parameter.name not in taken and parameter.kind is not parameter.VAR_KEYWORD
     ]
-    for setting in settings:
-        if setting in taken or (setting not in known and not open_ended):
-            told = ", ".join(known) or "none"
-            raise ConfigError(
-                f"reward {name!r} has no setting {setting!r}{nearest(setting, known) or '.'} It has: {told}"
-            )
+    check_setting_names(f"reward {name!r}", settings, known, all_but=taken if open_ended else None)
     required = [
         setting
         for setting in known
-        if parameters[setting].default is inspect.Parameter.empty and setting not in settings
+        if setting not in settings
+        and parameters[setting].default is inspect.Parameter.empty
+        and parameters[setting].kind is not inspect.Parameter.VAR_POSITIONAL
     ]
-    required = [setting for setting in required if parameters[setting].kind is not inspect.Parameter.VAR_POSITIONAL]
     if required:
         raise ConfigError(f"reward {name!r} needs the settings {', '.join(required)}: reward.settings {required[0]}=…")
     accepts_extra = open_ended or {"extra_info", "extra_infos"} & set(parameters)

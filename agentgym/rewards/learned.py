@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from agentgym.errors import ConfigError
 from agentgym.rewards.reply import conversation
 from agentgym.rewards.reward import RewardFailure
 from agentgym.rollout.hosting.env_code import attempt
 from agentgym.rollout.hosting.hosted_env import HostedEnv
+from agentgym.settings import check_at_least
 from agentgym.tools.calling.worker import Worker
 from agentgym.trajectory import Trajectory
 
@@ -37,8 +37,8 @@ class RewardModelConfig:
     """The index of the model's output that is the reward; None is for a model with one output."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1 or (self.label is not None and self.label < 0):
-            raise ConfigError(f"max_tokens is at least 1 and label at least 0, got {self.max_tokens} and {self.label}")
+        check_at_least(1, self, "max_tokens")
+        check_at_least(0, self, "label")
 
 
 class LearnedReward:

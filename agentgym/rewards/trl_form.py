@@ -9,10 +9,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from agentgym.errors import ConfigError, nearest
 from agentgym.openai_wire import message_to_openai
 from agentgym.rewards.reply import conversation, opening
 from agentgym.rewards.reward import InvalidReward
+from agentgym.settings import check_setting_names
 from agentgym.trajectory import Source, Trajectory
 from agentgym.types import JSON, Message
 
@@ -35,12 +35,7 @@ def trl_reward_with_settings(
     parameters = inspect.signature(function).parameters
     known = [parameter for parameter in parameters if parameter not in _OWN]
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for setting in settings:
-        if setting in _OWN or (setting not in known and not open_ended):
-            have = ", ".join(known) or "none"
-            raise ConfigError(
-                f"reward {name!r} has no setting {setting!r}{nearest(setting, known) or '.'} It has: {have}"
-            )
+    check_setting_names(f"reward {name!r}", settings, known, all_but=_OWN if open_ended else None)
     return partial(function, **settings)
 
 

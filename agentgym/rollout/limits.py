@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.engines.protocol import Sampling, check_penalties
+from agentgym.engines.protocol import Sampling
 from agentgym.engines.stop_strings import stop_strings
 from agentgym.errors import ConfigError
+from agentgym.settings import check_above_zero
 
 __all__ = ["STALL_S", "Limits", "SamplingConfig"]
 
@@ -45,15 +46,7 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", stop_strings(self.stop))
-        if not 0.0 <= self.temperature:
-            raise ConfigError(f"temperature must be at least 0, got {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}; 1 switches it off")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k must be at least 0, got {self.top_k}; 0 switches it off")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}; 0 switches it off")
-        check_penalties(self)
+        self.for_reply(1, seed=0)  # checks the rest
 
     def for_reply(self, max_tokens: int, *, seed: int, renderer: Renderer | None = None, grammar: str = "") -> Sampling:
         """Returns the settings for sampling one reply; a renderer has the ids that end it."""
@@ -103,10 +96,7 @@ class Limits:
     """The effect of a reply that reaches `turn_tokens`: it ends the episode, or goes to the environment as it is."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, str) and value is not None and not value > 0:
-                raise ConfigError(f"{field.name} must be greater than 0, got {value}")
+        check_above_zero(self, *(field.name for field in fields(self) if field.name != "cut_reply"))
         if self.cut_reply not in ("truncate", "answer"):
             raise ConfigError(f'cut_reply is "truncate" or "answer", got {self.cut_reply!r}')
 

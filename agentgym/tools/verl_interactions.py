@@ -22,7 +22,7 @@ from agentgym.tools.calling.definition import Tool
 from agentgym.tools.calling.worker import run_sync
 from agentgym.types import Message
 
-__all__ = ["BaseInteraction", "VerlInteraction", "verl_interactions"]
+__all__ = ["BaseInteraction", "VerlInteraction", "settle", "verl_class", "verl_interactions"]
 
 WANTED = Wanted(noun="interaction class", example="Class", hint="verl's own classes need verl, or a copy of the file.")
 SUFFIX = "Interaction"
@@ -101,11 +101,11 @@ class VerlInteraction:
         if self._instance is None:
             self._instance = f"agentgym-{next(_INSTANCES)}"
             if hasattr(self._user, "start_interaction"):
-                made = await _settle_call(self._user.start_interaction, self._instance, **self._kwargs)
+                made = await settle(self._user.start_interaction(self._instance, **self._kwargs))
                 self._instance = made if isinstance(made, str) else self._instance
         self.note(())
         messages = [dict(message) for message in self._messages]
-        answer = await _settle_call(self._user.generate_response, self._instance, messages, **self._kwargs)
+        answer = await settle(self._user.generate_response(self._instance, messages, **self._kwargs))
         if not isinstance(answer, tuple | list) or len(answer) < 3 or not isinstance(answer[1], str):
             raise EnvironmentFault(
                 f"{type(self._user).__name__}.generate_response returns (ends, text, score, values), got {answer!r:.80}"
@@ -118,7 +118,7 @@ class VerlInteraction:
         instance, self._instance = self._instance, None
         if instance is not None and hasattr(self._user, "finalize_interaction"):
             takes = inspect.signature(self._user.finalize_interaction).parameters
-            await _settle_call(self._user.finalize_interaction, *([instance] if takes else []))
+            await settle(self._user.finalize_interaction(*([instance] if takes else [])))
         return 0.0
 
 
@@ -129,13 +129,8 @@ def verl_interactions(path: Path, entries: object) -> Callable[[], VerlInteracti
     classes: dict[str, Callable[[], Any]] = {}
     for number, entry in enumerate(entries):
         where = f"{str(path)!r}, interaction {number}"
-        place = entry.get("class_name") if isinstance(entry, Mapping) else None
-        if not isinstance(entry, Mapping) or not isinstance(place, str):
-            raise ConfigError(f"{where}: an object with class_name was wanted, got {entry!r:.80}")
-        kind: Any = load_named(place if ":" in place else ":".join(place.rsplit(".", 1)), WANTED)
-        if not callable(kind) or not hasattr(kind, "generate_response"):
-            raise ConfigError(f"{where}: {place!r} is no class with a method generate_response")
-        simple = place.replace(":", ".").rpartition(".")[2]
+        class_name, kind, entry = verl_class(where, entry, "generate_response", WANTED)
+        simple = class_name.replace(":", ".").rpartition(".")[2]
         name = str(entry.get("name") or (simple.removesuffix(SUFFIX) or simple).lower())
         if name in classes:
             raise ConfigError(f"{where}: the name {name!r} is taken by another one")
@@ -143,6 +138,20 @@ def verl_interactions(path: Path, entries: object) -> Callable[[], VerlInteracti
     return partial(VerlInteraction, classes)
 
 
-async def _settle_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    value = function(*args, **kwargs)
+def verl_class(where: str, entry: object, method: str, wanted: Wanted) -> tuple[str, Any, Mapping[str, Any]]:
+    """Returns the class name of an entry of verl's files, the class, and the entry.
+
+    Raises ConfigError for an entry without a class that has `method`; `where` names the entry.
+    """
+    name = entry.get("class_name") if isinstance(entry, Mapping) else None
+    if not isinstance(entry, Mapping) or not isinstance(name, str):
+        raise ConfigError(f"{where}: an object with class_name was wanted, got {entry!r:.80}")
+    kind: Any = load_named(name if ":" in name else ":".join(name.rsplit(".", 1)), wanted)
+    if not callable(kind) or not hasattr(kind, method):
+        raise ConfigError(f"{where}: {name!r} is no class with a method {method}")
+    return name, kind, entry
+
+
+async def settle(value: Any) -> Any:
+    """Returns a value, or the result of an awaitable one."""
     return await value if inspect.isawaitable(value) else value

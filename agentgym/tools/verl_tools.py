@@ -7,7 +7,6 @@ ends it. All are coroutines; a class needs only `execute`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,10 +17,10 @@ from typing import Any
 import yaml
 
 from agentgym.errors import ConfigError
-from agentgym.loading import Wanted, load_named
+from agentgym.loading import Wanted
 from agentgym.registry import Registry
 from agentgym.tools.calling.definition import Tool, register_tool
-from agentgym.tools.verl_interactions import VerlInteraction, verl_interactions
+from agentgym.tools.verl_interactions import VerlInteraction, settle, verl_class, verl_interactions
 
 __all__ = ["BaseTool", "OpenAIFunctionToolSchema", "ToolResponse", "VerlTools", "verl_file"]
 
@@ -106,9 +105,9 @@ class VerlTools:
         total = 0.0
         for tool, instance in self._made.values():
             if hasattr(tool, "calc_reward"):
-                total += float(await _settle(tool.calc_reward(instance)) or 0.0)
+                total += float(await settle(tool.calc_reward(instance)) or 0.0)
             if hasattr(tool, "release"):
-                await _settle(tool.release(instance))
+                await settle(tool.release(instance))
         self._made.clear()
         return total
 
@@ -116,19 +115,15 @@ class VerlTools:
         if each.name not in self._made:
             tool, instance = each.kind(dict(each.config), each.schema), f"agentgym-{next(_INSTANCES)}"
             if hasattr(tool, "create"):
-                made = await _settle(tool.create(instance, **dict(self.create_kwargs.get(each.name, {}))))
+                made = await settle(tool.create(instance, **dict(self.create_kwargs.get(each.name, {}))))
                 told = made[0] if isinstance(made, tuple) else made
                 instance = told if isinstance(told, str) else instance
             self._made[each.name] = (tool, instance)
         tool, instance = self._made[each.name]
-        answer = await _settle(tool.execute(instance, parameters))
+        answer = await settle(tool.execute(instance, parameters))
         text, reward = (answer[0], answer[1]) if isinstance(answer, tuple) else (answer, 0.0)
         self.reward += float(reward or 0.0)
         return str(getattr(text, "text", text) or "")
-
-
-async def _settle(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def verl_file(path: Path, text: str) -> Callable[[], VerlTools | VerlInteraction]:
@@ -150,13 +145,8 @@ def verl_file(path: Path, text: str) -> Callable[[], VerlTools | VerlInteraction
 
 def _tool_class(path: Path, number: int, entry: object) -> _ToolClass:
     where = f"{str(path)!r}, tool {number}"
-    name = entry.get("class_name") if isinstance(entry, Mapping) else None
-    schema = entry.get("tool_schema") if isinstance(entry, Mapping) else None
-    if not isinstance(entry, Mapping) or not isinstance(name, str):
-        raise ConfigError(f"{where}: an object with class_name and tool_schema was wanted, got {entry!r:.80}")
+    _, kind, entry = verl_class(where, entry, "execute", WANTED)
+    schema = entry.get("tool_schema")
     if not isinstance(schema, Mapping) or not isinstance(schema.get("function"), Mapping):
         raise ConfigError(f"{where}: tool_schema is OpenAI's, with `function`; schemas that a class makes are not read")
-    kind: Any = load_named(name if ":" in name else ":".join(name.rsplit(".", 1)), WANTED)
-    if not callable(kind) or not hasattr(kind, "execute"):
-        raise ConfigError(f"{where}: {name!r} is no class with a method execute")
     return _ToolClass(kind, entry.get("config") or {}, schema)

@@ -21,7 +21,7 @@ from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.rollout.serving.http_server import ServeConfig
-from agentgym.settings import check_at_least, replaced_by
+from agentgym.settings import check_above_zero, check_at_least, replaced_by
 from agentgym.tools.sandbox.service_settings import SandboxConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
@@ -173,8 +173,7 @@ class TrainConfig:
         object.__setattr__(self, "env", env)
         object.__setattr__(self, "env_kwargs", env_kwargs)
         check_at_least(1, self, "steps", "tasks", "group_size", "norm_tokens")
-        if self.epochs is not None and not self.epochs > 0:
-            raise ConfigError(f"epochs must be above 0, got {self.epochs}")
+        check_above_zero(self, "epochs")
         if self.epochs is not None and not self.data.has_files:
             raise ConfigError("epochs are passes over rows of files, and an environment has no end: set steps")
         if self.eval.episodes:

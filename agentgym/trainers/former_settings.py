@@ -12,16 +12,18 @@ from agentgym.trainers.config import config_from_mapping
 
 __all__ = ["with_current_names"]
 
-GONE = {"update_s": COMMAND_S, "affinity_margin": 2.0}
+SERVING_GONE = {"update_s": COMMAND_S, "affinity_margin": 2}
 """Settings of `serving` that earlier versions had, and their values now."""
+RAY_GONE = {"deltas": False, "broadcast": False}
+"""Those of `ray`: weights reach all engines through the object store."""
 
 
 def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Returns the settings of a run of an earlier version with today's names; `note` is called with lines on them.
 
     The `local` engine was called `hf`, `eval.episodes` was `eval_episodes`, `learner.lora` had a `dropout` that was
-    always 0, `local.compile` chose whether models of transformers were compiled, and `server` was a block for each kind
-    of server.
+    always 0, `local.compile` chose whether models of transformers were compiled, `ray.deltas` and `ray.broadcast` were
+    other ways of weights to engines, and `server` was a block for each kind of server.
     """
     renamed = {"local" if name == "hf" else name: value for name, value in settings.items()}
     if renamed.get("engine") == "hf":
@@ -33,6 +35,8 @@ def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] 
     learner = renamed.get("learner")
     if isinstance(learner, Mapping) and isinstance(lora := learner.get("lora"), Mapping) and lora.get("dropout") == 0:
         renamed["learner"] = {**learner, "lora": {name: value for name, value in lora.items() if name != "dropout"}}
+    if isinstance(ray := renamed.get("ray"), Mapping):
+        renamed["ray"] = _without(RAY_GONE, ray, "ray.", note)
     return _with_server_block(renamed, note)
 
 
@@ -42,7 +46,7 @@ def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) ->
     If no server samples, it is the first block that sets anything, for a command that names another engine.
     """
     blocks = {
-        name: _without_gone(settings.pop(name), name, note)
+        name: _without_serving_gone(settings.pop(name), name, note)
         for name in FORMER_BLOCKS
         if isinstance(settings.get(name), Mapping)
     }
@@ -60,12 +64,18 @@ def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) ->
     return settings
 
 
-def _without_gone(block: Mapping[str, Any], where: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Returns a kind's block without the settings that have a fixed value now."""
+def _without_serving_gone(block: Mapping[str, Any], kind: str, note: Callable[[str], None]) -> dict[str, Any]:
     serving = block.get("serving")
     if not isinstance(serving, Mapping):
         return dict(block)
-    for name, value in GONE.items():
-        if serving.get(name, value) != value:
-            note(f"the setting {where}.serving.{name} is left out: it is always {value:g}")
-    return {**block, "serving": {name: value for name, value in serving.items() if name not in GONE}}
+    return {**block, "serving": _without(SERVING_GONE, serving, f"{kind}.serving.", note)}
+
+
+def _without(
+    gone: Mapping[str, object], block: Mapping[str, Any], where: str, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Returns a block without the settings that have a fixed value now."""
+    for name, value in gone.items():
+        if block.get(name, value) != value:
+            note(f"the setting {where}{name} is left out: it is always {value}")
+    return {name: value for name, value in block.items() if name not in gone}

@@ -150,7 +150,7 @@ def test_a_token_without_a_server_is_refused(tmp_path: Path, capsys: pytest.Capt
         (["--policy", "oracle"], "--policy oracle plays by itself"),
         (["--policy", "http://127.0.0.1:1/v1"], "is a chat endpoint already"),
         (["--port", "70000"], "a port is a number from 0 to 65535"),
-        (["--idle-s", "0"], "idle_s and claim_s are above 0"),
+        (["--idle-s", "0"], "idle_s must be above 0"),
         (["--policy", "nowhere"], "nowhere"),
     ],
 )

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from agentgym.engines.protocol import Completion, Engine, Sampling
-from agentgym.engines.scripted import Fault, LogNormalDelay, MessageScript, ScriptedEngine, ScriptedReply
+from agentgym.engines.scripted import Fault, LogNormalDelay, ScriptedEngine, ScriptedReply
 from agentgym.errors import EngineError
-from agentgym.types import Message
 
 END = 2
 REPLY = (7, 8, 9, END)
@@ -121,12 +120,3 @@ def test_log_normal_delays_are_seeded() -> None:
     assert drawn == [again() for _ in range(5)]
     assert drawn != [other() for _ in range(5)]
     assert min(drawn) > 0
-
-
-def test_a_message_script_counts_the_turns_of_each_session() -> None:
-    script = MessageScript(
-        lambda session, turn: Message("assistant", f"{session}{turn}"), lambda message: list(message.content.encode())
-    )
-    sampling = Sampling(max_tokens=9)
-    said = [bytes(script(session, [1], sampling)).decode() for session in ("a", "b", "a")]
-    assert said == ["a0", "b0", "a1"]

@@ -12,7 +12,7 @@ from agentgym.rollout.limits import Limits, SamplingConfig
     "name", ["max_turns", "turn_tokens", "trajectory_tokens", "context_window", "deadline_s", "env_step_s"]
 )
 def test_a_budget_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be greater than 0, got 0"):
+    with pytest.raises(ConfigError, match=f"{name} must be above 0, got 0"):
         Limits(**{name: 0})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentgym.errors import ConfigError
+from agentgym.settings import check_at_least
 
 __all__ = ["LocalEngineConfig"]
 
@@ -32,7 +32,4 @@ class LocalEngineConfig:
     `learner.router.replay` sets it."""
 
     def __post_init__(self) -> None:
-        for name in ("num_slots", "window", "max_step_tokens", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} of the local engine must be at least 1, got {value}")
+        check_at_least(1, self, "num_slots", "window", "max_step_tokens", "threads", where="local.")

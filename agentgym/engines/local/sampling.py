@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.engines.protocol import Penalties
+from agentgym.engines.protocol import Sampling
 
 __all__ = ["draw", "penalize", "uniforms"]
 
@@ -69,7 +69,7 @@ def draw(
     return id_B, p_BV.gather(-1, id_B[:, None])[:, 0].log()
 
 
-def penalize(logits_V: Tensor, ids_T: NDArray[np.int64], num_prompt: int, penalties: Penalties) -> None:
+def penalize(logits_V: Tensor, ids_T: NDArray[np.int64], num_prompt: int, penalties: Sampling) -> None:
     """Changes a row's logits by the ids that came before, prompt and reply, of which the first `num_prompt` are prompt.
 
     `repetition_penalty` (Keskar et al. 2019, CTRL) is about all of them, the others about those of the reply; as

@@ -14,6 +14,7 @@ import yaml
 from agentgym.engines.servers.http import check_addresses
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError
+from agentgym.settings import check_at_least
 
 __all__ = ["ServerConfig"]
 
@@ -83,8 +84,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if self.embedded and (self.urls or self.python or self.replicas != 1):
             raise ConfigError("embedded is one engine in this process: leave urls, python and replicas out")
-        if self.replicas < 1:
-            raise ConfigError(f"replicas must be at least 1, got {self.replicas}")
+        check_at_least(1, self, "replicas")
         check_addresses(self.urls, "a server")
         words = (shlex.split(text) if _SEVERAL_WORDS.match(text) else [text] for text in self.server_args)
         object.__setattr__(self, "server_args", tuple(chain.from_iterable(words)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_above_zero, check_at_least
 
 __all__ = ["COMMAND_S", "PauseMode", "ServingSettings"]
 
@@ -46,8 +47,5 @@ class ServingSettings:
     def __post_init__(self) -> None:
         if self.pause not in ("abort", "in_place", "retract"):
             raise ConfigError(f'pause is "abort", "in_place" or "retract", got {self.pause!r}')
-        for name in ("bucket_mb", "request_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be greater than 0, got {getattr(self, name)}")
-        if self.max_retries < 0:
-            raise ConfigError(f"max_retries must be at least 0, got {self.max_retries}")
+        check_above_zero(self, "bucket_mb", "request_s")
+        check_at_least(0, self, "max_retries")

@@ -7,7 +7,6 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,42 +14,36 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Backend, GroupName, PrefixStore, _new_process_group_helper, _world
 
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.invitation import JOIN_S, Invitation
 from agentgym.errors import EngineError
 
 __all__ = ["WeightBroadcast"]
 
 
 class WeightBroadcast:
-    """A rank of a process group of its own, independent of the trainer's groups; rank 0 sends, the others receive.
+    """Rank 0 of a new process group, independent of the trainer's groups, which engines may join.
 
     NCCL for tensors on a GPU (untested there), Gloo for those on CPU.
     """
 
-    def __init__(self, invitation: Invitation, rank: int = 0) -> None:
-        self.invitation = invitation
-        """The group, for the other ranks."""
-        self._rank = rank
-        self._thread = ThreadPoolExecutor(1, "agentgym-broadcast")
-        self._store: Any = None
-        self._group: dist.ProcessGroup | None = None
-
-    @classmethod
-    def begin(cls, num_ranks: int, backend: str, address: str | None = None) -> WeightBroadcast:
-        """Returns rank 0 of a new group, which others may join; `address` is where they reach this process's node."""
-        address = address or ("127.0.0.1" if backend == "gloo" else socket.gethostbyname(socket.gethostname()))
+    def __init__(self, num_ranks: int, backend: str) -> None:
+        address = "127.0.0.1" if backend == "gloo" else socket.gethostbyname(socket.gethostname())
+        make: Any = dist.TCPStore  # type: ignore[attr-defined]
+        self._store: Any = make(address, 0, num_ranks, True, timedelta(seconds=JOIN_S), wait_for_workers=False)
         name = f"agentgym-{secrets.token_hex(4)}"
-        group = cls(Invitation(address=address, port=0, num_ranks=num_ranks, name=name, backend=backend))
-        group._open_store()
-        group.invitation = replace(group.invitation, port=int(group._store.port))
-        return group
+        self.invitation = Invitation(
+            address=address, port=int(self._store.port), num_ranks=num_ranks, name=name, backend=backend
+        )
+        """The group, for the other ranks."""
+        self._thread = ThreadPoolExecutor(1, "agentgym-broadcast")
+        self._group: dist.ProcessGroup | None = None
 
     async def join(self) -> None:
         """Forms the group; raises EngineError if the others do not join in time."""
         await self._run(self._join)
 
     async def share(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcasts contiguous tensors one by one, in order; ranks other than 0 overwrite theirs of these shapes."""
+        """Broadcasts contiguous tensors one by one, in order."""
         await self._run(lambda: self._share(tensors))
 
     def close(self) -> None:
@@ -60,27 +53,19 @@ class WeightBroadcast:
             dist.destroy_process_group(group)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _open_store(self) -> None:
-        given, is_first = self.invitation, self._rank == 0
-        timeout = timedelta(seconds=given.timeout_s)
-        make: Any = dist.TCPStore  # type: ignore[attr-defined]
-        self._store = make(given.address, given.port, given.num_ranks, is_first, timeout, wait_for_workers=False)
-
     def _join(self) -> None:
-        given = self.invitation
-        if self._store is None:
-            self._open_store()
+        invitation = self.invitation
         # The public constructor makes the process's only default group, which a trainer may have or need for itself.
         group, _ = _new_process_group_helper(
-            given.num_ranks,
-            self._rank,
+            invitation.num_ranks,
+            0,
             [],
-            Backend(given.backend),
-            PrefixStore(given.name, self._store),
-            group_name=GroupName(given.name),
-            timeout=timedelta(seconds=given.timeout_s),
+            Backend(invitation.backend),
+            PrefixStore(invitation.name, self._store),
+            group_name=GroupName(invitation.name),
+            timeout=timedelta(seconds=invitation.timeout_s),
         )
-        _world.pg_group_ranks[group] = {rank: rank for rank in range(given.num_ranks)}
+        _world.pg_group_ranks[group] = {rank: rank for rank in range(invitation.num_ranks)}
         self._group = group
 
     def _share(self, tensors: Sequence[Tensor]) -> None:

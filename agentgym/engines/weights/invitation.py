@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Invitation"]
+__all__ = ["JOIN_S", "Invitation"]
 
 JOIN_S = 120.0
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from agentgym.engines.protocol import WeightSync
 from agentgym.engines.weights.invitation import Invitation
@@ -61,26 +61,6 @@ class Receiver(Protocol):
         """Has each rank leave the group."""
 
 
-class WeightPath(Protocol):
-    """A way to one engine.
-
-    Modules that need torch are imported when there are weights, which is when torch is imported anyway.
-    """
-
-    async def load(self, weights: Mapping[str, Tensor], end: UpdateEnd) -> WeightSync:
-        """Sends the weights; raises EngineError if the engine refuses."""
-
-    async def close(self) -> None:
-        """Leaves what was joined."""
-
-
-def weight_path(name: str, receiver: Receiver, max_bytes: int) -> WeightPath:
-    """Returns the way called `memory`, `disk` or `broadcast`; messages hold at most `max_bytes` of tensors."""
-    if name == "disk":
-        return _Disk(receiver)
-    return _Broadcast(receiver, max_bytes) if name == "broadcast" else _Memory(receiver, max_bytes)
-
-
 class _Memory:
     """Buckets of tensors in messages; on one GPU they hold handles of its memory (untested there for vLLM)."""
 
@@ -91,23 +71,32 @@ class _Memory:
     async def load(self, weights: Mapping[str, Tensor], end: UpdateEnd) -> WeightSync:
         from agentgym.engines.weights.buckets import portions
 
+        started = time.perf_counter()
+        await self._prepare(weights)
+        prepared = time.perf_counter()
         num_sent = 0
         async with self.receiver.update():
-            started = time.perf_counter()
             for part in portions(weights, self.max_bytes):
                 num_sent += len(part)
-                await self.receiver.take(part, end if num_sent == len(weights) else None)
+                await self._send(part, end if num_sent == len(weights) else None)
             sent = time.perf_counter()
         return WeightSync(
             version=end.version,
             num_tensors=len(weights),
             num_bytes=sum(tensor.nbytes for tensor in weights.values()),
-            transfer_s=sent - started,
+            gather_s=prepared - started,
+            transfer_s=sent - prepared,
             load_s=time.perf_counter() - sent,
         )
 
     async def close(self) -> None:
         """Does nothing: nothing is kept."""
+
+    async def _prepare(self, weights: Mapping[str, Tensor]) -> None:
+        """Does nothing: a message needs no preparation."""
+
+    async def _send(self, part: Mapping[str, Tensor], end: UpdateEnd | None) -> None:
+        await self.receiver.take(part, end)
 
 
 class _Disk:
@@ -136,35 +125,10 @@ class _Disk:
         """Does nothing: nothing is kept."""
 
 
-class _Broadcast:
+class _Broadcast(_Memory):
     """A process group of the trainer and the engine's ranks, which exists from the first update on."""
 
-    def __init__(self, receiver: Receiver, max_bytes: int) -> None:
-        self.receiver = receiver
-        self.max_bytes = max_bytes
-        self._group: WeightBroadcast | None = None
-
-    async def load(self, weights: Mapping[str, Tensor], end: UpdateEnd) -> WeightSync:
-        from agentgym.engines.weights.buckets import portions
-
-        started = time.perf_counter()
-        group = self._group or await self._join_group(weights)
-        joined = time.perf_counter()
-        num_sent = 0
-        async with self.receiver.update():
-            for part in portions(weights, self.max_bytes):
-                num_sent += len(part)
-                order = self.receiver.receive(part, group.invitation.name, end if num_sent == len(weights) else None)
-                await asyncio.gather(order, group.share([tensor.contiguous() for tensor in part.values()]))
-            sent = time.perf_counter()
-        return WeightSync(
-            version=end.version,
-            num_tensors=len(weights),
-            num_bytes=sum(tensor.nbytes for tensor in weights.values()),
-            gather_s=joined - started,
-            transfer_s=sent - joined,
-            load_s=time.perf_counter() - sent,
-        )
+    _group: WeightBroadcast | None = None
 
     async def close(self) -> None:
         """Leaves the group, and has the engine leave it."""
@@ -174,15 +138,35 @@ class _Broadcast:
                 await self.receiver.leave(group.invitation.name)
             group.close()
 
-    async def _join_group(self, weights: Mapping[str, Tensor]) -> WeightBroadcast:
+    async def _prepare(self, weights: Mapping[str, Tensor]) -> None:
         from agentgym.engines.weights.broadcast import WeightBroadcast
 
+        if self._group is not None:
+            return
         backend = "nccl" if all(tensor.is_cuda for tensor in weights.values()) else "gloo"
-        group = WeightBroadcast.begin(1 + self.receiver.num_ranks, backend)
+        group = WeightBroadcast(1 + self.receiver.num_ranks, backend)
         try:
             await asyncio.gather(self.receiver.join(group.invitation), group.join())
         except BaseException:
             group.close()
             raise
         self._group = group
-        return group
+
+    async def _send(self, part: Mapping[str, Tensor], end: UpdateEnd | None) -> None:
+        assert self._group is not None, "it was joined"
+        order = self.receiver.receive(part, self._group.invitation.name, end)
+        await asyncio.gather(order, self._group.share([tensor.contiguous() for tensor in part.values()]))
+
+
+WeightPath: TypeAlias = _Memory | _Disk
+"""A way to one engine: `load` sends weights and raises EngineError if the engine refuses, `close` leaves its group.
+
+Modules that need torch are imported when there are weights, which is when torch is imported anyway.
+"""
+
+
+def weight_path(name: str, receiver: Receiver, max_bytes: int) -> WeightPath:
+    """Returns the way called `memory`, `disk` or `broadcast`; messages hold at most `max_bytes` of tensors."""
+    if name == "disk":
+        return _Disk(receiver)
+    return _Broadcast(receiver, max_bytes) if name == "broadcast" else _Memory(receiver, max_bytes)

@@ -72,12 +72,6 @@ class Chat:
             self.messages, self.ids = before
         return reply
 
-    async def close_async(self) -> None:
-        """Releases what the engine and the tools keep for the conversation."""
-        if self._tools is not None:
-            self._tools.close()
-        await self._model.engine.abort(self._session)
-
     async def _answer(self, new: Sequence[Message]) -> Reply:
         """Samples the reply to new messages and adds both to the conversation."""
         self.messages += new

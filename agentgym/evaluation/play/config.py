@@ -20,6 +20,7 @@ from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import STALL_S, SamplingConfig
 from agentgym.rollout.sampling.sampler import SamplerConfig
+from agentgym.settings import check_above_zero, check_at_least
 from agentgym.tools.sandbox.service_settings import SandboxConfig
 from agentgym.types import JSON
 from agentgym.url_credentials import refuse_credentials
@@ -97,10 +98,7 @@ class EvalConfig(ModelOptions):
         env, env_kwargs = env_of_data(self.data, self.env, self.env_kwargs)
         object.__setattr__(self, "env", env)
         object.__setattr__(self, "env_kwargs", env_kwargs)
-        for name in ("num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency", "context_window"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is at least 1, got {value}")
+        check_at_least(1, self, "num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency", "context_window")
         _ = self.sampling  # checks it
         self.reward.check_repeats(self.num_repeats, "num_repeats")
         check_engine_name(self.engine)
@@ -113,8 +111,7 @@ class EvalConfig(ModelOptions):
                 f"the policy {self.policy} looks into the environment, which env_processes has in another process:"
                 " leave env_processes out, or evaluate a model"
             )
-        if self.stall_s is not None and not self.stall_s > 0:
-            raise ConfigError(f"stall_s is above 0, or None for no bound, got {self.stall_s}")
+        check_above_zero(self, "stall_s")
         check_date(self.date)
         if self.compaction.at is not None and (self.policy in POLICIES or is_url(self.policy)):
             raise ConfigError(f"{self.policy} is asked for no summary: leave compaction.at out, or evaluate a model")

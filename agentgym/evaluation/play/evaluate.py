@@ -156,7 +156,8 @@ class EvalPlan:
             if on_episode is not None:
                 on_episode(trajectory)
 
-        with closing(self.folder), watch_calls(self.config.stall_s):
+        stall_s = None if self.config.env_processes else self.config.stall_s
+        with closing(self.folder), watch_calls(stall_s):
             played = run_async(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
             found = {**self.folder.kept, **{(trajectory.group, trajectory.member): trajectory for trajectory in played}}
             ordered = tuple(found[episode.group, episode.member] for episode in self.episodes)

@@ -17,6 +17,7 @@ from agentgym.rollout.episode.long_text import run_if_short, text_size
 from agentgym.rollout.episode.token_loop import check_completion, end_at_stop, parse_completion
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.seeds import derive
+from agentgym.settings import check_at_least
 from agentgym.types import Message, ToolSpec
 
 __all__ = ["GenerationConfig", "Prompt", "Reply", "ReplyGenerator", "messages_of_prompt"]
@@ -66,10 +67,7 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         _ = self.sampling  # checks it
-        for name in ("max_tokens", "num_replies", "concurrency"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_at_least(1, self, "max_tokens", "num_replies", "concurrency")
 
 
 @dataclass(frozen=True, kw_only=True)

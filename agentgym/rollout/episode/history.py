@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_at_least
 from agentgym.types import Message
 
 __all__ = ["ASK", "CompactionConfig", "History", "compact_messages"]
@@ -43,8 +44,7 @@ class CompactionConfig:
     def __post_init__(self) -> None:
         if self.at is not None and not 0.0 < self.at < 1.0:
             raise ConfigError(f"compaction.at is a share of the context window between 0 and 1, got {self.at}")
-        if self.tokens < 1:
-            raise ConfigError(f"compaction.tokens must be at least 1, got {self.tokens}")
+        check_at_least(1, self, "tokens", where="compaction.")
 
 
 def compact_messages(

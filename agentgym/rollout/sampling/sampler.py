@@ -18,6 +18,7 @@ from agentgym.rollout.hosting.env_process import EnvProcessLost
 from agentgym.rollout.hosting.env_threads import EnvThreads
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.rollout.hosting.hosted_env import Env
+from agentgym.settings import check_at_least
 from agentgym.trajectory import Group, Status, StopReason, Trajectory
 from agentgym.types import Task, ToolResult
 
@@ -49,10 +50,8 @@ class SamplerConfig:
     """Calls of environments that may hang at the same time, each on its thread; above it the run stops."""
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or (self.env_threads is not None and self.env_threads < 1):
-            raise ConfigError(f"concurrency and env_threads are at least 1, got {self.concurrency}, {self.env_threads}")
-        if self.env_processes < 0:
-            raise ConfigError(f"env_processes is at least 0, got {self.env_processes}")
+        check_at_least(1, self, "concurrency", "env_threads")
+        check_at_least(0, self, "env_processes")
         if self.env_processes and self.env_threads is not None:
             raise ConfigError(
                 "in a process each environment has its own thread: leave env_threads or env_processes out"

@@ -33,6 +33,7 @@ from agentgym.rollout.serving.chat_completion import (
     wire_answer,
 )
 from agentgym.rollout.serving.served_loop import CONTEXT_EXCEEDED, ServedLoop
+from agentgym.settings import check_above_zero, check_at_least
 from agentgym.trajectory import StopReason
 from agentgym.types import JSON
 
@@ -70,9 +71,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"a port is a number from 0 to 65535, got {self.port}")
-        if not (self.idle_s > 0 and self.claim_s > 0 and self.quiet_s >= 0):
-            given = f"{self.idle_s}, {self.claim_s} and {self.quiet_s}"
-            raise ConfigError(f"idle_s and claim_s are above 0 and quiet_s is at least 0, got {given}")
+        check_above_zero(self, "idle_s", "claim_s")
+        check_at_least(0, self, "quiet_s")
         if self.token is None and not is_loopback(self.host):
             raise ConfigError(f"a server at {self.host} is reached from other machines: give it a token")
 

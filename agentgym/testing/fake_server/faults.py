@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast, get_args
 
 from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.settings import check_above_zero
 from agentgym.types import JSON
 
 __all__ = ["FaultKind", "FaultPlan", "Faults"]
@@ -40,8 +41,7 @@ class Faults:
         total = sum(self.rates.values())
         if total > 1.0 or any(not 0.0 <= rate <= 1.0 for rate in self.rates.values()):
             raise ConfigError(f"fault rates are in [0, 1] and at most 1 together, got {dict(self.rates)}")
-        if not self.slow_factor > 0.0:
-            raise ConfigError(f"slow_factor must be greater than 0, got {self.slow_factor}")
+        check_above_zero(self, "slow_factor")
 
     @staticmethod
     def from_json(value: Mapping[str, JSON]) -> Faults:

@@ -18,6 +18,7 @@ from typing import Any, Self
 from agentgym.engines.scripted import LogNormalDelay, Reply
 from agentgym.errors import AgentGymError, ConfigError, EngineError
 from agentgym.http_guard import HttpGuard, choose_token
+from agentgym.settings import check_at_least
 from agentgym.testing.fake_server.chat import FakeChat
 from agentgym.testing.fake_server.control import FakeControl
 from agentgym.testing.fake_server.faults import Faults
@@ -70,9 +71,7 @@ class FakeConfig:
     """The names in the Host header that are served, besides IP addresses and this machine's own name."""
 
     def __post_init__(self) -> None:
-        for name in ("latency_median_s", "latency_sigma", "token_s"):
-            if not getattr(self, name) >= 0.0:
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_at_least(0, self, "latency_median_s", "latency_sigma", "token_s")
         if not 0 <= self.port < 65536:
             raise ConfigError(f"a port is in [0, 65535], got {self.port}")
 

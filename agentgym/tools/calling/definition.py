@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 from agentgym.errors import NOT_JSON, ConfigError, ToolSchemaError
 from agentgym.openai_wire import tool_schema
 from agentgym.registry import Registry
+from agentgym.settings import check_above_zero, check_at_least
 from agentgym.tools.calling.conversion import argument_converter
 from agentgym.tools.calling.docstring import summary
 from agentgym.tools.calling.schema import function_doc, function_fields, function_name, function_schema
@@ -82,12 +83,11 @@ class Tool:
             if getattr(self, setting) not in get_args(kind):
                 known = ", ".join(get_args(kind))
                 raise ConfigError(f"tool {self.name!r}: {setting} is one of {known}; got {getattr(self, setting)!r}")
-        if self.timeout_s is not None and self.timeout_s <= 0:
-            raise ConfigError(f"tool {self.name!r}: timeout_s must be positive, or None for no limit")
-        if self.max_concurrency is not None and self.max_concurrency < 1:
-            raise ConfigError(f"tool {self.name!r}: max_concurrency must be at least 1, or None for no limit")
-        if self.rate_limit_per_s is not None and not 0 < self.rate_limit_per_s < float("inf"):
-            raise ConfigError(f"tool {self.name!r}: rate_limit_per_s must be above 0, or None for no limit")
+        where = f"tool {self.name!r}: "
+        check_above_zero(self, "timeout_s", "rate_limit_per_s", where=where)
+        check_at_least(1, self, "max_concurrency", where=where)
+        if self.rate_limit_per_s == float("inf"):
+            raise ConfigError(f"{where}rate_limit_per_s must be above 0 and finite, or None for no limit")
         object.__setattr__(self, "check", _compiled_check(_SchemaKey(self.spec)))
 
     @property

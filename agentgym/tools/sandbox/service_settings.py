@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_at_least
 from agentgym.url_credentials import read_key, refuse_credentials
 
 __all__ = ["CONCURRENCY", "KEY", "SandboxConfig", "backend_of_run", "is_service", "used_by_run", "variables_of_run"]
@@ -32,8 +33,7 @@ class SandboxConfig:
         if self.url and not is_service(self.url):
             raise ConfigError(f"sandbox.url is the http:// address of a service, got {self.url!r}")
         refuse_credentials(self.url, "sandbox.url")
-        if self.concurrency < 1:
-            raise ConfigError(f"sandbox.concurrency is at least 1, got {self.concurrency}")
+        check_at_least(1, self, "concurrency", where="sandbox.")
         read_key(self.api_key_env)
 
 

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TypeAlias
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_above_zero, check_at_least
 
 __all__ = ["AdaptiveKL", "FixedKL", "KLController"]
 
 MAX_ERROR = 0.2
-
-
-class KLController(Protocol):
-    """Sets the coefficient of a penalty from the measured divergence; immutable, `update` returns the next one."""
-
-    @property
-    def coefficient(self) -> float:
-        """The weight of the penalty now."""
-        ...
-
-    def update(self, kl: float, num_episodes: int) -> KLController:
-        """The controller after a step of `num_episodes` whose mean divergence was `kl`, in nats."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -32,8 +20,7 @@ class FixedKL:
     coefficient: float
 
     def __post_init__(self) -> None:
-        if not self.coefficient >= 0:
-            raise ConfigError(f"coefficient is {self.coefficient}; it must be at least 0")
+        check_at_least(0, self, "coefficient")
 
     def update(self, kl: float, num_episodes: int) -> FixedKL:
         """Returns itself."""
@@ -59,11 +46,8 @@ class AdaptiveKL:
     """Episodes over which an error at its bound moves the coefficient by about a fifth; at least 1."""
 
     def __post_init__(self) -> None:
-        for name in ("coefficient", "target"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if self.horizon < 1:
-            raise ConfigError(f"horizon is {self.horizon}; it must be at least 1 episode")
+        check_above_zero(self, "coefficient", "target")
+        check_at_least(1, self, "horizon")
 
     def update(self, kl: float, num_episodes: int) -> AdaptiveKL:
         """The controller after a step of `num_episodes`; raises ConfigError for a step that is five horizons long."""
@@ -72,3 +56,7 @@ class AdaptiveKL:
         if not factor > 0:
             raise ConfigError(f"a step of {num_episodes} episodes needs a horizon above {num_episodes // 5} episodes")
         return replace(self, coefficient=self.coefficient * factor)
+
+
+KLController: TypeAlias = FixedKL | AdaptiveKL
+"""Sets the coefficient of a penalty from the measured divergence; immutable, `update` returns the next one."""

@@ -8,15 +8,14 @@ import os
 import re
 import secrets
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -26,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from agentgym.errors import AgentGymError, EngineError
 from agentgym.tools.sandbox.service_settings import variables_of_run
+from agentgym.trainers.cluster.address import check_answers, token_hint
 from agentgym.trainers.settings.cluster import ClusterConfig, Role
 
 __all__ = [
@@ -45,10 +45,12 @@ __all__ = [
 _log = logging.getLogger(__name__)
 FAREWELL_S = 10.0
 """The seconds after an actor's failure within which the death of another actor is reported as its cause."""
-ANSWER_S = 20.0
-"""The seconds that a cluster may take to accept a connection."""
 TOKENS = "ray._private.authentication.authentication_token_setup"
 _PATH = "AGENTGYM_PYTHONPATH"
+A = TypeVar("A", covariant=True)
+Made = TypeVar("Made")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class ActorLost(EngineError):
@@ -95,8 +97,11 @@ def _parcel_errors() -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Actor:
-    """An actor of the run, which may be passed to other actors."""
+class Actor(Generic[A]):
+    """An actor of the run, an object of the class `A` in a process of its own; it may be passed to other actors.
+
+    Methods are those of the class, with their arguments: `await actor.call(Board.post, posted)`.
+    """
 
     label: str
     """The actor's name in messages, such as `engine 1`."""
@@ -105,7 +110,7 @@ class Actor:
     handle: ActorHandle[Any]
 
     @staticmethod
-    def find(label: str, name: str) -> Actor:
+    def find(label: str, name: str) -> Actor[Any]:
         """Returns the actor with that name in the cluster."""
         return Actor(label, name, ray.get_actor(name))
 
@@ -113,24 +118,25 @@ class Actor:
         # By name: a reference to a handle would be in the object store, where a restarted actor does not find it.
         return Actor.find, (self.label, self.name)
 
-    async def call(self, method: str, *arguments: object) -> Any:
+    async def call(self, method: Callable[Concatenate[A, P], Awaitable[R]], *arguments: P.args, **named: P.kwargs) -> R:
         """Returns the method's result.
 
         Raises ActorLost if the actor's process is gone, an AgentGymError as it was raised, and ActorFailed with the
         traceback for anything else. Cancelling cancels the method.
         """
-        ref = getattr(self.handle, method).remote(*arguments)
+        ref = getattr(self.handle, method.__name__).remote(*arguments, **named)
         with self.errors():
             try:
-                return await ref
+                result: R = await ref
+                return result
             except asyncio.CancelledError:
                 with suppress(TypeError):  # the cluster is gone, and the call with it
                     ray.cancel(ref)
                 raise
 
-    def tell(self, method: str, *arguments: object) -> None:
+    def tell(self, method: Callable[Concatenate[A, P], object], *arguments: P.args, **named: P.kwargs) -> None:
         """Calls the method without waiting for its result."""
-        getattr(self.handle, method).remote(*arguments)
+        getattr(self.handle, method.__name__).remote(*arguments, **named)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -158,7 +164,9 @@ class Actor:
         ray.kill(self.handle, no_restart=True)
 
 
-def together(actors: Sequence[Actor], method: str, *arguments: object) -> list[Any]:
+def together(
+    actors: Sequence[Actor[A]], method: Callable[Concatenate[A, P], R], *arguments: P.args, **named: P.kwargs
+) -> list[R]:
     """Calls the method on all actors at once, blocks, and returns each actor's result.
 
     The first failure ends the wait for the others; it is raised as by `Actor.call`. A failure that is not an
@@ -166,20 +174,21 @@ def together(actors: Sequence[Actor], method: str, *arguments: object) -> list[A
     it is raised instead.
     """
     shared = [ray.put(argument) for argument in arguments]
-    asked = {getattr(actor.handle, method).remote(*shared): actor for actor in actors}
-    waiting, found = list(asked), {}
+    shared_named = {name: ray.put(argument) for name, argument in named.items()}
+    asked = {getattr(actor.handle, method.__name__).remote(*shared, **shared_named): actor for actor in actors}
+    waiting, results = list(asked), {}
     while waiting:
         (done,), waiting = ray.wait(waiting, num_returns=1)
         try:
             with asked[done].errors():
-                found[done] = ray.get(done)
+                results[done] = ray.get(done)
         except ActorFailed:
             _raise_deaths({ref: asked[ref] for ref in waiting})
             raise
-    return [found[ref] for ref in asked]
+    return [results[ref] for ref in asked]
 
 
-def _raise_deaths(asked: Mapping[Any, Actor]) -> None:
+def _raise_deaths(asked: Mapping[Any, Actor[Any]]) -> None:
     """Raises ActorLost if one of the actors dies within FAREWELL_S."""
     waiting, ends = list(asked), time.monotonic() + FAREWELL_S
     while waiting and time.monotonic() < ends:
@@ -233,7 +242,7 @@ class Cluster:
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
-        self._actors: list[Actor] = []
+        self._actors: list[Actor[Any]] = []
         self._group: PlacementGroup | None = None
         self._was_connected = ray.is_initialized()
         self.cores: int | None = None
@@ -257,7 +266,9 @@ class Cluster:
     ) -> None:
         self._leave()
 
-    def actor(self, role: Role, number: int, kind: type, *arguments: object, max_concurrency: int = 1000) -> Actor:
+    def actor(
+        self, role: Role, number: int, kind: type[Made], *arguments: object, max_concurrency: int = 1000
+    ) -> Actor[Made]:
         """Starts an actor of the class `kind` on its reserved bundle, with its label followed by the arguments."""
         label, place, needs = f"{role} {number}", self.config.place(role, number), self.config.needs(role)
         assert self._group is not None
@@ -274,8 +285,8 @@ class Cluster:
         )
 
     def post(
-        self, label: str, kind: type, *arguments: object, is_here: bool = False, max_concurrency: int = 1000
-    ) -> Actor:
+        self, label: str, kind: type[Made], *arguments: object, is_here: bool = False, max_concurrency: int = 1000
+    ) -> Actor[Made]:
         """Starts an actor that takes no resources, on the node of this process if it `is_here`."""
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": self.config.max_restarts}
         if is_here:
@@ -288,10 +299,10 @@ class Cluster:
         table: Mapping[str, Any] = ray.util.placement_group_table(self._group)
         return set(table["bundles_to_node_id"].values()) != {own_node()}
 
-    def _begin(self, label: str, kind: type, arguments: Sequence[object], **options: Any) -> Actor:
+    def _begin(self, label: str, kind: type[Made], arguments: Sequence[object], **options: Any) -> Actor[Made]:
         name = f"agentgym-{self.run}-{label.replace(' ', '-')}"
         remote: Any = ray.remote(kind)
-        made = Actor(label, name, remote.options(name=name, **options).remote(*arguments))
+        made: Actor[Made] = Actor(label, name, remote.options(name=name, **options).remote(*arguments))
         self._actors.append(made)
         return made
 
@@ -307,7 +318,7 @@ class Cluster:
         logging.getLogger(TOKENS).addFilter(_is_no_default)
         self.cores = None if address else os.cpu_count() or 1
         if address:
-            _check_answers(address)
+            check_answers(address)
         # Actors import what this process can import: environments and rewards next to the command, a checkout.
         path = os.pathsep.join(dict.fromkeys([os.getcwd(), *sys.path[1:]]))
         paths = {"PYTHONPATH": path, _PATH: os.environ.get("PYTHONPATH", "")}
@@ -323,7 +334,7 @@ class Cluster:
                 )
         except Exception as error:  # Ray itself raises a plain Exception if a node does not start in time
             where = f"join the Ray cluster at {address!r}" if address else "begin a Ray cluster on this machine"
-            raise EngineError(f"cannot {where}: {_first_line(error)}; {_way_in(address)}see `ray status`") from error
+            raise EngineError(f"cannot {where}: {_first_line(error)}; {token_hint(address)}see `ray status`") from error
 
     def _num_cpus(self) -> int:
         return int(sum(bundle.get("CPU", 0) for bundle in self.config.bundles)) + 1
@@ -369,24 +380,6 @@ def _sigterm_kept() -> Iterator[None]:
 def _is_no_default(record: logging.LogRecord) -> bool:
     """False for Ray's warning in every run that it asks for a token, which is its default."""
     return not record.getMessage().startswith("Token authentication is enabled")
-
-
-def _check_answers(address: str) -> None:
-    """Raises EngineError if no process listens at `HOST:PORT`: Ray would try for many minutes."""
-    named = re.fullmatch(r"([^:/]+):(\d+)", address)
-    if named is None:  # `auto`, or a form that Ray knows
-        return
-    try:
-        socket.create_connection((named[1], int(named[2])), timeout=ANSWER_S).close()
-    except (OSError, OverflowError) as error:
-        raise EngineError(f"cannot join the Ray cluster at {address!r}: nothing answers there ({error})") from error
-
-
-def _way_in(address: str | None) -> str:
-    """Returns a hint on clusters that ask for a token: Ray sends its token to no cluster that is named by address."""
-    if address in (None, "auto") or os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
-        return ""
-    return "where it asks for a token (`ray start` does once there is a ~/.ray/auth_token), set RAY_AUTH_MODE=token; "
 
 
 def _resources() -> dict[str, float]:

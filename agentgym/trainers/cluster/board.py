@@ -56,16 +56,16 @@ class Board:
 class _Reporter(logging.Handler):
     """Sends an actor's log records to the board."""
 
-    def __init__(self, label: str, board: Actor) -> None:
+    def __init__(self, label: str, board: Actor[Board]) -> None:
         super().__init__(logging.WARNING)
         self._label = label
         self._board = board
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._board.tell("warn", self._label, record.levelno, record.getMessage())
+        self._board.tell(Board.warn, self._label, record.levelno, record.getMessage())
 
 
-def report_warnings(label: str, board: Actor) -> None:
+def report_warnings(label: str, board: Actor[Board]) -> None:
     """Sends this process's warnings to the board, so that they appear where the run was started."""
     logger = logging.getLogger("agentgym")
     logger.handlers = [_Reporter(label, board)]
@@ -75,7 +75,7 @@ def report_warnings(label: str, board: Actor) -> None:
 class BoardKeeper:
     """The driver's side of the board: posts weights, logs the actors' warnings, and refills a restarted board."""
 
-    def __init__(self, board: Actor) -> None:
+    def __init__(self, board: Actor[Board]) -> None:
         self.board = board
         self._posted: Posted | None = None
         self._is_up = False
@@ -114,7 +114,7 @@ class BoardKeeper:
         ends = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             try:
-                await self.board.call("post", self._posted)
+                await self.board.call(Board.post, self._posted)
                 self._is_lost, self._is_up = False, self._posted is not None
                 return
             except ActorLost as error:
@@ -126,7 +126,7 @@ class BoardKeeper:
     async def tell_news(self) -> None:
         """Logs new warnings, and refills a board that was restarted; raises ActorLost if it is gone."""
         is_up = self._is_up
-        has_weights, news = await self.board.call("news")
+        has_weights, news = await self.board.call(Board.news)
         for label, level, text in news:
             if text not in self._seen:
                 self._seen.add(text)

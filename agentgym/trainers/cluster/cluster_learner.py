@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,37 +13,43 @@ from torch import Tensor
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.checkpoint import CRITIC, LEARNER
 from agentgym.trainers.cluster.actors import Actor, ActorLost, together
-from agentgym.trainers.cluster.rank_process import Beginning
+from agentgym.trainers.cluster.rank_actor import CriticActor, RankActor, ReferenceActor
+from agentgym.trainers.cluster.rank_process import Beginning, RankProcess, SavingRank
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.critic import CriticStats
+from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.mismatch import UNBOUNDED, MismatchBound
 from agentgym.trainers.learner.step_stats import StepStats
 from agentgym.trainers.parts.parts import LearnerLost
 
 __all__ = ["ClusterLearner", "RankGroup"]
 
+K = TypeVar("K", bound=RankProcess, covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 @dataclass(frozen=True, eq=False)
-class RankGroup:
+class RankGroup(Generic[K]):
     """The ranks that have a model together; all of them do each operation."""
 
-    ranks: Sequence[Actor]
+    ranks: Sequence[Actor[K]]
     part: str = ""
     """The subfolder of a checkpoint with what the group trains."""
 
     def begin(self, beginning: Beginning) -> None:
         """Makes the ranks join each other and load their model."""
-        (address,) = together(self.ranks[:1], "meeting_place")
-        self.ask("begin", replace(beginning, address=address))
+        (address,) = together(self.ranks[:1], RankProcess.meeting_place)
+        self.ask(RankProcess.begin, replace(beginning, address=address))
 
-    def ask(self, method: str, *arguments: object) -> Any:
+    def ask(self, method: Callable[Concatenate[K, P], R], *arguments: P.args, **named: P.kwargs) -> R:
         """Calls the same method on all ranks and returns rank 0's result; raises LearnerLost if a rank is gone."""
-        return self.ask_all(method, *arguments)[0]
+        return self.ask_all(method, *arguments, **named)[0]
 
-    def ask_all(self, method: str, *arguments: object) -> list[Any]:
+    def ask_all(self, method: Callable[Concatenate[K, P], R], *arguments: P.args, **named: P.kwargs) -> list[R]:
         """Calls the same method on all ranks and returns their results; raises LearnerLost if a rank is gone."""
         try:
-            return together(self.ranks, method, *arguments)
+            return together(self.ranks, method, *arguments, **named)
         except ActorLost as error:
             raise LearnerLost(f"{error}; the other ranks cannot go on without it") from error
 
@@ -56,9 +63,9 @@ class ClusterLearner:
     def __init__(
         self,
         config: TrainConfig,
-        ranks: Sequence[Actor],
-        references: Sequence[Actor] = (),
-        critics: Sequence[Actor] = (),
+        ranks: Sequence[Actor[RankActor]],
+        references: Sequence[Actor[ReferenceActor]] = (),
+        critics: Sequence[Actor[CriticActor]] = (),
     ) -> None:
         self.config = config.learner
         self.temperature = config.sampling.temperature
@@ -68,47 +75,46 @@ class ClusterLearner:
         self.critic = _DistantCritic(self.ranks, self._critics) if self.config.critic.exists else None
 
     @property
-    def saved_groups(self) -> list[RankGroup]:
+    def saved_groups(self) -> list[RankGroup[SavingRank]]:
         """The groups whose state a checkpoint contains, the learner's first."""
         return [self.ranks, *([] if self._critics is None else [self._critics])]
 
     def begin(self, beginning: Beginning) -> None:
         """Makes the ranks of each group join each other and load their models."""
-        for group in (self.ranks, self._references, self._critics):
+        groups: tuple[RankGroup[RankProcess] | None, ...] = (self.ranks, self._references, self._critics)
+        for group in groups:
             if group is not None:
                 group.begin(beginning)
 
     def update(self, batch: TrainingBatch, *, version: int = 0, bound: MismatchBound = UNBOUNDED) -> StepStats:
         """See `Learner.update`."""
-        options = {"version": version, "bound": bound}
-        stats: StepStats = self.ranks.ask("act_on", self._with_reference(batch), "update", options)
-        return stats
+        update = partial(Learner.update, version=version, bound=bound)
+        return self.ranks.ask(RankActor.act_on, update, self._with_reference(batch))
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
         """See `Learner.update_critic`."""
         if self.critic is None:
             return None
-        group = self._critics
-        stats: CriticStats
-        stats = self.ranks.ask("act_on", batch, "update_critic", {}) if group is None else group.ask("fit", batch)
-        return stats
+        if self._critics is not None:
+            return self._critics.ask(CriticActor.fit, batch)
+        return self.ranks.ask(RankActor.act_on, Learner.update_critic, batch)
 
     def logprobs(self, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
         """See `Learner.logprobs`."""
-        return self._tensor(batch, "logprobs", {"temperature": temperature})
+        return self.ranks.ask(RankActor.act_on, partial(Learner.logprobs, temperature=temperature), batch)
 
     def penalties(self, batch: TrainingBatch) -> Tensor:
         """See `Learner.penalties`."""
-        return self._tensor(self._with_reference(batch), "penalties", {})
+        return self.ranks.ask(RankActor.act_on, Learner.penalties, self._with_reference(batch))
 
     def gradient_proxies(self, batch: TrainingBatch) -> Tensor:
         """See `Learner.gradient_proxies`."""
-        return self._tensor(batch, "gradient_proxies", {})
+        return self.ranks.ask(RankActor.act_on, Learner.gradient_proxies, batch)
 
     @property
     def num_steps(self) -> int:
         """See `Learner.num_steps`."""
-        return sum(int(group.ask("num_steps")) for group in self.saved_groups)
+        return sum(group.ask(SavingRank.num_steps) for group in self.saved_groups)
 
     def close(self) -> None:
         """Does nothing: the cluster ends its actors."""
@@ -119,23 +125,19 @@ class ClusterLearner:
             return batch
         mask_N = batch.mask_N.cpu()
         reference_logp_N = torch.zeros(len(mask_N))
-        reference_logp_N[mask_N] = self._references.ask("logprobs", batch).float()
+        reference_logp_N[mask_N] = self._references.ask(ReferenceActor.logprobs, batch).float()
         return replace(batch, reference_logp_N=reference_logp_N)
-
-    def _tensor(self, batch: TrainingBatch, method: str, options: dict[str, object]) -> Tensor:
-        found: Tensor = self.ranks.ask("act_on", batch, method, options)
-        return found
 
 
 @dataclass(frozen=True, eq=False)
 class _DistantCritic:
     """The critic of the learner's ranks, or of ranks of its own."""
 
-    learner: RankGroup
-    own: RankGroup | None
+    learner: RankGroup[RankActor]
+    own: RankGroup[CriticActor] | None
 
     def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """See `Critic.read`."""
-        found: tuple[Tensor, Tensor]
-        found = self.learner.ask("read_values", batch) if self.own is None else self.own.ask("read", batch)
-        return found
+        if self.own is not None:
+            return self.own.ask(CriticActor.read, batch)
+        return self.learner.ask(RankActor.read_values, batch)

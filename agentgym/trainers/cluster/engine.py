@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.servers.replicated import Replica, ReplicatedEngine
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.weights.check import WeightCheck
-from agentgym.engines.weights.invitation import Invitation
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import Weights
 from agentgym.trainers.cluster.actors import Actor, ActorLost, ParcelLost
 from agentgym.trainers.cluster.board import BoardKeeper, Posted
-from agentgym.trainers.cluster.shipment import Seat, Shipment
+from agentgym.trainers.cluster.engine_actor import EngineActor, EngineFacts
+from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.parts.parts import LearnerLost
 
-__all__ = ["ClusterEngine", "EngineFacts", "Engines"]
+__all__ = ["ClusterEngine", "Engines"]
 
-_log = logging.getLogger(__name__)
 READY_S = 5.0
 """The seconds within which a live engine reports that it is ready."""
 POLL_S = 0.5
+P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineFacts:
-    """The facts that are known of a started engine."""
-
-    vocab_size: int
-    context_window: int
-    dtype: str
 
 
 @dataclass(frozen=True, eq=False)
 class Engines:
     """The engine actors of a run and their common facts."""
 
-    actors: Sequence[Actor]
+    actors: Sequence[Actor[EngineActor]]
     facts: EngineFacts
     """The facts that hold for all of them."""
     patience_s: float
@@ -54,13 +44,11 @@ class Engines:
 class ActorReplica:
     """A `Replica` that is an `EngineActor`."""
 
-    def __init__(self, actor: Actor, dtype: str) -> None:
+    def __init__(self, actor: Actor[EngineActor], dtype: str) -> None:
         self.actor = actor
         self.dtype = dtype
         self.posted: Posted | None = None
         """The weights of the next update."""
-        self.seat: Seat | None = None
-        """Its place in the broadcast of the next update."""
         self._check = WeightCheck(actor.label, is_exact=True)
 
     @property
@@ -71,61 +59,51 @@ class ActorReplica:
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
         """Samples one reply; the actor decodes with a tokenizer of its own."""
         sent = replace(sampling, decode=None)
-        completion: Completion = await self._call("generate", prompt_ids, sent, process_session(rid))
-        return completion
+        return await self._call(EngineActor.generate, prompt_ids, sent, process_session(rid))
 
     async def abort(self, rid: str | None) -> None:
         """Aborts the request of a session."""
         if rid is not None:
-            await self._call("abort", process_session(rid))
+            await self._call(EngineActor.abort, process_session(rid))
 
     async def is_alive(self) -> bool:
         """True if the actor answers, also after a restart."""
         try:
             async with asyncio.timeout(READY_S):
-                return bool(await self._call("is_ready"))
+                return await self._call(EngineActor.is_ready)
         except (HttpUnreachable, TimeoutError):
             return False
 
     async def pause(self) -> None:
         """Stops sampling at a token boundary."""
-        await self._call("pause")
+        await self._call(EngineActor.pause)
 
     async def resume(self) -> None:
         """Resumes sampling."""
-        await self._call("resume")
+        await self._call(EngineActor.resume)
 
     async def flush(self) -> None:
         """Empties the prefix cache."""
-        await self._call("flush")
+        await self._call(EngineActor.flush)
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
         """Makes the actor take the newest shipment, and compares the digests of what arrived."""
         posted = self.posted
         if posted is None or posted.version != version:
             raise EngineError(f"no shipment of version {version} was made for {self.name}")
-        seat, self.seat = self.seat, None  # asked again, it fetches them
-        answer: tuple[WeightSync, dict[str, str]] = await self._call("update", posted, seat)
-        sync, digests = answer
+        sync, digests = await self._call(EngineActor.update, posted)
         if digests:
             self._check.compare(posted.shipment.digests, digests, version)
         return sync
 
-    async def place(self) -> tuple[str, str | None]:
-        """Returns the actor's node and the group from which it has weights; no node if it does not answer."""
-        try:
-            async with asyncio.timeout(READY_S):
-                found: tuple[str, str | None] = await self._call("place")
-                return found
-        except (HttpUnreachable, TimeoutError):
-            return "", None
-
     async def close(self) -> None:
         """Does nothing: the cluster ends its actors."""
 
-    async def _call(self, method: str, *arguments: object) -> Any:
+    async def _call(
+        self, method: Callable[Concatenate[EngineActor, P], Awaitable[T]], *arguments: P.args, **named: P.kwargs
+    ) -> T:
         try:
-            return await self.actor.call(method, *arguments)
+            return await self.actor.call(method, *arguments, **named)
         except ActorLost as error:
             raise HttpUnreachable(str(error)) from error
 
@@ -156,69 +134,33 @@ class ClusterEngine(ReplicatedEngine):
         self._patience_s = engines.patience_s
         self._keeper = keeper
         self._search: asyncio.Task[None] | None = None
-        self._invitation: Invitation | None = None
-        """The group in which the learner broadcasts weights."""
 
     def _check_versions(self, completion: Completion, name: str) -> None:
         """Does nothing: each engine checks its own, and a worker does not know which weights are the newest."""
 
-    async def take_shipment(self, shipment: Shipment, version: int, sender: Actor | None = None) -> WeightSync:
+    async def take_shipment(self, shipment: Shipment, version: int) -> WeightSync:
         """Has all engines take the weights of a shipment, and those that restart later.
 
-        The `sender`, rank 0 of the learner, broadcasts them to engines on other nodes.
         Raises LearnerLost if the rank that shipped them died meanwhile.
         """
         assert self._keeper is not None
         posted = Posted(version, shipment)
         await self._keeper.post(posted)
         for replica in cast("tuple[ActorReplica, ...]", self.replicas):
-            replica.posted, replica.seat = posted, None
+            replica.posted = posted
         try:
-            sending = sender and await self._begin_broadcast(shipment, sender)
-            try:
-                sync = await self.update_weights({}, version)
-            finally:
-                if sending:
-                    await self._end_broadcast(sending)
-        except (ParcelLost, ActorLost) as error:
+            sync = await self.update_weights({}, version)
+        except ParcelLost as error:
             raise LearnerLost(f"weights of version {version} did not arrive: {error}") from error
         for index in set(range(len(self.replicas))) - set(self.router.alive):
-            self._actors[index].tell("catch_up")  # it may be alive and have answered too late
+            self._actors[index].tell(EngineActor.catch_up)  # it may be alive and have answered too late
         return replace(sync, gather_s=sync.gather_s + shipment.gather_s)
-
-    async def _begin_broadcast(self, shipment: Shipment, sender: Actor) -> asyncio.Task[None] | None:
-        """Gives engines on other nodes a seat in a group with the sender, which begins to send; None without any."""
-        replicas = [cast(ActorReplica, self.replicas[index]) for index in self.router.alive]
-        places = await asyncio.gather(*(replica.place() for replica in replicas))
-        far = [
-            (replica, group)
-            for replica, (node, group) in zip(replicas, places, strict=True)
-            if node not in ("", shipment.node)
-        ]
-        if not far:
-            return None
-        given, groups = self._invitation, {group for _, group in far}
-        if given is None or groups != {given.name} or given.num_ranks != 1 + len(far):
-            given = self._invitation = await sender.call("invite", 1 + len(far))
-        for rank, (replica, _) in enumerate(far, 1):
-            replica.seat = Seat(given, rank)
-        return asyncio.ensure_future(sender.call("send"))
-
-    async def _end_broadcast(self, sending: asyncio.Task[None]) -> None:
-        """Waits for the sender; if an engine was gone, there is a new group the next time."""
-        try:
-            await sending
-        except ActorLost:
-            raise
-        except EngineError as error:
-            _log.warning("the learner could not send weights to all engines: %s", error)
-            self._invitation = None
 
     async def abort(self, session: str) -> None:
         """Aborts the session's request in flight, and makes the engines forget the session."""
         await super().abort(session)
         for index in self.router.alive:
-            self._actors[index].tell("abort", f"{session}#{self._mark}"[:-1])
+            self._actors[index].tell(EngineActor.abort, f"{session}#{self._mark}"[:-1])
 
     def look_for_dead(self) -> None:
         """Checks in the background whether dead engines are back."""

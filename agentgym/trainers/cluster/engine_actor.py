@@ -11,27 +11,34 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import EngineError
-from agentgym.trainers.cluster.actors import Actor, ActorLost, own_node, restore_path, was_restarted
-from agentgym.trainers.cluster.board import Posted, report_warnings
-from agentgym.trainers.cluster.engine import EngineFacts
-from agentgym.trainers.cluster.shipment import Seat
+from agentgym.trainers.cluster.actors import Actor, ActorLost, restore_path, was_restarted
+from agentgym.trainers.cluster.board import Board, Posted, report_warnings
 
 if TYPE_CHECKING:
     from agentgym.trainers.cluster.inner_engine import InnerEngine, Part
 
-__all__ = ["EngineActor"]
+__all__ = ["EngineActor", "EngineFacts"]
 
 _log = logging.getLogger(__name__)
 NEWEST_S = 30.0
 """The seconds that a restarted engine waits for weights on the board, which may be restarting too."""
 POLL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """The facts that are known of a started engine."""
+
+    vocab_size: int
+    context_window: int
+    dtype: str
 
 
 class EngineActor:
@@ -41,9 +48,7 @@ class EngineActor:
     the server is dead.
     """
 
-    def __init__(self, label: str, part: Part, board: Actor) -> None:
-        from agentgym.trainers.cluster.weight_store import HeldWeights
-
+    def __init__(self, label: str, part: Part, board: Actor[Board]) -> None:
         report_warnings(label, board)
         restore_path()
         self._label = label
@@ -52,7 +57,7 @@ class EngineActor:
         self._inner: InnerEngine | None = None
         self._opening: asyncio.Task[InnerEngine] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._weights, self._taking = HeldWeights(), asyncio.Lock()
+        self._taking = asyncio.Lock()
         self._is_paused = False
         self._is_released = False
         """True if the engine's memory was released."""
@@ -117,22 +122,18 @@ class EngineActor:
         async with self._engine_that_answers() as inner:
             await inner.prepare()
 
-    async def place(self) -> tuple[str, str | None]:
-        """Returns the node of this process, and the group from which it has weights by broadcast."""
-        return own_node(), self._weights.group_name
-
-    async def update(self, posted: Posted, seat: Seat | None = None) -> tuple[WeightSync, dict[str, str]]:
+    async def update(self, posted: Posted) -> tuple[WeightSync, dict[str, str]]:
         """Loads shipped weights and returns the digests of the loaded weights, for the caller to compare.
 
-        A server compares them itself. The weights are fetched while the engine samples; with a seat they are broadcast.
+        A server compares them itself. The weights are fetched while the engine samples.
         """
         async with self._engine_that_answers() as inner:
-            return await self._take(inner, posted, seat)
+            return await self._take(inner, posted)
 
     async def catch_up(self) -> None:
         """Takes the newest weights if it has older ones, and resumes; it may have missed an update."""
         async with self._engine_that_answers() as inner:
-            posted: Posted | None = await self._board.call("newest")
+            posted = await self._board.call(Board.newest)
             if posted is not None and posted.version > self._version:
                 await self._take(inner, posted)
             if self._is_paused:
@@ -178,27 +179,26 @@ class EngineActor:
         posted: Posted | None = None
         while posted is None and asyncio.get_running_loop().time() < ends:
             with suppress(ActorLost):
-                posted = await self._board.call("newest")
+                posted = await self._board.call(Board.newest)
             if posted is None:
                 await asyncio.sleep(POLL_S)
         return posted
 
-    async def _take(
-        self, inner: InnerEngine, posted: Posted, seat: Seat | None = None
-    ) -> tuple[WeightSync, dict[str, str]]:
+    async def _take(self, inner: InnerEngine, posted: Posted) -> tuple[WeightSync, dict[str, str]]:
+        from agentgym.trainers.cluster.weight_store import read_weights
+
         async with self._taking:
             started = time.perf_counter()
-            tensors, num_bytes = await self._weights.take(posted.shipment, seat)
+            tensors = await read_weights(posted.shipment)
             fetched = time.perf_counter()
             sync, digests = await inner.take(tensors, posted.version, is_paused=self._is_paused)
             self._version = posted.version
             self._is_released = False
-        sent = sync.num_bytes if num_bytes is None else num_bytes
-        return replace(sync, transfer_s=sync.transfer_s + fetched - started, num_bytes=sent), digests
+        return replace(sync, transfer_s=sync.transfer_s + fetched - started), digests
 
     async def _end_with(self, inner: InnerEngine) -> None:
         ending = await inner.end()
         try:
-            await self._board.call("warn", self._label, logging.WARNING, f"{ending}; both are restarted")
+            await self._board.call(Board.warn, self._label, logging.WARNING, f"{ending}; both are restarted")
         finally:
             os._exit(1)  # the only end after which Ray restarts an actor

@@ -17,7 +17,7 @@ from agentgym.rollout.hosting.env_host import Home
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.sampling.sampler import Sampler, cancelled_trajectory
 from agentgym.trainers.cluster.actors import Actor, ActorLost
-from agentgym.trainers.cluster.board import report_warnings
+from agentgym.trainers.cluster.board import Board, report_warnings
 from agentgym.trainers.cluster.engine import ClusterEngine, Engines
 from agentgym.trainers.cluster.node_files import ONE_NODE, NodeFiles
 from agentgym.trainers.config import TrainConfig
@@ -39,7 +39,7 @@ class Cast:
     config: TrainConfig
     model_folder: str
     engines: Engines
-    board: Actor
+    board: Actor[Board]
     files: NodeFiles = ONE_NODE
 
 
@@ -88,11 +88,11 @@ class ClusterStage:
     If a worker dies, another one plays its episodes again from their seeds, with the same result.
     """
 
-    def __init__(self, config: TrainConfig, workers: Sequence[Actor]) -> None:
+    def __init__(self, config: TrainConfig, workers: Sequence[Actor[EpisodeActor]]) -> None:
         self._config = config
         self._load = dict.fromkeys(workers, 0)
         """The number of episodes that each worker plays now."""
-        self._recovering: dict[Actor, asyncio.Task[None]] = {}
+        self._recovering: dict[Actor[EpisodeActor], asyncio.Task[None]] = {}
 
     def loop(self, part: Part) -> EpisodeLoop:
         """See `Stage.loop`."""
@@ -108,8 +108,7 @@ class ClusterStage:
             worker = await self._choose()
             self._load[worker] += 1
             try:
-                played: Trajectory = await worker.call("play", episode, part)
-                return played
+                return await worker.call(EpisodeActor.play, episode, part)
             except ActorLost as error:
                 self._leave(worker, error)
             finally:
@@ -120,7 +119,7 @@ class ClusterStage:
         for task in self._recovering.values():
             task.cancel()
 
-    async def _choose(self) -> Actor:
+    async def _choose(self) -> Actor[EpisodeActor]:
         """Returns the worker that plays the fewest episodes; if all are dead, waits while one may come back."""
         while not (able := [worker for worker in self._load if worker not in self._recovering]):
             waits = [task for task in self._recovering.values() if not task.done()]
@@ -129,17 +128,17 @@ class ClusterStage:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         return min(able, key=self._load.__getitem__)
 
-    def _leave(self, worker: Actor, error: ActorLost) -> None:
+    def _leave(self, worker: Actor[EpisodeActor], error: ActorLost) -> None:
         if worker not in self._recovering:
             _log.warning("%s; its %d episodes are played again by others", error, self._load[worker])
             self._recovering[worker] = asyncio.ensure_future(self._recover(worker))
 
-    async def _recover(self, worker: Actor) -> None:
+    async def _recover(self, worker: Actor[EpisodeActor]) -> None:
         """Takes a worker back after its restart; gives up after `ray.start_s` seconds."""
         ends = asyncio.get_running_loop().time() + self._config.ray.start_s
         while asyncio.get_running_loop().time() < ends:
             try:
-                await worker.call("ready")
+                await worker.call(EpisodeActor.ready)
             except ActorLost:
                 await asyncio.sleep(RETRY_S)
                 continue

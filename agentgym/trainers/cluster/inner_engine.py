@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.engines.local.engine import LocalEngine
-from agentgym.engines.protocol import Completion, Engine, Sampling, WeightSync
+from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.weights.buckets import fused_digests, overall_digest
 from agentgym.model.model_folder import on_device, published_views
@@ -45,39 +45,6 @@ class Part:
     files: NodeFiles = ONE_NODE
 
 
-class InnerEngine(Protocol):
-    """One engine, with the operations that an actor needs besides those of every engine."""
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that samples."""
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of its weights."""
-
-    async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
-        """Updates the weights and returns digests for the caller to compare; empty if they were compared already.
-
-        If the engine was not paused, it is paused no longer than necessary.
-        """
-
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
-        """Samples one reply."""
-
-    async def prepare(self) -> None:
-        """Does now what the first request would otherwise wait for."""
-
-    async def release_memory(self) -> None:
-        """Releases as much memory as it can until the next update, for a colocated learner; the engine is paused."""
-
-    async def is_alive(self) -> bool:
-        """True if it can answer."""
-
-    async def end(self) -> str:
-        """Waits until the engine ends by itself, and returns a description of its end."""
-
-
 async def open_inner(part: Part) -> InnerEngine:
     """Opens the engine: loads the model, or starts a server and waits until it answers."""
     config = part.config
@@ -96,7 +63,10 @@ async def open_inner(part: Part) -> InnerEngine:
 
 
 class _InnerLocal:
-    """The model in this process, on its GPU and in the learner's type if it has one."""
+    """The model in this process, on its GPU and in the learner's type if it has one.
+
+    It has the operations that an actor needs besides those of every engine, as `_InnerServer` has.
+    """
 
     def __init__(self, part: Part) -> None:
         config, on_gpu = part.config, bool(part.config.ray.gpus_per_engine)
@@ -107,6 +77,7 @@ class _InnerLocal:
         self._folder = part.folder
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        """Samples one reply."""
         sampling = replace(sampling, decode=self._tokenizer.decode) if sampling.stop else sampling
         return await self.engine.generate(prompt_ids, sampling, session=session)
 
@@ -116,6 +87,10 @@ class _InnerLocal:
         return ChatTokenizer.load(self._folder, needs_template=False)
 
     async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
+        """Updates the weights and returns digests for the caller to compare; empty if they were compared already.
+
+        If the engine was not paused, it is paused no longer than necessary.
+        """
         sync = await self.engine.update_weights(weights, version)
         if self.dtype == "float32":
             digests = fused_digests({name: view.detach() for name, view in published_views(self._model)})
@@ -124,16 +99,20 @@ class _InnerLocal:
         return replace(sync, checksum=overall_digest(digests)), digests
 
     async def prepare(self) -> None:
+        """Does now what the first request would otherwise wait for."""
         if self.engine.compiles:
             await self.engine.prepare()
 
     async def release_memory(self) -> None:
+        """Releases as much memory as it can until the next update, for a colocated learner; the engine is paused."""
         await self.engine.release_memory()
 
     async def is_alive(self) -> bool:
+        """True if it can answer."""
         return True
 
     async def end(self) -> str:
+        """Waits until the engine ends by itself, and returns a description of its end."""
         await asyncio.Event().wait()
         raise AssertionError("it ends with its process")
 
@@ -173,3 +152,7 @@ class _InnerServer:
             await asyncio.sleep(POLL_S)
         command = dead[0].command
         return f"the {command.name} server ended; its log is {command.log}"
+
+
+InnerEngine: TypeAlias = _InnerLocal | _InnerServer
+"""The engine of an engine actor."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from agentgym.errors import EngineError
 from agentgym.trainers.cluster.actors import Actor, together
@@ -21,6 +21,7 @@ __all__ = ["ONE_NODE", "FileServer", "NodeFiles"]
 PIECE_BYTES = 64 * 2**20
 PREFIX = "agentgym-files-"
 WEIGHTS = (".safetensors", ".bin", ".pt")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -67,7 +68,7 @@ class NodeFiles:
 
     run: str
     """The name of the run in the cluster."""
-    server: Actor | None = None
+    server: Actor[FileServer] | None = None
 
     def folder(self, path: str, *, has_weights: bool = True) -> Path:
         """Returns the folder itself if it is there with the same files, otherwise a copy; blocks meanwhile.
@@ -76,7 +77,7 @@ class NodeFiles:
         """
         if self.server is None:
             return Path(path)
-        files = self._ask("listing", path)
+        files = self._ask(FileServer.listing, path)
         if _listing(Path(path)) == files:
             return Path(path)
         wanted = [name for name, _, _ in files if has_weights or not name.endswith(WEIGHTS)]
@@ -108,20 +109,20 @@ class NodeFiles:
 
     def _download(self, path: str, into: Path) -> None:
         with into.open("wb") as file:
-            while piece := self._ask("read", path, file.tell()):
+            while piece := self._ask(FileServer.read, path, file.tell()):
                 file.write(piece)
 
     def _upload(self, file: Path, path: str) -> None:
         with file.open("rb") as opened:
             start, piece = 0, opened.read(PIECE_BYTES)
             while piece or not start:
-                self._ask("write", path, start, piece)
+                self._ask(FileServer.write, path, start, piece)
                 start += max(1, len(piece))
                 piece = opened.read(PIECE_BYTES)
 
-    def _ask(self, method: str, *arguments: object) -> Any:
+    def _ask(self, method: Callable[Concatenate[FileServer, P], T], *arguments: P.args, **named: P.kwargs) -> T:
         assert self.server is not None
-        return together([self.server], method, *arguments)[0]
+        return together([self.server], method, *arguments, **named)[0]
 
     def _home(self) -> Path:
         """Returns the folder of this run's copies on this node, and removes those of runs that have ended."""

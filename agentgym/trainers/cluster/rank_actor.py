@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from agentgym.engines.weights.buckets import cast_tensor
-from agentgym.engines.weights.invitation import Invitation
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import model_folder
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.cluster.actors import Actor
-from agentgym.trainers.cluster.bucket_broadcast import BucketSender
+from agentgym.trainers.cluster.board import Board
 from agentgym.trainers.cluster.rank_process import Beginning, RankCopy, RankProcess, SavingRank
 from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.cluster.weight_store import store_weights
@@ -32,13 +30,15 @@ from agentgym.trainers.settings.critic import CriticConfig
 
 __all__ = ["CriticActor", "RankActor", "ReferenceActor"]
 
+R = TypeVar("R")
+
 
 class RankActor(SavingRank):
     """One of the processes that share a Learner; a single rank is a learner as in one process."""
 
     role = "learner"
 
-    def __init__(self, label: str, board: Actor, rank: int, size: int) -> None:
+    def __init__(self, label: str, board: Actor[Board], rank: int, size: int) -> None:
         super().__init__(label, board, rank, size)
         self._shipment: Shipment | None = None
         """The weights that were shipped last, on rank 0; they are lost with this process."""
@@ -48,8 +48,7 @@ class RankActor(SavingRank):
     def begin(self, beginning: Beginning) -> int:
         """Joins the other ranks and makes the learner; returns the process id."""
         config, learner = beginning.config, self._join(beginning)
-        self._is_colocated, self._has_deltas = config.ray.layout == "colocated", config.ray.deltas
-        self._sender = BucketSender(on_gpu=bool(config.ray.gpus_per_learner and config.ray.gpus_per_engine))
+        self._is_colocated = config.ray.layout == "colocated"
         lora = learner.lora if learner.lora.rank else None
         # Adapters are put on the weights that the run began with, and are not in the folder that it resumes from.
         folder = beginning.model_folder if lora is None else beginning.reference_folder
@@ -71,18 +70,17 @@ class RankActor(SavingRank):
         )
         return os.getpid()
 
-    def act_on(self, batch: TrainingBatch, method: str, options: Mapping[str, object]) -> Any:
-        """Calls a method of the learner with a batch, the same on all ranks; rank 0 returns its result.
+    def act_on(self, method: Callable[[Learner, TrainingBatch], R], batch: TrainingBatch) -> R:
+        """Calls a method of the learner with a batch, the same on all ranks; only rank 0 returns its result.
 
         No tensor leaves on a GPU, which the process that reads it may not have.
         """
-        return _from_rank_0(self._rank, getattr(self._learner, method)(batch, **options))
+        return _from_rank_0(self._rank, method(self._learner, batch))
 
-    def read_values(self, batch: TrainingBatch) -> tuple[Tensor, Tensor] | None:
+    def read_values(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Returns the result of the critic's `read` on a batch, from rank 0."""
         assert self._learner.critic is not None
-        found: tuple[Tensor, Tensor] | None = _from_rank_0(self._rank, self._learner.critic.read(batch))
-        return found
+        return _from_rank_0(self._rank, self._learner.critic.read(batch))
 
     def ship(self, dtype: str) -> Shipment | None:
         """Stores the current weights in the cluster, and returns what is known of them, from rank 0.
@@ -90,27 +88,17 @@ class RankActor(SavingRank):
         They are in the engines' type, and replace those that were shipped before.
         """
         own = str(next(self._learner.model.parameters()).dtype).removeprefix("torch.")
-        before = self._shipment if self._has_deltas else None
         self._shipment, self._shipped = None, (self.num_steps(), None if dtype == own else dtype)
-        self._shipment = self._store(self._shipped[1], has_deltas=self._has_deltas, before=before)
+        self._shipment = self._store(self._shipped[1])
         if self._is_colocated:
             torch.cuda.empty_cache()  # an engine on this GPU takes its memory back
         return self._shipment
 
-    def invite(self, num_ranks: int) -> Invitation:
-        """Begins a group to which this rank broadcasts what it shipped."""
-        return self._sender.invite(num_ranks)
-
-    def send(self) -> None:
-        """Broadcasts the weights that were shipped last; raises EngineError if another process is gone."""
-        assert self._shipment is not None, "it is rank 0, and has shipped"
-        asyncio.run(self._sender.send(self._shipment))
-
-    def _store(self, dtype: str | None, **options: Any) -> Shipment | None:
+    def _store(self, dtype: str | None) -> Shipment | None:
         """Gathers the weights of all ranks, in this type or their own, and stores them if this is rank 0."""
         weights = self._learner.weights(trained_only=False)
         if self._rank == 0:
-            return store_weights(((name, cast_tensor(tensor, dtype)) for name, tensor in weights), **options)
+            return store_weights((name, cast_tensor(tensor, dtype)) for name, tensor in weights)
         for _ in weights:
             pass
         return None
@@ -150,10 +138,9 @@ class ReferenceActor(RankProcess):
         self._model = ReferenceModel(model.requires_grad_(False), learner, temperature, world, beginning.vocab_size)
         return os.getpid()
 
-    def logprobs(self, batch: TrainingBatch) -> Tensor | None:
+    def logprobs(self, batch: TrainingBatch) -> Tensor:
         """Returns the logprobs of a batch's trained targets, `[M]` on the CPU, from rank 0."""
-        found: Tensor | None = _from_rank_0(self._rank, self._model.logprobs(batch))
-        return found
+        return _from_rank_0(self._rank, self._model.logprobs(batch))
 
 
 class CriticActor(SavingRank):
@@ -178,10 +165,9 @@ class CriticActor(SavingRank):
         )
         return os.getpid()
 
-    def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor] | None:
+    def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Returns the result of `Critic.read`, on the CPU, from rank 0."""
-        found: tuple[Tensor, Tensor] | None = _from_rank_0(self._rank, self._critic.read(batch))
-        return found
+        return _from_rank_0(self._rank, self._critic.read(batch))
 
     def fit(self, batch: TrainingBatch) -> CriticStats:
         """Fits the critic to a batch as `Critic.fit` does."""
@@ -199,6 +185,6 @@ class CriticActor(SavingRank):
         self._critic.load_state_dict(state["critic"])
 
 
-def _from_rank_0(rank: int, found: Any) -> Any:
-    """Returns what rank 0 found, on the CPU; nothing on the others."""
-    return tree_map_only(Tensor, Tensor.cpu, found) if rank == 0 else None
+def _from_rank_0(rank: int, result: R) -> R:
+    """Returns the result of rank 0, on the CPU; None on the others, whose results no process reads."""
+    return cast(R, tree_map_only(Tensor, Tensor.cpu, result) if rank == 0 else None)

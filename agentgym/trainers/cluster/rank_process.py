@@ -22,7 +22,7 @@ from agentgym.trainers.checkpoints.checkpoint import guard_writes
 from agentgym.trainers.checkpoints.sharded_state import StateShard, open_state, plans_of_ranks
 from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.cluster.actors import Actor, own_address
-from agentgym.trainers.cluster.board import report_warnings
+from agentgym.trainers.cluster.board import Board, report_warnings
 from agentgym.trainers.cluster.node_files import NodeFiles
 from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.cluster.weight_store import write_weights
@@ -90,14 +90,18 @@ class RankCopy:
             return files.write(target.folder, target.marker, write_files)
 
 
-class RankProcess:
+class RankProcess(ABC):
     """One of the processes that have a model together; a single one has it as a run in one process does."""
 
     role: ModelRole
 
-    def __init__(self, label: str, board: Actor, rank: int, size: int) -> None:
+    def __init__(self, label: str, board: Actor[Board], rank: int, size: int) -> None:
         report_warnings(label, board)
         self._rank, self._size = rank, size
+
+    @abstractmethod
+    def begin(self, beginning: Beginning) -> int:
+        """Joins the other ranks and makes what the rank computes with; returns the process id."""
 
     def meeting_place(self) -> str:
         """Returns an address of this process's node with a free port."""
@@ -136,10 +140,10 @@ class RankProcess:
         return ranks.load(folder, dtype, backend=backend, prepare=prepare)
 
 
-class SavingRank(RankProcess, ABC):
+class SavingRank(RankProcess):
     """A rank with a state that is trained: it copies its shards, writes them while training goes on, and loads them."""
 
-    def __init__(self, label: str, board: Actor, rank: int, size: int) -> None:
+    def __init__(self, label: str, board: Actor[Board], rank: int, size: int) -> None:
         super().__init__(label, board, rank, size)
         self._memory = CopyMemory()
         self._copies: dict[int, RankCopy] = {}

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from agentgym.trainers.cluster.actors import Actor, ActorLost, Cluster
 from agentgym.trainers.cluster.board import Board, BoardKeeper
 from agentgym.trainers.cluster.cluster_learner import ClusterLearner
-from agentgym.trainers.cluster.engine import ClusterEngine, EngineFacts, Engines
-from agentgym.trainers.cluster.engine_actor import EngineActor
+from agentgym.trainers.cluster.engine import ClusterEngine, Engines
+from agentgym.trainers.cluster.engine_actor import EngineActor, EngineFacts
 from agentgym.trainers.cluster.episodes import Cast, ClusterStage, EpisodeActor
 from agentgym.trainers.cluster.inner_engine import Part
 from agentgym.trainers.cluster.node_files import ONE_NODE, FileServer, NodeFiles
@@ -26,6 +27,7 @@ from agentgym.trainers.settings.cluster import ROLES
 
 __all__ = ["open_cluster"]
 
+K = TypeVar("K", bound=RankProcess)
 LAST_WORDS_S = 5.0
 FILE_READERS = 8
 """The processes that the node of the command reads and writes files for at once."""
@@ -44,20 +46,21 @@ async def open_cluster(
     stack.push_async_callback(_end_relay, asyncio.ensure_future(keeper.relay()), keeper)
     files = _open_files(origin, cluster)
     begun = _Beginning(config, origin, cluster, board, files)
-    kinds: tuple[type[RankProcess], ...] = (RankActor, ReferenceActor, CriticActor)
-    learner = ClusterLearner(config, *(begun.ranks(kind) for kind in kinds))
+    learner = ClusterLearner(config, begun.ranks(RankActor), begun.ranks(ReferenceActor), begun.ranks(CriticActor))
     actors = begun.engines()
     engines = await _gather_engines(actors, config)
     workers = begun.workers(engines)
     meeting = asyncio.to_thread(learner.begin, begun.beginning())
     await asyncio.gather(
-        meeting, *(worker.call("ready") for worker in workers), *(actor.call("prepare") for actor in actors)
+        meeting,
+        *(worker.call(EpisodeActor.ready) for worker in workers),
+        *(actor.call(EngineActor.prepare) for actor in actors),
     )
     engine = ClusterEngine(engines, keeper, version=origin.version)
     stage = ClusterStage(config, workers)
     stack.push_async_callback(engine.close)
     stack.push_async_callback(stage.close)
-    weights = ClusterWeights(engine, learner, origin.model.to_hf(), broadcast=config.ray.broadcast)
+    weights = ClusterWeights(engine, learner, origin.model.to_hf())
     return RunParts(engine, stage, learner, weights)
 
 
@@ -79,10 +82,10 @@ class _Beginning:
     config: TrainConfig
     origin: Origin
     cluster: Cluster
-    board: Actor
+    board: Actor[Board]
     files: NodeFiles
 
-    def ranks(self, kind: type[RankProcess]) -> list[Actor]:
+    def ranks(self, kind: type[K]) -> list[Actor[K]]:
         number = self.cluster.config.count(kind.role)
         return [
             self.cluster.actor(kind.role, rank, kind, self.board, rank, number, max_concurrency=1)
@@ -94,7 +97,7 @@ class _Beginning:
         folders = str(origin.weights_folder.absolute()), str(origin.model_folder.absolute())
         return Beginning(self.config, *folders, origin.model.vocab_size, self.files)
 
-    def engines(self) -> list[Actor]:
+    def engines(self) -> list[Actor[EngineActor]]:
         made, origin, ray = [], self.origin, self.cluster.config
         is_model = self.config.engine == "local"  # a server starts as everywhere, with the run's first weights
         folder = str((origin.weights_folder if is_model else origin.model_folder).absolute())
@@ -105,7 +108,7 @@ class _Beginning:
             made.append(self.cluster.actor("engine", number, EngineActor, part, self.board, max_concurrency=most))
         return made
 
-    def workers(self, engines: Engines) -> list[Actor]:
+    def workers(self, engines: Engines) -> list[Actor[EpisodeActor]]:
         ray, made = self.cluster.config, []
         part = Cast(self.config, str(self.origin.model_folder.absolute()), engines, self.board, self.files)
         for number in range(ray.workers):
@@ -114,9 +117,9 @@ class _Beginning:
         return made
 
 
-async def _gather_engines(actors: Sequence[Actor], config: TrainConfig) -> Engines:
+async def _gather_engines(actors: Sequence[Actor[EngineActor]], config: TrainConfig) -> Engines:
     """Waits until all engines have started, and returns them."""
-    facts: list[EngineFacts] = await asyncio.gather(*(actor.call("identity") for actor in actors))
+    facts = await asyncio.gather(*(actor.call(EngineActor.identity) for actor in actors))
     common = EngineFacts(
         vocab_size=min(fact.vocab_size for fact in facts),
         context_window=min(fact.context_window for fact in facts),

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentgym.engines.weights.invitation import Invitation
 from agentgym.trainers.cluster.actors import Parcel
 
-__all__ = ["Bucket", "Delta", "PackedTensor", "Seat", "Shipment"]
+__all__ = ["Bucket", "PackedTensor", "Shipment"]
 
 
 @dataclass(frozen=True)
@@ -28,22 +27,11 @@ class PackedTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Delta:
-    """The elements of a bucket that changed since the shipment before: their places (uint32), then their bits."""
-
-    parcel: Parcel
-    element_bytes: int
-    """The bytes of an element; of the smallest type, if there are several."""
-
-
-@dataclass(frozen=True, eq=False)
 class Bucket:
     """Tensors that are stored and sent as one array of bytes."""
 
     tensors: tuple[PackedTensor, ...]
     parcel: Parcel
-    delta: Delta | None = None
-    """The change since the shipment before, if there was one and the change is much smaller than the bucket."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,17 +43,3 @@ class Shipment:
     """The digest of each parameter, by the name that a server gives it."""
     gather_s: float
     """The seconds that gathering and storing took."""
-    node: str
-    """The node that has them in its object store."""
-    name: str | None = None
-    """The name under which the next shipment refers to this one, if it is to have deltas."""
-    base: str | None = None
-    """The name of the shipment that the deltas are the changes of."""
-
-
-@dataclass(frozen=True, eq=False)
-class Seat:
-    """An engine's place in the group to which rank 0 of the learner broadcasts weights."""
-
-    invitation: Invitation
-    rank: int

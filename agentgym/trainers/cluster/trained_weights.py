@@ -7,10 +7,8 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -19,7 +17,8 @@ from agentgym.trainers.checkpoints.checkpoint import learner_folders
 from agentgym.trainers.checkpoints.sharded_state import finish_state
 from agentgym.trainers.cluster.cluster_learner import ClusterLearner, RankGroup
 from agentgym.trainers.cluster.engine import ClusterEngine
-from agentgym.trainers.cluster.rank_process import CopyTarget
+from agentgym.trainers.cluster.rank_actor import RankActor
+from agentgym.trainers.cluster.rank_process import CopyTarget, SavingRank
 from agentgym.types import JSON
 
 __all__ = ["ClusterWeights"]
@@ -28,28 +27,23 @@ POLL_S = 0.2
 
 
 class ClusterWeights:
-    """See `TrainedWeights`; `config` is the contents of the model's `config.json`.
+    """See `TrainedWeights`; `config` is the contents of the model's `config.json`."""
 
-    With `broadcast`, engines on other nodes get weights by broadcast.
-    """
-
-    def __init__(
-        self, engine: ClusterEngine, learner: ClusterLearner, config: Mapping[str, JSON], *, broadcast: bool = False
-    ) -> None:
+    def __init__(self, engine: ClusterEngine, learner: ClusterLearner, config: Mapping[str, JSON]) -> None:
         self._engine, self._learner, self._config = engine, learner, config
-        self._sender = learner.ranks.ranks[0] if broadcast else None
         self._numbers = count()
 
     async def send(self, version: int) -> WeightSync:
         """Has the ranks store the weights in the cluster, and the engines take them there."""
-        ship = partial(self._learner.ranks.ask, "ship", self._engine.dtype)
-        return await self._engine.take_shipment(await asyncio.to_thread(ship), version, self._sender)
+        shipment = await asyncio.to_thread(self._learner.ranks.ask, RankActor.ship, self._engine.dtype)
+        assert shipment is not None, "it is of rank 0"
+        return await self._engine.take_shipment(shipment, version)
 
     def copy(self) -> _DistantContent:
         """Has each rank copy its shards of what it trains; of the model the shipped weights are kept."""
         number = next(self._numbers)
         for group in self._learner.saved_groups:
-            group.ask("copy_state", number)
+            group.ask(SavingRank.copy_state, number)
         return _DistantContent(self._learner.saved_groups, self._config, number)
 
     def load(self, checkpoint: Path) -> None:
@@ -58,14 +52,14 @@ class ClusterWeights:
         for group in groups:
             own = [folder for folder in folders if folder.name == group.part]
             wanted = own if own and len(groups) > 1 else folders
-            group.ask("load_state", [str(folder.absolute()) for folder in wanted])
+            group.ask(SavingRank.load_state, [str(folder.absolute()) for folder in wanted])
 
 
 @dataclass(frozen=True, eq=False)
 class _DistantContent:
     """The copies of the state of a step that the ranks have made."""
 
-    groups: Sequence[RankGroup]
+    groups: Sequence[RankGroup[SavingRank]]
     config: Mapping[str, JSON]
     number: int
 
@@ -78,15 +72,15 @@ class _DistantContent:
             try:
                 results = self._write(group, target)
             finally:
-                known: tuple[Any, Any] = group.ask("end_copy", self.number)
+                known = group.ask(SavingRank.end_copy, self.number)
             finish_state(folder / group.part, *known, results)
         marker.unlink()
 
-    def _write(self, group: RankGroup, target: CopyTarget) -> list[list[WriteResult]]:
-        group.ask("write_copy", self.number, target)
+    def _write(self, group: RankGroup[SavingRank], target: CopyTarget) -> list[list[WriteResult]]:
+        group.ask(SavingRank.write_copy, self.number, target)
         while True:
             time.sleep(POLL_S)
-            results: list[list[WriteResult] | None] = group.ask_all("results_of", self.number)
+            results = group.ask_all(SavingRank.results_of, self.number)
             finished = [result for result in results if result is not None]
             if len(finished) == len(results):
                 return finished

@@ -118,7 +118,7 @@ class Trainer:
         """
         for left in reversed(range(self.config.ray.max_restarts + 1)):
             try:
-                with used_by_run(self.config.sandbox), watch_calls(self.config.limits.stall_s):
+                with used_by_run(self.config.sandbox), watch_calls(self._stall_s):
                     return loop_runner()(self._run.fit())
             except LearnerLost as lost:
                 if not left or not self.folder.has_run:
@@ -126,6 +126,12 @@ class Trainer:
                 self._run = open_run(self.config, self.folder.path, self.observer, self.reward, resume=True)
                 logger.warning("%s; the run goes on after step %d", lost, self._run.progress.step)
         raise AssertionError("the last try returns or raises")
+
+    @property
+    def _stall_s(self) -> float | None:
+        """The limit for environments of this process; None if they all run in others."""
+        are_elsewhere = self.config.executor == "ray" or self.config.sampler.env_processes
+        return None if are_elsewhere else self.config.limits.stall_s
 
     def save(self, folder: str | Path) -> Path:
         """Writes the current model and its tokenizer, in the format that `transformers` and agentgym load."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_above_zero, check_at_least
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -16,13 +17,6 @@ __all__ = ["BYTES", "EngineSpec", "EpisodeSpec", "GpuSpec", "PlanConfig"]
 BYTES = {"float32": 4, "bfloat16": 2, "float8": 1}
 """The bytes of a number, by its type."""
 GIB = 2**30
-
-
-def _check(where: str, settings: object, least: dict[str, float]) -> None:
-    for name, bound in least.items():
-        value = getattr(settings, name)
-        if value is not None and not value >= bound:
-            raise ConfigError(f"{where}{name} must be at least {bound:g}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +31,8 @@ class GpuSpec:
     """The memory that drivers and libraries take, in GiB."""
 
     def __post_init__(self) -> None:
-        _check("gpu.", self, {"memory_gib": 1e-9, "runtime_gib": 0})
+        check_above_zero(self, "memory_gib", where="gpu.")
+        check_at_least(0, self, "runtime_gib", where="gpu.")
         if self.memory_gib is None and gpu_named(self.name) is None:
             raise ConfigError(
                 f"the memory of a GPU {self.name!r} is not known (that of {', '.join(GPUS)} is): name one of these, or"
@@ -69,7 +64,8 @@ class EpisodeSpec:
     turns: int = 4
 
     def __post_init__(self) -> None:
-        _check("episode.", self, {"prompt_tokens": 1, "reply_tokens": 1, "turns": 1, "tool_tokens": 0})
+        check_at_least(1, self, "prompt_tokens", "reply_tokens", "turns", where="episode.")
+        check_at_least(0, self, "tool_tokens", where="episode.")
 
     @property
     def tokens(self) -> int:
@@ -94,7 +90,7 @@ class EngineSpec:
     """The share of a GPU's memory that an engine may take."""
 
     def __post_init__(self) -> None:
-        _check("engine.", self, {"tensor_parallel": 1})
+        check_at_least(1, self, "tensor_parallel", where="engine.")
         if not 0 < self.memory_fraction <= 1:
             raise ConfigError(f"engine.memory_fraction must be a share above 0, got {self.memory_fraction}")
 
@@ -128,7 +124,7 @@ class PlanConfig:
     engine: EngineSpec = field(default_factory=EngineSpec)
 
     def __post_init__(self) -> None:
-        _check("", self, {"tasks": 1, "group_size": 1})
+        check_at_least(1, self, "tasks", "group_size")
         self.learner.check_shares(self.ray.learners)
         if self.ranks > 1 and self.learner.dtype != "auto":
             raise ConfigError(

@@ -56,12 +56,6 @@ class ClusterConfig:
     layout: Literal["disaggregated", "colocated"] = "disaggregated"
     """`disaggregated` gives learner ranks and engines cores and GPUs of their own. `colocated` puts one engine on the
     cores and GPU of every rank: it frees its memory while the rank learns, and takes it back with the new weights."""
-    deltas: bool = False
-    """Sends engines on other nodes than the learner's rank 0 only those elements of the weights that a step changed:
-    few in bfloat16, all in float32. Each such engine keeps a copy of the weights in CPU memory."""
-    broadcast: bool = False
-    """Has the learner's rank 0 send new weights to all engines on other nodes at once, by NCCL between GPUs (untested
-    there) and else by Gloo, in place of the object store's copies from node to node. Not with `deltas`."""
     placement: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
     """Ray's placement strategy: over as many nodes as there are, or on as few."""
     max_restarts: int = 3
@@ -78,9 +72,6 @@ class ClusterConfig:
         for role in ROLES[:-1]:
             check_at_least(0, self, f"gpus_per_{role}", where="ray.")
         check_above_zero(self, "start_s", where="ray.")
-
-        if self.deltas and self.broadcast:
-            raise ConfigError("ray.deltas and ray.broadcast are two ways to the same engines: choose one")
         if self.layout == "colocated":
             self._check_colocated()
 

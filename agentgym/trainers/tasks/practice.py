@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_at_least
 from agentgym.trainers.tasks.mix import read_mix
 
 __all__ = ["CurriculumConfig", "PracticeConfig", "ReplayConfig"]
@@ -84,10 +85,7 @@ class ReplayConfig:
                 "replay takes 0 <= min_success <= max_success <= 1, which are rates of success; got"
                 f" {self.min_success:g} and {self.max_success:g}"
             )
-        if self.memory < 1 or self.max_replays < 1:
-            raise ConfigError(
-                f"replay.memory and replay.max_replays are at least 1, got {self.memory} and {self.max_replays}"
-            )
+        check_at_least(1, self, "memory", "max_replays", where="replay.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,5 +108,4 @@ class PracticeConfig:
 
     def __post_init__(self) -> None:
         read_mix(self.mix)
-        if self.max_refills < 1:
-            raise ConfigError(f"max_refills is at least 1, got {self.max_refills}; filter off plays no further groups")
+        check_at_least(1, self, "max_refills")

@@ -23,6 +23,7 @@ from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError, EngineError
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.former_settings import with_current_names
+from agentgym.trainers.settings.cluster import ClusterConfig
 
 BOTH = {"sglang": {"urls": ["http://a:1"]}, "vllm": {"replicas": 2, "serving": {"sleep": True}}}
 
@@ -115,6 +116,11 @@ def test_a_setting_that_is_gone_is_left_out_with_a_line_unless_it_had_its_value_
     settings = with_current_names({"env": "TextGame-v0", "engine": "sglang", "sglang": block}, notes.append)
     assert config_from_mapping(TrainConfig, settings).server == ServerConfig(replicas=2)
     assert notes[0] == "the setting sglang.serving.affinity_margin is left out: it is always 2" and len(notes) == 2
+    notes.clear()
+    ray = {"engines": 2, "deltas": True, "broadcast": False}
+    config = config_from_mapping(TrainConfig, with_current_names({"env": "TextGame-v0", "ray": ray}, notes.append))
+    assert config.ray == ClusterConfig(engines=2)
+    assert notes == ["the setting ray.deltas is left out: it is always False"]
 
 
 @pytest.mark.parametrize("command", ["train --env X", "eval --env X", "generate --input a --output b"])

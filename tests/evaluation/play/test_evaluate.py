@@ -236,7 +236,7 @@ def test_a_device_that_is_not_there_is_named(model_folder: Path, arena: Arena) -
 
 @pytest.mark.parametrize("setting", ["num_tasks", "num_repeats", "concurrency", "max_turns", "turn_tokens"])
 def test_counts_are_at_least_one(setting: str, arena: Arena) -> None:
-    with pytest.raises(ConfigError, match=f"{setting} is at least 1"):
+    with pytest.raises(ConfigError, match=f"{setting} must be at least 1"):
         arena.config(**{setting: 0})
 
 

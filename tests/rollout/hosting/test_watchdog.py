@@ -12,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentgym.evaluation.play import evaluate
+from agentgym.evaluation.play.config import EvalConfig
+from agentgym.evaluation.play.evaluate import open_evaluation
 from agentgym.rollout.hosting import watchdog
 from agentgym.rollout.hosting.watchdog import named_call, watch_calls
 from agentgym.rollout.hosting.watchdog_process import stack_of
@@ -149,3 +152,20 @@ def test_without_a_watchdog_a_call_is_what_it_was() -> None:
     assert named_call(lambda: "", call) is call
     with watch_calls(None):
         assert named_call(lambda: "", call) is call
+
+
+@pytest.mark.parametrize(("num_processes", "limit_s"), [(0, 7.0), (2, None)])
+def test_a_run_whose_environments_have_processes_needs_no_watchdog_of_its_own(
+    num_processes: int, limit_s: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watched(Exception):
+        """Ends the run when it would begin."""
+
+    def watch(limit_s: float | None) -> None:
+        raise Watched(limit_s)
+
+    monkeypatch.setattr(evaluate, "watch_calls", watch)
+    config = EvalConfig(env="TextGame-v0", policy="embedded", num_tasks=1, stall_s=7.0, env_processes=num_processes)
+    with pytest.raises(Watched) as watched:
+        open_evaluation(config, tmp_path / "run").run()
+    assert watched.value.args == (limit_s,)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory, UnknownName
-from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, RowCounts, StepTotals, token_weights, turn_weights
+from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, RowCounts, StepTotals, turn_weights
 
 # Trajectory 0 in two rows, of turns with 2, 1 and 1 trained tokens, trajectory 1 in one row with one turn of 2:
 # 6 tokens, 2 trajectories, 4 turns.
@@ -25,6 +26,33 @@ MODES = [
 ]
 TURNS = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 COUNTS = st.lists(st.lists(TURNS, min_size=1, max_size=4), min_size=1, max_size=6)
+
+
+def token_weights(
+    mode: str, mask_BT: Tensor, *, turns_BT: Tensor | None = None, norm_tokens: int | None = None
+) -> Tensor:
+    """The weight of every token of a padded step, `[B, T]` float64, 0 outside of the mask: `sum(weight * loss)`.
+
+    A row is a trajectory. `mask_BT` is bool, True where a token is trained. `turns_BT` (int64) is the number of each
+    token's turn, and only `turn-mean` needs it. `norm_tokens` is T by default, as in verl. Rows in which nothing is
+    trained do not count. Raises as `turn_weights` does.
+    """
+    if mode == "turn-mean" and turns_BT is None:
+        raise ConfigError("turn-mean needs turns_BT, the number of every token's turn")
+    turns_BT = torch.zeros_like(mask_BT, dtype=torch.int64) if turns_BT is None else turns_BT
+    if mask_BT.ndim != 2 or mask_BT.dtype != torch.bool or turns_BT.shape != mask_BT.shape:
+        raise InvalidTrajectory(
+            f"the mask is bool [B, T] and the turns have its shape, got {mask_BT.dtype} of {tuple(mask_BT.shape)} and "
+            f"{tuple(turns_BT.shape)}"
+        )
+    weight_BT = torch.zeros(mask_BT.shape, dtype=torch.float64, device=mask_BT.device)
+    trained = [row for row in range(len(mask_BT)) if bool(mask_BT[row].any())]
+    counted = [torch.unique(turns_BT[row][mask_BT[row]], return_inverse=True, return_counts=True) for row in trained]
+    counts = RowCounts(tuple(trained), tuple(tuple(tokens.tolist()) for _, _, tokens in counted))
+    norm = max(1, mask_BT.shape[1]) if norm_tokens is None else norm_tokens
+    for row, weights, (_, place, _) in zip(trained, turn_weights(mode, counts, norm_tokens=norm), counted, strict=True):
+        weight_BT[row, mask_BT[row]] = torch.tensor(weights, dtype=torch.float64, device=mask_BT.device)[place]
+    return weight_BT
 
 
 def counts(trajectories: list[list[list[int]]]) -> RowCounts:

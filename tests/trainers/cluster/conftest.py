@@ -42,17 +42,16 @@ class Stored:
 
 @pytest.fixture
 def parcels_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps in this process what would be in a cluster's object store of a node called `here`."""
+    """Keeps in this process what would be in a cluster's object store."""
     from agentgym.trainers.cluster import weight_store
 
     monkeypatch.setattr(weight_store, "Parcel", Stored)
-    monkeypatch.setattr(weight_store, "own_node", lambda: "here")
 
 
 class _NoBoard:
     """A board whose warnings nobody reads."""
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def tell(self, method: Callable[..., object], *arguments: Any) -> None:
         """Takes a warning."""
 
 

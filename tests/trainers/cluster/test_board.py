@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -23,11 +24,11 @@ class Restarting:
         self.board = Board()
         self.refusals = 0
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         if self.refusals:
             self.refusals -= 1
             raise ActorLost("the board is gone: its process died, or its node cannot be reached")
-        return await getattr(self.board, method)(*arguments)
+        return await method(self.board, *arguments)
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 2])

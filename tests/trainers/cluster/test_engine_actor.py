@@ -42,10 +42,10 @@ class Local:
     def __init__(self) -> None:
         self.board = Board()
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        return await getattr(self.board, method)(*arguments)
+    async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return await method(self.board, *arguments)
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def tell(self, method: Callable[..., object], *arguments: Any) -> None:
         """Warnings of an actor, which nobody reads here."""
 
 
@@ -76,7 +76,7 @@ def test_nothing_fails_while_its_server_is_gone_and_it_answers_with_the_newest_w
     board, sampling = Local(), Sampling(max_tokens=4)
 
     async def run() -> None:
-        actor = EngineActor("engine 0", part, cast(Actor, board))
+        actor = EngineActor("engine 0", part, cast(Actor[Board], board))
         assert (await actor.identity()).vocab_size == 1984
         await board.board.post(posted)
         await actor.update(posted)
@@ -115,7 +115,7 @@ def test_an_actor_that_was_begun_anew_and_has_no_server_yet_answers_nobody_and_o
 
     async def identity(*, was_restarted: bool) -> None:
         monkeypatch.setattr(engine_actor, "was_restarted", lambda: was_restarted)
-        await EngineActor("engine 0", part, cast(Actor, Local())).identity()
+        await EngineActor("engine 0", part, cast(Actor[Board], Local())).identity()
 
     with pytest.raises(HttpUnreachable, match="engine 0 has lost its server"):
         asyncio.run(identity(was_restarted=True))

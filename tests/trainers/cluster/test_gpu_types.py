@@ -24,6 +24,7 @@ from agentgym.trainers.cluster import inner_engine, rank_process
 from agentgym.trainers.cluster.inner_engine import Part, open_inner
 from agentgym.trainers.cluster.rank_actor import RankActor
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.fsdp import FsdpConfig
 from agentgym.trainers.settings.learner import LearnerConfig
@@ -93,5 +94,5 @@ def test_one_learner_with_a_gpu_trains_on_it_in_bfloat16_and_gives_tensors_of_th
     batch, moved = fresh_batch(rank._learner.model), list[Tensor]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "cpu", lambda tensor: moved.append(tensor) or tensor)
-        found = rank.act_on(batch, "logprobs", {})
+        found = rank.act_on(Learner.logprobs, batch)
     assert any(tensor is found for tensor in moved)

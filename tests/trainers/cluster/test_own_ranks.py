@@ -28,6 +28,7 @@ from agentgym.trainers.checkpoints.checkpoint import learner_folders, load_learn
 from agentgym.trainers.checkpoints.sharded_state import finish_state
 from agentgym.trainers.cluster.rank_process import CopyTarget
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
@@ -58,11 +59,11 @@ def test_the_reference_is_the_first_weights_or_a_teacher(
     learner = begin_rank(run, embedded_folder())
     reference = begin_rank(run, tmp_path / "none", "ReferenceActor")  # only the first weights are loaded
     batch = fresh_batch(learner._learner.model)
-    wanted_M = learner.act_on(batch, "logprobs", {})
+    wanted_M = learner.act_on(Learner.logprobs, batch)
     assert learner._learner.reference is None
     assert torch.equal(reference.logprobs(batch), wanted_M)
     learner._learner.model.embed.data.mul_(1.5)
-    assert not torch.equal(learner.act_on(batch, "logprobs", {}), wanted_M)
+    assert not torch.equal(learner.act_on(Learner.logprobs, batch), wanted_M)
     Trainer(replace(ppo, steps=1), tmp_path / "run").save(tmp_path / "same")
     assert torch.equal(teacher_of(run, tmp_path / "same", begin_rank).logprobs(batch), wanted_M)
 
@@ -100,7 +101,7 @@ def test_the_critic_learns_what_that_of_the_learners_ranks_does_and_both_read_ea
     assert learner._learner.critic is None
     batch = fresh_batch(together._learner.model)
     batch = replace(batch, return_N=torch.where(batch.mask_N, batch.advantage_N + 1, 0.0))
-    assert own.fit(batch) == together.act_on(batch, "update_critic", {})
+    assert own.fit(batch) == together.act_on(Learner.update_critic, batch)
     assert own.num_steps() == 1
     values = own.read(batch)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(values, together.read_values(batch), strict=True))
