@@ -18,7 +18,7 @@ from agentgym.loading import is_place
 from agentgym.model.architectures import check_backend
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
-from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.rollout.serving.http_server import ServeConfig
 from agentgym.settings import check_at_least, replaced_by
@@ -31,6 +31,7 @@ from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.parity import ParityConfig
 from agentgym.trainers.settings.record import RecordConfig
+from agentgym.trainers.settings.sampling import TrainSamplingConfig
 from agentgym.trainers.settings.speed import ProfileConfig, SpeedConfig
 from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.tasks.mix import read_mix
@@ -130,7 +131,7 @@ class TrainConfig:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     limits: Limits = field(default_factory=Limits)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sampling: TrainSamplingConfig = field(default_factory=TrainSamplingConfig)
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(concurrency=128))
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     collapse: CollapseConfig = field(default_factory=CollapseConfig)
@@ -198,7 +199,6 @@ class TrainConfig:
             ServeConfig(port=self.serve)
             if self.compaction.at is not None:
                 raise ConfigError("an agent outside (serve) shortens its conversation itself: leave compaction.at out")
-        self._check_sampling()
         self._check_practice()
         if self.executor == "ray":
             self._check_cluster()
@@ -242,20 +242,6 @@ class TrainConfig:
             raise ConfigError(
                 f"with executor ray every engine actor has one server: say ray.engines={self.server.replicas}, and"
                 " leave server.replicas out"
-            )
-
-    def _check_sampling(self) -> None:
-        if self.sampling.temperature == 0:
-            raise ConfigError("temperature 0 samples the same reply for the whole group; train at 1.0")
-        if self.sampling.top_p != 1.0 or self.sampling.top_k or self.sampling.min_p:
-            raise ConfigError(
-                "top_p, top_k and min_p cut the distribution that is sampled from, and the trainer's logprobs are those"
-                " of the whole one; train with top_p 1, top_k 0 and min_p 0"
-            )
-        if self.sampling.for_reply(1, seed=0).penalizes:
-            raise ConfigError(
-                "penalties change the distribution with each id, and the trainer's logprobs are those of the model;"
-                " train with repetition_penalty 1, presence_penalty 0 and frequency_penalty 0"
             )
 
     def _check_practice(self) -> None:

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import COMMAND_S
-from agentgym.trainers.config import config_from_mapping
+from agentgym.trainers.settings.sampling import UNCUT
 
-__all__ = ["with_current_names"]
+__all__ = ["FORMER_SETTINGS", "FormerSetting", "with_current_names"]
 
-GONE = {"update_s": COMMAND_S, "affinity_margin": 2.0}
-"""Settings of `serving` that earlier versions had, and their values now."""
+
+@dataclass(frozen=True)
+class FormerSetting:
+    """A setting of earlier versions: its replacement, or the reason why there is none."""
+
+    default: object
+    """The value where it was not set; a file that has it is read without a word, as it changes nothing."""
+    name: str = ""
+    """Today's name; empty if the setting is gone."""
+    why: str = ""
+    """The reason why it is gone, in a sentence."""
+
+
+FORMER_SETTINGS: Mapping[str, FormerSetting] = {
+    "sampling.top_p": FormerSetting(1.0, why=UNCUT),
+    "sampling.top_k": FormerSetting(0, why=UNCUT),
+    "sampling.min_p": FormerSetting(0.0, why=UNCUT),
+    "sampling.repetition_penalty": FormerSetting(1.0, why=UNCUT),
+    "sampling.presence_penalty": FormerSetting(0.0, why=UNCUT),
+    "sampling.frequency_penalty": FormerSetting(0.0, why=UNCUT),
+    "server.serving.update_s": FormerSetting(COMMAND_S, why=f"it is always {COMMAND_S:g}"),
+    "server.serving.affinity_margin": FormerSetting(2.0, why="it is always 2"),
+}
+"""The settings of `train` that earlier versions had, with their blocks; other commands have some of them too."""
 
 
 def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -21,9 +45,9 @@ def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] 
 
     The `local` engine was called `hf`, `eval.episodes` was `eval_episodes`, `learner.lora` had a `dropout` that was
     always 0, `local.compile` chose whether models of transformers were compiled, and `server` was a block for each kind
-    of server.
+    of server. All others are in `FORMER_SETTINGS`.
     """
-    renamed = {"local" if name == "hf" else name: value for name, value in settings.items()}
+    renamed = {"local" if name == "hf" else name: deepcopy(value) for name, value in settings.items()}
     if renamed.get("engine") == "hf":
         renamed["engine"] = "local"
     if "eval_episodes" in renamed:
@@ -33,7 +57,34 @@ def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] 
     learner = renamed.get("learner")
     if isinstance(learner, Mapping) and isinstance(lora := learner.get("lora"), Mapping) and lora.get("dropout") == 0:
         renamed["learner"] = {**learner, "lora": {name: value for name, value in lora.items() if name != "dropout"}}
+    for name, former in FORMER_SETTINGS.items():
+        block, _, setting = name.partition(".")
+        for where in (*FORMER_BLOCKS, block) if block == "server" else (block,):
+            _replace(renamed, f"{where}.{setting}", former, note)
     return _with_server_block(renamed, note)
+
+
+def _replace(settings: dict[str, Any], name: str, former: FormerSetting, note: Callable[[str], None]) -> None:
+    """Gives a former setting its name of today, or takes it out."""
+    *blocks, last = name.split(".")
+    block: object = settings
+    for part in blocks:
+        block = block.get(part) if isinstance(block, dict) else None
+    if not isinstance(block, dict) or last not in block:
+        return
+    value = block.pop(last)
+    if value == former.default:
+        return
+    if not former.name:
+        note(f"the setting {name} is left out: {former.why}")
+        return
+    note(f"the setting {name} is called {former.name} now: rename it, as the next version will not read it")
+    *blocks, last = former.name.split(".")
+    target = settings
+    for part in blocks:
+        target[part] = target[part] if isinstance(target.get(part), dict) else {}
+        target = target[part]
+    target[last] = value
 
 
 def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
@@ -41,14 +92,8 @@ def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) ->
 
     If no server samples, it is the first block that sets anything, for a command that names another engine.
     """
-    blocks = {
-        name: _without_gone(settings.pop(name), name, note)
-        for name in FORMER_BLOCKS
-        if isinstance(settings.get(name), Mapping)
-    }
-    changed = [
-        name for name, block in blocks.items() if config_from_mapping(ServerConfig, block, f"{name}.") != ServerConfig()
-    ]
+    blocks = {name: settings.pop(name) for name in FORMER_BLOCKS if isinstance(settings.get(name), Mapping)}
+    changed = [name for name, block in blocks.items() if _differs(block, asdict(ServerConfig()))]
     engine = str(settings.get("engine", "local"))
     chosen = engine if engine in SERVERS else next(iter(changed), None)
     for name in changed:
@@ -60,12 +105,11 @@ def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) ->
     return settings
 
 
-def _without_gone(block: Mapping[str, Any], where: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Returns a kind's block without the settings that have a fixed value now."""
-    serving = block.get("serving")
-    if not isinstance(serving, Mapping):
-        return dict(block)
-    for name, value in GONE.items():
-        if serving.get(name, value) != value:
-            note(f"the setting {where}.serving.{name} is left out: it is always {value:g}")
-    return {**block, "serving": {name: value for name, value in serving.items() if name not in GONE}}
+def _differs(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
+    """True if a block of settings sets one to another value than its default."""
+    return any(
+        _differs(value, defaults.get(name, {}))
+        if isinstance(value, Mapping)
+        else (tuple(value) if isinstance(value, list) else value) != defaults.get(name)
+        for name, value in block.items()
+    )

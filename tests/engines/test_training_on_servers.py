@@ -29,12 +29,13 @@ from agentgym.engines.sglang.weight_sync import SglangSync
 from agentgym.errors import AgentGymError
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.token_loop import RolloutLoop
-from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import Sampler
 from agentgym.testing.contracts.engine import check_engine
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.sampling import TrainSamplingConfig
 from agentgym.trajectory import Row, Trajectory
 from agentgym.types import Task
 
@@ -81,7 +82,7 @@ def gaps(model: Any, row: Row) -> torch.Tensor:
 def test_logprobs_are_the_trainers_after_every_sync(
     train: Train, engine: str, temperature: float, num_steps: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    config = replace(gentle(on_server(engine, request)), sampling=SamplingConfig(temperature=temperature))
+    config = replace(gentle(on_server(engine, request)), sampling=TrainSamplingConfig(temperature=temperature))
     steps = train(replace(config, steps=num_steps, group_size=8), tmp_path / "run")
     assert [one.sync.version for one in steps] == list(range(1, num_steps + 1))
     updates = [step.update for step in steps if step.update is not None]

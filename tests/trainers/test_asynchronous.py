@@ -86,7 +86,9 @@ async def by_hand(config: TrainConfig) -> list[StepStats | None]:
     config = resolve_config(config)
     model, renderer = load_decoder(embedded_folder()), renderer_for(embedded_folder())
     engine = LocalEngine(model, config.local)
-    sampler = Sampler(RolloutLoop(engine, renderer, config.limits, config.sampling), config=config.sampler)
+    sampler = Sampler(
+        RolloutLoop(engine, renderer, config.limits, config.sampling.for_episodes()), config=config.sampler
+    )
     learner = Learner(model, config.learner, config.optimizer, total_steps=config.steps)
     tasks, updates = EnvTasks(config.env, config.seed, {"level": 1}), []
     for step in range(1, config.steps + 1):

@@ -66,7 +66,7 @@ def loop_for(part: Part, config: TrainConfig, engine: Engine, renderer: Renderer
         engine,
         renderer,
         limits_for(part, config),
-        config.sampling if temperature is None else replace(config.sampling, temperature=temperature),
+        config.sampling.for_episodes(temperature),
         history=config.history,
         compaction=config.compaction,
     )
