@@ -27,7 +27,16 @@ class FormerSetting:
     """The reason why it is gone, in a sentence."""
 
 
+_OF_EVAL = "it is for a model under test, which has it as eval --endpoint.*"
+
 FORMER_SETTINGS: Mapping[str, FormerSetting] = {
+    "reward.judge.endpoint.price_prompt": FormerSetting(None, why=_OF_EVAL),
+    "reward.judge.endpoint.price_cached": FormerSetting(None, why=_OF_EVAL),
+    "reward.judge.endpoint.price_completion": FormerSetting(None, why=_OF_EVAL),
+    "reward.judge.endpoint.stream": FormerSetting(True, why=_OF_EVAL),
+    "reward.judge.endpoint.token_ids": FormerSetting(True, why=_OF_EVAL),
+    "reward.judge.endpoint.text_marks": FormerSetting(True, why=_OF_EVAL),
+    "reward.judge.endpoint.strict_tools": FormerSetting(False, why=_OF_EVAL),
     "sampling.top_p": FormerSetting(1.0, why=UNCUT),
     "sampling.top_k": FormerSetting(0, why=UNCUT),
     "sampling.min_p": FormerSetting(0.0, why=UNCUT),

@@ -11,8 +11,7 @@ from typing import Literal
 
 import yaml
 
-from agentgym.engines.openai.config import endpoint_url
-from agentgym.engines.openai.endpoint import ChatEndpointConfig
+from agentgym.engines.openai.config import ModelRequestConfig, endpoint_url
 from agentgym.errors import ConfigError
 from agentgym.rewards.judge.templates import GROUP, REPLY, RUBRIC, TURNS, check_template
 from agentgym.rewards.judge.verdicts import SCORE
@@ -35,7 +34,7 @@ class JudgeConfig:
 
     url: str = ""
     """The endpoint's address, `http://HOST:PORT/v1`; empty for no judge."""
-    endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
+    endpoint: ModelRequestConfig = field(default_factory=ModelRequestConfig)
     """Model, key, time-outs, retries, rate limits."""
     unit: Literal["episode", "turn", "group"] = "episode"
     """The subject of one verdict: an `episode`, each `turn` of one, or the members of a `group`, which are ranked."""

@@ -7,7 +7,9 @@ import math
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 
+from agentgym.engines.openai.config import ChatEndpointConfig
 from agentgym.engines.openai.endpoint import ChatEndpoint, EndpointFailure
 from agentgym.engines.protocol import Sampling
 from agentgym.rewards.judge.config import JudgeConfig
@@ -36,7 +38,7 @@ class Judge:
         rubric = "\n".join(f"- {criterion.name}: {criterion.text}" for criterion in self._criteria)
         self._template = fill_template(config.question(), {"rubric": rubric, "lowest": low, "highest": high})
         self._score = re.compile(config.score)
-        self._endpoint = ChatEndpoint(config.url, config.endpoint)
+        self._endpoint = ChatEndpoint(config.url, ChatEndpointConfig(**asdict(config.endpoint)))
         self._free = asyncio.Semaphore(num_at_once)
 
     async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
