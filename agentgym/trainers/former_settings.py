@@ -30,6 +30,11 @@ class FormerSetting:
 _OF_EVAL = "it is for a model under test, which has it as eval --endpoint.*"
 
 FORMER_SETTINGS: Mapping[str, FormerSetting] = {
+    "practice.curriculum.raise_at": FormerSetting(0.8, "practice.curriculum.settings.raise_at"),
+    "practice.curriculum.lower_at": FormerSetting(0.2, "practice.curriculum.settings.lower_at"),
+    "practice.curriculum.window": FormerSetting(16, "practice.curriculum.settings.window"),
+    "practice.curriculum.explore": FormerSetting(0.1, "practice.curriculum.settings.explore"),
+    "practice.curriculum.keep": FormerSetting(0.9, "practice.curriculum.settings.keep"),
     "reward.judge.endpoint.price_prompt": FormerSetting(None, why=_OF_EVAL),
     "reward.judge.endpoint.price_cached": FormerSetting(None, why=_OF_EVAL),
     "reward.judge.endpoint.price_completion": FormerSetting(None, why=_OF_EVAL),

@@ -11,6 +11,7 @@ from agentgym.cli.main import main
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.former_settings import FORMER_SETTINGS, with_current_names
 from agentgym.trainers.settings.sampling import UNCUT
+from agentgym.trainers.tasks.practice import CurriculumConfig
 
 GONE = sorted(name for name, former in FORMER_SETTINGS.items() if not former.name)
 
@@ -40,6 +41,13 @@ def test_a_setting_that_is_gone_is_left_out_with_its_reason(name: str) -> None:
     config, notes = read(settings)
     assert config == TrainConfig(env="X") and settings == nested(name, "other")
     assert notes == [f"the setting {name} is left out: {FORMER_SETTINGS[name].why}"]
+
+
+def test_a_former_setting_of_another_name_is_read_with_a_line() -> None:
+    given = {"method": "steps", "values": [1, 2], "window": 4, "raise_at": 0.8}
+    config, (note,) = read({"practice": {"curriculum": given}})
+    assert config.practice.curriculum == CurriculumConfig(method="steps", values=(1, 2), settings={"window": 4})
+    assert note.startswith("the setting practice.curriculum.window is called practice.curriculum.settings.window now")
 
 
 def test_an_option_that_is_gone_is_refused_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

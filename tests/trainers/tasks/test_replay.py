@@ -95,7 +95,9 @@ def test_tasks_that_were_asked_for_are_the_same_when_asked_again_and_after_a_res
 
 
 def test_a_curriculum_hears_of_new_tasks_alone(ended: Ended) -> None:
-    curriculum = CurriculumConfig(method="steps", values=(1, 2), window=6, raise_at=0.9, lower_at=0.0)
+    curriculum = CurriculumConfig(
+        method="steps", values=(1, 2), settings={"window": 6, "raise_at": 0.9, "lower_at": 0.0}
+    )
     source = game(practice={"curriculum": curriculum})
     first = play(source, ended, 1, lost)
     # two of the eight are replayed and lost again; the six new ones alone are enough to go up
