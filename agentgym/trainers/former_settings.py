@@ -30,6 +30,14 @@ class FormerSetting:
 _OF_EVAL = "it is for a model under test, which has it as eval --endpoint.*"
 
 FORMER_SETTINGS: Mapping[str, FormerSetting] = {
+    "collapse.max_tool_faults": FormerSetting(0.1, "collapse.thresholds.tool_faults"),
+    "collapse.max_repetition_rise": FormerSetting(0.3, "collapse.thresholds.repetition"),
+    "collapse.max_clip_fraction": FormerSetting(0.9, "collapse.thresholds.clipped"),
+    "collapse.max_grad_growth": FormerSetting(10.0, "collapse.thresholds.gradient_exploded"),
+    "collapse.max_kl": FormerSetting(2.0, "collapse.thresholds.kl_exploded"),
+    "local.window": FormerSetting(None, "limits.context_window"),
+    "local.keep_idle_s": FormerSetting(0.5, why="it is always 0.5 s"),
+    "local.record_experts": FormerSetting(False, why="learner.router.replay has the engine record them"),
     "practice.curriculum.raise_at": FormerSetting(0.8, "practice.curriculum.settings.raise_at"),
     "practice.curriculum.lower_at": FormerSetting(0.2, "practice.curriculum.settings.lower_at"),
     "practice.curriculum.window": FormerSetting(16, "practice.curriculum.settings.window"),
@@ -89,16 +97,16 @@ def _replace(settings: dict[str, Any], name: str, former: FormerSetting, note: C
     value = block.pop(last)
     if value == former.default:
         return
-    if not former.name:
-        note(f"the setting {name} is left out: {former.why}")
-        return
-    note(f"the setting {name} is called {former.name} now: rename it, as the next version will not read it")
     *blocks, last = former.name.split(".")
     target = settings
     for part in blocks:
         target[part] = target[part] if isinstance(target.get(part), dict) else {}
         target = target[part]
-    target[last] = value
+    if former.name and target.get(last) is None:
+        target[last] = value
+        note(f"the setting {name} is called {former.name} now: rename it, as the next version will not read it")
+    else:
+        note(f"the setting {name} is left out: {former.why or f'{former.name} is set too'}")
 
 
 def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
