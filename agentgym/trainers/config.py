@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
-from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.config import LocalSettings
 from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS, check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.errors import ConfigError, nearest
@@ -137,7 +137,7 @@ class TrainConfig:
     collapse: CollapseConfig = field(default_factory=CollapseConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
-    local: LocalEngineConfig = field(default_factory=LocalEngineConfig)
+    local: LocalSettings = field(default_factory=LocalSettings)
     server: ServerConfig = field(default_factory=ServerConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
     max_staleness: int = 0

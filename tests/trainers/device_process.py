@@ -18,7 +18,7 @@ import torch
 
 from agentgym.chat_templates import open_renderer
 from agentgym.embedded import embedded_folder
-from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.config import LocalSettings
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.model.policy import load_policy_on
 from agentgym.rollout.limits import Limits
@@ -59,7 +59,7 @@ def config_of(case: str, device: str) -> TrainConfig:
         group_size=2,
         eval=HeldOutConfig(episodes=0),
         learner=replace(learner, device=device),
-        local=LocalEngineConfig(num_slots=4),
+        local=LocalSettings(num_slots=4),
         limits=Limits(max_turns=3, turn_tokens=24),
         parity=ParityConfig(episodes=1, turns=2),
     )

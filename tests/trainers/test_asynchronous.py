@@ -26,7 +26,7 @@ from agentgym.trainers.batch.batch import build_batch
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.learner.learner import Learner, StepStats
 from agentgym.trainers.loop.step_credit import credit_step
-from agentgym.trainers.parts.engine import open_engine, weights_for
+from agentgym.trainers.parts.engine import local_settings, open_engine, weights_for
 from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.held_out import HeldOutConfig
@@ -85,7 +85,7 @@ async def by_hand(config: TrainConfig) -> list[StepStats | None]:
     """Play, credit, learn, publish, one after the other, and nothing else."""
     config = resolve_config(config)
     model, renderer = load_decoder(embedded_folder()), renderer_for(embedded_folder())
-    engine = LocalEngine(model, config.local)
+    engine = LocalEngine(model, local_settings(config, model))
     sampler = Sampler(
         RolloutLoop(engine, renderer, config.limits, config.sampling.for_episodes()), config=config.sampler
     )

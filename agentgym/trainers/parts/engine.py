@@ -7,7 +7,7 @@ import inspect
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -84,13 +84,14 @@ def engine_window(config: TrainConfig, model: LanguageModel) -> int:
 
     A model's window may be forty times as long, and a GPU reserves memory for all of it.
     """
-    return config.local.window or min(config.limits.context_window or model.context_window, model.context_window)
+    return min(config.limits.context_window or model.context_window, model.context_window)
 
 
 def local_settings(config: TrainConfig, model: LanguageModel) -> LocalEngineConfig:
     """The settings of a run's in-process engine: the experts that its learner replays are recorded."""
-    records = config.local.record_experts or config.learner.router.replay
-    return replace(config.local, window=engine_window(config, model), record_experts=records)
+    return LocalEngineConfig(
+        **asdict(config.local), window=engine_window(config, model), record_experts=config.learner.router.replay
+    )
 
 
 async def open_engine(
