@@ -36,23 +36,15 @@ class ClusterConfig:
     critics: int = 0
     """Ranks that have the critic, with a backbone of its own, and train it. 0 leaves it to the learner's ranks."""
     cpus_per_learner: float = 1.0
-    """Cores that Ray reserves for a learner rank."""
+    """Cores that Ray reserves for a rank of the learner, the reference or the critic."""
     cpus_per_engine: float = 1.0
     """Cores that Ray reserves for an engine."""
     cpus_per_worker: float = 0.5
     """Cores that Ray reserves for a worker."""
-    cpus_per_reference: float = 1.0
-    """Cores that Ray reserves for a rank of the reference."""
-    cpus_per_critic: float = 1.0
-    """Cores that Ray reserves for a rank of the critic."""
     gpus_per_learner: float = 0.0
-    """GPUs that Ray reserves for a learner rank; untested above 0."""
+    """GPUs that Ray reserves for a rank of the learner, the reference or the critic; untested above 0."""
     gpus_per_engine: float = 0.0
     """GPUs that Ray reserves for an engine; untested above 0."""
-    gpus_per_reference: float = 0.0
-    """GPUs that Ray reserves for a rank of the reference; untested above 0."""
-    gpus_per_critic: float = 0.0
-    """GPUs that Ray reserves for a rank of the critic; untested above 0."""
     layout: Literal["disaggregated", "colocated"] = "disaggregated"
     """`disaggregated` gives learner ranks and engines cores and GPUs of their own. `colocated` puts one engine on the
     cores and GPU of every rank: it frees its memory while the rank learns, and takes it back with the new weights."""
@@ -73,10 +65,8 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         check_at_least(1, self, "learners", "engines", "workers", where="ray.")
         check_at_least(0, self, "references", "critics", "max_restarts", where="ray.")
-        for role in ROLES:
-            check_at_least(0, self, f"cpus_per_{role}", where="ray.")
-        for role in ROLES[:-1]:
-            check_at_least(0, self, f"gpus_per_{role}", where="ray.")
+        check_at_least(0, self, "cpus_per_learner", "cpus_per_engine", "cpus_per_worker", where="ray.")
+        check_at_least(0, self, "gpus_per_learner", "gpus_per_engine", where="ray.")
         check_above_zero(self, "start_s", where="ray.")
 
         if self.deltas and self.broadcast:
@@ -134,5 +124,8 @@ class ClusterConfig:
         return {name: amount for name, amount in needed.items() if amount}
 
     def _amounts(self, role: Role) -> dict[str, float]:
-        gpus = 0.0 if role == "worker" else getattr(self, f"gpus_per_{role}")
-        return {"CPU": getattr(self, f"cpus_per_{role}"), "GPU": gpus}
+        if role == "worker":
+            return {"CPU": self.cpus_per_worker, "GPU": 0.0}
+        if role == "engine":
+            return {"CPU": self.cpus_per_engine, "GPU": self.gpus_per_engine}
+        return {"CPU": self.cpus_per_learner, "GPU": self.gpus_per_learner}
