@@ -39,6 +39,9 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "local.window": FormerSetting(None, "limits.context_window"),
     "local.keep_idle_s": FormerSetting(0.5, why="it is always 0.5 s"),
     "local.record_experts": FormerSetting(False, why="learner.router.replay has the engine record them"),
+    "learner.fsdp.reduce_dtype": FormerSetting("float32", why="gradients are always summed in float32"),
+    "parity.episodes": FormerSetting(4, why="a probe always has 4 episodes"),
+    "parity.turns": FormerSetting(3, why="an episode of a probe always has 3 replies at most"),
     "practice.curriculum.raise_at": FormerSetting(0.8, "practice.curriculum.settings.raise_at"),
     "practice.curriculum.lower_at": FormerSetting(0.2, "practice.curriculum.settings.lower_at"),
     "practice.curriculum.window": FormerSetting(16, "practice.curriculum.settings.window"),
@@ -55,6 +58,7 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "reward.judge.endpoint.token_ids": FormerSetting(True, why=_OF_EVAL),
     "reward.judge.endpoint.text_marks": FormerSetting(True, why=_OF_EVAL),
     "reward.judge.endpoint.strict_tools": FormerSetting(False, why=_OF_EVAL),
+    "sampler.max_leaked_threads": FormerSetting(64, why="it is always 64"),
     "sampling.top_p": FormerSetting(1.0, why=UNCUT),
     "sampling.top_k": FormerSetting(0, why=UNCUT),
     "sampling.min_p": FormerSetting(0.0, why=UNCUT),
@@ -62,6 +66,8 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "sampling.presence_penalty": FormerSetting(0.0, why=UNCUT),
     "sampling.frequency_penalty": FormerSetting(0.0, why=UNCUT),
     "server.serving.update_s": FormerSetting(COMMAND_S, why=f"it is always {COMMAND_S:g}"),
+    "tracking.room": FormerSetting(256, why="256 entries always may wait for a tracker"),
+    "tracking.finish_s": FormerSetting(60.0, why="the end of a run always waits for 60 s"),
     "server.serving.affinity_margin": FormerSetting(2.0, why="it is always 2"),
 }
 """The settings of `train` that earlier versions had, with their blocks; other commands have some of them too."""

@@ -29,7 +29,6 @@ from agentgym.trainers.preferences.loop import Pair, PreferenceConfig, learn_pre
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
-from agentgym.trainers.settings.parity import ParityConfig
 from agentgym.trainers.sft.demonstrations import DemonstrationConfig, stream
 from agentgym.trainers.sft.loop import ImitationConfig, learn
 
@@ -61,7 +60,6 @@ def config_of(case: str, device: str) -> TrainConfig:
         learner=replace(learner, device=device),
         local=LocalSettings(num_slots=4),
         limits=Limits(max_turns=3, turn_tokens=24),
-        parity=ParityConfig(episodes=1, turns=2),
     )
 
 
