@@ -219,7 +219,9 @@ class TrainConfig:
         """The actors of a run on a cluster; each running server has an engine actor, which reserves nothing."""
         if not (self.on_servers and self.server.urls):
             return self.ray
-        return replace(self.ray, engines=len(self.server.urls), cpus_per_engine=0.0, gpus_per_engine=0.0)
+        return replace(
+            self.ray, engines=len(self.server.urls), cpus={**self.ray.cpus, "engine": 0.0}, gpus_per_engine=0.0
+        )
 
     def _check_cluster(self) -> None:
         if is_place(self.engine):

@@ -27,7 +27,7 @@ class FormerSetting:
     """The reason why it is gone, in a sentence."""
 
 
-_AS_LEARNERS = "ranks of the reference and the critic have the resources of the learner's (ray.*_per_learner)"
+_AS_LEARNERS = "ranks of the reference and the critic have the resources of the learner's"
 _OF_EVAL = "it is for a model under test, which has it as eval --endpoint.*"
 
 FORMER_SETTINGS: Mapping[str, FormerSetting] = {
@@ -47,6 +47,9 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "practice.curriculum.window": FormerSetting(16, "practice.curriculum.settings.window"),
     "practice.curriculum.explore": FormerSetting(0.1, "practice.curriculum.settings.explore"),
     "practice.curriculum.keep": FormerSetting(0.9, "practice.curriculum.settings.keep"),
+    "ray.cpus_per_learner": FormerSetting(1.0, "ray.cpus.learner"),
+    "ray.cpus_per_engine": FormerSetting(1.0, "ray.cpus.engine"),
+    "ray.cpus_per_worker": FormerSetting(0.5, "ray.cpus.worker"),
     "ray.cpus_per_reference": FormerSetting(1.0, why=_AS_LEARNERS),
     "ray.cpus_per_critic": FormerSetting(1.0, why=_AS_LEARNERS),
     "ray.gpus_per_reference": FormerSetting(0.0, why=_AS_LEARNERS),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, nearest
 from agentgym.settings import check_above_zero, check_at_least
 
 __all__ = ["ClusterConfig", "ModelRole", "Role"]
@@ -15,6 +16,9 @@ ModelRole: TypeAlias = Literal["learner", "reference", "critic"]
 Role: TypeAlias = Literal[ModelRole, "engine", "worker"]
 ROLES: tuple[Role, ...] = ("learner", "engine", "reference", "critic", "worker")
 """All roles, in the order in which their resources are reserved."""
+
+CORES: Mapping[str, float] = {"learner": 1.0, "engine": 1.0, "worker": 0.5}
+"""The cores that an actor reserves where `ray.cpus` does not name it; a worker mostly waits for engines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +39,9 @@ class ClusterConfig:
     the learner's ranks, as a penalty of the whole vocabulary (`jsd`) has to."""
     critics: int = 0
     """Ranks that have the critic, with a backbone of its own, and train it. 0 leaves it to the learner's ranks."""
-    cpus_per_learner: float = 1.0
-    """Cores that Ray reserves for a rank of the learner, the reference or the critic."""
-    cpus_per_engine: float = 1.0
-    """Cores that Ray reserves for an engine."""
-    cpus_per_worker: float = 0.5
-    """Cores that Ray reserves for a worker."""
+    cpus: Mapping[str, float] = field(default_factory=dict)
+    """Cores that Ray reserves for each actor, such as learner=4 worker=0.2: 1 for a learner (a rank of the learner, the
+    reference or the critic), 1 for an engine, 0.5 for a worker."""
     gpus_per_learner: float = 0.0
     """GPUs that Ray reserves for a rank of the learner, the reference or the critic; untested above 0."""
     gpus_per_engine: float = 0.0
@@ -65,7 +66,13 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         check_at_least(1, self, "learners", "engines", "workers", where="ray.")
         check_at_least(0, self, "references", "critics", "max_restarts", where="ray.")
-        check_at_least(0, self, "cpus_per_learner", "cpus_per_engine", "cpus_per_worker", where="ray.")
+        for actor, cores in self.cpus.items():
+            if actor not in CORES:
+                raise ConfigError(
+                    f"ray.cpus has no actor {actor!r}{nearest(actor, CORES) or '.'} Its actors: {', '.join(CORES)}"
+                )
+            if isinstance(cores, bool) or not isinstance(cores, int | float) or not cores >= 0:
+                raise ConfigError(f"ray.cpus {actor} must be at least 0, got {cores!r}")
         check_at_least(0, self, "gpus_per_learner", "gpus_per_engine", where="ray.")
         check_above_zero(self, "start_s", where="ray.")
 
@@ -94,7 +101,7 @@ class ClusterConfig:
         """
         amounts = {role: self._amounts(role) for role in ROLES}
         if "engine" not in self._reserving:
-            amounts["learner"]["CPU"] += self.cpus_per_engine
+            amounts["learner"]["CPU"] += amounts["engine"]["CPU"]
         return [
             {name: amount for name, amount in amounts[role].items() if amount}
             for role in self._reserving
@@ -124,8 +131,6 @@ class ClusterConfig:
         return {name: amount for name, amount in needed.items() if amount}
 
     def _amounts(self, role: Role) -> dict[str, float]:
-        if role == "worker":
-            return {"CPU": self.cpus_per_worker, "GPU": 0.0}
-        if role == "engine":
-            return {"CPU": self.cpus_per_engine, "GPU": self.gpus_per_engine}
-        return {"CPU": self.cpus_per_learner, "GPU": self.gpus_per_learner}
+        actor = role if role in CORES else "learner"
+        gpus = {"learner": self.gpus_per_learner, "engine": self.gpus_per_engine}
+        return {"CPU": self.cpus.get(actor, CORES[actor]), "GPU": gpus.get(actor, 0.0)}

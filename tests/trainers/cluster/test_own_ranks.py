@@ -166,7 +166,7 @@ def cluster() -> Iterator[str]:
         nodes.shutdown()  # type: ignore[no-untyped-call]
 
 
-SMALL = {"cpus_per_learner": 0.5, "cpus_per_engine": 0.5}
+SMALL = {"cpus": {"learner": 0.5, "engine": 0.5}}
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from agentgym.trainers.settings.mesh import MeshConfig
 
 
 def test_every_actor_has_a_bundle_learners_first() -> None:
-    config = ClusterConfig(learners=2, engines=1, workers=3, gpus_per_engine=1, cpus_per_worker=0.25)
+    config = ClusterConfig(learners=2, engines=1, workers=3, gpus_per_engine=1, cpus={"worker": 0.25})
     assert config.bundles == [{"CPU": 1}, {"CPU": 1}, {"CPU": 1, "GPU": 1}, *[{"CPU": 0.25}] * 3]
 
 
@@ -34,8 +34,8 @@ def test_colocated_ranks_and_engines_share_their_bundles() -> None:
 
 @pytest.mark.parametrize("layout", ["colocated", "disaggregated"])
 def test_a_reference_and_a_critic_have_bundles_between_engines_and_workers(layout: Any) -> None:
-    own = {"references": 2, "critics": 1, "gpus_per_learner": 1, "gpus_per_engine": 1, "cpus_per_learner": 3}
-    config = ClusterConfig(layout=layout, workers=2, cpus_per_worker=0.25, **own)
+    own: dict[str, Any] = {"references": 2, "critics": 1, "gpus_per_learner": 1, "gpus_per_engine": 1}
+    config = ClusterConfig(layout=layout, workers=2, cpus={"learner": 3, "worker": 0.25}, **own)
     rank, engine = {"CPU": 3, "GPU": 1}, {"CPU": 1, "GPU": 1}
     first = [{"CPU": 4, "GPU": 1}] if layout == "colocated" else [rank, engine]
     assert config.bundles == [*first, rank, rank, rank, {"CPU": 0.25}, {"CPU": 0.25}]
@@ -68,7 +68,8 @@ def test_a_server_that_sleeps_is_not_to_sample_meanwhile() -> None:
         ({"layout": "colocated", "gpus_per_engine": 1}, "both 1, or both 0, got 0 and 1"),
         ({"learners": 0}, "ray.learners must be at least 1, got 0"),
         ({"workers": -1}, "ray.workers must be at least 1, got -1"),
-        ({"cpus_per_engine": -0.5}, "at least 0, got -0.5"),
+        ({"cpus": {"engine": -0.5}}, "at least 0, got -0.5"),
+        ({"cpus": {"workers": 1}}, "no actor 'workers': did you mean 'worker'"),
         ({"max_restarts": -1}, "max_restarts must be at least 0"),
         ({"start_s": 0}, "start_s must be above 0"),
     ],
