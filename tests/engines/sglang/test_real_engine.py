@@ -19,7 +19,7 @@ from agentgym.engines.scripted import ScriptedReply
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
+from agentgym.engines.servers.serving_settings import EngineServing, PauseMode
 from agentgym.engines.sglang.api import read_sglang_completion, read_spans
 from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.sglang.replica import SglangReplica
@@ -48,7 +48,7 @@ def using(play: Play, *servers: FakeSglang, **serving: Any) -> Any:
     """What `play` returns, given an engine on the servers."""
 
     async def run() -> Any:
-        config = ServerConfig(urls=tuple(one.url for one in servers), serving=ServingSettings(**serving))
+        config = ServerConfig(urls=tuple(one.url for one in servers), serving=EngineServing(**serving))
         engine = await open_sglang(config, embedded_folder())
         try:
             return await play(engine)
