@@ -28,6 +28,7 @@ class FormerSetting:
 
 
 _AS_LEARNERS = "ranks of the reference and the critic have the resources of the learner's"
+_RECORDED = "learner.router.replay has the engine record them"
 _OF_EVAL = "it is for a model under test, which has it as eval --endpoint.*"
 
 FORMER_SETTINGS: Mapping[str, FormerSetting] = {
@@ -38,8 +39,10 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "collapse.max_kl": FormerSetting(2.0, "collapse.thresholds.kl_exploded"),
     "local.window": FormerSetting(None, "limits.context_window"),
     "local.keep_idle_s": FormerSetting(0.5, why="it is always 0.5 s"),
-    "local.record_experts": FormerSetting(False, why="learner.router.replay has the engine record them"),
+    "local.record_experts": FormerSetting(False, why=_RECORDED),
     "learner.fsdp.reduce_dtype": FormerSetting("float32", why="gradients are always summed in float32"),
+    "optimizer.beta1": FormerSetting(0.9, "optimizer.betas"),
+    "optimizer.beta2": FormerSetting(0.98, "optimizer.betas"),
     "parity.episodes": FormerSetting(4, why="a probe always has 4 episodes"),
     "parity.turns": FormerSetting(3, why="an episode of a probe always has 3 replies at most"),
     "practice.curriculum.raise_at": FormerSetting(0.8, "practice.curriculum.settings.raise_at"),
@@ -68,6 +71,11 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "sampling.repetition_penalty": FormerSetting(1.0, why=UNCUT),
     "sampling.presence_penalty": FormerSetting(0.0, why=UNCUT),
     "sampling.frequency_penalty": FormerSetting(0.0, why=UNCUT),
+    "server.log_folder": FormerSetting("", why="a run keeps the logs of its servers in its folder"),
+    "server.serving.bucket_mb": FormerSetting(512, why="it is always 512"),
+    "server.serving.verify_sync": FormerSetting(True, why="every update is verified"),
+    "server.serving.record_experts": FormerSetting(False, why=_RECORDED),
+    "server.serving.max_retries": FormerSetting(3, why="it is always 3"),
     "server.serving.update_s": FormerSetting(COMMAND_S, why=f"it is always {COMMAND_S:g}"),
     "tracking.room": FormerSetting(256, why="256 entries always may wait for a tracker"),
     "tracking.finish_s": FormerSetting(60.0, why="the end of a run always waits for 60 s"),
@@ -80,8 +88,8 @@ def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] 
     """Returns the settings of a run of an earlier version with today's names; `note` is called with lines on them.
 
     The `local` engine was called `hf`, `eval.episodes` was `eval_episodes`, `learner.lora` had a `dropout` that was
-    always 0, `local.compile` chose whether models of transformers were compiled, and `server` was a block for each kind
-    of server. All others are in `FORMER_SETTINGS`.
+    always 0, `local.compile` chose whether models of transformers were compiled, `optimizer.betas` were two
+    settings, and `server` was a block for each kind of server. All others are in `FORMER_SETTINGS`.
     """
     renamed = {"local" if name == "hf" else name: deepcopy(value) for name, value in settings.items()}
     if renamed.get("engine") == "hf":
@@ -93,6 +101,9 @@ def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] 
     learner = renamed.get("learner")
     if isinstance(learner, Mapping) and isinstance(lora := learner.get("lora"), Mapping) and lora.get("dropout") == 0:
         renamed["learner"] = {**learner, "lora": {name: value for name, value in lora.items() if name != "dropout"}}
+    optimizer = renamed.get("optimizer")
+    if isinstance(optimizer, dict) and {"beta1", "beta2"} & optimizer.keys():
+        optimizer["betas"] = [optimizer.pop("beta1", 0.9), optimizer.pop("beta2", 0.98)]
     for name, former in FORMER_SETTINGS.items():
         block, _, setting = name.partition(".")
         for where in (*FORMER_BLOCKS, block) if block == "server" else (block,):

@@ -102,7 +102,7 @@ OPTIMIZER = (
     Key(ACTOR + "optim.weight_decay", "optimizer.weight_decay", default=0.01),
     Key(
         ACTOR + "optim.betas",
-        "optimizer.beta1, optimizer.beta2",
+        "optimizer.betas",
         default=[0.9, 0.999],
         convert=algorithm.verl_betas,
     ),
