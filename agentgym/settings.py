@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -17,6 +17,7 @@ __all__ = [
     "Contract",
     "check_above_zero",
     "check_at_least",
+    "check_bounds",
     "convert_function_errors",
     "is_bundled",
     "replaced_by",
@@ -106,6 +107,14 @@ def check_above_zero(settings: object, *names: str, where: str = "") -> None:
         value = getattr(settings, name)
         if value is not None and not value > 0:
             raise ConfigError(f"{where}{name} must be above 0, got {value}")
+
+
+def check_bounds(name: str, bounds: Sequence[object], within: tuple[float, float]) -> None:
+    """Raises ConfigError for a setting that is no pair of numbers in ascending order, none of them beyond `within`."""
+    numbers = [bound for bound in bounds if isinstance(bound, int | float) and within[0] <= bound <= within[1]]
+    if len(bounds) != 2 or len(numbers) != 2 or numbers[0] > numbers[1]:
+        given = " ".join(map(str, bounds))
+        raise ConfigError(f"{name} is two numbers from {within[0]:g} to {within[1]:g}, the least first; got {given}")
 
 
 def is_bundled(function: Callable[..., object]) -> bool:

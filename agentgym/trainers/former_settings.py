@@ -25,6 +25,8 @@ class FormerSetting:
     """Today's name; empty if the setting is gone."""
     why: str = ""
     """The reason why it is gone, in a sentence."""
+    index: int | None = None
+    """The index in the numbers of today's setting, if that has several."""
 
 
 _AS_LEARNERS = "ranks of the reference and the critic have the resources of the learner's"
@@ -41,8 +43,8 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "local.keep_idle_s": FormerSetting(0.5, why="it is always 0.5 s"),
     "local.record_experts": FormerSetting(False, why=_RECORDED),
     "learner.fsdp.reduce_dtype": FormerSetting("float32", why="gradients are always summed in float32"),
-    "optimizer.beta1": FormerSetting(0.9, "optimizer.betas"),
-    "optimizer.beta2": FormerSetting(0.98, "optimizer.betas"),
+    "optimizer.beta1": FormerSetting(0.9, "optimizer.betas", index=0),
+    "optimizer.beta2": FormerSetting(0.98, "optimizer.betas", index=1),
     "parity.episodes": FormerSetting(4, why="a probe always has 4 episodes"),
     "parity.turns": FormerSetting(3, why="an episode of a probe always has 3 replies at most"),
     "practice.curriculum.raise_at": FormerSetting(0.8, "practice.curriculum.settings.raise_at"),
@@ -50,6 +52,8 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "practice.curriculum.window": FormerSetting(16, "practice.curriculum.settings.window"),
     "practice.curriculum.explore": FormerSetting(0.1, "practice.curriculum.settings.explore"),
     "practice.curriculum.keep": FormerSetting(0.9, "practice.curriculum.settings.keep"),
+    "practice.replay.min_success": FormerSetting(0.0, "practice.replay.success", index=0),
+    "practice.replay.max_success": FormerSetting(0.5, "practice.replay.success", index=1),
     "ray.cpus_per_learner": FormerSetting(1.0, "ray.cpus.learner"),
     "ray.cpus_per_engine": FormerSetting(1.0, "ray.cpus.engine"),
     "ray.cpus_per_worker": FormerSetting(0.5, "ray.cpus.worker"),
@@ -64,6 +68,8 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "reward.judge.endpoint.token_ids": FormerSetting(True, why=_OF_EVAL),
     "reward.judge.endpoint.text_marks": FormerSetting(True, why=_OF_EVAL),
     "reward.judge.endpoint.strict_tools": FormerSetting(False, why=_OF_EVAL),
+    "reward.judge.lowest": FormerSetting(0.0, "reward.judge.scale", index=0),
+    "reward.judge.highest": FormerSetting(10.0, "reward.judge.scale", index=1),
     "sampler.max_leaked_threads": FormerSetting(64, why="it is always 64"),
     "sampling.top_p": FormerSetting(1.0, why=UNCUT),
     "sampling.top_k": FormerSetting(0, why=UNCUT),
@@ -88,8 +94,8 @@ def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] 
     """Returns the settings of a run of an earlier version with today's names; `note` is called with lines on them.
 
     The `local` engine was called `hf`, `eval.episodes` was `eval_episodes`, `learner.lora` had a `dropout` that was
-    always 0, `local.compile` chose whether models of transformers were compiled, `optimizer.betas` were two
-    settings, and `server` was a block for each kind of server. All others are in `FORMER_SETTINGS`.
+    always 0, `local.compile` chose whether models of transformers were compiled, and `server` was a block for each kind
+    of server. All others are in `FORMER_SETTINGS`.
     """
     renamed = {"local" if name == "hf" else name: deepcopy(value) for name, value in settings.items()}
     if renamed.get("engine") == "hf":
@@ -101,9 +107,6 @@ def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] 
     learner = renamed.get("learner")
     if isinstance(learner, Mapping) and isinstance(lora := learner.get("lora"), Mapping) and lora.get("dropout") == 0:
         renamed["learner"] = {**learner, "lora": {name: value for name, value in lora.items() if name != "dropout"}}
-    optimizer = renamed.get("optimizer")
-    if isinstance(optimizer, dict) and {"beta1", "beta2"} & optimizer.keys():
-        optimizer["betas"] = [optimizer.pop("beta1", 0.9), optimizer.pop("beta2", 0.98)]
     for name, former in FORMER_SETTINGS.items():
         block, _, setting = name.partition(".")
         for where in (*FORMER_BLOCKS, block) if block == "server" else (block,):
@@ -127,11 +130,15 @@ def _replace(settings: dict[str, Any], name: str, former: FormerSetting, note: C
     for part in blocks:
         target[part] = target[part] if isinstance(target.get(part), dict) else {}
         target = target[part]
-    if former.name and target.get(last) is None:
-        target[last] = value
-        note(f"the setting {name} is called {former.name} now: rename it, as the next version will not read it")
-    else:
+    if former.index is not None:
+        defaults = [other.default for other in FORMER_SETTINGS.values() if other.name == former.name]
+        numbers = enumerate(target.get(last) or defaults)
+        value = [value if index == former.index else number for index, number in numbers]
+    elif not former.name or target.get(last) is not None:
         note(f"the setting {name} is left out: {former.why or f'{former.name} is set too'}")
+        return
+    target[last] = value
+    note(f"the setting {name} is called {former.name} now: rename it, as the next version will not read it")
 
 
 def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:

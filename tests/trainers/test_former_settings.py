@@ -50,6 +50,11 @@ def test_a_former_setting_of_another_name_is_read_with_a_line() -> None:
     assert note.startswith("the setting practice.curriculum.window is called practice.curriculum.settings.window now")
 
 
+def test_two_former_settings_become_the_numbers_of_one() -> None:
+    config, notes = read({"optimizer": {"beta2": 0.999}, "reward": {"judge": {"lowest": 1, "highest": 5}}})
+    assert (config.optimizer.betas, config.reward.judge.scale) == ((0.9, 0.999), (1, 5)) and len(notes) == 3
+
+
 def test_an_option_that_is_gone_is_refused_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--env", "TextGame-v0", "--sampling.top-p", "0.9"]) == 2
     assert f"unknown option '--sampling.top-p': {UNCUT}" in capsys.readouterr().err

@@ -34,7 +34,7 @@ class Judge:
         self.together = config.unit == "group"
         self.num_at_once = 1 if self.together else num_at_once
         self._criteria = config.criteria()
-        low, high = f"{config.lowest:g}", f"{config.highest:g}"
+        low, high = (f"{score:g}" for score in config.scale)
         rubric = "\n".join(f"- {criterion.name}: {criterion.text}" for criterion in self._criteria)
         self._template = fill_template(config.question(), {"rubric": rubric, "lowest": low, "highest": high})
         self._score = re.compile(config.score)
@@ -64,7 +64,7 @@ class Judge:
         return self._read(verdict, trajectory)
 
     def _read(self, verdict: str, trajectory: Trajectory) -> Reward:
-        low, high, info = self.config.lowest, self.config.highest, {"verdict": verdict}
+        (low, high), info = self.config.scale, {"verdict": verdict}
         if self._criteria:
             scores = read_scores(verdict, [criterion.name for criterion in self._criteria], low, high)
             total = math.fsum(criterion.weight * scores[criterion.name] for criterion in self._criteria)

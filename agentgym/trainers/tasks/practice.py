@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentgym.errors import ConfigError
-from agentgym.settings import with_settings
+from agentgym.settings import check_bounds, with_settings
 from agentgym.trainers.tasks.curriculum import CURRICULA, Curriculum
 from agentgym.trainers.tasks.mix import read_mix
 
@@ -55,10 +55,9 @@ class ReplayConfig:
 
     share: float = 0.0
     """The share of a step's tasks that are earlier ones, as long as some are remembered; 0 replays none."""
-    max_success: float = 0.5
-    """Tasks are remembered if their group had at most this success."""
-    min_success: float = 0.0
-    """Tasks are remembered if their group had at least this success; 0.01 leaves out unsolved ones."""
+    success: tuple[float, float] = (0.0, 0.5)
+    """Tasks are remembered if their group had at least the first and at most the second success; 0.01 0.5 leaves out
+    unsolved ones."""
     memory: int = 256
     """The most tasks that are remembered; the oldest is forgotten first."""
     max_replays: int = 3
@@ -69,11 +68,7 @@ class ReplayConfig:
             raise ConfigError(
                 f"replay.share is a share in [0, 1), got {self.share:g}: new tasks have to come from somewhere"
             )
-        if not 0.0 <= self.min_success <= self.max_success <= 1.0:
-            raise ConfigError(
-                "replay takes 0 <= min_success <= max_success <= 1, which are rates of success; got"
-                f" {self.min_success:g} and {self.max_success:g}"
-            )
+        check_bounds("replay.success", self.success, within=(0.0, 1.0))
         if self.memory < 1 or self.max_replays < 1:
             raise ConfigError(
                 f"replay.memory and replay.max_replays are at least 1, got {self.memory} and {self.max_replays}"
