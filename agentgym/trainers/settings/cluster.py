@@ -71,7 +71,7 @@ class ClusterConfig:
                 raise ConfigError(
                     f"ray.cpus has no actor {actor!r}{nearest(actor, CORES) or '.'} Its actors: {', '.join(CORES)}"
                 )
-            if isinstance(cores, bool) or not isinstance(cores, int | float) or not cores >= 0:
+            if not isinstance(cores, int | float) or not cores >= 0:
                 raise ConfigError(f"ray.cpus {actor} must be at least 0, got {cores!r}")
         check_at_least(0, self, "gpus_per_learner", "gpus_per_engine", where="ray.")
         check_above_zero(self, "start_s", where="ray.")

@@ -82,7 +82,7 @@ class CollapseConfig:
                     f" {', '.join(THRESHOLDS)}"
                 )
             least = THRESHOLDS[symptom].above
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > least:
+            if not isinstance(value, int | float) or not value > least:
                 raise ConfigError(f"collapse.thresholds {symptom} is a number above {least:g}, got {value!r}")
 
     def threshold(self, symptom: SymptomName) -> float:
