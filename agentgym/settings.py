@@ -17,10 +17,10 @@ __all__ = [
     "Contract",
     "check_above_zero",
     "check_at_least",
-    "check_bounds",
+    "check_named_numbers",
+    "check_pair",
     "convert_function_errors",
     "is_bundled",
-    "replaced_by",
     "settings_of",
     "with_inputs",
     "with_settings",
@@ -109,12 +109,19 @@ def check_above_zero(settings: object, *names: str, where: str = "") -> None:
             raise ConfigError(f"{where}{name} must be above 0, got {value}")
 
 
-def check_bounds(name: str, bounds: Sequence[object], within: tuple[float, float]) -> None:
-    """Raises ConfigError for a setting that is no pair of numbers in ascending order, none of them beyond `within`."""
-    numbers = [bound for bound in bounds if isinstance(bound, int | float) and within[0] <= bound <= within[1]]
-    if len(bounds) != 2 or len(numbers) != 2 or numbers[0] > numbers[1]:
-        given = " ".join(map(str, bounds))
-        raise ConfigError(f"{name} is two numbers from {within[0]:g} to {within[1]:g}, the least first; got {given}")
+def check_pair(name: str, numbers: Sequence[object]) -> None:
+    """Raises ConfigError for a setting that is not two numbers."""
+    if len(numbers) != 2 or not all(isinstance(number, int | float) for number in numbers):
+        raise ConfigError(f"{name} is two numbers, got {' '.join(map(str, numbers)) or 'none'}")
+
+
+def check_named_numbers(name: str, numbers: Mapping[str, object], known: Collection[str]) -> None:
+    """Raises ConfigError for a mapping with a name that is not `known`, or with a value that is no number."""
+    for key, value in numbers.items():
+        if key not in known:
+            raise ConfigError(f"{name} has no {key!r}{nearest(key, known) or '.'} Known: {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} {key} is a number, got {value!r}")
 
 
 def is_bundled(function: Callable[..., object]) -> bool:
@@ -130,16 +137,6 @@ def convert_function_errors(name: str, function: Callable[..., object]) -> Itera
         return
     with convert_user_errors(f"{name} failed"):
         yield
-
-
-def replaced_by(kind: object, name: str) -> str:
-    """Returns the setting that replaced a former one of `kind` (its `replaced`), or a block of settings that it is in.
-
-    Empty for any other name.
-    """
-    replaced: object = getattr(kind, "replaced", None)
-    block, dot, setting = name.partition(".")
-    return f"{replaced[block]}{dot}{setting}" if isinstance(replaced, Mapping) and block in replaced else ""
 
 
 def settings_of(function: Callable[..., object], inputs: Collection[str] = ()) -> dict[str, object]:

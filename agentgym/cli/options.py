@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origi
 
 from agentgym.cli.short_help import option_docs, short_help
 from agentgym.errors import ConfigError, UnknownName, nearest
-from agentgym.settings import replaced_by
-from agentgym.trainers.former_settings import FORMER_SETTINGS
+from agentgym.trainers.former_settings import former_setting
 from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
 
@@ -325,27 +324,12 @@ def _refuse_unknown(options: type[object], args: Sequence[str], prog: str, full_
         if OPTION.fullmatch(name) and name.replace("_", "-") not in known:
             if before.endswith("server-args"):
                 raise UnknownName(f"arguments of a server are given in quotation marks: {before} '{arg} ...'")
-            former = FORMER_SETTINGS.get(_setting(name))
-            block = name.rpartition(".")[0] + "."  # a command that lacks the whole block never had the setting
-            if former and not former.name and any(option.startswith(block) for option in known):
+            former, block = former_setting(name.lstrip("-").replace("-", "_")), name.rpartition(".")[0]
+            if former and former.why and any(option.startswith(block) for option in known):  # the command had it
                 raise UnknownName(f"unknown option {name!r}: {former.why}")
-            near = _near_option(_current_name(options, name), [option for option in known if option.startswith("--")])
+            meant = f"--{former.name}".replace("_", "-") if former and former.name else name
+            near = _near_option(meant, [option for option in known if option.startswith("--")])
             raise UnknownName(f"unknown option {name!r}{near or '.'} `{prog} {full_help}` shows all options")
-
-
-def _setting(name: str) -> str:
-    """Returns the setting of an option: `limits.max_turns` for `--limits.max-turns`."""
-    return name.lstrip("-").replace("-", "_")
-
-
-def _current_name(options: type[object], name: str) -> str:
-    """Returns the option that replaced a former one; any other as it is."""
-    setting = _setting(name)
-    if setting in FORMER_SETTINGS:
-        return f"--{FORMER_SETTINGS[setting].name}".replace("_", "-")
-    found = (replaced_by(kind, setting) for kind in (options, *get_type_hints(options).values()))
-    meant = next((f"--{replacement}" for replacement in found if replacement), name)
-    return meant.replace("_", "-")
 
 
 def _near_option(name: str, known: Sequence[str]) -> str:
@@ -353,6 +337,8 @@ def _near_option(name: str, known: Sequence[str]) -> str:
     if inner := [option for option in known if option.startswith(f"{name}.")]:
         return f": settings of {name[2:]} have names of their own, such as {inner[0]!r}."
     part, dot, last = name[2:].rpartition(".")
+    if f"--{part}" in known:  # a name of a mapping
+        return f": did you mean '--{part} {last.replace('-', '_')}=...'?"
     same = [option for option in known if option.startswith(f"--{part}{dot}")]
     ends = [option for option in same if _last(option).startswith(last) or _initials(option) == last]
     if ends:

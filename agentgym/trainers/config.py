@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.local.config import LocalSettings
-from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS, check_engine_name
+from agentgym.engines.server_kind import SERVERS, check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.errors import ConfigError, nearest
 from agentgym.loading import is_place
@@ -21,7 +21,7 @@ from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.rollout.serving.http_server import ServeConfig
-from agentgym.settings import check_at_least, replaced_by
+from agentgym.settings import check_at_least
 from agentgym.tools.sandbox.service_settings import SandboxConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
@@ -56,12 +56,6 @@ class AdvantageConfig:
 class TrainConfig:
     """One training run. Every step plays `tasks` x `group_size` episodes and learns from them."""
 
-    replaced: ClassVar[Mapping[str, str]] = {
-        "over_dispatch": "max_staleness",
-        "eval_episodes": "eval.episodes",
-        **FORMER_BLOCKS,
-    }
-    """Settings of earlier versions, and their replacements."""
     env: str = ""
     """Environment id, `package.module:Class`, or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
     `data`."""
@@ -303,8 +297,8 @@ def flatten_settings(settings: Mapping[str, Any], where: str = "") -> dict[str, 
     return flat
 
 
-def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str = "") -> C:
-    """Builds a configuration from nested mappings, such as those of a YAML file.
+def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str = "", default: C | None = None) -> C:
+    """Builds a configuration from nested mappings, such as those of a YAML file; others are those of `default`.
 
     Raises ConfigError for an unknown key, naming the nearest known one, for a missing one, and for a value of another
     type than the setting's. A number in quotes is a number: YAML reads `1e-4`, without a point, as text.
@@ -316,18 +310,26 @@ def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str =
     values: dict[str, object] = {}
     for key, value in given.items():
         if key not in known:
-            hint = nearest(replaced_by(kind, key) or key, known) or "."
+            hint = nearest(key, known) or "."
             raise ConfigError(f"unknown setting {where + key!r}{hint} Known: {', '.join(sorted(known))}")
         part = hints[key]
         if isinstance(part, type) and is_dataclass(part):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"setting {where + key!r} holds settings of its own, got {value!r}")
-            value = config_from_mapping(part, value, f"{where}{key}.")
+            value = config_from_mapping(part, value, f"{where}{key}.", _default_of(kind, key))
         values[key] = value if is_dataclass(part) else _coerce_value(part, value, where + key)
+    if default is not None:
+        return cast(C, replace(cast(Any, default), **values))
     lacking = [setting.name for setting in fields(kind) if setting.default is setting.default_factory is MISSING]
     if absent := [where + name for name in lacking if name not in values]:
         raise ConfigError(f"missing setting {absent[0]!r}")
     return kind(**values)
+
+
+def _default_of(kind: Any, name: str) -> Any:
+    """Returns the default of a block of settings, such as the sampler's with the concurrency of training."""
+    (setting,) = (setting for setting in fields(kind) if setting.name == name)
+    return None if setting.default_factory is MISSING else setting.default_factory()
 
 
 def _coerce_value(hint: object, value: object, name: str) -> object:

@@ -12,7 +12,7 @@ from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import COMMAND_S
 from agentgym.trainers.settings.sampling import UNCUT
 
-__all__ = ["FORMER_SETTINGS", "FormerSetting", "with_current_names"]
+__all__ = ["FORMER_SETTINGS", "FormerSetting", "former_setting", "with_current_names"]
 
 
 @dataclass(frozen=True)
@@ -29,88 +29,87 @@ class FormerSetting:
     """The index in the numbers of today's setting, if that has several."""
 
 
-_AS_LEARNERS = "ranks of the reference and the critic have the resources of the learner's"
-_RECORDED = "learner.router.replay has the engine record them"
-_OF_EVAL = "it is for a model under test, which has it as eval --endpoint.*"
+def _gone(block: str, why: str, **defaults: object) -> dict[str, FormerSetting]:
+    return {f"{block}.{name}": FormerSetting(default, why=why) for name, default in defaults.items()}
+
+
+def _moved(block: str, target: str, **defaults: object) -> dict[str, FormerSetting]:
+    return {f"{block}.{name}": FormerSetting(default, f"{target}.{name}") for name, default in defaults.items()}
+
+
+def _joined(block: str, name: str, **defaults: object) -> dict[str, FormerSetting]:
+    """Returns the settings that became the numbers of `block.name`."""
+    settings = enumerate(defaults.items())
+    return {f"{block}.{part}": FormerSetting(default, f"{block}.{name}", index=n) for n, (part, default) in settings}
+
+
+_TESTED = "it is for a model under test, which has it as eval --endpoint.*"
+_REPLAYED = "learner.router.replay has the engine record them"
 
 FORMER_SETTINGS: Mapping[str, FormerSetting] = {
-    "collapse.max_tool_faults": FormerSetting(0.1, "collapse.thresholds.tool_faults"),
-    "collapse.max_repetition_rise": FormerSetting(0.3, "collapse.thresholds.repetition"),
+    "eval_episodes": FormerSetting(200, "eval.episodes"),
+    "over_dispatch": FormerSetting(0, why="max_staleness has later steps played while one is learned from"),
     "collapse.max_clip_fraction": FormerSetting(0.9, "collapse.thresholds.clipped"),
     "collapse.max_grad_growth": FormerSetting(10.0, "collapse.thresholds.gradient_exploded"),
     "collapse.max_kl": FormerSetting(2.0, "collapse.thresholds.kl_exploded"),
+    "collapse.max_repetition_rise": FormerSetting(0.3, "collapse.thresholds.repetition"),
+    "collapse.max_tool_faults": FormerSetting(0.1, "collapse.thresholds.tool_faults"),
+    **_gone("learner.fsdp", "gradients are always summed in float32", reduce_dtype="float32"),
+    **_gone("learner.lora", "adapters have no dropout", dropout=0.0),
     "local.window": FormerSetting(None, "limits.context_window"),
-    "local.keep_idle_s": FormerSetting(0.5, why="it is always 0.5 s"),
-    "local.record_experts": FormerSetting(False, why=_RECORDED),
-    "learner.fsdp.reduce_dtype": FormerSetting("float32", why="gradients are always summed in float32"),
-    "optimizer.beta1": FormerSetting(0.9, "optimizer.betas", index=0),
-    "optimizer.beta2": FormerSetting(0.98, "optimizer.betas", index=1),
-    "parity.episodes": FormerSetting(4, why="a probe always has 4 episodes"),
-    "parity.turns": FormerSetting(3, why="an episode of a probe always has 3 replies at most"),
-    "practice.curriculum.raise_at": FormerSetting(0.8, "practice.curriculum.settings.raise_at"),
-    "practice.curriculum.lower_at": FormerSetting(0.2, "practice.curriculum.settings.lower_at"),
-    "practice.curriculum.window": FormerSetting(16, "practice.curriculum.settings.window"),
-    "practice.curriculum.explore": FormerSetting(0.1, "practice.curriculum.settings.explore"),
-    "practice.curriculum.keep": FormerSetting(0.9, "practice.curriculum.settings.keep"),
-    "practice.replay.min_success": FormerSetting(0.0, "practice.replay.success", index=0),
-    "practice.replay.max_success": FormerSetting(0.5, "practice.replay.success", index=1),
+    **_gone("local", "the engine compiles where it can", compile=False),
+    **_gone("local", "it is always 0.5 s", keep_idle_s=0.5),
+    **_gone("local", _REPLAYED, record_experts=False),
+    **_joined("optimizer", "betas", beta1=0.9, beta2=0.98),
+    **_gone("parity", "a probe has 4 episodes of at most 3 replies", episodes=4, turns=3),
+    **_moved("practice.curriculum", "practice.curriculum.settings", raise_at=0.8, lower_at=0.2, window=16),
+    **_moved("practice.curriculum", "practice.curriculum.settings", explore=0.1, keep=0.9),
+    **_joined("practice.replay", "success", min_success=0.0, max_success=0.5),
     "ray.cpus_per_learner": FormerSetting(1.0, "ray.cpus.learner"),
     "ray.cpus_per_engine": FormerSetting(1.0, "ray.cpus.engine"),
     "ray.cpus_per_worker": FormerSetting(0.5, "ray.cpus.worker"),
-    "ray.cpus_per_reference": FormerSetting(1.0, why=_AS_LEARNERS),
-    "ray.cpus_per_critic": FormerSetting(1.0, why=_AS_LEARNERS),
-    "ray.gpus_per_reference": FormerSetting(0.0, why=_AS_LEARNERS),
-    "ray.gpus_per_critic": FormerSetting(0.0, why=_AS_LEARNERS),
-    "reward.judge.endpoint.price_prompt": FormerSetting(None, why=_OF_EVAL),
-    "reward.judge.endpoint.price_cached": FormerSetting(None, why=_OF_EVAL),
-    "reward.judge.endpoint.price_completion": FormerSetting(None, why=_OF_EVAL),
-    "reward.judge.endpoint.stream": FormerSetting(True, why=_OF_EVAL),
-    "reward.judge.endpoint.token_ids": FormerSetting(True, why=_OF_EVAL),
-    "reward.judge.endpoint.text_marks": FormerSetting(True, why=_OF_EVAL),
-    "reward.judge.endpoint.strict_tools": FormerSetting(False, why=_OF_EVAL),
-    "reward.judge.lowest": FormerSetting(0.0, "reward.judge.scale", index=0),
-    "reward.judge.highest": FormerSetting(10.0, "reward.judge.scale", index=1),
-    "sampler.max_leaked_threads": FormerSetting(64, why="it is always 64"),
-    "sampling.top_p": FormerSetting(1.0, why=UNCUT),
-    "sampling.top_k": FormerSetting(0, why=UNCUT),
-    "sampling.min_p": FormerSetting(0.0, why=UNCUT),
-    "sampling.repetition_penalty": FormerSetting(1.0, why=UNCUT),
-    "sampling.presence_penalty": FormerSetting(0.0, why=UNCUT),
-    "sampling.frequency_penalty": FormerSetting(0.0, why=UNCUT),
-    "server.log_folder": FormerSetting("", why="a run keeps the logs of its servers in its folder"),
-    "server.serving.bucket_mb": FormerSetting(512, why="it is always 512"),
-    "server.serving.verify_sync": FormerSetting(True, why="every update is verified"),
-    "server.serving.record_experts": FormerSetting(False, why=_RECORDED),
-    "server.serving.max_retries": FormerSetting(3, why="it is always 3"),
-    "server.serving.update_s": FormerSetting(COMMAND_S, why=f"it is always {COMMAND_S:g}"),
-    "tracking.room": FormerSetting(256, why="256 entries always may wait for a tracker"),
-    "tracking.finish_s": FormerSetting(60.0, why="the end of a run always waits for 60 s"),
-    "server.serving.affinity_margin": FormerSetting(2.0, why="it is always 2"),
+    **_gone("ray", "these ranks have the cores of the learner's", cpus_per_reference=1.0, cpus_per_critic=1.0),
+    **_gone("ray", "these ranks have the GPUs of the learner's", gpus_per_reference=0.0, gpus_per_critic=0.0),
+    **_gone("reward.judge.endpoint", _TESTED, price_prompt=None, price_cached=None, price_completion=None),
+    **_gone("reward.judge.endpoint", _TESTED, stream=True, token_ids=True, text_marks=True, strict_tools=False),
+    **_joined("reward.judge", "scale", lowest=0.0, highest=10.0),
+    **_gone("sampler", "it is always 64", max_leaked_threads=64),
+    **_gone("sampling", UNCUT, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
+    **_gone("sampling", UNCUT, presence_penalty=0.0, frequency_penalty=0.0),
+    **_gone("server", "a run keeps the logs of its servers in its folder", log_folder=""),
+    **_gone("server.serving", "it is always 512", bucket_mb=512),
+    **_gone("server.serving", "every update is verified", verify_sync=True),
+    **_gone("server.serving", _REPLAYED, record_experts=False),
+    **_gone("server.serving", "it is always 3", max_retries=3),
+    **_gone("server.serving", f"it is always {COMMAND_S:g}", update_s=COMMAND_S),
+    **_gone("server.serving", "it is always 2", affinity_margin=2.0),
+    **_gone("tracking", "256 entries may wait for a tracker, and the end of a run for 60 s", room=256, finish_s=60.0),
 }
 """The settings of `train` that earlier versions had, with their blocks; other commands have some of them too."""
+
+
+def former_setting(name: str) -> FormerSetting | None:
+    """Returns the former setting of that name; None for any other."""
+    block, _, setting = name.partition(".")
+    if block in FORMER_BLOCKS:
+        name = f"server.{setting}"
+        return FORMER_SETTINGS.get(name, FormerSetting(None, name))
+    return FORMER_SETTINGS.get(name)
 
 
 def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Returns the settings of a run of an earlier version with today's names; `note` is called with lines on them.
 
-    The `local` engine was called `hf`, `eval.episodes` was `eval_episodes`, `learner.lora` had a `dropout` that was
-    always 0, `local.compile` chose whether models of transformers were compiled, and `server` was a block for each kind
-    of server. All others are in `FORMER_SETTINGS`.
+    The `local` engine was called `hf`, and `server` was a block for each kind of server. All others are in
+    `FORMER_SETTINGS`.
     """
     renamed = {"local" if name == "hf" else name: deepcopy(value) for name, value in settings.items()}
     if renamed.get("engine") == "hf":
         renamed["engine"] = "local"
-    if "eval_episodes" in renamed:
-        renamed["eval"] = {"episodes": renamed.pop("eval_episodes")}
-    if isinstance(local := renamed.get("local"), Mapping):
-        renamed["local"] = {name: value for name, value in local.items() if name != "compile"}
-    learner = renamed.get("learner")
-    if isinstance(learner, Mapping) and isinstance(lora := learner.get("lora"), Mapping) and lora.get("dropout") == 0:
-        renamed["learner"] = {**learner, "lora": {name: value for name, value in lora.items() if name != "dropout"}}
     for name, former in FORMER_SETTINGS.items():
-        block, _, setting = name.partition(".")
+        block, dot, setting = name.partition(".")
         for where in (*FORMER_BLOCKS, block) if block == "server" else (block,):
-            _replace(renamed, f"{where}.{setting}", former, note)
+            _replace(renamed, f"{where}{dot}{setting}", former, note)
     return _with_server_block(renamed, note)
 
 

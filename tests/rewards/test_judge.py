@@ -118,7 +118,7 @@ def test_a_template_of_ones_own_shows_what_it_names(chat_endpoint: Any, episode:
         ({"score": "(\\d"}, "regular expression"),
         ({"score": "\\d+"}, "has a group"),
         ({"scale": (5.0, 5.0)}, "below its highest"),
-        ({"scale": (7.0, 5.0)}, "the least first; got 7.0 5.0"),
+        ({"scale": (5.0,)}, r"judge\.scale is two numbers, got 5\.0"),
     ],
 )
 def test_a_judge_that_cannot_judge_is_refused(settings: dict[str, Any], words: str) -> None:

@@ -15,7 +15,7 @@ from agentgym.engines.openai.config import ModelRequestConfig, endpoint_url
 from agentgym.errors import ConfigError
 from agentgym.rewards.judge.templates import GROUP, REPLY, RUBRIC, TURNS, check_template
 from agentgym.rewards.judge.verdicts import SCORE
-from agentgym.settings import check_bounds
+from agentgym.settings import check_pair
 
 __all__ = ["Criterion", "JudgeConfig"]
 
@@ -57,9 +57,9 @@ class JudgeConfig:
     """The judge's sampling temperature."""
 
     def __post_init__(self) -> None:
-        check_bounds("judge.scale", self.scale, within=(-math.inf, math.inf))
-        if self.scale[0] == self.scale[1]:
-            raise ConfigError(f"a judge's lowest score is below its highest, got {self.scale[0]} for both")
+        check_pair("judge.scale", self.scale)
+        if not self.scale[0] < self.scale[1]:
+            raise ConfigError(f"a judge's lowest score is below its highest, got {self.scale[0]} and {self.scale[1]}")
         try:
             groups = re.compile(self.score).groups
         except re.error as error:

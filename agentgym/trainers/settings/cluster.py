@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from agentgym.errors import ConfigError, nearest
-from agentgym.settings import check_above_zero, check_at_least
+from agentgym.errors import ConfigError
+from agentgym.settings import check_above_zero, check_at_least, check_named_numbers
 
 __all__ = ["ClusterConfig", "ModelRole", "Role"]
 
@@ -66,13 +66,9 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         check_at_least(1, self, "learners", "engines", "workers", where="ray.")
         check_at_least(0, self, "references", "critics", "max_restarts", where="ray.")
-        for actor, cores in self.cpus.items():
-            if actor not in CORES:
-                raise ConfigError(
-                    f"ray.cpus has no actor {actor!r}{nearest(actor, CORES) or '.'} Its actors: {', '.join(CORES)}"
-                )
-            if not isinstance(cores, int | float) or not cores >= 0:
-                raise ConfigError(f"ray.cpus {actor} must be at least 0, got {cores!r}")
+        check_named_numbers("ray.cpus", self.cpus, CORES)
+        if min(self.cpus.values(), default=0) < 0:
+            raise ConfigError(f"ray.cpus are at least 0, got {dict(self.cpus)}")
         check_at_least(0, self, "gpus_per_learner", "gpus_per_engine", where="ray.")
         check_above_zero(self, "start_s", where="ray.")
 

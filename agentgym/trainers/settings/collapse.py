@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from agentgym.errors import ConfigError, nearest
+from agentgym.settings import check_named_numbers
 
 __all__ = ["SYMPTOMS", "THRESHOLDS", "CollapseConfig", "SymptomName", "Threshold"]
 
@@ -75,15 +76,12 @@ class CollapseConfig:
                 )
         if self.patience < 1:
             raise ConfigError(f"collapse.patience must be at least 1, got {self.patience}")
+        check_named_numbers("collapse.thresholds", self.thresholds, THRESHOLDS)
         for symptom, value in self.thresholds.items():
-            if symptom not in THRESHOLDS:
+            if not value > THRESHOLDS[symptom].above:
                 raise ConfigError(
-                    f"collapse.thresholds has none of {symptom!r}{nearest(symptom, THRESHOLDS) or '.'} Known:"
-                    f" {', '.join(THRESHOLDS)}"
+                    f"collapse.thresholds {symptom} must be above {THRESHOLDS[symptom].above:g}, got {value}"
                 )
-            least = THRESHOLDS[symptom].above
-            if not isinstance(value, int | float) or not value > least:
-                raise ConfigError(f"collapse.thresholds {symptom} is a number above {least:g}, got {value!r}")
 
     def threshold(self, symptom: SymptomName) -> float:
         """Returns the threshold of a symptom in `THRESHOLDS`."""

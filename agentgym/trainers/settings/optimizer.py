@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero
+from agentgym.settings import check_above_zero, check_pair
 
 __all__ = ["BIG", "OptimizerConfig", "UsualOptimizer"]
 
@@ -104,8 +104,9 @@ class OptimizerConfig:
         check_above_zero(self, *(["learning_rate"] if self.learning_rate is not None else []), "max_grad_norm")
         if not 0.0 < self.layer_decay <= 1.0:
             raise ConfigError(f"layer_decay must be in (0, 1], got {self.layer_decay}; 1 switches it off")
-        if len(self.betas) != 2 or not all(isinstance(beta, int | float) and 0.0 <= beta < 1.0 for beta in self.betas):
-            raise ConfigError(f"optimizer.betas must be two numbers in [0, 1), got {' '.join(map(str, self.betas))}")
+        check_pair("optimizer.betas", self.betas)
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ConfigError(f"optimizer.betas must be in [0, 1), got {self.betas[0]:g} and {self.betas[1]:g}")
         if not 0.0 <= self.weight_decay < math.inf:
             raise ConfigError(f"optimizer.weight_decay must be at least 0, got {self.weight_decay}")
         for name in ("rates", "weight_decays"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_bounds, with_settings
+from agentgym.settings import check_pair, with_settings
 from agentgym.trainers.tasks.curriculum import CURRICULA, Curriculum
 from agentgym.trainers.tasks.mix import read_mix
 
@@ -68,7 +68,12 @@ class ReplayConfig:
             raise ConfigError(
                 f"replay.share is a share in [0, 1), got {self.share:g}: new tasks have to come from somewhere"
             )
-        check_bounds("replay.success", self.success, within=(0.0, 1.0))
+        check_pair("replay.success", self.success)
+        least, most = self.success
+        if not 0.0 <= least <= most <= 1.0:
+            raise ConfigError(
+                f"replay.success is two rates of success from 0 to 1, the lower first; got {least:g} {most:g}"
+            )
         if self.memory < 1 or self.max_replays < 1:
             raise ConfigError(
                 f"replay.memory and replay.max_replays are at least 1, got {self.memory} and {self.max_replays}"
