@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origi
 
 from agentgym.cli.short_help import option_docs, short_help
 from agentgym.errors import ConfigError, UnknownName, nearest
-from agentgym.trainers.former_settings import former_setting
 from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
 
@@ -318,6 +317,8 @@ def _value(text: str) -> JSON:
 
 def _refuse_unknown(options: type[object], args: Sequence[str], prog: str, full_help: str) -> None:
     """Raises UnknownName for the first option that `prog` does not have."""
+    from agentgym.trainers.former_settings import former_setting  # here, and not above: only mistakes need it
+
     known = [*_known_options(options, prog), full_help]
     for before, arg in zip(["", *args], args, strict=False):
         name = arg.partition("=")[0]
