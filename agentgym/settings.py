@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -17,10 +17,11 @@ __all__ = [
     "Contract",
     "check_above_zero",
     "check_at_least",
+    "check_named_numbers",
+    "check_pair",
     "check_setting_names",
     "convert_function_errors",
     "is_bundled",
-    "replaced_by",
     "settings_of",
     "with_inputs",
     "with_settings",
@@ -109,6 +110,21 @@ def check_above_zero(settings: object, *names: str, where: str = "") -> None:
             raise ConfigError(f"{where}{name} must be above 0, got {value}")
 
 
+def check_pair(name: str, numbers: Sequence[object]) -> None:
+    """Raises ConfigError for a setting that is not two numbers."""
+    if len(numbers) != 2 or not all(isinstance(number, int | float) for number in numbers):
+        raise ConfigError(f"{name} is two numbers, got {' '.join(map(str, numbers)) or 'none'}")
+
+
+def check_named_numbers(name: str, numbers: Mapping[str, object], known: Collection[str]) -> None:
+    """Raises ConfigError for a mapping with a name that is not `known`, or with a value that is no number."""
+    for key, value in numbers.items():
+        if key not in known:
+            raise ConfigError(f"{name} has no {key!r}{nearest(key, known) or '.'} Known: {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} {key} is a number, got {value!r}")
+
+
 def is_bundled(function: Callable[..., object]) -> bool:
     """True if the function is ours, and not a user's."""
     return str(getattr(function, "__module__", "")).startswith("agentgym.")
@@ -122,16 +138,6 @@ def convert_function_errors(name: str, function: Callable[..., object]) -> Itera
         return
     with convert_user_errors(f"{name} failed"):
         yield
-
-
-def replaced_by(kind: object, name: str) -> str:
-    """Returns the setting that replaced a former one of `kind` (its `replaced`), or a block of settings that it is in.
-
-    Empty for any other name.
-    """
-    replaced: object = getattr(kind, "replaced", None)
-    block, dot, setting = name.partition(".")
-    return f"{replaced[block]}{dot}{setting}" if isinstance(replaced, Mapping) and block in replaced else ""
 
 
 def settings_of(function: Callable[..., object], inputs: Collection[str] = ()) -> dict[str, object]:

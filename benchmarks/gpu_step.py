@@ -32,7 +32,7 @@ from peer_environments import run_beside_trl
 from shapes import shape_of
 
 from agentgym.embedded import embedded_folder
-from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.config import LocalSettings
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.model.decoder import Decoder, DecoderConfig
@@ -119,7 +119,7 @@ class Job:
             optimizer=OptimizerConfig(learning_rate=1e-6),
             limits=Limits(max_turns=1, turn_tokens=self.reply, context_window=window),
             sampler=SamplerConfig(concurrency=episodes),
-            local=LocalEngineConfig(num_slots=episodes, window=window, max_step_tokens=2048),
+            local=LocalSettings(num_slots=episodes, max_step_tokens=2048),
             server=ServerConfig(
                 dtype="bfloat16",
                 device="auto" if self.device == "cpu" else "cuda",

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origi
 
 from agentgym.cli.short_help import option_docs, short_help
 from agentgym.errors import NOT_JSON, ConfigError, UnknownName, nearest
-from agentgym.settings import replaced_by
 from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
 
@@ -318,22 +317,20 @@ def _value(text: str) -> JSON:
 
 def _refuse_unknown(options: type[object], args: Sequence[str], prog: str, full_help: str) -> None:
     """Raises UnknownName for the first option that `prog` does not have."""
+    from agentgym.trainers.former_settings import former_setting  # here, and not above: only mistakes need it
+
     known = [*_known_options(options, prog), full_help]
     for before, arg in zip(["", *args], args, strict=False):
         name = arg.partition("=")[0]
         if OPTION.fullmatch(name) and name.replace("_", "-") not in known:
             if before.endswith("server-args"):
                 raise UnknownName(f"arguments of a server are given in quotation marks: {before} '{arg} ...'")
-            near = _near_option(_current_name(options, name), [option for option in known if option.startswith("--")])
+            former, block = former_setting(name.lstrip("-").replace("-", "_")), name.rpartition(".")[0]
+            if former and former.why and any(option.startswith(block) for option in known):  # the command had it
+                raise UnknownName(f"unknown option {name!r}: {former.why}")
+            meant = f"--{former.name}".replace("_", "-") if former and former.name else name
+            near = _near_option(meant, [option for option in known if option.startswith("--")])
             raise UnknownName(f"unknown option {name!r}{near or '.'} `{prog} {full_help}` shows all options")
-
-
-def _current_name(options: type[object], name: str) -> str:
-    """Returns the option that replaced a former one; any other as it is."""
-    setting = name.lstrip("-").replace("-", "_")
-    found = (replaced_by(kind, setting) for kind in (options, *get_type_hints(options).values()))
-    meant = next((f"--{replacement}" for replacement in found if replacement), name)
-    return meant.replace("_", "-")
 
 
 def _near_option(name: str, known: Sequence[str]) -> str:
@@ -341,6 +338,8 @@ def _near_option(name: str, known: Sequence[str]) -> str:
     if inner := [option for option in known if option.startswith(f"{name}.")]:
         return f": settings of {name[2:]} have names of their own, such as {inner[0]!r}."
     part, dot, last = name[2:].rpartition(".")
+    if f"--{part}" in known:  # a name of a mapping
+        return f": did you mean '--{part} {last.replace('-', '_')}=...'?"
     same = [option for option in known if option.startswith(f"--{part}{dot}")]
     ends = [option for option in same if _last(option).startswith(last) or _initials(option) == last]
     if ends:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from agentgym.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from agentgym.engines.local.config import LocalEngineConfig
+    from agentgym.engines.local.config import LocalEngineConfig, LocalSettings
     from agentgym.engines.local.engine import LocalEngine
     from agentgym.engines.openai import ChatEndpoint, ChatEndpointConfig
     from agentgym.engines.protocol import Sampling
@@ -18,6 +18,7 @@ __all__ = [
     "ChatEndpointConfig",
     "LocalEngine",
     "LocalEngineConfig",
+    "LocalSettings",
     "Sampling",
     "ServerConfig",
     "ServerKind",
@@ -31,6 +32,7 @@ __getattr__, __dir__ = lazy_exports(
         "ChatEndpointConfig": "openai",
         "LocalEngine": "local.engine",
         "LocalEngineConfig": "local.config",
+        "LocalSettings": "local.config",
         "Sampling": "protocol",
         "ServerConfig": "servers.server_config",
         "ServerKind": "server_kind",

@@ -52,7 +52,7 @@ class ServerKind:
     """The options of the server's command for the share of a GPU's memory that it takes, the GPUs that split a layer,
     the requests at once, the prompt tokens of a step, and computing without graphs."""
     records_experts: bool = False
-    """True if it reports the experts that computed a token, with `serving.record_experts`."""
+    """True if it reports the experts that computed a token, with `EngineServing.record_experts`."""
     refuses_experts: str = ""
     """Why it takes no new weights of a mixture of experts; empty if it does."""
     chat_remark: str = ""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agentgym.trainers.settings.lora import LoraConfig
     from agentgym.trainers.settings.optimizer import OptimizerConfig
     from agentgym.trainers.settings.record import RecordConfig
+    from agentgym.trainers.settings.sampling import TrainSamplingConfig
     from agentgym.trainers.tasks.sampler import TaskSampler
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "TaskSampler",
     "Tokens",
     "TrainConfig",
+    "TrainSamplingConfig",
     "Trainer",
     "Unobserved",
     "build_batch",
@@ -86,6 +88,7 @@ __getattr__, __dir__ = lazy_exports(
         "TaskSampler": "tasks.sampler",
         "Tokens": "algorithms.losses",
         "TrainConfig": "config",
+        "TrainSamplingConfig": "settings.sampling",
         "Trainer": "loop.trainer",
         "Unobserved": "loop.observer",
         "build_batch": "batch.batch",

@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
-from agentgym.engines.local.config import LocalEngineConfig
-from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS, check_engine_name
+from agentgym.engines.local.config import LocalSettings
+from agentgym.engines.server_kind import SERVERS, check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.errors import ConfigError, nearest
 from agentgym.loading import is_place
 from agentgym.model.architectures import check_backend
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
-from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.rollout.serving.http_server import ServeConfig
-from agentgym.settings import check_above_zero, check_at_least, replaced_by
+from agentgym.settings import check_above_zero, check_at_least
 from agentgym.tools.sandbox.service_settings import SandboxConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
@@ -31,6 +31,7 @@ from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.parity import ParityConfig
 from agentgym.trainers.settings.record import RecordConfig
+from agentgym.trainers.settings.sampling import TrainSamplingConfig
 from agentgym.trainers.settings.speed import ProfileConfig, SpeedConfig
 from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.tasks.mix import read_mix
@@ -55,12 +56,6 @@ class AdvantageConfig:
 class TrainConfig:
     """One training run. Every step plays `tasks` x `group_size` episodes and learns from them."""
 
-    replaced: ClassVar[Mapping[str, str]] = {
-        "over_dispatch": "max_staleness",
-        "eval_episodes": "eval.episodes",
-        **FORMER_BLOCKS,
-    }
-    """Settings of earlier versions, and their replacements."""
     env: str = ""
     """Environment id, `package.module:Class`, or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
     `data`."""
@@ -130,13 +125,13 @@ class TrainConfig:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     limits: Limits = field(default_factory=Limits)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sampling: TrainSamplingConfig = field(default_factory=TrainSamplingConfig)
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(concurrency=128))
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     collapse: CollapseConfig = field(default_factory=CollapseConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
-    local: LocalEngineConfig = field(default_factory=LocalEngineConfig)
+    local: LocalSettings = field(default_factory=LocalSettings)
     server: ServerConfig = field(default_factory=ServerConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
     max_staleness: int = 0
@@ -197,7 +192,6 @@ class TrainConfig:
             ServeConfig(port=self.serve)
             if self.compaction.at is not None:
                 raise ConfigError("an agent outside (serve) shortens its conversation itself: leave compaction.at out")
-        self._check_sampling()
         self._check_practice()
         if self.executor == "ray":
             self._check_cluster()
@@ -218,7 +212,9 @@ class TrainConfig:
         """The actors of a run on a cluster; each running server has an engine actor, which reserves nothing."""
         if not (self.on_servers and self.server.urls):
             return self.ray
-        return replace(self.ray, engines=len(self.server.urls), cpus_per_engine=0.0, gpus_per_engine=0.0)
+        return replace(
+            self.ray, engines=len(self.server.urls), cpus={**self.ray.cpus, "engine": 0.0}, gpus_per_engine=0.0
+        )
 
     def _check_cluster(self) -> None:
         if is_place(self.engine):
@@ -241,20 +237,6 @@ class TrainConfig:
             raise ConfigError(
                 f"with executor ray every engine actor has one server: say ray.engines={self.server.replicas}, and"
                 " leave server.replicas out"
-            )
-
-    def _check_sampling(self) -> None:
-        if self.sampling.temperature == 0:
-            raise ConfigError("temperature 0 samples the same reply for the whole group; train at 1.0")
-        if self.sampling.top_p != 1.0 or self.sampling.top_k or self.sampling.min_p:
-            raise ConfigError(
-                "top_p, top_k and min_p cut the distribution that is sampled from, and the trainer's logprobs are those"
-                " of the whole one; train with top_p 1, top_k 0 and min_p 0"
-            )
-        if self.sampling.for_reply(1, seed=0).penalizes:
-            raise ConfigError(
-                "penalties change the distribution with each id, and the trainer's logprobs are those of the model;"
-                " train with repetition_penalty 1, presence_penalty 0 and frequency_penalty 0"
             )
 
     def _check_practice(self) -> None:
@@ -314,8 +296,8 @@ def flatten_settings(settings: Mapping[str, Any], where: str = "") -> dict[str, 
     return flat
 
 
-def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str = "") -> C:
-    """Builds a configuration from nested mappings, such as those of a YAML file.
+def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str = "", default: C | None = None) -> C:
+    """Builds a configuration from nested mappings, such as those of a YAML file; others are those of `default`.
 
     Raises ConfigError for an unknown key, naming the nearest known one, for a missing one, and for a value of another
     type than the setting's. A number in quotes is a number: YAML reads `1e-4`, without a point, as text.
@@ -327,18 +309,26 @@ def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str =
     values: dict[str, object] = {}
     for key, value in given.items():
         if key not in known:
-            hint = nearest(replaced_by(kind, key) or key, known) or "."
+            hint = nearest(key, known) or "."
             raise ConfigError(f"unknown setting {where + key!r}{hint} Known: {', '.join(sorted(known))}")
         part = hints[key]
         if isinstance(part, type) and is_dataclass(part):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"setting {where + key!r} holds settings of its own, got {value!r}")
-            value = config_from_mapping(part, value, f"{where}{key}.")
+            value = config_from_mapping(part, value, f"{where}{key}.", _default_of(kind, key))
         values[key] = value if is_dataclass(part) else _coerce_value(part, value, where + key)
+    if default is not None:
+        return cast(C, replace(cast(Any, default), **values))
     lacking = [setting.name for setting in fields(kind) if setting.default is setting.default_factory is MISSING]
     if absent := [where + name for name in lacking if name not in values]:
         raise ConfigError(f"missing setting {absent[0]!r}")
     return kind(**values)
+
+
+def _default_of(kind: Any, name: str) -> Any:
+    """Returns the default of a block of settings, such as the sampler's with the concurrency of training."""
+    (setting,) = (setting for setting in fields(kind) if setting.name == name)
+    return None if setting.default_factory is MISSING else setting.default_factory()
 
 
 def _coerce_value(hint: object, value: object, name: str) -> object:

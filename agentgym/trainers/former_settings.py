@@ -3,41 +3,142 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import COMMAND_S
-from agentgym.trainers.config import config_from_mapping
+from agentgym.trainers.settings.sampling import UNCUT
 
-__all__ = ["with_current_names"]
+__all__ = ["FORMER_SETTINGS", "FormerSetting", "former_setting", "with_current_names"]
 
-SERVING_GONE = {"update_s": COMMAND_S, "affinity_margin": 2}
-"""Settings of `serving` that earlier versions had, and their values now."""
-RAY_GONE = {"deltas": False, "broadcast": False}
-"""Those of `ray`: weights reach all engines through the object store."""
+
+@dataclass(frozen=True)
+class FormerSetting:
+    """A setting of earlier versions: its replacement, or the reason why there is none."""
+
+    default: object
+    """The value where it was not set; a file that has it is read without a word, as it changes nothing."""
+    name: str = ""
+    """Today's name; empty if the setting is gone."""
+    why: str = ""
+    """The reason why it is gone, in a sentence."""
+    index: int | None = None
+    """The index in the numbers of today's setting, if that has several."""
+
+
+def _gone(block: str, why: str, **defaults: object) -> dict[str, FormerSetting]:
+    return {f"{block}.{name}": FormerSetting(default, why=why) for name, default in defaults.items()}
+
+
+def _moved(block: str, target: str, **defaults: object) -> dict[str, FormerSetting]:
+    return {f"{block}.{name}": FormerSetting(default, f"{target}.{name}") for name, default in defaults.items()}
+
+
+def _joined(block: str, name: str, **defaults: object) -> dict[str, FormerSetting]:
+    """Returns the settings that became the numbers of `block.name`."""
+    settings = enumerate(defaults.items())
+    return {f"{block}.{part}": FormerSetting(default, f"{block}.{name}", index=n) for n, (part, default) in settings}
+
+
+_TESTED = "it is for a model under test, which has it as eval --endpoint.*"
+_REPLAYED = "learner.router.replay has the engine record them"
+
+FORMER_SETTINGS: Mapping[str, FormerSetting] = {
+    "eval_episodes": FormerSetting(200, "eval.episodes"),
+    "over_dispatch": FormerSetting(0, why="max_staleness has later steps played while one is learned from"),
+    "collapse.max_clip_fraction": FormerSetting(0.9, "collapse.thresholds.clipped"),
+    "collapse.max_grad_growth": FormerSetting(10.0, "collapse.thresholds.gradient_exploded"),
+    "collapse.max_kl": FormerSetting(2.0, "collapse.thresholds.kl_exploded"),
+    "collapse.max_repetition_rise": FormerSetting(0.3, "collapse.thresholds.repetition"),
+    "collapse.max_tool_faults": FormerSetting(0.1, "collapse.thresholds.tool_faults"),
+    **_gone("learner.fsdp", "gradients are always summed in float32", reduce_dtype="float32"),
+    **_gone("learner.lora", "adapters have no dropout", dropout=0.0),
+    "local.window": FormerSetting(None, "limits.context_window"),
+    **_gone("local", "the engine compiles where it can", compile=False),
+    **_gone("local", "it is always 0.5 s", keep_idle_s=0.5),
+    **_gone("local", _REPLAYED, record_experts=False),
+    **_joined("optimizer", "betas", beta1=0.9, beta2=0.98),
+    **_gone("parity", "a probe has 4 episodes of at most 3 replies", episodes=4, turns=3),
+    **_moved("practice.curriculum", "practice.curriculum.settings", raise_at=0.8, lower_at=0.2, window=16),
+    **_moved("practice.curriculum", "practice.curriculum.settings", explore=0.1, keep=0.9),
+    **_joined("practice.replay", "success", min_success=0.0, max_success=0.5),
+    "ray.cpus_per_learner": FormerSetting(1.0, "ray.cpus.learner"),
+    "ray.cpus_per_engine": FormerSetting(1.0, "ray.cpus.engine"),
+    "ray.cpus_per_worker": FormerSetting(0.5, "ray.cpus.worker"),
+    **_gone("ray", "engines read new weights from the object store", deltas=False, broadcast=False),
+    **_gone("ray", "these ranks have the cores of the learner's", cpus_per_reference=1.0, cpus_per_critic=1.0),
+    **_gone("ray", "these ranks have the GPUs of the learner's", gpus_per_reference=0.0, gpus_per_critic=0.0),
+    **_gone("reward.judge.endpoint", _TESTED, price_prompt=None, price_cached=None, price_completion=None),
+    **_gone("reward.judge.endpoint", _TESTED, stream=True, token_ids=True, text_marks=True, strict_tools=False),
+    **_joined("reward.judge", "scale", lowest=0.0, highest=10.0),
+    **_gone("sampler", "it is always 64", max_leaked_threads=64),
+    **_gone("sampling", UNCUT, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
+    **_gone("sampling", UNCUT, presence_penalty=0.0, frequency_penalty=0.0),
+    **_gone("server", "a run keeps the logs of its servers in its folder", log_folder=""),
+    **_gone("server.serving", "it is always 512", bucket_mb=512),
+    **_gone("server.serving", "every update is verified", verify_sync=True),
+    **_gone("server.serving", _REPLAYED, record_experts=False),
+    **_gone("server.serving", "it is always 3", max_retries=3),
+    **_gone("server.serving", f"it is always {COMMAND_S:g}", update_s=COMMAND_S),
+    **_gone("server.serving", "it is always 2", affinity_margin=2.0),
+    **_gone("tracking", "256 entries may wait for a tracker, and the end of a run for 60 s", room=256, finish_s=60.0),
+}
+"""The settings of `train` that earlier versions had, with their blocks; other commands have some of them too."""
+
+
+def former_setting(name: str) -> FormerSetting | None:
+    """Returns the former setting of that name; None for any other."""
+    block, _, setting = name.partition(".")
+    if block in FORMER_BLOCKS:
+        name = f"server.{setting}"
+        return FORMER_SETTINGS.get(name, FormerSetting(None, name))
+    return FORMER_SETTINGS.get(name)
 
 
 def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Returns the settings of a run of an earlier version with today's names; `note` is called with lines on them.
 
-    The `local` engine was called `hf`, `eval.episodes` was `eval_episodes`, `learner.lora` had a `dropout` that was
-    always 0, `local.compile` chose whether models of transformers were compiled, `ray.deltas` and `ray.broadcast` were
-    other ways of weights to engines, and `server` was a block for each kind of server.
+    The `local` engine was called `hf`, and `server` was a block for each kind of server. All others are in
+    `FORMER_SETTINGS`.
     """
-    renamed = {"local" if name == "hf" else name: value for name, value in settings.items()}
+    renamed = {"local" if name == "hf" else name: deepcopy(value) for name, value in settings.items()}
     if renamed.get("engine") == "hf":
         renamed["engine"] = "local"
-    if "eval_episodes" in renamed:
-        renamed["eval"] = {"episodes": renamed.pop("eval_episodes")}
-    if isinstance(local := renamed.get("local"), Mapping):
-        renamed["local"] = {name: value for name, value in local.items() if name != "compile"}
-    learner = renamed.get("learner")
-    if isinstance(learner, Mapping) and isinstance(lora := learner.get("lora"), Mapping) and lora.get("dropout") == 0:
-        renamed["learner"] = {**learner, "lora": {name: value for name, value in lora.items() if name != "dropout"}}
-    if isinstance(ray := renamed.get("ray"), Mapping):
-        renamed["ray"] = _without(RAY_GONE, ray, "ray.", note)
+    for name, former in FORMER_SETTINGS.items():
+        block, dot, setting = name.partition(".")
+        for where in (*FORMER_BLOCKS, block) if block == "server" else (block,):
+            _replace(renamed, f"{where}{dot}{setting}", former, note)
     return _with_server_block(renamed, note)
+
+
+def _replace(settings: dict[str, Any], name: str, former: FormerSetting, note: Callable[[str], None]) -> None:
+    """Gives a former setting its name of today, or takes it out."""
+    *blocks, last = name.split(".")
+    block: object = settings
+    for part in blocks:
+        block = block.get(part) if isinstance(block, dict) else None
+    if not isinstance(block, dict) or last not in block:
+        return
+    value = block.pop(last)
+    if value == former.default:
+        return
+    *blocks, last = former.name.split(".")
+    target = settings
+    for part in blocks:
+        target[part] = target[part] if isinstance(target.get(part), dict) else {}
+        target = target[part]
+    if former.index is not None:
+        defaults = [other.default for other in FORMER_SETTINGS.values() if other.name == former.name]
+        numbers = enumerate(target.get(last) or defaults)
+        value = [value if index == former.index else number for index, number in numbers]
+    elif not former.name or target.get(last) is not None:
+        note(f"the setting {name} is left out: {former.why or f'{former.name} is set too'}")
+        return
+    target[last] = value
+    note(f"the setting {name} is called {former.name} now: rename it, as the next version will not read it")
 
 
 def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
@@ -45,14 +146,8 @@ def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) ->
 
     If no server samples, it is the first block that sets anything, for a command that names another engine.
     """
-    blocks = {
-        name: _without_serving_gone(settings.pop(name), name, note)
-        for name in FORMER_BLOCKS
-        if isinstance(settings.get(name), Mapping)
-    }
-    changed = [
-        name for name, block in blocks.items() if config_from_mapping(ServerConfig, block, f"{name}.") != ServerConfig()
-    ]
+    blocks = {name: settings.pop(name) for name in FORMER_BLOCKS if isinstance(settings.get(name), Mapping)}
+    changed = [name for name, block in blocks.items() if _differs(block, asdict(ServerConfig()))]
     engine = str(settings.get("engine", "local"))
     chosen = engine if engine in SERVERS else next(iter(changed), None)
     for name in changed:
@@ -64,18 +159,11 @@ def _with_server_block(settings: dict[str, Any], note: Callable[[str], None]) ->
     return settings
 
 
-def _without_serving_gone(block: Mapping[str, Any], kind: str, note: Callable[[str], None]) -> dict[str, Any]:
-    serving = block.get("serving")
-    if not isinstance(serving, Mapping):
-        return dict(block)
-    return {**block, "serving": _without(SERVING_GONE, serving, f"{kind}.serving.", note)}
-
-
-def _without(
-    gone: Mapping[str, object], block: Mapping[str, Any], where: str, note: Callable[[str], None]
-) -> dict[str, Any]:
-    """Returns a block without the settings that have a fixed value now."""
-    for name, value in gone.items():
-        if block.get(name, value) != value:
-            note(f"the setting {where}{name} is left out: it is always {value}")
-    return {name: value for name, value in block.items() if name not in gone}
+def _differs(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
+    """True if a block of settings sets one to another value than its default."""
+    return any(
+        _differs(value, defaults.get(name, {}))
+        if isinstance(value, Mapping)
+        else (tuple(value) if isinstance(value, list) else value) != defaults.get(name)
+        for name, value in block.items()
+    )

@@ -25,7 +25,7 @@ from agentgym.engines.local.sampling import penalize
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, secret_headers
 from agentgym.engines.servers.replicated import ReplicatedEngine
-from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.servers.server_config import ServerConfig, ServerLaunch
 from agentgym.engines.servers.server_process import ServerCommand, ServerProcess, free_port
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.engine import launch_sglang, open_sglang
@@ -256,7 +256,7 @@ def lend_sglang(
 ) -> Iterator[LendServer]:
     """`with lend_sglang() as server`: what `sglang_server` gives to a test, for a fixture of a wider scope."""
     words, folder = ("--tool-call-parser", "qwen25"), tmp_path_factory.mktemp("sglang")
-    config = ServerConfig(python=sglang_python, device="cpu", server_args=words, log_folder=str(folder))
+    config = ServerLaunch(python=sglang_python, device="cpu", server_args=words, log_folder=str(folder))
     (server,) = asyncio.run(launch_sglang(config, embedded_folder()))
     running = ServerConfig(urls=(server.url,), serving=ServingSettings(pause="abort"))
     yield partial(lend, server, partial(open_sglang, running, embedded_folder()), reference(0).tensors())
@@ -269,7 +269,7 @@ def lend_vllm(
 ) -> Iterator[LendServer]:
     """`with lend_vllm() as server`: what `vllm_server` gives to a test, for a fixture of a wider scope."""
     words, folder = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes"), tmp_path_factory.mktemp("vllm")
-    config = ServerConfig(python=vllm_python, device="cpu", server_args=words, log_folder=str(folder))
+    config = ServerLaunch(python=vllm_python, device="cpu", server_args=words, log_folder=str(folder))
     (server,) = asyncio.run(launch_vllm(config, embedded_folder()))
     running = ServerConfig(urls=(server.url,), serving=ServingSettings(pause="abort"))
     yield partial(lend, server, partial(open_vllm, running, None), reference(0).tensors())

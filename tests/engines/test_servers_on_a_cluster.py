@@ -36,7 +36,7 @@ Train = Callable[..., Any]
 def words_of(engine: str, python: str, folder: Path) -> list[str]:
     """The command line of a small run on one server."""
     words = f"train --env TextGame-v0 --executor ray --engine {engine} --server.python {python} --steps 4 --tasks 3"
-    words += " --group-size 4 --eval.episodes 0 --ray.workers 2 --ray.cpus-per-worker 0.2"
+    words += " --group-size 4 --eval.episodes 0 --ray.workers 2 --ray.cpus worker=0.2"
     words += " --ray.layout colocated" * (engine == "sglang")  # it sleeps, which on CPU frees nothing
     return [*words.split(), "--output", str(folder)]
 
@@ -132,7 +132,7 @@ def test_servers_that_run_already_serve_a_run_on_a_cluster(
     sglang_server: ServerProcess, small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     """Groups go on over updates there too, and the server lives on."""
-    ray = ClusterConfig(workers=2, cpus_per_learner=0.5, cpus_per_worker=0.2)
+    ray = ClusterConfig(workers=2, cpus={"learner": 0.5, "worker": 0.2})
     config = replace(
         small_run, engine="sglang", server=ServerConfig(urls=(sglang_server.url,)), executor="ray", ray=ray
     )

@@ -21,20 +21,21 @@ from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
-from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.servers.server_config import ServerConfig, ServerLaunch
 from agentgym.engines.servers.server_process import ServerProcess
-from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
+from agentgym.engines.servers.serving_settings import EngineServing, PauseMode, ServingSettings
 from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.sglang.weight_sync import SglangSync
 from agentgym.errors import AgentGymError
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.token_loop import RolloutLoop
-from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import Sampler
 from agentgym.testing.contracts.engine import check_engine
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.sampling import TrainSamplingConfig
 from agentgym.trajectory import Row, Trajectory
 from agentgym.types import Task
 
@@ -81,7 +82,7 @@ def gaps(model: Any, row: Row) -> torch.Tensor:
 def test_logprobs_are_the_trainers_after_every_sync(
     train: Train, engine: str, temperature: float, num_steps: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    config = replace(gentle(on_server(engine, request)), sampling=SamplingConfig(temperature=temperature))
+    config = replace(gentle(on_server(engine, request)), sampling=TrainSamplingConfig(temperature=temperature))
     steps = train(replace(config, steps=num_steps, group_size=8), tmp_path / "run")
     assert [one.sync.version for one in steps] == list(range(1, num_steps + 1))
     updates = [step.update for step in steps if step.update is not None]
@@ -114,7 +115,7 @@ def test_weights_travel_by_disk_and_by_broadcast_too(
     train: Train, sync: Any, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     config = on_server("sglang", request)
-    serving = ServingSettings(sync=sync, bucket_mb=1, sleep=True)
+    serving = EngineServing(sync=sync, bucket_mb=1, sleep=True)
     steps = train(replace(config, server=replace(config.server, serving=serving)), tmp_path / "run")
     assert [one.sync.version for one in steps] == [1, 2]
     assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
@@ -162,7 +163,7 @@ def test_a_tensor_that_is_left_out_is_caught_by_its_logprobs_too(
 ) -> None:
     leave_out("model.layers.1.mlp.up_proj.weight")
     config = on_server("sglang", request)
-    config = replace(config, server=replace(config.server, serving=ServingSettings(verify_sync=False)), steps=6)
+    config = replace(config, server=replace(config.server, serving=EngineServing(verify_sync=False)), steps=6)
     with pytest.raises(AgentGymError, match=r"differ by .* Likely cause: "):
         train(config, tmp_path / "run")
 
@@ -254,7 +255,7 @@ def test_episodes_of_a_replica_that_is_killed_finish_on_the_other(
     sglang_python: str, reference: MakeReference, tmp_path: Path
 ) -> None:
     async def run() -> tuple[list[Trajectory], int]:
-        config = ServerConfig(python=sglang_python, replicas=2, device="cpu", log_folder=str(tmp_path))
+        config = ServerLaunch(python=sglang_python, replicas=2, device="cpu", log_folder=str(tmp_path))
         engine = await open_sglang(config, embedded_folder())
         try:
             loop = RolloutLoop(engine, renderer_for(embedded_folder()), Limits(max_turns=10, turn_tokens=64))

@@ -100,7 +100,7 @@ def test_a_template_of_ones_own_shows_what_it_names(chat_endpoint: Any, episode:
     )
     played = replace(played, turns=(first, played.turns[1]))
     pattern = r'\{"points": (\d+)\}'
-    (scored,) = judge(endpoint.url, [played], template=str(path), score=pattern, lowest=1, highest=5)
+    (scored,) = judge(endpoint.url, [played], template=str(path), score=pattern, scale=(1, 5))
     assert scored.reward == 0.5
     (asked,) = endpoint.bodies[0]["messages"]
     assert asked["content"] == (
@@ -117,7 +117,8 @@ def test_a_template_of_ones_own_shows_what_it_names(chat_endpoint: Any, episode:
         ({"template": "none.txt"}, "no file 'none.txt'"),
         ({"score": "(\\d"}, "regular expression"),
         ({"score": "\\d+"}, "has a group"),
-        ({"lowest": 5.0, "highest": 5.0}, "below its highest"),
+        ({"scale": (5.0, 5.0)}, "below its highest"),
+        ({"scale": (5.0,)}, r"judge\.scale is two numbers, got 5\.0"),
     ],
 )
 def test_a_judge_that_cannot_judge_is_refused(settings: dict[str, Any], words: str) -> None:
@@ -130,7 +131,7 @@ def test_a_score_out_of_the_highest_is_one(chat_endpoint: Any, episode: Make, ve
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
     (scored,) = judge(endpoint.url, [episode("a")])
     assert scored.reward == 0.7
-    (other,) = judge(endpoint.url, [episode("a")], highest=5)
+    (other,) = judge(endpoint.url, [episode("a")], scale=(0, 5))
     assert other.error is not None and "no score from 0 to 5" in other.error
 
 

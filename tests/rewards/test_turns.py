@@ -61,7 +61,7 @@ def test_a_judges_scores_of_turns_are_the_returns_of_their_tokens(chat_endpoint:
     assert advantages(scored) == pytest.approx([0.5] * 4)
     (flipped,) = asyncio.run(
         score(
-            RewardConfig(judge=JudgeConfig(url=judge.url, endpoint=judge.endpoint, unit="turn", lowest=-10)),
+            RewardConfig(judge=JudgeConfig(url=judge.url, endpoint=judge.endpoint, unit="turn", scale=(-10, 10))),
             episode("b", replies=["a"]),
         )
     )

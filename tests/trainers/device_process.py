@@ -18,7 +18,7 @@ import torch
 
 from agentgym.chat_templates import open_renderer
 from agentgym.embedded import embedded_folder
-from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.config import LocalSettings
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.model.policy import load_policy_on
 from agentgym.rollout.limits import Limits
@@ -29,7 +29,6 @@ from agentgym.trainers.preferences.loop import Pair, PreferenceConfig, learn_pre
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
-from agentgym.trainers.settings.parity import ParityConfig
 from agentgym.trainers.sft.demonstrations import DemonstrationConfig, stream
 from agentgym.trainers.sft.loop import ImitationConfig, learn
 
@@ -59,9 +58,8 @@ def config_of(case: str, device: str) -> TrainConfig:
         group_size=2,
         eval=HeldOutConfig(episodes=0),
         learner=replace(learner, device=device),
-        local=LocalEngineConfig(num_slots=4),
+        local=LocalSettings(num_slots=4),
         limits=Limits(max_turns=3, turn_tokens=24),
-        parity=ParityConfig(episodes=1, turns=2),
     )
 
 

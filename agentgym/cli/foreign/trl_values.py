@@ -8,7 +8,7 @@ from typing import Any
 from agentgym.cli.foreign.keys import Converter, NoCounterpart, SameMeaning, Several, Theirs
 
 __all__ = [
-    *("trl_advantage", "trl_batch", "trl_beta", "trl_correction", "trl_dataset_name", "trl_dtype"),
+    *("trl_advantage", "trl_batch", "trl_betas", "trl_correction", "trl_dataset_name", "trl_dtype"),
     *("trl_engine", "trl_epochs", "trl_generation_batch", "trl_interval", "trl_kl"),
     *("trl_leave_device", "trl_lora_layers", "trl_lora_rank", "trl_loss", "trl_max_turns"),
     *("trl_model", "trl_optimizer", "trl_rewards", "trl_schedule", "trl_steps", "trl_stop"),
@@ -203,11 +203,11 @@ def trl_optimizer(value: Any, _: Theirs) -> str:
     return OPTIMIZERS[value]
 
 
-def trl_beta(value: Any, theirs: Theirs) -> Any:
-    """Returns a beta of AdamW."""
+def trl_betas(value: Any, theirs: Theirs) -> list[float]:
+    """Returns both betas of AdamW."""
     if OPTIMIZERS.get(theirs.get("optim"), "adamw") != "adamw":
         raise SameMeaning("of no effect without AdamW")
-    return value
+    return [theirs.get("adam_beta1"), theirs.get("adam_beta2")]
 
 
 def trl_weight_decay(value: Any, theirs: Theirs) -> Several:

@@ -240,4 +240,4 @@ def verl_betas(value: Any, theirs: Theirs) -> Several:
     """Returns the betas of AdamW."""
     if OPTIMIZERS.get(theirs.get(ACTOR + "optim.optimizer"), "adamw") != "adamw":
         raise SameMeaning("of no effect without AdamW")
-    return Several({"optimizer.beta1": value[0], "optimizer.beta2": value[1]})
+    return Several({"optimizer.betas": value})

@@ -102,7 +102,7 @@ OPTIMIZER = (
     Key(ACTOR + "optim.weight_decay", "optimizer.weight_decay", default=0.01),
     Key(
         ACTOR + "optim.betas",
-        "optimizer.beta1, optimizer.beta2",
+        "optimizer.betas",
         default=[0.9, 0.999],
         convert=algorithm.verl_betas,
     ),
@@ -192,16 +192,12 @@ ROLLOUT_KEYS = (
     Key(
         ROLLOUT + "top_p",
         remark="refused: the trainer's logprobs are those of the whole distribution",
-        convert=values.verl_neutral(
-            1, "the trainer's logprobs are those of the whole distribution: sampling.top_p stays 1"
-        ),
+        convert=values.verl_neutral(1, "the trainer's logprobs are those of the whole distribution"),
     ),
     Key(
         ROLLOUT + "top_k",
         remark="refused: the trainer's logprobs are those of the whole distribution",
-        convert=values.verl_neutral(
-            -1, "the trainer's logprobs are those of the whole distribution: sampling.top_k stays 0"
-        ),
+        convert=values.verl_neutral(-1, "the trainer's logprobs are those of the whole distribution"),
     ),
     Key(ROLLOUT + "max_model_len", "limits.context_window"),
     *(

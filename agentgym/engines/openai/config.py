@@ -9,7 +9,7 @@ from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_at_least
 from agentgym.url_credentials import check_variable, read_key, refuse_credentials
 
-__all__ = ["ChatEndpointConfig", "RequestConfig", "endpoint_url", "is_url"]
+__all__ = ["ChatEndpointConfig", "ModelRequestConfig", "RequestConfig", "endpoint_url", "is_url"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +34,8 @@ class RequestConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChatEndpointConfig(RequestConfig):
-    """The settings of a `ChatEndpoint`; none of them holds the key."""
+class ModelRequestConfig(RequestConfig):
+    """The model of requests to a chat endpoint, their key and limits; none of them holds the key."""
 
     model: str | None = None
     """The model's name; None takes the only one that the endpoint lists."""
@@ -43,6 +43,12 @@ class ChatEndpointConfig(RequestConfig):
     """The environment variable that holds the key; without one, no key is sent. The key is written nowhere."""
     timeout_s: float = 300.0
     """Seconds that one request may take, from its sending to its last token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatEndpointConfig(ModelRequestConfig):
+    """The settings of a `ChatEndpoint`, with those for a model under test."""
+
     price_prompt: float | None = None
     """Price of a million prompt tokens; with a price, the cost is counted."""
     price_cached: float | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from agentgym.engines.servers.gpus import gpus_of_server
-from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.servers.server_config import ServerConfig, ServerLaunch
 from agentgym.engines.servers.server_process import (
     ServerCommand,
     ServerProcess,
@@ -37,7 +37,8 @@ async def launch_servers(
     imports, by the names of their modules. The GPU of the `learner`, a device such as `cuda:1`, is taken last. Raises
     EngineError with the end of the log.
     """
-    folder = Path(config.log_folder or mkdtemp(prefix=f"agentgym-{name}-")).absolute()
+    logs = config.log_folder if isinstance(config, ServerLaunch) else ""  # without a run: deleted once all ended well
+    folder = Path(logs or mkdtemp(prefix=f"agentgym-{name}-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     # Copies under names of their own: a server's environment need not have agentgym, nor see the rest of ours.
     for module, source in files.items():
@@ -52,7 +53,7 @@ async def launch_servers(
             words=words(port),
             port=port,
             log=folder / f"{name}-{number}.log",
-            keeps_log=bool(config.log_folder),
+            keeps_log=bool(logs),
             env=variables,
             gpus=() if config.on_cpu else gpus_of_server(number, config.replicas, learner),
             secret=secrets.token_urlsafe(32),

@@ -16,7 +16,7 @@ from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
 from agentgym.engines.servers.router import ReplicaRouter
 from agentgym.engines.servers.server_process import ServerProcess
-from agentgym.engines.servers.serving_settings import ServingSettings
+from agentgym.engines.servers.serving_settings import EngineServing, ServingSettings
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import Weights
 
@@ -98,7 +98,7 @@ class ReplicatedEngine:
         context_window: int,
         version: int = 0,
     ) -> None:
-        self.settings = settings
+        self.settings = EngineServing.of(settings)
         self.router = ReplicaRouter(len(replicas))
         self.replicas = tuple(replicas)
         self.processes: Sequence[ServerProcess] = ()

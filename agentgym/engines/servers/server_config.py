@@ -16,7 +16,7 @@ from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError
 from agentgym.settings import check_at_least
 
-__all__ = ["ServerConfig"]
+__all__ = ["ServerConfig", "ServerLaunch"]
 
 _SEVERAL_WORDS = re.compile(r"--[\w-]+\s")
 
@@ -46,8 +46,6 @@ class ServerConfig:
     `vllm.entrypoints.openai.api_server`; if embedded, of `ServerArgs` or `AsyncEngineArgs`."""
     ready_s: float = 900.0
     """Seconds that a launched server may take to load the model."""
-    log_folder: str = ""
-    """The folder for the logs of launched servers; empty is a temporary one, deleted once its servers ended well."""
     serving: ServingSettings = field(default_factory=ServingSettings)
 
     @property
@@ -88,3 +86,11 @@ class ServerConfig:
         check_addresses(self.urls, "a server")
         words = (shlex.split(text) if _SEVERAL_WORDS.match(text) else [text] for text in self.server_args)
         object.__setattr__(self, "server_args", tuple(chain.from_iterable(words)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLaunch(ServerConfig):
+    """The servers that sample, with the folder for their logs."""
+
+    log_folder: str
+    """The folder for the logs of launched servers, which stay there."""

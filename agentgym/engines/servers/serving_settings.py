@@ -8,7 +8,7 @@ from typing import Literal
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_at_least
 
-__all__ = ["COMMAND_S", "PauseMode", "ServingSettings"]
+__all__ = ["COMMAND_S", "EngineServing", "PauseMode", "ServingSettings"]
 
 COMMAND_S = 600.0
 """Seconds that one command to a server (a bucket of weights, a flush) may take."""
@@ -30,22 +30,38 @@ class ServingSettings:
     sleep: bool = False
     """Frees the GPU's memory of weights and cache while the learner learns, for a server on the learner's GPU. Weights
     wait in the CPU's memory. Launched servers get the options for it; a running one needs them, and no other client."""
-    bucket_mb: int = 512
-    """Megabytes of tensors in one message of a weight update."""
-    verify_sync: bool = True
-    """Compares the servers' checksums with those of the sent weights after every update."""
     stream: bool = False
     """Reads replies as they are sampled, so that what a dying server sampled is kept. Costs time per token."""
-    record_experts: bool = False
-    """Asks SGLang for the experts of a mixture that computed each token (its --enable-return-routed-experts, which
-    servers that we launch get); `learner.router.replay` sets it."""
     request_s: float = 600.0
     """Seconds that one reply may take."""
-    max_retries: int = 3
-    """The number of times that a request is sent again after an error of a live server."""
 
     def __post_init__(self) -> None:
         if self.pause not in ("abort", "in_place", "retract"):
             raise ConfigError(f'pause is "abort", "in_place" or "retract", got {self.pause!r}')
-        check_above_zero(self, "bucket_mb", "request_s")
+        check_above_zero(self, "request_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineServing(ServingSettings):
+    """The settings of an engine: those of its run, what follows from the run, and what no run changes."""
+
+    record_experts: bool = False
+    """Asks SGLang for the experts of a mixture that computed each token (its --enable-return-routed-experts, which
+    servers that we launch get)."""
+    bucket_mb: int = 512
+    """Megabytes of tensors in one message of a weight update: messages cost next to nothing then, and both sides need
+    little more memory than without."""
+    verify_sync: bool = True
+    """Compares the servers' checksums with those of the sent weights after every update."""
+    max_retries: int = 3
+    """The number of times that a request is sent again after an error of a live server; a dead one costs none."""
+
+    def __post_init__(self) -> None:
+        ServingSettings.__post_init__(self)
+        check_above_zero(self, "bucket_mb")
         check_at_least(0, self, "max_retries")
+
+    @classmethod
+    def of(cls, settings: ServingSettings, **changes: bool) -> EngineServing:
+        """Returns the settings of the engine of a run with `settings`, with changes."""
+        return cls(**{**vars(settings), **changes})

@@ -14,7 +14,7 @@ from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_connection import ServerConnection, connect_servers
 from agentgym.engines.servers.server_process import ServerProcess
-from agentgym.engines.servers.serving_settings import ServingSettings
+from agentgym.engines.servers.serving_settings import EngineServing, ServingSettings
 from agentgym.engines.sglang.api import SglangTransport
 from agentgym.engines.sglang.embedded import CPU_ARGUMENTS, CPU_ENVIRONMENT, EmbeddedSglang
 from agentgym.engines.sglang.replica import SglangReplica
@@ -58,10 +58,11 @@ async def sglang_engine(
     Raises EngineError if a transport is not an SGLang engine of a supported release, RunFolderError for a folder
     without a model; all of them are closed then.
     """
+    serving = EngineServing.of(settings)
     try:
         vocab_size, window = model_limits(model_folder)
-        experts = expert_shape(model_folder) if settings.record_experts else None
-        replicas = [await SglangReplica.connect(transport, settings, version) for transport in transports]
+        experts = expert_shape(model_folder) if serving.record_experts else None
+        replicas = [await SglangReplica.connect(transport, serving, version) for transport in transports]
         for replica in replicas:
             check_shape(replica, model_folder)
             replica.expert_shape = experts
@@ -129,7 +130,7 @@ def sglang_command(config: ServerConfig, model_folder: Path, port: int) -> list[
     for name, value in CPU_ARGUMENTS.items() if config.on_cpu else ():
         option = f"--{name.replace('_', '-')}"
         words.append(option if value is True else f"{option}={value}")
-    words += ["--enable-return-routed-experts"] if config.serving.record_experts else []
+    words += ["--enable-return-routed-experts"] if EngineServing.of(config.serving).record_experts else []
     words += [f"--{name.replace('_', '-')}" for name in _sleep_options(config)]
     return [*words, *config.server_args]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable, check_token
-from agentgym.engines.servers.serving_settings import COMMAND_S, ServingSettings
+from agentgym.engines.servers.serving_settings import COMMAND_S, EngineServing
 from agentgym.engines.servers.sleep import ServerSleep
 from agentgym.engines.sglang.api import SglangTransport, generate_payload, read_experts, read_sglang_completion
 from agentgym.engines.sglang.weight_sync import SglangSync
@@ -31,7 +31,7 @@ _PARTS = ("weights", "kv_cache", "cuda_graph")
 class SglangReplica:
     """A `Replica` that is an SGLang engine; `SglangReplica.connect` makes one and asks for its settings first."""
 
-    def __init__(self, transport: SglangTransport, sync: SglangSync, settings: ServingSettings) -> None:
+    def __init__(self, transport: SglangTransport, sync: SglangSync, settings: EngineServing) -> None:
         self.transport = transport
         self.sync = sync
         self.settings = settings
@@ -47,7 +47,7 @@ class SglangReplica:
         self._sleep = ServerSleep(self._release_memory, self._regain_memory, parts=_PARTS)
 
     @staticmethod
-    async def connect(transport: SglangTransport, settings: ServingSettings, version: int) -> SglangReplica:
+    async def connect(transport: SglangTransport, settings: EngineServing, version: int) -> SglangReplica:
         """Returns the replica of `transport`, whose weights are from now on called `version`.
 
         Raises EngineError if it is not an SGLang engine of a supported release.

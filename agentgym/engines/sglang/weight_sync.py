@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agentgym.engines.protocol import WeightSync
 from agentgym.engines.servers.gpus import opens_handles
 from agentgym.engines.servers.http import HttpRefusal
-from agentgym.engines.servers.serving_settings import COMMAND_S, ServingSettings
+from agentgym.engines.servers.serving_settings import COMMAND_S, EngineServing
 from agentgym.engines.sglang.api import SglangTransport
 from agentgym.engines.sglang.receiver import SglangReceiver
 from agentgym.engines.weights.check import WeightCheck
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 class SglangSync:
     """The weights of one engine, as far as the trainer knows them."""
 
-    def __init__(self, server: SglangTransport, info: Mapping[str, Any], settings: ServingSettings) -> None:
+    def __init__(self, server: SglangTransport, info: Mapping[str, Any], settings: EngineServing) -> None:
         self.server = server
         self.settings = settings
         self.dtype = str(info.get("dtype", "auto"))
@@ -133,7 +133,9 @@ class SglangSync:
         try:
             found = await self._read_checksums()
         except HttpRefusal as error:
-            raise EngineError(f"the update cannot be verified ({error}); verify_sync switches this off") from error
+            raise EngineError(
+                f"the update cannot be verified ({error}): is it a release of SGLang that is supported?"
+            ) from error
         # What the engine keeps under another name (a head that equals the embedding) is not compared.
         sent = {name: digest for name, digest in self._digests(weights, found).items() if name in found}
         self._check.compare(sent, found, version)

@@ -12,7 +12,7 @@ from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_connection import connect_servers
 from agentgym.engines.servers.server_process import ServerProcess
-from agentgym.engines.servers.serving_settings import ServingSettings
+from agentgym.engines.servers.serving_settings import EngineServing, ServingSettings
 from agentgym.engines.vllm.api import VllmTransport
 from agentgym.engines.vllm.embedded import CPU_ENVIRONMENT, EmbeddedVllm
 from agentgym.engines.vllm.replica import VllmReplica
@@ -61,7 +61,9 @@ async def vllm_engine(
     Raises EngineError if a transport is not a vLLM engine, or lacks our worker extension; all of them are closed then.
     """
     try:
-        replicas = [await VllmReplica.connect(transport, settings, version) for transport in transports]
+        replicas = [
+            await VllmReplica.connect(transport, EngineServing.of(settings), version) for transport in transports
+        ]
         windows = [await transport.context_window() for transport in transports]
         return ReplicatedEngine(
             replicas,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
-from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
+from agentgym.engines.servers.serving_settings import EngineServing, PauseMode
 from agentgym.engines.servers.sleep import ServerSleep
 from agentgym.engines.vllm.api import Holding, VllmTransport, read_vllm_completion, sampling_params
 from agentgym.engines.vllm.weight_sync import VllmSync, read_layout
@@ -29,7 +29,7 @@ class VllmReplica:
     cleared, which preempts what runs, so that its prefix is recomputed. vLLM itself reports the weights of each id.
     """
 
-    def __init__(self, transport: VllmTransport, sync: VllmSync, settings: ServingSettings) -> None:
+    def __init__(self, transport: VllmTransport, sync: VllmSync, settings: EngineServing) -> None:
         self.transport = transport
         self.sync = sync
         self.settings = settings
@@ -39,7 +39,7 @@ class VllmReplica:
         self._sleep = ServerSleep(transport.sleep, transport.wake, parts=("weights", "kv_cache"))
 
     @staticmethod
-    async def connect(transport: VllmTransport, settings: ServingSettings, version: int) -> VllmReplica:
+    async def connect(transport: VllmTransport, settings: EngineServing, version: int) -> VllmReplica:
         """Returns the replica of `transport`, whose weights are from now on called `version`.
 
         Raises EngineError if it is not a vLLM engine with our worker extension.

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence  # noqa: F401 - the command line resolves `JSON` in this module
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from agentgym.engines.protocol import Engine
-from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS
+from agentgym.engines.server_kind import SERVERS
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.types import JSON
 
@@ -47,8 +47,6 @@ class ServedModel:
 class ModelOptions:
     """The settings of the model and engine of a command that samples from one."""
 
-    replaced: ClassVar[Mapping[str, str]] = FORMER_BLOCKS
-    """Settings of earlier versions, and their replacements."""
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""

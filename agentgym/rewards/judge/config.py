@@ -11,11 +11,11 @@ from typing import Literal
 
 import yaml
 
-from agentgym.engines.openai.config import endpoint_url
-from agentgym.engines.openai.endpoint import ChatEndpointConfig
+from agentgym.engines.openai.config import ModelRequestConfig, endpoint_url
 from agentgym.errors import ConfigError
 from agentgym.rewards.judge.templates import GROUP, REPLY, RUBRIC, TURNS, check_template
 from agentgym.rewards.judge.verdicts import SCORE
+from agentgym.settings import check_pair
 
 __all__ = ["Criterion", "JudgeConfig"]
 
@@ -35,7 +35,7 @@ class JudgeConfig:
 
     url: str = ""
     """The endpoint's address, `http://HOST:PORT/v1`; empty for no judge."""
-    endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
+    endpoint: ModelRequestConfig = field(default_factory=ModelRequestConfig)
     """Model, key, time-outs, retries, rate limits."""
     unit: Literal["episode", "turn", "group"] = "episode"
     """The subject of one verdict: an `episode`, each `turn` of one, or the members of a `group`, which are ranked."""
@@ -49,18 +49,17 @@ class JudgeConfig:
     score: str = SCORE
     """The regular expression that the whole last line of the verdict must match; its first group is the score. A
     rubric, turns and groups have formats of their own."""
-    lowest: float = 0.0
-    """The score that becomes reward 0."""
-    highest: float = 10.0
-    """The score that becomes reward 1; a score outside of both is no verdict."""
+    scale: tuple[float, float] = (0.0, 10.0)
+    """The scores that become the rewards 0 and 1; a score outside of both is no verdict."""
     max_tokens: int = 1024
     """The most tokens of a verdict; a truncated one is no verdict."""
     temperature: float = 0.0
     """The judge's sampling temperature."""
 
     def __post_init__(self) -> None:
-        if not self.lowest < self.highest:
-            raise ConfigError(f"a judge's lowest score is below its highest, got {self.lowest} and {self.highest}")
+        check_pair("judge.scale", self.scale)
+        if not self.scale[0] < self.scale[1]:
+            raise ConfigError(f"a judge's lowest score is below its highest, got {self.scale[0]} and {self.scale[1]}")
         try:
             groups = re.compile(self.score).groups
         except re.error as error:

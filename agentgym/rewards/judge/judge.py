@@ -7,7 +7,9 @@ import math
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 
+from agentgym.engines.openai.config import ChatEndpointConfig
 from agentgym.engines.openai.endpoint import ChatEndpoint, EndpointFailure
 from agentgym.engines.protocol import Sampling
 from agentgym.rewards.judge.config import JudgeConfig
@@ -32,11 +34,11 @@ class Judge:
         self.together = config.unit == "group"
         self.num_at_once = 1 if self.together else num_at_once
         self._criteria = config.criteria()
-        low, high = f"{config.lowest:g}", f"{config.highest:g}"
+        low, high = (f"{score:g}" for score in config.scale)
         rubric = "\n".join(f"- {criterion.name}: {criterion.text}" for criterion in self._criteria)
         self._template = fill_template(config.question(), {"rubric": rubric, "lowest": low, "highest": high})
         self._score = re.compile(config.score)
-        self._endpoint = ChatEndpoint(config.url, config.endpoint)
+        self._endpoint = ChatEndpoint(config.url, ChatEndpointConfig(**asdict(config.endpoint)))
         self._free = asyncio.Semaphore(num_at_once)
 
     async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
@@ -62,7 +64,7 @@ class Judge:
         return self._read(verdict, trajectory)
 
     def _read(self, verdict: str, trajectory: Trajectory) -> Reward:
-        low, high, info = self.config.lowest, self.config.highest, {"verdict": verdict}
+        (low, high), info = self.config.scale, {"verdict": verdict}
         if self._criteria:
             scores = read_scores(verdict, [criterion.name for criterion in self._criteria], low, high)
             total = math.fsum(criterion.weight * scores[criterion.name] for criterion in self._criteria)

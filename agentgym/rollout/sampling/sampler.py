@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 MAX_SHOWN = 20
 """The number of distinct failures that a sampler logs."""
+MAX_LEAKED_THREADS = 64
+"""Calls of environments that may hang at the same time; above it the run stops, before their threads and what they hold
+take the memory of the process."""
 NUMBER = re.compile(r"\d+")
 """The numbers in a message, such as bytes, ports and lines: failures that differ only in these are the same."""
 FAILED = (Status.ENV_ERROR, Status.ENGINE_ERROR, Status.TIMEOUT)
@@ -46,8 +49,6 @@ class SamplerConfig:
     memory ends only its own process, not the run; 0 runs them in the run's own. `--env-processes N` is short for it."""
     max_failure_rate: float = 0.5
     """The share of a step's episodes that may fail (environment, engine, time-out); above it the run stops."""
-    max_leaked_threads: int = 64
-    """Calls of environments that may hang at the same time, each on its thread; above it the run stops."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "concurrency", "env_threads")
@@ -284,10 +285,10 @@ class Sampler:
 
     def _check_leaks(self, failed: Sequence[Trajectory]) -> None:
         num_leaked = self.home.num_leaked
-        if failed and num_leaked > self.config.max_leaked_threads:
+        if failed and num_leaked > MAX_LEAKED_THREADS:
             raise TrainingHalted(
-                f"{num_leaked} calls hang in {failed[-1].task.env_id}, more than max_leaked_threads="
-                f"{self.config.max_leaked_threads} allows: make its step return, or end its waits with a time-out"
+                f"{num_leaked} calls hang in {failed[-1].task.env_id}, more than"
+                f" {MAX_LEAKED_THREADS}: make its step return, or end its waits with a time-out"
             )
 
     def _check_rate(self, num_failed: int, total: int, first: Sequence[Trajectory]) -> None:

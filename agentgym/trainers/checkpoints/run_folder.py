@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
 
 __all__ = ["RunFolder", "check_new_run", "free_run_folder", "read_settings", "recorded_run_date", "save_model"]
+
+logger = logging.getLogger(__name__)
 
 FREE = (
     *("server.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint.", "eval.", "record."),
@@ -210,7 +214,12 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise RunFolderError(f"{str(path)!r} cannot be read: {error}") from error
     if not isinstance(settings, dict) or "algo" not in settings:
         raise RunFolderError(f"{str(folder)!r} holds no training run: its config.yaml is that of another command")
-    return with_current_names(settings)
+    return with_current_names(settings, _warn_once)
+
+
+@cache
+def _warn_once(line: str) -> None:
+    logger.warning(line)
 
 
 def recorded_run_date(folder: Path) -> str | None:

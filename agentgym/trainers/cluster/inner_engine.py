@@ -53,12 +53,13 @@ async def open_inner(part: Part) -> InnerEngine:
     servers = config.server
     urls = servers.urls[part.number : part.number + 1]
     device = servers.device if servers.device != "auto" or config.ray.gpus_per_engine else "cpu"
-    logs = servers.log_folder or part.logs
-    own = replace(servers, urls=urls, device=device, log_folder=str(Path(logs) / f"engine-{part.number}"))
+    own = replace(servers, urls=urls, device=device)
     if config.ray.layout == "colocated":
         own = replace(own, serving=replace(own.serving, sleep=True))
     mine = replace(config, executor="local", server=own)
-    engine = await open_servers(mine, Path(part.folder), version=part.version, log_folder=Path(logs))
+    engine = await open_servers(
+        mine, Path(part.folder), version=part.version, log_folder=Path(part.logs) / f"engine-{part.number}"
+    )
     return _InnerServer(engine)
 
 

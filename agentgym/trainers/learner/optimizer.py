@@ -188,7 +188,7 @@ def _make_parts(
         return PlainAdamW(
             [*parameters, *map(masters.of, further)],
             lr=config.peak_rate,
-            betas=(config.beta1, config.beta2),
+            betas=config.betas,
             weight_decay=config.weight_decay,
             fused=True,
         )
@@ -246,7 +246,7 @@ def check_optimizer(config: OptimizerConfig, *, is_resumed: bool = False) -> Non
     made = _make_named(replace(config, name=name, learning_rate=config.learning_rate or 1e-6), [parameter])
     idle = ""
     if config.own_betas and not all("betas" in group for group in made.param_groups):
-        idle = f"optimizer.beta1 and beta2 have no effect on {name}, which has no such means"
+        idle = f"optimizer.betas have no effect on {name}, which has no such means"
     elif config.weight_decay and config.settings.get("weight_decay"):
         idle = "optimizer.weight_decay has no effect, since optimizer.settings has one too"
     if idle and not is_resumed:

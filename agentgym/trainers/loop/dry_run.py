@@ -172,7 +172,7 @@ def _practice(config: TrainConfig, choices: Sequence[EnvChoice]) -> list[PlanLin
             what = f"{curriculum.by} = {values}, by {curriculum.method}; held-out tasks have the keywords {kwargs}"
             lines.append((f"levels of {choice.name}", len(curriculum.values), what))
     if practice.replay.share:
-        bounds = f"{practice.replay.min_success:g} to {practice.replay.max_success:g}"
+        bounds = " to ".join(f"{bound:g}" for bound in practice.replay.success)
         what = f"at most, of a step: earlier ones whose groups had a success of {bounds}"
         lines.append(("replayed tasks", int(tasks * practice.replay.share + 1e-9), what))
     if practice.filter != "off":

@@ -22,7 +22,7 @@ from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
 from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.self_play import SeatedEpisodes, played_alone, rival_loop, seat_metrics, trained_seats
-from agentgym.trainers.parts.stage import Stage
+from agentgym.trainers.parts.stage import PROBE_EPISODES, Stage
 from agentgym.trainers.tasks.ahead import AheadTasks
 from agentgym.trainers.tasks.filtering import StepGroups, fill_step
 from agentgym.trainers.tasks.source import TaskSource
@@ -109,7 +109,7 @@ class Player:
     async def probe(self, name: str, version: int) -> list[Trajectory]:
         """Plays short episodes of the next step's tasks, which are not recorded."""
         config = self.config
-        tasks = played_alone([request.task for request in self._requests(version + 1)])[: config.parity.episodes]
+        tasks = played_alone([request.task for request in self._requests(version + 1)])[:PROBE_EPISODES]
         episodes = [Episode(task, f"{n}", 0, config.seed, version, f"parity-{name}") for n, task in enumerate(tasks)]
         return await self.probe_sampler.run(episodes)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
 from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.recorded_format import recorded_format
+from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.envs.base.opponents import SELF
 from agentgym.envs.base.policies import POLICIES
@@ -78,7 +79,7 @@ def rival_loop(config: TrainConfig) -> RolloutLoop | None:
     if config.rival is None:
         return None
     folder = rival_folder(config.rival)
-    engine = LocalEngine(load_model(folder, config).requires_grad_(False), config.local)
+    engine = LocalEngine(load_model(folder, config).requires_grad_(False), LocalEngineConfig(**asdict(config.local)))
     own = config.family if config.family and is_place(config.family) else None
     variables = {**config.chat_template_kwargs, **recorded_format(folder).chat_template_kwargs}
     return loop_for("train", config, engine, open_renderer(folder, own, date=config.date, variables=variables))

@@ -43,5 +43,4 @@ def with_token_budget(config: TrainConfig, *, is_resumed: bool = False) -> Train
 
 
 def _window(config: TrainConfig) -> int:
-    window = folder_window(model_folder(config.model, config.chat_template))
-    return min(window, config.local.window or window) if config.engine == "local" else window
+    return folder_window(model_folder(config.model, config.chat_template))

@@ -16,7 +16,7 @@ from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.server_kind import SERVERS
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.servers.serving_settings import ServingSettings
+from agentgym.engines.servers.serving_settings import EngineServing
 from agentgym.errors import AgentGymError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
@@ -51,7 +51,7 @@ def check_on_server(folder: Path, kind: str, python: str = "") -> CheckResult:
 async def _check(folder: Path, kind: str, python: str) -> tuple[bool, str]:
     model = load_policy(folder).requires_grad_(False)
     with tempfile.TemporaryDirectory() as made:
-        serving = ServingSettings(record_experts=bool(model.routers) and SERVERS[kind].records_experts)
+        serving = EngineServing(record_experts=bool(model.routers) and SERVERS[kind].records_experts)
         servers = ServerConfig(python=python, serving=serving)
         engine = await SERVERS[kind].open(servers, _with_tokenizer(folder, Path(made)))
         try:

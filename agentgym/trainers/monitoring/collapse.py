@@ -91,7 +91,7 @@ def _medians(before: Sequence[float]) -> tuple[float, float]:
 
 def _tool_faults(view: _View, config: CollapseConfig) -> str:
     shares = [step.tool_fault_share for step in view.recent]
-    if min(shares) >= config.max_tool_faults:
+    if min(shares) >= config.threshold("tool_faults"):
         return (
             f"{shares[-1]:.0%} of the calls of the tool {view.recent[-1].faulty_tool!r} failed by no mistake of the"
             " model, and their episodes are lost; read their errors, see whether its service is down, and have what the"
@@ -225,7 +225,7 @@ def _repetition(view: _View, config: CollapseConfig) -> str:
     for name, what in descriptions.items():
         recent, before = view.values(name)
         rise = min(recent) - min(_medians(before)) if recent and before else 0.0
-        if rise > config.max_repetition_rise and not view.improves:
+        if rise > config.threshold("repetition") and not view.improves:
             return (
                 f"{min(recent):.0%} of what is said repeats {what}, {rise:.0%} more than before, and the success did"
                 " not rise; lower the learning rate, add a KL term, or bound turns and tokens"
@@ -235,7 +235,7 @@ def _repetition(view: _View, config: CollapseConfig) -> str:
 
 def _tokens_clipped(view: _View, config: CollapseConfig) -> str:
     recent, _ = view.values("clip_fraction")
-    if recent and min(recent) > config.max_clip_fraction:
+    if recent and min(recent) > config.threshold("clipped"):
         return (
             f"{min(recent):.0%} of the tokens are clipped, so next to nothing is learned; lower the learning rate, or"
             " the age of what is trained on"
@@ -248,7 +248,7 @@ def _gradient_exploded(view: _View, config: CollapseConfig) -> str:
     if not recent or len(before) < MIN_BEFORE:
         return ""
     usual = _medians(before)[1]
-    if min(recent) > config.max_grad_growth * usual:
+    if min(recent) > config.threshold("gradient_exploded") * usual:
         return (
             f"the gradient norm is {min(recent):.3g}, where its median was {usual:.3g}; lower the learning rate, or"
             " look for rewards out of scale"
@@ -258,7 +258,7 @@ def _gradient_exploded(view: _View, config: CollapseConfig) -> str:
 
 def _kl_exploded(view: _View, config: CollapseConfig) -> str:
     recent, _ = view.values("kl")
-    if recent and min(recent) > config.max_kl:
+    if recent and min(recent) > config.threshold("kl_exploded"):
         return (
             f"the policy is {min(recent):.3g} nats a token from the reference model; raise learner.kl.coefficient, or"
             " lower the learning rate"

@@ -204,13 +204,13 @@ class Ranks:
 
     def _fully_shard(self, module: nn.Module, mesh: DeviceMesh, *, casts: bool = True) -> None:
         config = self.config
-        types = (None if config.param_dtype is None else getattr(torch, config.param_dtype), config.reduce_dtype)
+        dtype = None if config.param_dtype is None else getattr(torch, config.param_dtype)
         sharded = fully_shard(
             module,
             mesh=mesh,
             shard_placement_fn=partial(second_cut, mesh.size()),
             reshard_after_forward=config.reshard_after_forward,
-            mp_policy=MixedPrecisionPolicy(types[0], getattr(torch, types[1]), cast_forward_inputs=casts),
+            mp_policy=MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=casts),
             offload_policy=CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
         )
         # The shares add up to the step's gradient, so it is a sum over ranks, not a mean.

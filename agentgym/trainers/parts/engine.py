@@ -7,7 +7,7 @@ import inspect
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,8 @@ from agentgym.engines.protocol import Engine
 from agentgym.engines.server_kind import SERVERS
 from agentgym.engines.servers.gpus import has_gpu_of_its_own
 from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_config import ServerLaunch
+from agentgym.engines.servers.serving_settings import EngineServing
 from agentgym.errors import ConfigError
 from agentgym.loading import Wanted, is_place, load_named
 from agentgym.model.architectures import quantization
@@ -84,13 +86,14 @@ def engine_window(config: TrainConfig, model: LanguageModel) -> int:
 
     A model's window may be forty times as long, and a GPU reserves memory for all of it.
     """
-    return config.local.window or min(config.limits.context_window or model.context_window, model.context_window)
+    return min(config.limits.context_window or model.context_window, model.context_window)
 
 
 def local_settings(config: TrainConfig, model: LanguageModel) -> LocalEngineConfig:
     """The settings of a run's in-process engine: the experts that its learner replays are recorded."""
-    records = config.local.record_experts or config.learner.router.replay
-    return replace(config.local, window=engine_window(config, model), record_experts=records)
+    return LocalEngineConfig(
+        **asdict(config.local), window=engine_window(config, model), record_experts=config.learner.router.replay
+    )
 
 
 async def open_engine(
@@ -168,14 +171,13 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
             " local, or give a model in bfloat16"
         )
     server, learner = config.server, config.learner
-    server = replace(
-        server,
-        dtype=learner.compute_dtype if server.dtype == "auto" else server.dtype,
-        server_args=_server_args(config),
-        log_folder=server.log_folder or str(log_folder),
-        serving=replace(server.serving, record_experts=server.serving.record_experts or learner.router.replay),
-    )
-    return await SERVERS[config.engine].open(server, model_folder, version=version, learner=learner.device)
+    own = {
+        "dtype": learner.compute_dtype if server.dtype == "auto" else server.dtype,
+        "server_args": _server_args(config),
+        "serving": EngineServing.of(server.serving, record_experts=learner.router.replay),
+    }
+    launch = ServerLaunch(**{**vars(server), **own, "log_folder": str(log_folder)})
+    return await SERVERS[config.engine].open(launch, model_folder, version=version, learner=learner.device)
 
 
 def require_engine(config: TrainConfig) -> None:

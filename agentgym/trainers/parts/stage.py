@@ -14,10 +14,14 @@ from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import Sampler
 from agentgym.trainers.config import TrainConfig
 
-__all__ = ["LocalStage", "Part", "Stage", "loop_for"]
+__all__ = ["PROBE_EPISODES", "LocalStage", "Part", "Stage", "loop_for"]
 
 PROBE_TOKENS = 256
 """The most ids of a reply in a probe of the parity check."""
+PROBE_EPISODES = 4
+"""The episodes of a probe: a thousand tokens are enough to tell a wrong distribution, and cost next to nothing."""
+PROBE_TURNS = 3
+"""The most replies of such an episode: several, so that the prefix cache is probed too."""
 Part: TypeAlias = Literal["train", "eval", "probe", "greedy"]
 """The purpose of episodes: training, evaluation, the engine's parity probe (short ones), or temperature 0."""
 
@@ -54,7 +58,7 @@ def limits_for(part: Part, config: TrainConfig) -> Limits:
     if part != "probe":
         return config.limits
     limits = config.limits
-    max_turns = min(config.parity.turns, limits.max_turns)
+    max_turns = min(PROBE_TURNS, limits.max_turns)
     return replace(limits, max_turns=max_turns, turn_tokens=min(PROBE_TOKENS, limits.turn_tokens or PROBE_TOKENS))
 
 
@@ -66,7 +70,7 @@ def loop_for(part: Part, config: TrainConfig, engine: Engine, renderer: Renderer
         engine,
         renderer,
         limits_for(part, config),
-        config.sampling if temperature is None else replace(config.sampling, temperature=temperature),
+        config.sampling.for_episodes(temperature),
         history=config.history,
         compaction=config.compaction,
     )

@@ -139,7 +139,7 @@ def _gradient_bytes(shape: ModelShape, config: PlanConfig, trained: int, parts: 
         return float(trained * WEIGHT_BYTES)
     if fsdp.gradients == "whole" and parts > 1:
         elsewhere = 0.0 if config.learner.lora.rank else _elsewhere(shape.all_experts, config)
-        return (trained - elsewhere) * BYTES[fsdp.reduce_dtype]
+        return (trained - elsewhere) * WEIGHT_BYTES
     return 0.0 if fsdp.cpu_offload else trained * WEIGHT_BYTES / ranks
 
 

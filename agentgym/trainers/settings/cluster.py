@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings import check_above_zero, check_at_least, check_named_numbers
 
 __all__ = ["ClusterConfig", "ModelRole", "Role"]
 
@@ -15,6 +16,9 @@ ModelRole: TypeAlias = Literal["learner", "reference", "critic"]
 Role: TypeAlias = Literal[ModelRole, "engine", "worker"]
 ROLES: tuple[Role, ...] = ("learner", "engine", "reference", "critic", "worker")
 """All roles, in the order in which their resources are reserved."""
+
+CORES: Mapping[str, float] = {"learner": 1.0, "engine": 1.0, "worker": 0.5}
+"""The cores that an actor reserves where `ray.cpus` does not name it; a worker mostly waits for engines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +39,13 @@ class ClusterConfig:
     the learner's ranks, as a penalty of the whole vocabulary (`jsd`) has to."""
     critics: int = 0
     """Ranks that have the critic, with a backbone of its own, and train it. 0 leaves it to the learner's ranks."""
-    cpus_per_learner: float = 1.0
-    """Cores that Ray reserves for a learner rank."""
-    cpus_per_engine: float = 1.0
-    """Cores that Ray reserves for an engine."""
-    cpus_per_worker: float = 0.5
-    """Cores that Ray reserves for a worker."""
-    cpus_per_reference: float = 1.0
-    """Cores that Ray reserves for a rank of the reference."""
-    cpus_per_critic: float = 1.0
-    """Cores that Ray reserves for a rank of the critic."""
+    cpus: Mapping[str, float] = field(default_factory=dict)
+    """Cores that Ray reserves for each actor, such as learner=4 worker=0.2: 1 for a learner (a rank of the learner, the
+    reference or the critic), 1 for an engine, 0.5 for a worker."""
     gpus_per_learner: float = 0.0
-    """GPUs that Ray reserves for a learner rank; untested above 0."""
+    """GPUs that Ray reserves for a rank of the learner, the reference or the critic; untested above 0."""
     gpus_per_engine: float = 0.0
     """GPUs that Ray reserves for an engine; untested above 0."""
-    gpus_per_reference: float = 0.0
-    """GPUs that Ray reserves for a rank of the reference; untested above 0."""
-    gpus_per_critic: float = 0.0
-    """GPUs that Ray reserves for a rank of the critic; untested above 0."""
     layout: Literal["disaggregated", "colocated"] = "disaggregated"
     """`disaggregated` gives learner ranks and engines cores and GPUs of their own. `colocated` puts one engine on the
     cores and GPU of every rank: it frees its memory while the rank learns, and takes it back with the new weights."""
@@ -67,10 +60,10 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         check_at_least(1, self, "learners", "engines", "workers", where="ray.")
         check_at_least(0, self, "references", "critics", "max_restarts", where="ray.")
-        for role in ROLES:
-            check_at_least(0, self, f"cpus_per_{role}", where="ray.")
-        for role in ROLES[:-1]:
-            check_at_least(0, self, f"gpus_per_{role}", where="ray.")
+        check_named_numbers("ray.cpus", self.cpus, CORES)
+        if min(self.cpus.values(), default=0) < 0:
+            raise ConfigError(f"ray.cpus are at least 0, got {dict(self.cpus)}")
+        check_at_least(0, self, "gpus_per_learner", "gpus_per_engine", where="ray.")
         check_above_zero(self, "start_s", where="ray.")
         if self.layout == "colocated":
             self._check_colocated()
@@ -95,7 +88,7 @@ class ClusterConfig:
         """
         amounts = {role: self._amounts(role) for role in ROLES}
         if "engine" not in self._reserving:
-            amounts["learner"]["CPU"] += self.cpus_per_engine
+            amounts["learner"]["CPU"] += amounts["engine"]["CPU"]
         return [
             {name: amount for name, amount in amounts[role].items() if amount}
             for role in self._reserving
@@ -125,5 +118,6 @@ class ClusterConfig:
         return {name: amount for name, amount in needed.items() if amount}
 
     def _amounts(self, role: Role) -> dict[str, float]:
-        gpus = 0.0 if role == "worker" else getattr(self, f"gpus_per_{role}")
-        return {"CPU": getattr(self, f"cpus_per_{role}"), "GPU": gpus}
+        actor = role if role in CORES else "learner"
+        gpus = {"learner": self.gpus_per_learner, "engine": self.gpus_per_engine}
+        return {"CPU": self.cpus.get(actor, CORES[actor]), "GPU": gpus.get(actor, 0.0)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from agentgym.errors import ConfigError, nearest
+from agentgym.settings import check_named_numbers
 
-__all__ = ["SYMPTOMS", "CollapseConfig", "SymptomName"]
+__all__ = ["SYMPTOMS", "THRESHOLDS", "CollapseConfig", "SymptomName", "Threshold"]
 
 SymptomName: TypeAlias = Literal[
     "nan",
@@ -33,6 +35,26 @@ SYMPTOMS: tuple[SymptomName, ...] = get_args(SymptomName)
 """Every symptom by name; `docs/collapse.md` describes how each is detected."""
 
 
+@dataclass(frozen=True)
+class Threshold:
+    """The default of a symptom's threshold, and the bound that any is above."""
+
+    default: float
+    above: float = 0.0
+
+
+THRESHOLDS: Mapping[str, Threshold] = {
+    "tool_faults": Threshold(0.1),
+    "repetition": Threshold(0.3),
+    "clipped": Threshold(0.9),
+    "gradient_exploded": Threshold(10.0, above=1.0),
+    "kl_exploded": Threshold(2.0),
+}
+"""The symptoms with a threshold that a run may set: the share of a tool's calls that fail by no mistake of the model;
+the rise of `repeated_ngrams` or `repeated_replies` while the success does not rise; the share of clipped tokens; the
+gradient norm as a multiple of its median over the last 20 steps; the nats a token from the reference model."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CollapseConfig:
     """The thresholds of a collapsing run's symptoms, and the symptoms that end it."""
@@ -43,17 +65,8 @@ class CollapseConfig:
     last step would."""
     patience: int = 2
     """Steps in a row that must show a symptom before it is reported; `nan` is reported at once."""
-    max_clip_fraction: float = 0.9
-    """The share of clipped tokens above which a step teaches next to nothing."""
-    max_grad_growth: float = 10.0
-    """The gradient norm, as a multiple of its median over the last 20 steps, above which it explodes."""
-    max_kl: float = 2.0
-    """The divergence from the reference model, in nats a token, above which the policy runs away from it."""
-    max_tool_faults: float = 0.1
-    """The share of a tool's calls that may fail by no mistake of the model; their episodes are lost to training."""
-    max_repetition_rise: float = 0.3
-    """The rise of `repeated_ngrams` or `repeated_replies`, which are shares, that is allowed while the success does not
-    rise."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """The thresholds of symptoms by their names, such as clipped=0.95; others have their defaults (`THRESHOLDS`)."""
 
     def __post_init__(self) -> None:
         for name in self.stop_on:
@@ -63,7 +76,13 @@ class CollapseConfig:
                 )
         if self.patience < 1:
             raise ConfigError(f"collapse.patience must be at least 1, got {self.patience}")
-        bounds = {"max_clip_fraction": 0, "max_grad_growth": 1, "max_kl": 0, "max_repetition_rise": 0}
-        for setting, bound in (bounds | {"max_tool_faults": 0}).items():
-            if not getattr(self, setting) > bound:
-                raise ConfigError(f"collapse.{setting} must be above {bound}, got {getattr(self, setting)}")
+        check_named_numbers("collapse.thresholds", self.thresholds, THRESHOLDS)
+        for symptom, value in self.thresholds.items():
+            if not value > THRESHOLDS[symptom].above:
+                raise ConfigError(
+                    f"collapse.thresholds {symptom} must be above {THRESHOLDS[symptom].above:g}, got {value}"
+                )
+
+    def threshold(self, symptom: SymptomName) -> float:
+        """Returns the threshold of a symptom in `THRESHOLDS`."""
+        return self.thresholds.get(symptom, THRESHOLDS[symptom].default)

@@ -15,15 +15,13 @@ class FsdpConfig:
     param_dtype: Literal["bfloat16", "float32"] | None = None
     """The type of forward and backward passes; None is that of the weights, in which the optimizer steps either way, or
     in a run on a cluster with ray.gpus_per_learner bfloat16."""
-    reduce_dtype: Literal["bfloat16", "float32"] = "float32"
-    """The type in which gradients are summed, over micro-batches and over ranks."""
     reshard_after_forward: bool = True
     """Frees a layer's whole weights between its forward and its backward pass, so that they are gathered twice per
     micro-batch. Otherwise they are gathered once per optimizer step, however many micro-batches it has, and every rank
     holds a whole model meanwhile."""
     gradients: Literal["whole", "sharded"] = "whole"
     """The gradients that a rank holds between the micro-batches of a step: `whole` ones are exchanged once, after the
-    last, and take as much memory as a model in `reduce_dtype`; `sharded` ones are exchanged after each."""
+    last, and take as much memory as a model in float32; `sharded` ones are exchanged after each."""
     cpu_offload: bool = False
     """Keeps shards of weights, gradients and optimizer in CPU memory while a GPU computes; the process group then has
     both backends, `cpu:gloo,cuda:nccl`."""

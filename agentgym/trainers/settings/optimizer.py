@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero
+from agentgym.settings import check_above_zero, check_pair
 
 __all__ = ["BIG", "OptimizerConfig", "UsualOptimizer"]
 
@@ -49,10 +49,9 @@ class OptimizerConfig:
     of it (Loshchilov and Hutter 2017); or your own as `path/to/file.py:name`."""
     decay_settings: Mapping[str, object] = field(default_factory=dict)
     """The settings of the decay, such as floor=0.1 of cosine."""
-    beta1: float = 0.9
-    """Decay of AdamW's mean of gradients, in [0, 1); an optimizer without such a mean takes the default alone."""
-    beta2: float = 0.98
-    """Decay of AdamW's mean of squared gradients, in [0, 1)."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """The decays of AdamW's means of gradients and of their squares, in [0, 1); an optimizer without such means takes
+    the default alone."""
     weight_decay: float = 0.0
     """The share of a weight that is subtracted each step, times the learning rate; of sgd it is added to the gradient,
     as in torch."""
@@ -93,8 +92,7 @@ class OptimizerConfig:
     @property
     def own_betas(self) -> tuple[float, float] | None:
         """The betas, or None if they are the defaults."""
-        betas, usual = (self.beta1, self.beta2), (OptimizerConfig.beta1, OptimizerConfig.beta2)
-        return None if betas == usual else betas
+        return None if self.betas == OptimizerConfig.betas else self.betas
 
     @property
     def num_warmup(self) -> int:
@@ -106,8 +104,9 @@ class OptimizerConfig:
         check_above_zero(self, *(["learning_rate"] if self.learning_rate is not None else []), "max_grad_norm")
         if not 0.0 < self.layer_decay <= 1.0:
             raise ConfigError(f"layer_decay must be in (0, 1], got {self.layer_decay}; 1 switches it off")
-        if not (0.0 <= self.beta1 < 1.0 and 0.0 <= self.beta2 < 1.0):
-            raise ConfigError(f"optimizer.beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
+        check_pair("optimizer.betas", self.betas)
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ConfigError(f"optimizer.betas must be in [0, 1), got {self.betas[0]:g} and {self.betas[1]:g}")
         if not 0.0 <= self.weight_decay < math.inf:
             raise ConfigError(f"optimizer.weight_decay must be at least 0, got {self.weight_decay}")
         for name in ("rates", "weight_decays"):

@@ -25,13 +25,9 @@ class ParityConfig:
     every: int = 10
     """Steps between probes: fresh replies whose logprobs are recomputed. Every step's own tokens are compared anyway,
     before they are trained on."""
-    episodes: int = 4
-    """Episodes of a probe."""
-    turns: int = 3
-    """The most replies of each episode; several, so that the prefix cache is probed too."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "every", "episodes", "turns", where="parity.")
+        check_at_least(1, self, "every", where="parity.")
         for name in ("max_mismatch", "max_rms"):
             bound = getattr(self, name)
             if bound is not None and not bound > 0:

@@ -1,11 +1,11 @@
-"""The settings of what trackers receive, and how long a run waits for them."""
+"""The settings of what trackers receive."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings import check_at_least
 
 __all__ = ["TrackingConfig"]
 
@@ -20,15 +20,10 @@ class TrackingConfig:
     """Steps between samples of episodes; 0 sends none."""
     episodes: int = 8
     """Episodes of a sample, evenly spaced among those of the step."""
-    room: int = 256
-    """The number of items that may wait for a slow tracker; beyond it, new ones are dropped and counted."""
-    finish_s: float = 60.0
-    """Seconds that the end of a run waits for its trackers to finish writing."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "episodes", "room", where="tracking.")
+        check_at_least(1, self, "episodes", where="tracking.")
         if self.episodes_every < 0:
             raise ConfigError(f"tracking.episodes_every must be at least 0 (none), got {self.episodes_every}")
-        check_above_zero(self, "finish_s", where="tracking.")
         if not self.project:
             raise ConfigError("tracking.project is the name of a project, got an empty text")

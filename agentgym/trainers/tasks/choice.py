@@ -89,7 +89,7 @@ def fixed_source(
     if curriculum.method != "off":
         buckets = by_level(train, curriculum.by, curriculum.values)
         levels = {value: FixedTasks(TaskLoader(own, run_seed, shuffle), ()) for value, own in buckets.items()}
-        source = CurriculumTasks(levels, source, curriculum, run_seed)
+        source = CurriculumTasks(levels, source, curriculum.make(len(levels)), run_seed)
     return _with_replay(source, practice)
 
 
@@ -98,7 +98,7 @@ def _env_source(choice: EnvChoice, run_seed: int) -> TaskSource:
     if curriculum.method == "off":
         return base
     levels = {str(kwargs[curriculum.by]): EnvTasks(choice.env, run_seed, kwargs) for kwargs in choice.variants[1:]}
-    return CurriculumTasks(levels, base, curriculum, run_seed)
+    return CurriculumTasks(levels, base, curriculum.make(len(levels)), run_seed)
 
 
 def _with_replay(source: TaskSource, practice: PracticeConfig) -> TaskSource:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from typing import Protocol, cast
 
+from agentgym.errors import ConfigError
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.tasks.filtering import success_rate
-from agentgym.trainers.tasks.practice import CurriculumConfig
 from agentgym.trainers.tasks.source import TaskSource
 from agentgym.trajectory import Group
 from agentgym.types import JSON, Task
@@ -33,6 +34,7 @@ class Curriculum(Protocol):
         """Restores a `state`."""
 
 
+@dataclass
 class Thresholds:
     """One level at a time, moved by thresholds on the success of its last groups.
 
@@ -42,23 +44,38 @@ class Thresholds:
     and not a range that grows at both ends, and a buffer with a mean in between slides instead of being emptied.
     """
 
-    def __init__(self, num_levels: int, config: CurriculumConfig) -> None:
-        self._num_levels, self._config = num_levels, config
+    num_levels: int
+    _: KW_ONLY
+    raise_at: float = 0.8
+    """The success of the last groups at or above which it moves to the next level."""
+    lower_at: float = 0.2
+    """The success at or below which it moves to the level before."""
+    window: int = 16
+    """The number of groups of a level before it may be left."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.lower_at < self.raise_at <= 1.0:
+            raise ConfigError(
+                "a curriculum takes 0 <= lower_at < raise_at <= 1, which are rates of success; got"
+                f" {self.lower_at:g} and {self.raise_at:g}"
+            )
+        if self.window < 1:
+            raise ConfigError(f"a curriculum's window is a number of groups of at least 1, got {self.window}")
         self._level = 0
-        self._recent: deque[float] = deque(maxlen=config.window)
+        self._recent: deque[float] = deque(maxlen=self.window)
 
     def shares(self) -> Sequence[float]:
         """Returns 1 for the current level and 0 for the others."""
-        return [float(level == self._level) for level in range(self._num_levels)]
+        return [float(level == self._level) for level in range(self.num_levels)]
 
     def observe(self, successes: Sequence[Sequence[float]]) -> None:
         """Takes a step's results; groups of other levels, sampled before the last move or replayed, do not count."""
         self._recent.extend(successes[self._level])
-        if len(self._recent) < self._config.window:
+        if len(self._recent) < self.window:
             return
         mean = sum(self._recent) / len(self._recent)
-        move = int(mean >= self._config.raise_at) - int(mean <= self._config.lower_at)
-        wanted = min(max(self._level + move, 0), self._num_levels - 1)
+        move = int(mean >= self.raise_at) - int(mean <= self.lower_at)
+        wanted = min(max(self._level + move, 0), self.num_levels - 1)
         if wanted != self._level:
             self._level = wanted
             self._recent.clear()
@@ -70,9 +87,10 @@ class Thresholds:
     def load(self, state: Mapping[str, JSON]) -> None:
         """Restores a `state`."""
         self._level = cast(int, state["level"])
-        self._recent = deque(cast(Sequence[float], state["recent"]), maxlen=self._config.window)
+        self._recent = deque(cast(Sequence[float], state["recent"]), maxlen=self.window)
 
 
+@dataclass
 class Learnability:
     """All levels at once, each by p(1 - p): the variance of its success, which is greatest at 0.5.
 
@@ -83,21 +101,31 @@ class Learnability:
     not played lately drifts back to p = 0.5 and is tried again). Every level gets `explore / levels` in any case.
     """
 
-    def __init__(self, num_levels: int, config: CurriculumConfig) -> None:
-        self._config = config
-        self._counts = [0.0] * num_levels
-        self._wins = [0.0] * num_levels
+    num_levels: int
+    _: KW_ONLY
+    explore: float = 0.1
+    """The share of tasks that is divided equally among all levels."""
+    keep: float = 0.9
+    """The factor by which a group's weight in its level's success is multiplied after each step."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.explore <= 1.0:
+            raise ConfigError(f"a curriculum's explore is in (0, 1], got {self.explore:g}: each level needs some")
+        if not 0.0 < self.keep < 1.0:
+            raise ConfigError(f"a curriculum's keep is a share in (0, 1), got {self.keep:g}")
+        self._counts = [0.0] * self.num_levels
+        self._wins = [0.0] * self.num_levels
 
     def shares(self) -> Sequence[float]:
         """Returns `explore / levels + (1 - explore) p(1 - p) / sum` for each level."""
         rates = [(wins + 1) / (count + 2) for wins, count in zip(self._wins, self._counts, strict=True)]
         scores = [rate * (1 - rate) for rate in rates]
-        explore, total = self._config.explore, sum(scores)
+        explore, total = self.explore, sum(scores)
         return [explore / len(scores) + (1 - explore) * score / total for score in scores]
 
     def observe(self, successes: Sequence[Sequence[float]]) -> None:
         """Takes a step's results; each group counts once."""
-        keep = self._config.keep
+        keep = self.keep
         self._counts = [keep * count + len(new) for count, new in zip(self._counts, successes, strict=True)]
         self._wins = [keep * wins + sum(new) for wins, new in zip(self._wins, successes, strict=True)]
 
@@ -111,11 +139,11 @@ class Learnability:
         self._wins = list(cast(Sequence[float], state["wins"]))
 
 
-CURRICULA: Mapping[str, Callable[[int, CurriculumConfig], Curriculum]] = {
+CURRICULA: Mapping[str, Callable[..., Curriculum]] = {
     "steps": Thresholds,
     "learnability": Learnability,
 }
-"""The curricula by `CurriculumConfig.method`; each takes the number of levels and the settings."""
+"""The curricula by `CurriculumConfig.method`; each takes the number of levels, and settings as keywords."""
 
 
 class CurriculumTasks:
@@ -128,11 +156,11 @@ class CurriculumTasks:
         self,
         levels: Mapping[str, TaskSource],
         held_out: TaskSource,
-        config: CurriculumConfig,
+        curriculum: Curriculum,
         run_seed: int,
     ) -> None:
         self.levels, self.held_out = dict(levels), held_out
-        self.curriculum = CURRICULA[config.method](len(self.levels), config)
+        self.curriculum = curriculum
         self._run_seed = run_seed
         self._metrics: dict[str, float] = {}
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_at_least
+from agentgym.settings import check_at_least, check_pair, with_settings
+from agentgym.trainers.tasks.curriculum import CURRICULA, Curriculum
 from agentgym.trainers.tasks.mix import read_mix
 
 __all__ = ["CurriculumConfig", "PracticeConfig", "ReplayConfig"]
@@ -24,22 +25,15 @@ class CurriculumConfig:
     """The environment's keyword that sets the level."""
     values: tuple[int | float | str, ...] = ()
     """The values of the keyword, the easiest first."""
-    raise_at: float = 0.8
-    """The success of the last groups at or above which `steps` moves to the next level."""
-    lower_at: float = 0.2
-    """The success at or below which `steps` moves to the level before."""
-    window: int = 16
-    """The number of groups of a level before `steps` may leave it."""
-    explore: float = 0.1
-    """The share of tasks that `learnability` divides equally among all levels."""
-    keep: float = 0.9
-    """The factor by which `learnability` multiplies a group's weight in its level's success after each step."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """The settings of the method: raise_at=0.8, lower_at=0.2 and window=16 of `steps`, explore=0.1 and keep=0.9 of
+    `learnability`."""
 
     def __post_init__(self) -> None:
         if self.method == "off":
-            if self.values:
+            if name := "values" if self.values else "settings" if self.settings else "":
                 raise ConfigError(
-                    "curriculum.values are given, and curriculum.method is off: add steps or learnability"
+                    f"curriculum.{name} are given, and curriculum.method is off: add steps or learnability"
                 )
             return
         if len(set(self.values)) < max(2, len(self.values)):
@@ -47,17 +41,12 @@ class CurriculumConfig:
                 f"a curriculum takes two or more different curriculum.values of {self.by!r}, the easiest first, such as"
                 f" 1 2 3 4; got {' '.join(map(str, self.values)) or 'none'}"
             )
-        if not 0.0 <= self.lower_at < self.raise_at <= 1.0:
-            raise ConfigError(
-                "a curriculum takes 0 <= lower_at < raise_at <= 1, which are rates of success; got"
-                f" {self.lower_at:g} and {self.raise_at:g}"
-            )
-        if self.window < 1:
-            raise ConfigError(f"curriculum.window is a number of groups of at least 1, got {self.window}")
-        if not 0.0 < self.explore <= 1.0:
-            raise ConfigError(f"curriculum.explore is a share in (0, 1], got {self.explore:g}: each level needs some")
-        if not 0.0 < self.keep < 1.0:
-            raise ConfigError(f"curriculum.keep is a share in (0, 1), got {self.keep:g}")
+        self.make(len(self.values))
+
+    def make(self, num_levels: int) -> Curriculum:
+        """Returns the curriculum at the start of the run; raises ConfigError for a setting that it does not take."""
+        make = CURRICULA[self.method]
+        return with_settings(f"curriculum.method {self.method}", make, self.settings)(num_levels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +55,9 @@ class ReplayConfig:
 
     share: float = 0.0
     """The share of a step's tasks that are earlier ones, as long as some are remembered; 0 replays none."""
-    max_success: float = 0.5
-    """Tasks are remembered if their group had at most this success."""
-    min_success: float = 0.0
-    """Tasks are remembered if their group had at least this success; 0.01 leaves out unsolved ones."""
+    success: tuple[float, float] = (0.0, 0.5)
+    """Tasks are remembered if their group had at least the first and at most the second success; 0.01 0.5 leaves out
+    unsolved ones."""
     memory: int = 256
     """The most tasks that are remembered; the oldest is forgotten first."""
     max_replays: int = 3
@@ -80,10 +68,11 @@ class ReplayConfig:
             raise ConfigError(
                 f"replay.share is a share in [0, 1), got {self.share:g}: new tasks have to come from somewhere"
             )
-        if not 0.0 <= self.min_success <= self.max_success <= 1.0:
+        check_pair("replay.success", self.success)
+        least, most = self.success
+        if not 0.0 <= least <= most <= 1.0:
             raise ConfigError(
-                "replay takes 0 <= min_success <= max_success <= 1, which are rates of success; got"
-                f" {self.min_success:g} and {self.max_success:g}"
+                f"replay.success is two rates of success from 0 to 1, the lower first; got {least:g} {most:g}"
             )
         check_at_least(1, self, "memory", "max_replays", where="replay.")
 

@@ -17,6 +17,11 @@ from agentgym.types import JSON
 
 __all__ = ["Tracking", "shown_episode"]
 
+MAX_WAITING = 256
+"""The entries that may wait for a slow tracker: hundreds of steps, in a few megabytes."""
+FINISH_S = 60.0
+"""Seconds that the end of a run waits for its trackers, as long as a server may take to come back."""
+
 
 class Tracking:
     """Passes a run's numbers and episodes to its trackers, each on its own thread.
@@ -34,14 +39,14 @@ class Tracking:
     @contextmanager
     def following(self, run: TrackedRun) -> Iterator[None]:
         """Starts the trackers for the run in the `with` statement, and finishes them; may be used for several runs."""
-        self.followers = [Follower(name, tracker, self.config.room) for name, tracker in self.trackers]
+        self.followers = [Follower(name, tracker, MAX_WAITING) for name, tracker in self.trackers]
         for follower in self.followers:
             follower.begin(run)
         try:
             yield
         finally:
             for follower in self.followers:
-                follower.finish(self.config.finish_s)
+                follower.finish(FINISH_S)
 
     def step(self, step: int, metrics: Mapping[str, JSON]) -> None:
         """Passes on the finite numbers among `metrics`."""

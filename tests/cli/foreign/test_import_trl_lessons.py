@@ -80,7 +80,7 @@ def test_a_script_of_sft_is_imported_and_learns(agentgym: Command) -> None:
     run = yaml.safe_load(Path("run/config.yaml").read_text())
     assert (run["batch_size"], run["epochs"], run["seed"], run["validation"]) == (2, 2, 42, ["held.jsonl"])
     optimizer = run["optimizer"]
-    assert (optimizer["name"], optimizer["learning_rate"], optimizer["beta2"]) == ("adamw", 1e-4, 0.999)
+    assert (optimizer["name"], optimizer["learning_rate"], optimizer["betas"]) == ("adamw", 1e-4, [0.9, 0.999])
     assert (optimizer["decay"], optimizer["warmup_steps"]) == ("constant", 0)
     same = agentgym("sft", "--config", "run/config.yaml", "--output", "same", "--json")
     assert same.code == 0, same.text

@@ -89,7 +89,7 @@ def test_a_project_is_imported_with_overrides_and_its_file_is_a_run(agentgym: Co
     assert run.reward.function == "reward.py:compute_score"
     assert (run.learner.kl.coefficient, run.learner.kl.penalty, run.aggregation) == (0.001, "low_var", "token-mean")
     assert run.learner.loss_settings == {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
-    assert (run.optimizer.weight_decay, run.optimizer.beta2, run.optimizer.warmup_steps) == (0.01, 0.999, 0)
+    assert (run.optimizer.weight_decay, run.optimizer.betas, run.optimizer.warmup_steps) == (0.01, (0.9, 0.999), 0)
 
 
 @pytest.mark.long
@@ -222,7 +222,7 @@ def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeyp
         (["data.val_files=null"], {"eval.episodes": 0}),
         (
             ["actor_rollout_ref.actor.optim.optimizer=SGD", "+actor_rollout_ref.actor.optim.betas=[0.8,0.9]"],
-            {"optimizer.name": "sgd", "optimizer.beta1": None},
+            {"optimizer.name": "sgd", "optimizer.betas": None},
         ),
         (
             [f"{TURNS}.tool_config_path=a.yaml", f"{TURNS}.interaction_config_path=b.yaml"],

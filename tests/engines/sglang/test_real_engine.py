@@ -22,7 +22,7 @@ from agentgym.engines.scripted import ScriptedReply
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, HttpUnreachable
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
+from agentgym.engines.servers.serving_settings import EngineServing, PauseMode
 from agentgym.engines.sglang.api import read_sglang_completion, read_spans
 from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.sglang.replica import SglangReplica
@@ -51,7 +51,7 @@ def using(play: Play, *servers: FakeSglang, **serving: Any) -> Any:
     """What `play` returns, given an engine on the servers."""
 
     async def run() -> Any:
-        config = ServerConfig(urls=tuple(one.url for one in servers), serving=ServingSettings(**serving))
+        config = ServerConfig(urls=tuple(one.url for one in servers), serving=EngineServing(**serving))
         engine = await open_sglang(config, embedded_folder())
         try:
             return await play(engine)
@@ -464,7 +464,7 @@ class BrokenStream:
 
 @pytest.mark.parametrize("piece", [None, [], "text", 5, {}, {"meta_info": 5}, {"meta_info": [], "output_ids": [7]}])
 def test_a_stream_that_breaks_off_after_a_piece_of_another_form_is_the_servers_fault(piece: object) -> None:
-    settings = ServingSettings(stream=True)
+    settings = EngineServing(stream=True)
     transport = cast(Any, BrokenStream(piece))
     sync = cast(Any, SimpleNamespace(adapter=None))
     replica = SglangReplica(transport, sync, settings)

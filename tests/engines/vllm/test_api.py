@@ -17,8 +17,8 @@ from aiohttp.test_utils import TestServer
 
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
-from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.servers.serving_settings import ServingSettings
+from agentgym.engines.servers.server_config import ServerConfig, ServerLaunch
+from agentgym.engines.servers.serving_settings import EngineServing, ServingSettings
 from agentgym.engines.sglang.engine import sglang_command
 from agentgym.engines.vllm.api import VllmReply, join_pieces, read_reply, read_vllm_completion, sampling_params
 from agentgym.engines.vllm.engine import open_vllm, vllm_command
@@ -214,9 +214,7 @@ def test_a_gpu_server_sleeps_while_paused_and_wakes_its_weights_first(device: st
         return handler
 
     async def play(url: str) -> None:
-        engine = await open_vllm(
-            ServerConfig(urls=(url,), serving=ServingSettings(sleep=True, verify_sync=False)), None
-        )
+        engine = await open_vllm(ServerConfig(urls=(url,), serving=EngineServing(sleep=True, verify_sync=False)), None)
         await engine.pause()
         with suppress(EngineError):  # this server takes no weights; they would come now
             await engine.update_weights({"w.weight": torch.zeros(2)}, 1)
@@ -299,9 +297,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
 
 def test_an_interpreter_without_vllm_is_named_as_the_cause(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    config = ServerConfig(
-        python=sys.executable, device="cpu", log_folder=str(tmp_path / "logs"), serving=ServingSettings()
-    )
+    config = ServerLaunch(python=sys.executable, device="cpu", log_folder=str(tmp_path / "logs"))
     with pytest.raises(EngineError, match=r"--server\.python"):
         asyncio.run(open_vllm(config, tmp_path))
 

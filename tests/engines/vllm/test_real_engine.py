@@ -19,9 +19,9 @@ import torch
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Engine, Sampling
 from agentgym.engines.servers.replicated import Replica, ReplicatedEngine
-from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.servers.server_config import ServerConfig, ServerLaunch
 from agentgym.engines.servers.server_process import ServerProcess
-from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
+from agentgym.engines.servers.serving_settings import EngineServing, PauseMode, ServingSettings
 from agentgym.engines.vllm.api import read_vllm_completion, sampling_params
 from agentgym.engines.vllm.engine import open_vllm, vllm_engine
 from agentgym.engines.vllm.replica import VllmReplica
@@ -71,7 +71,7 @@ def played(vllm_server: ServerProcess) -> Played:
         async with closing(await open_vllm(config, None)) as engine:
             await play(engine)
 
-    return lambda play, **settings: asyncio.run(run(play, ServingSettings(**settings)))
+    return lambda play, **settings: asyncio.run(run(play, EngineServing(**settings)))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -100,7 +100,7 @@ def test_logprobs_are_the_trainers_at_every_temperature_before_and_after_updates
     prompt = prompt_of(300)
 
     async def run() -> None:
-        config = ServerConfig(urls=(vllm_server.url,), serving=ServingSettings(sync=path, bucket_mb=1))
+        config = ServerConfig(urls=(vllm_server.url,), serving=EngineServing(sync=path, bucket_mb=1))
         async with closing(await open_vllm(config, None)) as engine:
             for version in range(3):
                 model = reference(version)
@@ -423,7 +423,7 @@ def test_a_killed_server_loses_no_episode(vllm_python: str, reference: MakeRefer
     """The process that holds the model of one of two servers is killed: its front answers errors for a while then."""
     model = reference(1)
     settings = ServingSettings(stream=True)
-    config = ServerConfig(python=vllm_python, device="cpu", replicas=2, log_folder=str(tmp_path), serving=settings)
+    config = ServerLaunch(python=vllm_python, device="cpu", replicas=2, log_folder=str(tmp_path), serving=settings)
 
     async def run() -> None:
         async with closing(await open_vllm(config, embedded_folder())) as engine:

@@ -104,7 +104,7 @@ def play(run: Path, tokenizer: ChatTokenizer, renderer: Renderer, *, num_tasks: 
     async def sample() -> None:
         engine = ScriptedEngine(reply, vocab_size=renderer.vocab_size)
         loop = RolloutLoop(engine, renderer, Limits(turn_tokens=256, max_turns=5))
-        sampler = Sampler(loop, lambda task: Unlucky(), SamplerConfig(max_failure_rate=1.0, max_leaked_threads=8))
+        sampler = Sampler(loop, lambda task: Unlucky(), SamplerConfig(max_failure_rate=1.0))
         with EpisodeWriter(run) as writer:
             for step in range(num_steps):
                 tasks = [Task("GuessNumber-v0", seed=10 * step + index) for index in range(num_tasks)]

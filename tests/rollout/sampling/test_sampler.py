@@ -28,6 +28,7 @@ from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import trajectory_to_json
+from agentgym.rollout.sampling import sampler as sampler_module
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.tools import tool
 from agentgym.trajectory import Group, Status, Trajectory
@@ -274,9 +275,10 @@ def test_the_share_that_may_fail_is_of_the_episodes_played_earlier_too(renderer:
     sampler.close()
 
 
-def test_too_many_leaked_threads_stop_the_run(renderer: Renderer, raw: Raw) -> None:
+def test_too_many_leaked_threads_stop_the_run(renderer: Renderer, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "MAX_LEAKED_THREADS", 2)
     with pytest.raises(TrainingHalted, match="calls hang in Guess-v0"):
-        faulty(renderer, raw, 3, max_failure_rate=1.0, max_leaked_threads=2)
+        faulty(renderer, raw, 3, max_failure_rate=1.0)
     Faulty.gate.set()
     Faulty.gate.clear()
 

@@ -167,9 +167,7 @@ def test_a_run_on_nodes_without_a_common_file_system_has_the_bytes_of_a_local_on
         checkpoint=CheckpointConfig(every=1),
     )
     Trainer(run, tmp_path / "local").fit()
-    cluster = ClusterConfig(
-        address=far_cluster, learners=2, engines=2, workers=2, cpus_per_learner=0.8, cpus_per_engine=0.8
-    )
+    cluster = ClusterConfig(address=far_cluster, learners=2, engines=2, workers=2, cpus={"learner": 0.8, "engine": 0.8})
     spread = replace(run, executor="ray", ray=cluster, steps=1)
     Trainer(spread, tmp_path / "ray").fit()
     Trainer.load(tmp_path / "ray", steps=3).fit()

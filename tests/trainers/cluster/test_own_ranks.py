@@ -167,7 +167,7 @@ def cluster() -> Iterator[str]:
         nodes.shutdown()  # type: ignore[no-untyped-call]
 
 
-SMALL = {f"cpus_per_{role}": 0.5 for role in ("learner", "engine", "reference", "critic")}
+SMALL = {"cpus": {"learner": 0.5, "engine": 0.5}}
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def local_run(run: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def on(address: str, **settings: Any) -> ClusterConfig:
-    small = {"engines": 1, "workers": 2, "cpus_per_learner": 0.5, "cpus_per_engine": 0.5}
+    small: dict[str, Any] = {"engines": 1, "workers": 2, "cpus": {"learner": 0.5, "engine": 0.5}}
     return ClusterConfig(address=address, **{**small, **settings})
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from agentgym.embedded import embedded_folder
-from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.config import LocalSettings
 from agentgym.evaluation import EvalConfig, evaluate
 from agentgym.evaluation.play.evaluate import open_evaluation
 from agentgym.model.model_folder import load_decoder
@@ -65,14 +65,11 @@ def test_the_plan_names_the_most_tokens_of_a_reply() -> None:
     assert plan["most tokens per reply"] == 256
 
 
-@pytest.mark.parametrize(
-    ("limit", "given", "window"), [(None, None, 1024), (300, None, 300), (9999, None, 1024), (300, 200, 200)]
-)
+@pytest.mark.parametrize(("limit", "window"), [(None, 1024), (300, 300), (9999, 1024)])
 def test_the_engine_reserves_no_more_tokens_than_an_episode_may_have(
-    limit: int | None, given: int | None, window: int, tmp_path: Path
+    limit: int | None, window: int, tmp_path: Path
 ) -> None:
-    local = LocalEngineConfig(window=given, num_slots=4)
-    config = TrainConfig(env="TextGame-v0", limits=Limits(context_window=limit), local=local)
+    config = TrainConfig(env="TextGame-v0", limits=Limits(context_window=limit), local=LocalSettings(num_slots=4))
     model = load_decoder(embedded_folder())
     assert model.context_window == 1024
 

@@ -211,9 +211,9 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other
     with pytest.raises(RunFolderError, match="--resume"):
         train(config, tmp_path / "run")
     with pytest.raises(
-        RunFolderError, match=r"other settings \(seed: 0 there, 9 here; optimizer.beta1: 0.9 there, 0.5"
+        RunFolderError, match=r"other settings \(seed: 0 there, 9 here; optimizer.max_grad_norm: 1.0 there, 0.5"
     ):
-        other = replace(config, seed=9, optimizer=replace(config.optimizer, beta1=0.5))
+        other = replace(config, seed=9, optimizer=replace(config.optimizer, max_grad_norm=0.5))
         train(other, tmp_path / "run", resume=True)
     (tmp_path / "run" / "config.yaml").write_text("kind: eval\nenv: TextGame-v0\n")
     with pytest.raises(RunFolderError, match="no training run"):
@@ -245,7 +245,9 @@ def test_a_run_of_a_version_with_fewer_settings_goes_on_with_their_defaults(
 
 
 def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
-    assert config_from_mapping(TrainConfig, {"env": "X", "optimizer": {"beta1": 0.8}}).optimizer.beta1 == 0.8
+    assert (
+        config_from_mapping(TrainConfig, {"env": "X", "optimizer": {"layer_decay": 0.8}}).optimizer.layer_decay == 0.8
+    )
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rte.*learning_rate"):
         config_from_mapping(TrainConfig, {"env": "X", "optimizer": {"learning_rte": 0.1}})
 
@@ -258,7 +260,7 @@ def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
         ({"env": "X", "steps": True}, "setting 'steps' is a whole number, got True"),
         ({"env": "X", "learner": {"critic": {"trunk": "ours"}}}, "setting 'learner.critic.trunk' is 'none' or 'own'"),
         ({"env": "X", "max_minutes": "soon"}, "setting 'max_minutes' is a number or null, got 'soon'"),
-        ({"env": "X", "optimizer": {"beta1": None}}, "setting 'optimizer.beta1' is a number, got None"),
+        ({"env": "X", "optimizer": {"layer_decay": None}}, "setting 'optimizer.layer_decay' is a number, got None"),
         ({"env": "X", "collapse": {"stop_on": "nan"}}, "setting 'collapse.stop_on' is a list, got 'nan'"),
         ({"env": "X", "collapse": {"stop_on": ["nam"]}}, "collapse.stop_on names 'nam': did you mean 'nan'"),
         ({"env": "X", "allow_single": "no"}, "setting 'allow_single' is true or false, got 'no'"),

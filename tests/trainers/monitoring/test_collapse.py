@@ -229,26 +229,25 @@ def test_what_rises_with_the_success_is_no_collapse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "quiet", "name"),
-    [
-        ("max_clip_fraction", 0.99, "clipped"),
-        ("max_grad_growth", 1e6, "gradient_exploded"),
-        ("max_kl", 100.0, "kl_exploded"),
-        ("max_repetition_rise", 0.9, "repetition"),
-    ],
+    ("name", "quiet"),
+    [("clipped", 0.99), ("gradient_exploded", 1e6), ("kl_exploded", 100), ("repetition", 0.9), ("tool_faults", 1.1)],
 )
-def test_a_threshold_moves_its_sign(setting: str, quiet: float, name: SymptomName) -> None:
+def test_a_threshold_moves_its_symptom(name: SymptomName, quiet: float) -> None:
     history = [HEALTHY] * 5 + [replace(HEALTHY, **COLLAPSES[name](step)) for step in range(2)]
     assert name in symptoms_of_collapse(history, CONFIG)
-    assert name not in symptoms_of_collapse(history, CollapseConfig(**{setting: quiet}))  # type: ignore[arg-type]
+    assert name not in symptoms_of_collapse(history, CollapseConfig(thresholds={name: quiet}))
 
 
 def test_settings_that_cannot_work_are_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="'dead_group': did you mean 'dead_groups'"):
         CollapseConfig(stop_on=("dead_group",))  # type: ignore[arg-type]
-    for setting, value in (("patience", 0), ("max_kl", 0.0), ("max_grad_growth", 1.0), ("max_clip_fraction", -1.0)):
-        with pytest.raises(ConfigError, match=f"collapse.{setting}"):
-            CollapseConfig(**{setting: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"collapse\.patience"):
+        CollapseConfig(patience=0)
+    for symptom, value in (("kl_exploded", 0.0), ("gradient_exploded", 1.0), ("clipped", "much")):
+        with pytest.raises(ConfigError, match=rf"collapse\.thresholds {symptom} (must be above|is a number)"):
+            CollapseConfig(thresholds={symptom: value})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="has no 'cliped': did you mean 'clipped'"):
+        CollapseConfig(thresholds={"cliped": 0.5})
 
 
 def test_a_line_without_the_newer_numbers_or_with_broken_ones_is_read() -> None:

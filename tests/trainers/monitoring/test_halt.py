@@ -15,7 +15,7 @@ from agentgym.cli.main import main
 from agentgym.envs.games.text_game.env import TextGame
 from agentgym.errors import RunFolderError, TrainingHalted
 from agentgym.model.model_folder import load_decoder
-from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.trainers.algorithms.losses import LOSSES, PolicyLoss, traits
@@ -27,6 +27,7 @@ from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.collapse import CollapseConfig
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.sampling import TrainSamplingConfig
 from agentgym.viewer.run_data import read_run
 
 HERE = "tests.trainers.monitoring.test_halt"
@@ -169,7 +170,7 @@ def test_a_reward_that_punishes_calls_ends_in_no_calls_and_says_so(
         tasks=4,
         group_size=8,
         limits=Limits(max_turns=2, turn_tokens=24),
-        sampling=SamplingConfig(temperature=2.5),
+        sampling=TrainSamplingConfig(temperature=2.5),
         optimizer=OptimizerConfig(learning_rate=3e-3),
     )
     _, watcher = train(config, tmp_path / "run")

@@ -19,12 +19,13 @@ import agentgym.trainers.loop.run as run_module
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, TrainingHalted
-from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.limits import Limits
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.mismatch import Mismatch, MismatchBound, MismatchFound, MismatchSums
 from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.parity import ParityConfig
+from agentgym.trainers.settings.sampling import TrainSamplingConfig
 
 Train = Callable[..., Any]
 
@@ -123,7 +124,7 @@ def train_on(small_run: TrainConfig, train: Train, monkeypatch: pytest.MonkeyPat
 def test_an_engine_that_samples_from_something_else_is_refused_with_the_cause(
     train_on: Train, engine: type[LocalEngine], cause: str, tmp_path: Path
 ) -> None:
-    sampling = SamplingConfig(temperature=0.6 if engine is Warm else 1.0)
+    sampling = TrainSamplingConfig(temperature=0.6 if engine is Warm else 1.0)
     parity = ParityConfig(max_mismatch=1e-4)
     with pytest.raises(TrainingHalted, match=cause):
         train_on(engine, tmp_path / "run", sampling=sampling, parity=parity)
@@ -133,7 +134,7 @@ def test_an_engine_that_samples_from_something_else_is_refused_with_the_cause(
 @pytest.mark.parametrize("engine", [Warm, Cut])
 def test_the_start_is_refused_without_a_bound_too(train_on: Train, engine: type[LocalEngine], tmp_path: Path) -> None:
     with pytest.raises(TrainingHalted, match="Likely cause"):
-        train_on(engine, tmp_path / "run", sampling=SamplingConfig(temperature=0.6))
+        train_on(engine, tmp_path / "run", sampling=TrainSamplingConfig(temperature=0.6))
     assert not list((tmp_path / "run").glob("*.*")), "the folder is free for the next try"
 
 
@@ -255,7 +256,7 @@ def gate_of(dtype: Any, config: ParityConfig | None = None, **options: Any) -> P
 
 
 def test_settings_that_probe_nothing_are_refused() -> None:
-    for settings in ({"every": 0}, {"episodes": 0}, {"turns": 0}, {"max_mismatch": 0.0}, {"max_rms": -1.0}):
+    for settings in ({"every": 0}, {"max_mismatch": 0.0}, {"max_rms": -1.0}):
         with pytest.raises(ConfigError):
             ParityConfig(**settings)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from agentgym.trainers.settings.mesh import MeshConfig
 
 
 def test_every_actor_has_a_bundle_learners_first() -> None:
-    config = ClusterConfig(learners=2, engines=1, workers=3, gpus_per_engine=1, cpus_per_worker=0.25)
+    config = ClusterConfig(learners=2, engines=1, workers=3, gpus_per_engine=1, cpus={"worker": 0.25})
     assert config.bundles == [{"CPU": 1}, {"CPU": 1}, {"CPU": 1, "GPU": 1}, *[{"CPU": 0.25}] * 3]
 
 
@@ -34,15 +34,15 @@ def test_colocated_ranks_and_engines_share_their_bundles() -> None:
 
 @pytest.mark.parametrize("layout", ["colocated", "disaggregated"])
 def test_a_reference_and_a_critic_have_bundles_between_engines_and_workers(layout: Any) -> None:
-    own = {"references": 2, "critics": 1, "gpus_per_reference": 1, "cpus_per_critic": 3}
-    config = ClusterConfig(layout=layout, workers=2, cpus_per_worker=0.25, **own)
-    first = [{"CPU": 2}] if layout == "colocated" else [{"CPU": 1}, {"CPU": 1}]
-    reference = {"CPU": 1, "GPU": 1}
-    assert config.bundles == [*first, reference, reference, {"CPU": 3}, {"CPU": 0.25}, {"CPU": 0.25}]
+    own: dict[str, Any] = {"references": 2, "critics": 1, "gpus_per_learner": 1, "gpus_per_engine": 1}
+    config = ClusterConfig(layout=layout, workers=2, cpus={"learner": 3, "worker": 0.25}, **own)
+    rank, engine = {"CPU": 3, "GPU": 1}, {"CPU": 1, "GPU": 1}
+    first = [{"CPU": 4, "GPU": 1}] if layout == "colocated" else [rank, engine]
+    assert config.bundles == [*first, rank, rank, rank, {"CPU": 0.25}, {"CPU": 0.25}]
     roles: list[tuple[Role, int]] = [("engine", 0), ("reference", 1), ("critic", 0), ("worker", 1)]
     places = [config.place(role, number) for role, number in roles]
     assert places == [len(first) - 1, len(first) + 1, len(first) + 2, len(first) + 4]
-    assert [config.needs(role) for role, _ in roles[1:]] == [reference, {"CPU": 3}, {"CPU": 0.25}]
+    assert [config.needs(role) for role, _ in roles[1:]] == [rank, rank, {"CPU": 0.25}]
 
 
 @pytest.mark.parametrize("engine", ["local", "sglang", "vllm"])
@@ -68,7 +68,8 @@ def test_a_server_that_sleeps_is_not_to_sample_meanwhile() -> None:
         ({"layout": "colocated", "gpus_per_engine": 1}, "both 1, or both 0, got 0 and 1"),
         ({"learners": 0}, "ray.learners must be at least 1, got 0"),
         ({"workers": -1}, "ray.workers must be at least 1, got -1"),
-        ({"cpus_per_engine": -0.5}, "at least 0, got -0.5"),
+        ({"cpus": {"engine": -0.5}}, "at least 0, got {'engine': -0.5}"),
+        ({"cpus": {"workers": 1}}, "has no 'workers': did you mean 'worker'"),
         ({"max_restarts": -1}, "max_restarts must be at least 0"),
         ({"start_s": 0}, "start_s must be above 0"),
     ],

@@ -20,7 +20,7 @@ Ended = Callable[..., Group]
 
 
 def game(method: str, values: tuple[int, ...] = (1, 2, 3), seed: int = 0, **settings: Any) -> TaskSource:
-    curriculum = CurriculumConfig(method=method, values=values, **settings)  # type: ignore[arg-type]
+    curriculum = CurriculumConfig(method=method, values=values, settings=settings)  # type: ignore[arg-type]
     practice = PracticeConfig(curriculum=curriculum)
     return make_source(practice, "TextGame-v0", {"level": 3}, run_seed=seed, tasks_per_step=8)
 
@@ -67,7 +67,7 @@ def test_groups_that_failed_move_nothing(ended: Ended) -> None:
 
 
 def test_learnability_weighs_levels_by_p_times_one_minus_p() -> None:
-    curriculum = Learnability(3, CurriculumConfig(method="learnability", values=(1, 2, 3), explore=0.1, keep=0.5))
+    curriculum = Learnability(3, explore=0.1, keep=0.5)
     assert curriculum.shares() == pytest.approx([1 / 3] * 3)
     curriculum.observe([[1.0, 1.0], [0.5, 0.0], []])
     # (2 + 1) / (2 + 2), (0.5 + 1) / (2 + 2), and 1/2 for the level that nobody has played
@@ -98,7 +98,8 @@ def test_what_a_place_draws_follows_the_shares(ended: Ended) -> None:
 
 @pytest.mark.parametrize("method", ["steps", "learnability"])
 def test_a_curriculum_goes_on_from_its_state(method: str, ended: Ended) -> None:
-    source, again = game(method, window=4), game(method, window=4)
+    settings = {"window": 4} if method == "steps" else {}
+    source, again = game(method, **settings), game(method, **settings)
     for step in range(1, 6):
         play(source, ended, step, {1: WON, 2: HALF, 3: LOST})
     again.load(json.loads(json.dumps(source.state(), default=dict)))
@@ -115,7 +116,7 @@ def test_held_out_tasks_are_those_of_the_environment_as_it_is_given() -> None:
 
 
 def test_results_of_another_level_do_not_move_the_thresholds() -> None:
-    curriculum = Thresholds(3, CurriculumConfig(method="steps", values=(1, 2, 3), window=2))
+    curriculum = Thresholds(3, window=2)
     curriculum.observe([[], [1.0, 1.0], [1.0, 1.0]])
     assert curriculum.shares() == [1, 0, 0]
 
@@ -126,10 +127,16 @@ def test_results_of_another_level_do_not_move_the_thresholds() -> None:
         ({"values": (1, 2)}, "method is off"),
         ({"method": "steps"}, "two or more different"),
         ({"method": "steps", "values": (1, 1)}, "two or more different"),
-        ({"method": "steps", "values": (1, 2), "raise_at": 0.2}, "lower_at < raise_at"),
-        ({"method": "steps", "values": (1, 2), "window": 0}, "window"),
-        ({"method": "learnability", "values": (1, 2), "explore": 0.0}, "explore"),
-        ({"method": "learnability", "values": (1, 2), "keep": 1.0}, "keep"),
+        ({"settings": {"window": 2}}, "method is off"),
+        ({"method": "steps", "values": (1, 2), "settings": {"raise_at": 0.2}}, "lower_at < raise_at"),
+        ({"method": "steps", "values": (1, 2), "settings": {"window": 0}}, "window"),
+        (
+            {"method": "steps", "values": (1, 2), "settings": {"window": 2.5}},
+            "'window' of curriculum.method steps is int",
+        ),
+        ({"method": "steps", "values": (1, 2), "settings": {"keep": 0.5}}, "Its settings: raise_at, lower_at, window"),
+        ({"method": "learnability", "values": (1, 2), "settings": {"explore": 0.0}}, "explore"),
+        ({"method": "learnability", "values": (1, 2), "settings": {"keep": 1.0}}, "keep"),
     ],
 )
 def test_settings_that_cannot_be_are_named(settings: dict[str, Any], told: str) -> None:

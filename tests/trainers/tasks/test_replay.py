@@ -68,7 +68,7 @@ def test_a_task_comes_back_so_often_and_not_for_ever(ended: Ended) -> None:
 
 def test_bounds_say_which_tasks_come_back(ended: Ended) -> None:
     results: list[list[float | None]] = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [None, None]]
-    for bounds, expected in (({}, {0, 1}), ({"min_success": 0.01}, {1}), ({"max_success": 0.0}, {0})):
+    for bounds, expected in (({}, {0, 1}), ({"success": (0.01, 0.5)}, {1}), ({"success": (0.0, 0.0)}, {0})):
         source = game(share=0.5, **bounds)
         tasks = source.train_tasks(1, range(4))
         source.finish(1, [ended(task, results[n], key=f"1/{n}") for n, task in enumerate(tasks)])
@@ -95,7 +95,9 @@ def test_tasks_that_were_asked_for_are_the_same_when_asked_again_and_after_a_res
 
 
 def test_a_curriculum_hears_of_new_tasks_alone(ended: Ended) -> None:
-    curriculum = CurriculumConfig(method="steps", values=(1, 2), window=6, raise_at=0.9, lower_at=0.0)
+    curriculum = CurriculumConfig(
+        method="steps", values=(1, 2), settings={"window": 6, "raise_at": 0.9, "lower_at": 0.0}
+    )
     source = game(practice={"curriculum": curriculum})
     first = play(source, ended, 1, lost)
     # two of the eight are replayed and lost again; the six new ones alone are enough to go up
@@ -105,7 +107,7 @@ def test_a_curriculum_hears_of_new_tasks_alone(ended: Ended) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"share": 1.0}, {"share": -0.1}, {"min_success": 0.6}, {"memory": 0}, {"max_replays": 0}]
+    "settings", [{"share": 1.0}, {"share": -0.1}, {"success": (0.6, 0.5)}, {"memory": 0}, {"max_replays": 0}]
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"replay"):

@@ -179,6 +179,6 @@ def test_a_library_that_is_missing_is_named_with_the_line_that_installs_it(
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    for wrong in ({"episodes": 0}, {"room": 0}, {"episodes_every": -1}, {"finish_s": 0.0}, {"project": ""}):
+    for wrong in ({"episodes": 0}, {"episodes_every": -1}, {"project": ""}):
         with pytest.raises(ConfigError, match=f"tracking.{next(iter(wrong))}"):
             TrackingConfig(**wrong)  # type: ignore[arg-type]
