@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentgym.envs import DockerEnv, Policy, TextEnv
+from agentgym.envs import DockerEnv, Policy, Script, ScriptedPolicy
 from agentgym.tools import tool
 from agentgym.tools.containers.workspace import ContainerLimits
-from agentgym.types import Message, ToolCall
 
 
 class LogSearch(DockerEnv):
@@ -35,17 +34,9 @@ class LogSearch(DockerEnv):
         return "That is it." if number == self.code else "That is not it."
 
     def make_oracle(self) -> Policy:
-        """Searches, and answers with what it found."""
-        return _Oracle()
+        return ScriptedPolicy(self.solve)
 
-
-class _Oracle:
-    def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        self._calls = 0
-
-    def act(self, observation: str) -> Message:
-        self._calls += 1
-        call = ToolCall("1", "shell", {"command": "grep -rh ERROR logs"})
-        if self._calls > 1:
-            call = ToolCall("2", "answer", {"number": int(observation.split()[1])})
-        return Message("assistant", "", tool_calls=(call,))
+    def solve(self, observation: str) -> Script:
+        """Searches, and answers with what it read."""
+        line = yield "shell", {"command": "grep -rh ERROR logs"}
+        yield "answer", {"number": int(line.split()[1])}

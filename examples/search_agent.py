@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from agentgym.envs import Policy, TextEnv, ToolEnv
+from agentgym.envs import Policy, Script, ScriptedPolicy, ToolEnv
 from agentgym.tools import tool
 from agentgym.tools.search import Document, SearchIndex, SearchTools
-from agentgym.types import Message, ToolCall
 
 LENGTHS = (290, 118, 512, 73, 377, 201, 645, 154, 88, 433, 260, 569)
 RIVERS = dict(zip("Arda Belka Corin Dove Elin Fenn Gard Hast Isel Jorn Kell Lune".split(), LENGTHS, strict=True))
@@ -45,20 +44,12 @@ class Library(ToolEnv):
         return "Right." if is_right else "Wrong."
 
     def make_oracle(self) -> Policy:
+        return ScriptedPolicy(self.solve)
+
+    def solve(self, observation: str) -> Script:
         """Searches for each river, and answers with the longer one."""
-        return _Oracle()
-
-
-class _Oracle:
-    def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        self._rivers = re.findall(r"the (\w+)", observation)
-        self._lengths: list[int] = []
-
-    def act(self, observation: str) -> Message:
-        self._lengths += [int(length) for length in re.findall(r"is (\d+) km", observation)]
-        if len(self._lengths) < len(self._rivers):
-            call = ToolCall("1", "search", {"query": self._rivers[len(self._lengths)]})
-        else:
-            longest = self._lengths.index(max(self._lengths))
-            call = ToolCall("1", "answer", {"river": self._rivers[longest]})
-        return Message("assistant", "", tool_calls=(call,))
+        lengths = {}
+        for river in self.rivers:
+            documents = yield "search", {"query": river}
+            lengths[river] = int(re.findall(rf"{river} is (\d+) km", documents)[0])
+        yield "answer", {"river": max(lengths, key=lengths.__getitem__)}

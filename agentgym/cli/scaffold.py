@@ -38,7 +38,12 @@ _OF_ROWS = ("agentgym train --data.train {file}:rows --reward.function {place} -
 KINDS = {
     "env": _Kind(
         "an environment",
-        ("agentgym play {place}", "agentgym env check {place}", f"agentgym train --env {{place}} {HALF_A_MINUTE}"),
+        (
+            "agentgym play {place}",
+            "agentgym env check {place}",
+            "agentgym eval --env {place} --policy oracle -n 20",
+            f"agentgym train --env {{place}} {HALF_A_MINUTE}",
+        ),
         is_class=True,
     ),
     "tool": _Kind(
@@ -118,7 +123,7 @@ def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
         "file": path.name,
         "place": f"{path.name}:{names['thing']}",
         "imports": "from pathlib import Path\n\n",
-        "bases": "ToolEnv",
+        "bases": "Policy, Script, ScriptedPolicy, ToolEnv",
         "card": "",
         "env": f'f"{beside}"',
     }
@@ -155,7 +160,7 @@ def write_package(name: str, folder: Path | str = ".") -> Scaffold:
         "place": env_id,
         "imports": "",
         "env": f'"{env_id}"',
-        "bases": "EnvCard, ToolEnv",
+        "bases": "EnvCard, Policy, Script, ScriptedPolicy, ToolEnv",
         "card": fill_scaffold("package", "card", {}),
     }
     texts = _fill_python(templates, values)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from agentgym.envs.base.action import Action
     from agentgym.envs.base.card import CARDS, Difficulty, EnvCard
     from agentgym.envs.base.docker_env import DockerEnv
-    from agentgym.envs.base.policies import POLICIES, Policy, policy_for
+    from agentgym.envs.base.policies import POLICIES, Policy, Script, ScriptedPolicy, policy_for
     from agentgym.envs.base.seeds import EVAL_SEED_START
     from agentgym.envs.base.spaces import Text
     from agentgym.envs.base.text_env import EpisodeOver, TextEnv
@@ -26,6 +26,8 @@ __all__ = [
     "EnvCard",
     "EpisodeOver",
     "Policy",
+    "Script",
+    "ScriptedPolicy",
     "Text",
     "TextEnv",
     "ToolEnv",
@@ -50,6 +52,8 @@ __getattr__, __dir__ = lazy_exports(
         "EpisodeOver": "base.text_env",
         "POLICIES": "base.policies",
         "Policy": "base.policies",
+        "Script": "base.policies",
+        "ScriptedPolicy": "base.policies",
         "Text": "base.spaces",
         "TextEnv": "base.text_env",
         "ToolEnv": "base.tool_env",

@@ -1,10 +1,10 @@
-"""Policies that play without a model: an oracle that knows the answer, a cheat that has none, and a random one."""
+"""Policies that play without a model: an oracle that knows the answer, a cheat that has none, chance, and a script."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -12,9 +12,9 @@ import numpy as np
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError
 from agentgym.registry import Registry
-from agentgym.types import Message, ToolCall, ToolSpec
+from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
-__all__ = ["POLICIES", "Policy", "PolicyFactory", "RandomPolicy", "game_of", "policy_for"]
+__all__ = ["POLICIES", "Policy", "PolicyFactory", "RandomPolicy", "Script", "ScriptedPolicy", "game_of", "policy_for"]
 
 WORD = re.compile(r"[^\W_][\w'-]*")
 MAX_DEPTH = 6
@@ -33,6 +33,53 @@ class Policy(Protocol):
 
 
 PolicyFactory: TypeAlias = Callable[[TextEnv], Policy]
+
+
+Script: TypeAlias = Generator[tuple[str, Mapping[str, JSON]] | str | Message, str, None]
+"""Yields a reply, the tool and the arguments of a call or a text, and is sent the observation that answers it."""
+
+
+class ScriptedPolicy:
+    """A policy from a function that gets the first observation and returns a `Script`:
+
+    def make_oracle(self):
+        return ScriptedPolicy(self.solve)
+
+    def solve(self, observation):
+        answer = yield "look_up", {"order": self.order}
+        yield "refund", {"order": self.order, "amount": int(answer.split()[-1])}
+    """
+
+    def __init__(self, script: Callable[[str], Script]) -> None:
+        self._write = script
+
+    def reset(self, env: TextEnv, observation: str, seed: int) -> None:
+        """Begins a script."""
+        self._script, self._count = self._write(observation), 0
+        self._pending: Message | None = None
+
+    def act(self, observation: str) -> Message:
+        """Returns the script's next reply; raises ConfigError if it has none, though the episode goes on."""
+        reply, self._pending = self._pending or self._next(observation), None
+        return reply
+
+    def watch(self, observation: str) -> None:
+        """Sees an observation that another player answers; the script's own reply to it comes afterwards."""
+        self._pending = self._pending or self._next(observation)
+
+    def _next(self, observation: str) -> Message:
+        try:
+            reply = self._script.send(observation) if self._count else next(self._script)
+        except StopIteration:
+            name = getattr(self._write, "__qualname__", "the script")
+            raise ConfigError(f"{name} ended after {self._count} replies, and the episode goes on") from None
+        self._count += 1
+        if isinstance(reply, Message):
+            return reply
+        if isinstance(reply, str):
+            return Message("assistant", reply)
+        name, arguments = reply
+        return Message("assistant", "", tool_calls=(ToolCall(f"call_{self._count}", name, arguments),))
 
 
 class RandomPolicy:

@@ -12,7 +12,7 @@ import numpy as np
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.action import Action
-from agentgym.envs.base.policies import policy_for
+from agentgym.envs.base.policies import ScriptedPolicy, policy_for
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, describe_error
 from agentgym.rollout.episode.replies import reply_ids
@@ -89,6 +89,8 @@ def demonstrate(
     encode = encode or ReplyEncoder(renderer)
     for turn in itertools.count(1):
         is_mistake = bool(rng.random() < config.mistakes)
+        if is_mistake and isinstance(player, ScriptedPolicy):
+            theirs(functools.partial(player.watch, observation))
         message = theirs(functools.partial((stray if is_mistake else player).act, observation))
         reply = encode(message)
         ids += reply

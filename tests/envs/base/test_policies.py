@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.envs import POLICIES, Policy, TextEnv, ToolEnv, policy_for
+from agentgym.envs import POLICIES, Action, Policy, Script, ScriptedPolicy, TextEnv, ToolEnv, policy_for
 from agentgym.errors import ConfigError, UnknownName
-from agentgym.tools import register_tool
+from agentgym.tools import register_tool, tool
 from agentgym.tools.calling.schema import type_schema
 from agentgym.types import Message, ToolCall
 
@@ -123,3 +123,73 @@ def test_a_policy_may_be_added() -> None:
     assert isinstance(Silent(), Policy)
     POLICIES.add("silent", lambda env: Silent())
     assert isinstance(policy_for(Plain(), "silent"), Silent)
+
+
+class Orders(ToolEnv):
+    """Pays back what an order cost."""
+
+    max_turns = 6
+    runs_inline = True
+
+    def start(self, options: dict[str, Any]) -> str:
+        self.order, self.amount = (int(number) for number in self.np_random.integers(10, 100, 2))
+        return f"Refund order {self.order}."
+
+    @tool
+    def look_up(self, order: int) -> str:
+        """Tells what an order cost."""
+        return f"It cost {self.amount if order == self.order else 0}"
+
+    @tool
+    def refund(self, order: int, amount: int) -> str:
+        """Pays back."""
+        is_right = (order, amount) == (self.order, self.amount)
+        self.end(success=is_right, reward=float(is_right))
+        return "Done."
+
+    def make_oracle(self) -> Policy:
+        return ScriptedPolicy(self.solve)
+
+    def solve(self, observation: str) -> Script:
+        yield "I look it up."
+        answer = yield "look_up", {"order": self.order}
+        amount = int(answer.rpartition(" ")[2])
+        yield Message("assistant", "", tool_calls=(ToolCall("x", "refund", {"order": self.order, "amount": amount}),))
+
+
+def test_a_script_yields_replies_and_is_sent_their_answers() -> None:
+    env = Orders()
+    observation, _ = env.reset(seed=3)
+    policy = policy_for(env, "oracle")
+    for _ in range(2):
+        policy.reset(env, observation, 0)
+        over = False
+        while not over:
+            observation, reward, over, _, info = env.step(Action.from_message(policy.act(observation)))
+        assert (reward, info["metrics"]["success"], info["metrics"]["turns"]) == (1.0, 1.0, 3.0)
+        observation, _ = env.reset(seed=4)
+
+
+def test_a_script_that_ends_before_its_episode_says_so() -> None:
+    env = Orders()
+    observation, _ = env.reset(seed=3)
+    policy = ScriptedPolicy(env.solve)
+    policy.reset(env, observation, 0)
+    for answer in (observation, "Nothing was done.", "It cost 5"):
+        policy.act(answer)
+    with pytest.raises(ConfigError, match=r"Orders\.solve ended after 3 replies, and the episode goes on"):
+        policy.act("Not that much.")
+
+
+def test_a_script_goes_on_where_another_player_moved() -> None:
+    env = Orders()
+    observation, _ = env.reset(seed=3)
+    policy = ScriptedPolicy(env.solve)
+    policy.reset(env, observation, 0)
+    assert policy.act(observation).content == "I look it up."
+    policy.watch("Nothing was done.")
+    policy.watch("It cost 0")  # to somebody else's call
+    call = policy.act("It cost 0").tool_calls[0]
+    assert isinstance(call, ToolCall) and call.name == "look_up"
+    call = policy.act("It cost 42").tool_calls[0]
+    assert isinstance(call, ToolCall) and call.arguments == {"order": env.order, "amount": 42}

@@ -13,14 +13,16 @@ from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.scripted import ScriptedEngine
-from agentgym.envs.base.policies import policy_for
+from agentgym.envs.base.policies import Policy, Script, ScriptedPolicy, policy_for
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
+from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.replies import reply_ids
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
+from agentgym.tools import tool
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, demonstrate, stream
 from agentgym.trajectory import Trajectory
 from agentgym.types import Message, Task
@@ -169,3 +171,37 @@ def test_an_environment_that_raises_is_named_with_its_seed(renderer: Renderer) -
 def test_settings_that_cannot_work_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         DemonstrationConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_scripted_oracle_wins_with_mistakes_in_between(renderer: Renderer) -> None:
+    class Last(ToolEnv):
+        max_turns = 40
+        runs_inline = True
+
+        def start(self, options: dict[str, object]) -> str:
+            self.number = int(self.np_random.integers(100, 1000))
+            return f"The number is {self.number}."
+
+        @tool
+        def ask(self) -> str:
+            """Tells a number."""
+            return f"The code is {self.number + 1}."
+
+        @tool
+        def answer(self, code: int) -> str:
+            """Ends the episode with the right code."""
+            if code == self.number + 1:
+                self.end(success=True, reward=1.0)
+            return "Right." if code == self.number + 1 else "Wrong."
+
+        def make_oracle(self) -> Policy:
+            return ScriptedPolicy(self.solve)
+
+        def solve(self, observation: str) -> Script:
+            text = yield "ask", {}
+            yield "answer", {"code": int(text.split()[-1].strip("."))}
+
+    config = DemonstrationConfig(mistakes=0.5)
+    shown = [demonstrate(Last(), renderer, seed, config) for seed in range(30)]
+    assert any(len(one.ids) > len(other.ids) for one in shown for other in shown)  # there were mistakes
+    assert sum(one.success is True for one in shown) == 30
