@@ -237,10 +237,10 @@ def test_a_tokenizer_of_another_model_is_refused_before_there_is_a_folder(
 def test_a_gpu_without_memory_is_one_line_that_says_what_takes_less(
     agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fill(*_: object) -> None:
+    def fill(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
 
-    monkeypatch.setattr("agentgym.trainers.sft.loop.imitation_losses", fill)
+    monkeypatch.setattr("agentgym.trainers.learner.learner.Learner.update", fill)
     done = agentgym("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK, "--output", "out")
     assert done.code == 1 and "error: a GPU has no memory left (CUDA out of memory)" in done.err
     assert "micro-batch-tokens" in done.err and "Traceback" not in done.err

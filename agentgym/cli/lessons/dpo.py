@@ -27,9 +27,9 @@ from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
+from agentgym.trainers.algorithms.losses import PreferenceForm
 from agentgym.trainers.preferences.loop import (
     PreferenceConfig,
-    PreferenceLoss,
     PreferenceStep,
     learn_preferences,
 )
@@ -68,7 +68,7 @@ class DpoOptions(LessonOptions, _DpoSources):
     """Trains a model to prefer better replies over worse ones to the same prompts (direct preference optimization).
     Name --pairs or --episodes."""
 
-    loss: PreferenceLoss = DEFAULTS.loss
+    loss: PreferenceForm = DEFAULTS.loss
     """`sigmoid` is DPO (Rafailov et al. 2023), `ipo` a squared distance to a fixed margin (Azar et al. 2023), `hinge`
     SLiC's (Zhao et al. 2023)."""
     beta: float = DEFAULTS.beta
@@ -84,7 +84,7 @@ class DpoOptions(LessonOptions, _DpoSources):
     batch_size: int = DEFAULTS.pairs
     """Pairs a step."""
     threads: int = DEFAULTS.threads
-    """CPU threads that share a step's pairs; part of the recipe, as sums depend on it in their last bits."""
+    """CPU threads; their number never changes a result."""
     optimizer: OptimizerConfig = field(default_factory=lambda: PreferenceConfig().optimizer)
     seed: int = 0
     """The orders of the passes follow from it."""

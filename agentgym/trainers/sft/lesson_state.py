@@ -1,28 +1,29 @@
-"""The state of learning from recorded text: the weights, the adapters and the optimizer; its steps."""
+"""A learner of recorded text: its steps, and what its checkpoints have."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from agentgym.errors import TrainingHalted
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
+from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.checkpoint import LocalContent
 from agentgym.trainers.checkpoints.state_copy import CopyMemory
-from agentgym.trainers.learner.lora import Adapters, Unadapted
-from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.learner.objective import balance_weight
+from agentgym.trainers.learner.step_stats import StepStats
 from agentgym.trainers.monitoring.collapse import MAX_MERGE_LOST
 from agentgym.trainers.parallel.gradient_threads import one_core
 from agentgym.trainers.parallel.sharded_tensor import whole
-from agentgym.trainers.parallel.world import LearnerRanks, Sharded, model_of
-from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.parallel.world import LearnerRanks, Sharded
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 if TYPE_CHECKING:
@@ -36,22 +37,23 @@ T = TypeVar("T")
 
 
 class LessonState:
-    """A model that learns, on which adapters are put if these are trained, and its optimizer of `num_steps` steps.
+    """A learner of `num_steps` steps; a loss that compares with the model as it was first takes `first`.
 
-    A sharded model has its adapters already, and all of its ranks call the same methods. `kind` names the steps in
-    errors.
+    A sharded model has its adapters already, and all of its ranks call the same methods.
     """
 
     def __init__(
-        self, pupil: LanguageModel | Sharded, lora: LoraConfig, optimizer: OptimizerConfig, num_steps: int, kind: str
+        self,
+        pupil: LanguageModel | Sharded,
+        config: LearnerConfig,
+        optimizer: OptimizerConfig,
+        num_steps: int,
+        first: LanguageModel | Sharded | None = None,
     ) -> None:
         self.ranks: LearnerRanks | None = pupil.ranks if isinstance(pupil, Sharded) else None
-        self.model = model = model_of(pupil)
-        self._kind = kind
-        self.adapters = Adapters.of(model, None, lora) if lora.rank else None
-        self.optimizer = PolicyOptimizer(model, lora.optimizer_settings(optimizer), num_steps)
-        self.first: LanguageModel | Unadapted = model if self.adapters is None else self.adapters.reference
-        """The model as it was first; with adapters, without them. A lesson that compares with it sets a copy."""
+        self.learner = Learner(pupil, config, optimizer, total_steps=num_steps, reference=first)
+        self.model, self.adapters = self.learner.model, self.learner.adapters
+        self._balance = balance_weight(config, self.model.balance_coefficient)
         self.elapsed_s = 0.0
         """The seconds of the steps before those of this process."""
         self._memory = CopyMemory()
@@ -59,13 +61,11 @@ class LessonState:
     @property
     def num_done(self) -> int:
         """The number of steps that are done."""
-        return self.optimizer.num_steps
+        return self.learner.optimizer.position
 
     def copy(self) -> LocalContent:
         """Copies the weights, with adapters merged in, and what `load` takes; of sharded ones only rank 0 has any."""
-        state = {"optimizer": self.optimizer.state_dict(self._gather)}
-        if self.adapters is not None:
-            state["lora"] = self.adapters.state_dict(self._gather)
+        state = self.learner.state_dict(self._gather)
         if self.ranks is not None:  # gathered tensors are copies
             return LocalContent(self.model.to_hf(), dict(self.weights()), state)
         return LocalContent.of(self.model, self.weights(), state, self._memory)
@@ -97,8 +97,9 @@ class LessonState:
             return flag
         return any(map(bool, self.ranks.gather_scalars(torch.tensor([flag], device=self.ranks.device))))
 
-    def merge(self) -> None:
-        """Merges the adapters of a whole model into its weights; it learns no further."""
+    def close(self) -> None:
+        """Stops the learner's threads, and merges the adapters of a whole model into its weights."""
+        self.learner.close()
         if self.adapters is not None and self.ranks is None:
             with one_core():  # for the same bits whatever the threads
                 self.adapters.merge()
@@ -109,25 +110,26 @@ class LessonState:
     def take_steps(
         self,
         steps: int,
-        world: LearnerRanks,
-        add_gradients: Callable[[], T],
-        report: Callable[[int, T, float, float], None],
+        next_batch: Callable[[], tuple[T, TrainingBatch]],
+        report: Callable[[int, T, StepStats | None, float], None],
     ) -> None:
-        """Takes the steps up to `steps` that are not done yet.
+        """Takes the steps up to `steps` that are not done yet, each on a batch that was made of something.
 
-        `add_gradients` adds a step's gradients, and `report` gets its number, their result, the gradient's norm and the
-        seconds so far. Raises TrainingHalted for a gradient that is not finite, with the weights of the step before.
+        `report` gets the step's number, what its batch was made of, its statistics (None for a batch without targets)
+        and the seconds so far. Raises NotFinite for a gradient that is not finite, with the weights of the step before.
         """
         started = time.perf_counter() - self.elapsed_s
-        for step in range(self.num_done + 1, steps + 1):
-            found = add_gradients()
-            norm = world.run(self.optimizer.step)
-            if not math.isfinite(norm):
-                raise TrainingHalted(f"the gradient of {self._kind} step {step} is not finite; lower the learning rate")
-            report(step, found, norm, time.perf_counter() - started)
+        with nullcontext() if self.model.embed.device.type == "cpu" else one_core():  # beside a GPU, one core suffices
+            for step in range(self.num_done + 1, steps + 1):
+                items, batch = next_batch()
+                stats = self.learner.update(batch, version=step - 1) if batch.num_rows else None
+                self.learner.optimizer.skip_to(step)
+                report(step, items, stats, time.perf_counter() - started)
+
+    def loss_of(self, stats: StepStats) -> float:
+        """Returns the loss of a step's tokens, without that of the loads of experts."""
+        return stats.loss - (0.0 if stats.router is None else self._balance * stats.router.router_loss)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Loads the state of a checkpoint, whose weights the model has, or those under the adapters if it has some."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.adapters is not None:
-            self.adapters.load_state_dict(state["lora"])
+        self.learner.load_state_dict(state)

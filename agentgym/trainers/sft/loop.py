@@ -5,35 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.routing import BatchRouting
 from agentgym.settings import check_at_least
-from agentgym.trainers.learner.token_logprobs import score_targets
-from agentgym.trainers.parallel.gradient_threads import MicroResult
-from agentgym.trainers.parallel.world import LearnerRanks, Sharded, model_of
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.learner.step_stats import StepStats
+from agentgym.trainers.parallel.world import Sharded, model_of
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig, UsualOptimizer
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
-from agentgym.trainers.sft.lesson_batches import (
-    LessonPart,
-    TargetRows,
-    check_vocabulary,
-    lesson_world,
-    most_tokens,
-    share_batch,
-)
+from agentgym.trainers.sft.lesson_batches import check_vocabulary, imitation_batch, most_tokens
 from agentgym.trainers.sft.lesson_state import LessonState
 
-__all__ = ["ImitationConfig", "ImitationStep", "Validation", "imitate", "learn", "mean_loss", "passes"]
+__all__ = ["ImitationConfig", "ImitationStep", "Validation", "imitate", "learn", "passes"]
 
 T = TypeVar("T")
 
@@ -52,10 +42,10 @@ class ImitationConfig:
     episodes: int = 8
     """Demonstrations, or rows, per step."""
     threads: int = 2
-    """CPU threads that share a step's demonstrations; changes how they are split, so it belongs to the recipe."""
+    """CPU threads, each with forward passes of its own; their number never changes a result."""
     micro_batch_tokens: int | None = None
-    """The most tokens of a forward pass; a row is never cut. None is no bound on a CPU,
-    and on a GPU what its memory allows, up to 16,384."""
+    """The most tokens of a forward pass; a row is never cut. None is 2,048, and on a GPU up to 16,384, as its memory
+    allows."""
     activation_checkpointing: bool = False
     """Recomputes each layer's inner states in the backward pass: more arithmetic, and less memory."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -67,7 +57,16 @@ class ImitationConfig:
 
     def begin(self, pupil: LanguageModel | Sharded) -> LessonState:
         """Returns the state of a model that has learned nothing yet."""
-        return LessonState(pupil, self.lora, self.with_optimizer(model_of(pupil)).optimizer, self.steps, "imitation")
+        model = model_of(pupil)
+        tokens = most_tokens(model, self.micro_batch_tokens, recomputes=self.activation_checkpointing)
+        learner = LearnerConfig(
+            loss="reinforce",  # which with an advantage of 1 is the negative log likelihood
+            micro_batch_tokens=tokens,
+            threads=self.threads,
+            activation_checkpointing=self.activation_checkpointing,
+            lora=self.lora,
+        )
+        return LessonState(pupil, learner, self.with_optimizer(model).optimizer, self.steps)
 
     def with_optimizer(self, model: LanguageModel) -> ImitationConfig:
         """Returns the settings with the optimizer and the rate for this model, where none is given."""
@@ -137,73 +136,24 @@ def learn(
     state = pupil if isinstance(pupil, LessonState) else config.begin(pupil)
     model = state.model
     check_vocabulary(renderer, model)
-    model.set_recompute(config.activation_checkpointing)
-    most = most_tokens(model, config.micro_batch_tokens, recomputes=config.activation_checkpointing)
+    held_out = None if validation is None else imitation_batch(validation.rows)
 
-    def learn_batch() -> tuple[Sequence[Demonstration], float]:
-        batch = [row.first(model.context_window + 1) for row in itertools.islice(shown, config.episodes)]
-        return batch, _add_gradients(model, batch, world, state.optimizer.parameters, most)
+    def next_batch() -> tuple[Sequence[Demonstration], TrainingBatch]:
+        rows = [row.first(model.context_window + 1) for row in itertools.islice(shown, config.episodes)]
+        return rows, imitation_batch(rows)
 
-    def tell(step: int, learned: tuple[Sequence[Demonstration], float], norm: float, elapsed_s: float) -> None:
-        report = _report(step, *learned, norm, elapsed_s)
-        if validation is not None and validation.is_due(step, config.steps):
-            measured = world.run(partial(mean_loss, model, validation.rows, config.episodes, world, most))
-            report = replace(report, validation_loss=measured)
+    def report_step(step: int, rows: Sequence[Demonstration], stats: StepStats | None, elapsed_s: float) -> None:
+        loss, norm = (0.0, 0.0) if stats is None else (state.loss_of(stats), stats.grad_norm)
+        report = _report(step, rows, loss, norm, elapsed_s)
+        if validation is not None and held_out is not None and validation.is_due(step, config.steps):
+            report = replace(report, validation_loss=state.loss_of(state.learner.measure(held_out)))
         on_step(report)
 
-    with lesson_world(state.ranks, model.embed.device, config.threads) as world:
-        try:
-            state.take_steps(config.steps, world, learn_batch, tell)
-        finally:
-            if state is not pupil:
-                state.merge()
-
-
-@torch.no_grad()
-def mean_loss(
-    model: LanguageModel, rows: Sequence[Demonstration], size: int, world: LearnerRanks, most: int | None = None
-) -> float:
-    """Returns the mean loss over the imitated tokens of all rows, in nats.
-
-    `size` rows are computed at a time, in passes of at most `most` tokens.
-    """
-
-    def loss_of(part: LessonPart[Demonstration]) -> Tensor:
-        return imitation_losses(model, part.rows, world)[0].double() * (not part.is_idle)
-
-    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-    parts = [part for batch in batches for part in share_batch(batch, _num_tokens, world, most)]
-    losses = [loss_of(part) for part in parts] if world.size == 1 else world.map(loss_of, parts)
-    return _total(losses, world) / max(1, sum(sum(row.mask[1:]) for row in rows))
-
-
-def _add_gradients(
-    model: LanguageModel,
-    batch: Sequence[Demonstration],
-    world: LearnerRanks,
-    parameters: Sequence[Tensor],
-    most: int | None,
-) -> float:
-    """Adds the gradient of the mean loss over the imitated tokens to the parameters, and returns that loss."""
-    total = max(1, sum(sum(demonstration.mask) for demonstration in batch))
-
-    def loss_of(part: LessonPart[Demonstration]) -> MicroResult[Tensor]:
-        loss, balance = (part_sum / total for part_sum in imitation_losses(model, part.rows, world))
-        if part.is_idle:
-            loss, balance = 0 * loss, 0 * balance
-        return MicroResult(loss + balance, loss.detach().double())
-
-    parts = share_batch(batch, _num_tokens, world, most, threads=True)
-    return _total(world.accumulate(parts, loss_of, parameters), world)
-
-
-def _total(losses: Sequence[Tensor], world: LearnerRanks) -> float:
-    """Returns the sum of the losses of all ranks."""
-    return float(sum(world.gather_scalars(sum(losses, torch.zeros((), dtype=torch.double, device=world.device)))))
-
-
-def _num_tokens(demonstration: Demonstration) -> int:
-    return len(demonstration.ids)
+    try:
+        state.take_steps(config.steps, next_batch, report_step)
+    finally:
+        if state is not pupil:
+            state.close()
 
 
 def _report(step: int, batch: Sequence[Demonstration], loss: float, norm: float, elapsed_s: float) -> ImitationStep:
@@ -231,27 +181,3 @@ def passes(rows: Sequence[T], seed: int) -> Iterator[T]:
     for number in itertools.count():
         for place in np.random.default_rng([seed, number]).permutation(len(rows)):
             yield rows[place]
-
-
-def imitation_losses(
-    model: LanguageModel, demonstrations: Sequence[Demonstration], world: LearnerRanks
-) -> tuple[Tensor, Tensor]:
-    """Returns the negative log likelihood, summed over the imitated tokens, and the load balancing loss of experts.
-
-    That of a row is weighted by its imitated tokens and by what the model's config.json says; 0 without experts.
-    """
-    rows = TargetRows.of(demonstrations)
-    layout = rows.layout(world)
-    if model.balance_coefficient:
-        layout.routing = BatchRouting(rows.seqlens)
-    target_M = rows.target_M.to(world.device)
-
-    def read(hidden_ME: Tensor, head_VE: Tensor) -> tuple[Tensor, Tensor]:
-        loss = -score_targets(hidden_ME, head_VE, target_M, softcap=model.softcap).logp_N.sum()
-        if layout.routing is None:
-            return loss, torch.zeros_like(loss)
-        imitated_B = torch.tensor(rows.num_targets, device=world.device)
-        return loss, model.balance_coefficient * (imitated_B * layout.routing.balance_loss_B).sum()
-
-    found: tuple[Tensor, Tensor] = model(rows.ids_N.to(world.device), layout, read)
-    return found

@@ -27,19 +27,14 @@ from agentgym.model.model_folder import load_decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.openai_wire import REASONING
 from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes
-from agentgym.trainers.parallel.world import OneProcess
-from agentgym.trainers.preferences.loop import (
-    Pair,
-    PreferenceConfig,
-    PreferenceStep,
-    learn_preferences,
-    preference_loss,
-    row_logprobs,
-)
+from agentgym.trainers.algorithms.losses import loss_with
+from agentgym.trainers.parallel.balance import divide_batch
+from agentgym.trainers.preferences.loop import PreferenceConfig, PreferenceStep, learn_preferences
 from agentgym.trainers.preferences.pairs import pair_of_row, pairs_of_episodes, pairs_of_files
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
-from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.trainers.sft.demonstrations import Demonstration, Pair
+from agentgym.trainers.sft.lesson_batches import pair_batch
 from agentgym.trainers.sft.loop import Validation
 from agentgym.trainers.sft.sft_folder import SftFolder
 
@@ -69,16 +64,32 @@ def plain_logprob(model: Decoder, row: Demonstration) -> Tensor:
     return logp[torch.tensor(row.mask[1:])].sum()
 
 
+def loss_of_gains(chosen: Tensor, rejected: Tensor, config: PreferenceConfig) -> Tensor:
+    """The loss of pairs of one token each."""
+    gains = torch.stack([chosen, rejected], 1).reshape(-1).float()
+    advantages = torch.tensor([1.0, -1.0]).repeat(len(chosen))
+    numbers = torch.arange(len(chosen)).repeat_interleave(2)
+    mask = torch.ones(len(gains), dtype=torch.bool)
+    loss = loss_with("preference", config.loss_settings)
+    return loss(gains, torch.zeros_like(gains), advantages, mask, sequences=numbers).loss[::2]
+
+
 def test_the_losses_are_those_of_their_papers() -> None:
     chosen, rejected = torch.tensor([1.0, -2.0, 0.3]), torch.tensor([0.5, 1.0, 0.3])
     h = chosen - rejected
     config = PreferenceConfig(beta=0.5)
-    torch.testing.assert_close(preference_loss(chosen, rejected, config), -(0.5 * h).sigmoid().log())
-    smooth = preference_loss(chosen, rejected, replace(config, label_smoothing=0.1))
+    torch.testing.assert_close(loss_of_gains(chosen, rejected, config), -(0.5 * h).sigmoid().log())
+    smooth = loss_of_gains(chosen, rejected, replace(config, label_smoothing=0.1))
     torch.testing.assert_close(smooth, -0.9 * (0.5 * h).sigmoid().log() - 0.1 * (-0.5 * h).sigmoid().log())
-    torch.testing.assert_close(preference_loss(chosen, rejected, replace(config, loss="ipo")), (h - 1.0) ** 2)
-    torch.testing.assert_close(preference_loss(chosen, rejected, replace(config, loss="hinge")), F.relu(1 - 0.5 * h))
-    assert preference_loss(h, h, config)[0] == pytest.approx(math.log(2))
+    torch.testing.assert_close(loss_of_gains(chosen, rejected, replace(config, loss="ipo")), (h - 1.0) ** 2)
+    torch.testing.assert_close(loss_of_gains(chosen, rejected, replace(config, loss="hinge")), F.relu(1 - 0.5 * h))
+    assert loss_of_gains(h, h, config)[0] == pytest.approx(math.log(2))
+
+
+def test_pairs_stay_whole_in_micro_batches_and_shares(tiny: Tiny) -> None:
+    batch = replace(pair_batch(pairs_for(tiny())), divides_trajectories=False)
+    assert batch.portions(1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [list(rows) for rows in divide_batch(batch, tiny(), 2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.long
@@ -101,7 +112,7 @@ def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, loss: Any
                 gain = plain_logprob(wanted, row) - plain_logprob(first, row).detach()
                 gains.append(gain / sum(row.mask[1:]) if loss == "ipo" else gain)
             told = -plain_logprob(wanted, pair.chosen) / sum(pair.chosen.mask[1:])
-            terms.append(preference_loss(gains[0], gains[1], config) + 0.2 * told)
+            terms.append(loss_of_gains(gains[0][None], gains[1][None], replace(config, sft_weight=0.0)) + 0.2 * told)
         total = torch.stack(terms).mean()
         losses.append(float(total.detach()))
         slopes = torch.autograd.grad(total, list(wanted.parameters()))
@@ -154,25 +165,24 @@ def test_adapters_learn_with_their_base_as_the_reference_and_are_merged(tiny: Ti
     steps: list[PreferenceStep] = []
     learn_preferences(model, iter(pairs * 6), config, on_step=steps.append)
     assert steps[0].margin == pytest.approx(0.0, abs=1e-6) and steps[-1].margin > 0.1
-    alone = OneProcess(torch.device("cpu"), 1)
     with torch.no_grad():
-        gained = row_logprobs(model, [pairs[0].chosen], alone) - row_logprobs(first, [pairs[0].chosen], alone)
+        gained = plain_logprob(model, pairs[0].chosen) - plain_logprob(first, pairs[0].chosen)
     assert gained.abs() > 1e-3
 
 
 def test_a_gradient_that_is_not_finite_halts(tiny: Tiny) -> None:
     model = tiny()
     config = PreferenceConfig(optimizer=OptimizerConfig(learning_rate=1e38, warmup_steps=0))
-    with pytest.raises(TrainingHalted, match="lower the learning rate"):
+    with pytest.raises(TrainingHalted, match="Lower the learning rate"):
         learn_preferences(model, iter(pairs_for(model) * 9), config)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beta": 0.0}, "beta must be above 0"),
-        ({"label_smoothing": 0.5}, r"label_smoothing is in \[0, 0.5\)"),
-        ({"label_smoothing": 0.1, "loss": "ipo"}, "label_smoothing is of the loss sigmoid"),
+        ({"beta": 0.0}, "beta is 0.0; it must be above 0"),
+        ({"label_smoothing": 0.5}, r"label_smoothing is 0.5; it must be in \[0, 0.5\)"),
+        ({"label_smoothing": 0.1, "loss": "ipo"}, "label_smoothing is 0.1; it must be 0 for the form ipo"),
         ({"pairs": 0}, "pairs must be at least 1"),
     ],
 )
@@ -319,7 +329,7 @@ def test_the_report_has_both_parts_of_the_loss(tiny: Tiny) -> None:
     rows = [pair.chosen for pair in pairs]
     length_R = torch.tensor([sum(row.mask[1:]) for row in rows])
     with torch.no_grad():
-        nats_R = -row_logprobs(tiny(), rows, OneProcess(torch.device("cpu"), 1)) / length_R
+        nats_R = -torch.stack([plain_logprob(tiny(), row) for row in rows]) / length_R
     assert steps[0].sft_loss == pytest.approx(float(nats_R.mean()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,15 +18,17 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.policy import load_policy
+from agentgym.trainers.learner.step_stats import StepStats
 from agentgym.trainers.model_check.small_models import save_small_model
-from agentgym.trainers.parallel.world import OneProcess
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
-from agentgym.trainers.sft.lesson_batches import cut_batch
+from agentgym.trainers.sft.lesson_batches import imitation_batch
 from agentgym.trainers.sft.lesson_state import LessonState
-from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, imitate, imitation_losses, learn
+from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, imitate, learn
 
 Tiny = Callable[..., Decoder]
 QUICK = OptimizerConfig(name="muon", learning_rate=1e-2, warmup_steps=1)
@@ -37,7 +39,12 @@ def renderer(tokenizer_folder: Path) -> Renderer:
     return renderer_for(tokenizer_folder)
 
 
-ALONE = OneProcess(torch.device("cpu"), 1)
+def measured(model: LanguageModel, rows: Sequence[Demonstration]) -> StepStats:
+    """The statistics of rows under the weights of a model."""
+    state = ImitationConfig(threads=1).begin(model)
+    stats = state.learner.measure(imitation_batch(rows))
+    state.close()
+    return stats
 
 
 def test_the_loss_counts_the_imitated_tokens_alone(tiny: Tiny, plain_logprobs: Callable[..., list[float]]) -> None:
@@ -45,20 +52,22 @@ def test_the_loss_counts_the_imitated_tokens_alone(tiny: Tiny, plain_logprobs: C
     first = Demonstration((3, 1, 4, 1, 5), (False, False, True, False, True), success=True)
     second = Demonstration((2, 7, 1), (False, True, True), success=True)
     one, two = plain_logprobs(model, first.ids), plain_logprobs(model, second.ids)
-    wanted = -(one[1] + one[3] + two[0] + two[1])
-    assert float(imitation_losses(model, [first, second], ALONE)[0].detach()) == pytest.approx(wanted, rel=1e-5)
+    wanted = -(one[1] + one[3] + two[0] + two[1]) / 4
+    assert measured(model, [first, second]).loss == pytest.approx(wanted, rel=1e-5)
 
 
-def test_what_is_not_imitated_has_no_gradient(tiny: Tiny) -> None:
+def test_what_is_not_imitated_has_no_gradient(tiny: Tiny, renderer: Renderer) -> None:
     # The last id is no input of anything imitated, and no target: what it is makes no difference.
-    model = tiny(tied=False)
-    losses = []
+    steps: list[ImitationStep] = []
+    weights = []
     for last in (8, 9):
+        model = tiny(vocab_size=renderer.vocab_size, tied=False)
         shown = Demonstration((3, 1, 4, last), (False, False, True, False), success=True)
-        loss, _ = imitation_losses(model, [shown], ALONE)
-        losses.append((float(loss.detach()), torch.autograd.grad(loss, model.layers[0].qkv)[0]))  # type: ignore[arg-type]
-    assert losses[0][0] == losses[1][0]
-    assert torch.equal(losses[0][1], losses[1][1])
+        config = ImitationConfig(steps=1, episodes=1, optimizer=QUICK)
+        learn(model, renderer, iter([shown]), config, on_step=steps.append)
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    assert steps[0].loss == steps[1].loss
+    assert all(torch.equal(one, two) for one, two in zip(*weights, strict=True))
 
 
 @pytest.mark.long
@@ -85,8 +94,7 @@ def test_validation_is_the_loss_of_rows_that_are_not_learned_after_every_pass(ti
     learn(watched, renderer, cycle(rows[:4]), config, validation=Validation(rows[3:], 2), on_step=steps.append)
     assert torch.equal(plain.embed, watched.embed)
     assert [step.step for step in steps if step.validation_loss is not None] == [2, 4, 5]
-    with torch.no_grad():
-        wanted = float(imitation_losses(watched, rows[3:], ALONE)[0]) / sum(sum(row.mask) for row in rows[3:])
+    wanted = measured(watched, rows[3:]).loss
     assert steps[-1].validation_loss == pytest.approx(wanted, rel=1e-5)
     assert steps[-1].validation_loss < (steps[1].validation_loss or 0.0)
 
@@ -100,8 +108,7 @@ def test_adapters_imitate_and_leave_a_model_without_adapters(tiny: Tiny, rendere
     steps: list[ImitationStep] = []
     learn(model, renderer, cycle(shown), config, on_step=steps.append)
     assert steps[-1].loss < 0.7 * steps[0].loss
-    now = float(imitation_losses(model, shown, ALONE)[0].detach()) / sum(sum(one.mask) for one in shown)
-    assert now < 1.05 * steps[-1].loss, "what was learned is in the weights"
+    assert measured(model, shown).loss < 1.05 * steps[-1].loss, "what was learned is in the weights"
     assert torch.equal(model.embed, embed) and not torch.equal(model.layers[0].qkv, qkv)  # type: ignore[arg-type]
     names = [name for name, one in model.named_parameters() if one.requires_grad]
     assert names == [name for name, _ in tiny().named_parameters()]
@@ -114,12 +121,12 @@ def test_adapters_that_the_type_of_the_weights_cannot_hold_are_named_where_they_
     dtype: str, size: float, warns: bool, tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny().to(getattr(torch, dtype))
-    state = LessonState(model, LoraConfig(rank=4, seed=0), QUICK, 1, "imitation")
+    state = LessonState(model, LearnerConfig(lora=LoraConfig(rank=4, seed=0)), QUICK, 1)
     with torch.no_grad():
         for name, own in model.named_parameters():
             if name.endswith("B_OR"):
                 own.copy_(torch.randn(own.shape, generator=torch.Generator().manual_seed(1)) * size)
-    state.merge()
+    state.close()
     found = [record.message for record in caplog.records if "of what its adapters learned" in record.message]
     assert len(found) == warns and all("learn in float32 (--dtype float32)" in text for text in found)
 
@@ -127,7 +134,7 @@ def test_adapters_that_the_type_of_the_weights_cannot_hold_are_named_where_they_
 def test_a_step_reports_the_mean_loss_before_it(tiny: Tiny, renderer: Renderer) -> None:
     model, env = tiny(vocab_size=renderer.vocab_size, window=2048), make_env("GuessNumber-v0")
     shown = list(islice(stream([env], renderer, 7, DemonstrationConfig()), 3))
-    wanted = float(imitation_losses(model, shown, ALONE)[0].detach()) / sum(sum(one.mask) for one in shown)
+    wanted = measured(model, shown).loss
     steps: list[ImitationStep] = []
     imitate(model, renderer, [env], ImitationConfig(steps=1, episodes=3), first_seed=7, on_step=steps.append)
     assert steps[0].loss == pytest.approx(wanted, rel=1e-5)
@@ -152,10 +159,7 @@ def test_passes_of_few_tokens_or_that_recompute_learn_the_same(
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
 
 
-def test_passes_take_rows_up_to_their_tokens_and_a_longer_row_alone() -> None:
-    assert cut_batch([3, 4, 9, 1, 2, 2], int, 1, 7) == [[3, 4], [9], [1, 2, 2]]
-    assert cut_batch([3, 4, 9, 1, 2], int, 2, None) == [[3, 9, 2], [4, 1]]
-    assert cut_batch([3], int, 2, 1) == [[3]] and cut_batch([], int, 2, 1) == []
+def test_a_pass_without_tokens_is_refused() -> None:
     with pytest.raises(ConfigError, match="micro_batch_tokens"):
         ImitationConfig(micro_batch_tokens=0)
 
@@ -207,7 +211,7 @@ def test_a_gradient_that_is_not_finite_halts_with_the_weights_untouched(tiny: Ti
     with torch.no_grad():
         model.final_norm[0] = torch.inf
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    with pytest.raises(TrainingHalted, match="imitation step 1"):
+    with pytest.raises(TrainingHalted, match=r"gradient norm .* is not finite; the weights are as before"):
         imitate(model, renderer, [make_env("GuessNumber-v0")], ImitationConfig(steps=3))
     assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
 
@@ -234,11 +238,13 @@ def test_a_mixture_of_experts_also_learns_to_balance_them_as_its_configuration_s
         Demonstration((3, 1, 4, 1, 5), (False, False, True, False, True), success=True),
         Demonstration((2, 7, 1), (False, False, True), success=True),
     ]
-    loss, balance = imitation_losses(load_policy(tmp_path), shown, ALONE)
+    stats = measured(load_policy(tmp_path), shown)
+    assert stats.router is not None
+    balance = 0.5 * stats.router.router_loss
     other = AutoModelForCausalLM.from_pretrained(tmp_path)
     found = [other(torch.tensor([row.ids[:-1]]), output_router_logits=True).aux_loss for row in shown]
-    assert float(balance.detach()) == pytest.approx(0.5 * float((2 * found[0] + found[1]).detach()), rel=1e-5)
+    assert balance == pytest.approx(0.5 * float((2 * found[0] + found[1]).detach()) / 3, rel=1e-5)
     steps: list[ImitationStep] = []
     renderer: Any = SimpleNamespace(vocab_size=8)
     learn(load_policy(tmp_path), renderer, iter(shown), ImitationConfig(steps=1, episodes=2), on_step=steps.append)
-    assert steps[0].loss == pytest.approx(float(loss.detach()) / 3, rel=1e-5), "the reported loss is that of the tokens"
+    assert steps[0].loss == pytest.approx(stats.loss - balance, rel=1e-5), "the reported loss is that of the tokens"
