@@ -73,7 +73,7 @@ def with_whole_replies(pair: Pair) -> Pair:
 def our_dpo(pairs: Sequence[Pair], loss: PreferenceForm) -> dict[str, list[float]]:
     """Returns losses and gradient norms of two steps on all pairs."""
     optimizer = OptimizerConfig(learning_rate=LEARNING_RATE, beta2=0.999, warmup_steps=0)
-    config = PreferenceConfig(loss=loss, beta=BETA, steps=2, pairs=len(pairs), threads=1, optimizer=optimizer)
+    config = PreferenceConfig(loss=loss, beta=BETA, steps=2, batch_size=len(pairs), optimizer=optimizer)
     steps: list[PreferenceStep] = []
     learn_preferences(load_decoder(embedded_folder()), iter([*pairs, *pairs]), config, on_step=steps.append)
     return {"losses": [step.loss for step in steps], "grad_norms": [step.grad_norm for step in steps]}

@@ -207,6 +207,25 @@ def test_a_command_that_was_killed_goes_on_to_the_same_bytes(
     assert ended.code == 2 and "has no checkpoint to go on from" in ended.err
 
 
+def test_settings_of_the_learner_are_read_by_their_short_names_too(
+    agentgym: Command, model: Path, tmp_path: Path
+) -> None:
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 1, "--batch-size", 1)
+    short = ("--lora.rank", 2, "--micro-batch-tokens=500", "--activation-checkpointing", "--threads", 1)
+    assert agentgym(*words, *short, "--output", "short").code == 0
+    learner = yaml.safe_load((tmp_path / "short" / "config.yaml").read_text())["learner"]
+    assert (learner["lora"]["rank"], learner["micro_batch_tokens"], learner["threads"]) == (2, 500, 1)
+    assert learner["activation_checkpointing"] and learner["device"] == "cpu"
+    old = {"env": "GuessNumber-v0", "model": str(model), "steps": 1, "batch_size": 1, "device": "cpu", "threads": 1}
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump(old | {"lora": {"rank": 2}, "micro_batch_tokens": 500}))
+    assert agentgym("sft", "--config", "old.yaml", "--activation-checkpointing", "--output", "old").code == 0
+    made = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("short", "old")]
+    assert made[0] == made[1]
+    refused = agentgym(*words, "--learner.epochs", 2, "--output", "refused")
+    assert refused.code == 2 and "learner.epochs is for runs that play episodes: leave it out" in refused.err
+    assert not (tmp_path / "refused").exists()
+
+
 def test_trackers_get_the_numbers_of_the_steps(agentgym: Command, model: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "class Lines:\n"

@@ -25,12 +25,12 @@ from agentgym.rollout.limits import Limits
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.loop.trainer import Trainer
-from agentgym.trainers.preferences.loop import Pair, PreferenceConfig, learn_preferences
+from agentgym.trainers.preferences.loop import PreferenceConfig, learn_preferences
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.parity import ParityConfig
-from agentgym.trainers.sft.demonstrations import DemonstrationConfig, stream
+from agentgym.trainers.sft.demonstrations import DemonstrationConfig, Pair, stream
 from agentgym.trainers.sft.loop import ImitationConfig, learn
 
 LEARNER = LearnerConfig(threads=1)
@@ -57,11 +57,11 @@ def config_of(case: str, device: str) -> TrainConfig:
         steps=steps,
         tasks=2,
         group_size=2,
-        eval=HeldOutConfig(episodes=0),
+        eval=HeldOutConfig(batch_size=0),
         learner=replace(learner, device=device),
         local=LocalEngineConfig(compile=False, num_slots=4),
         limits=Limits(max_turns=3, turn_tokens=24),
-        parity=ParityConfig(episodes=1, turns=2),
+        parity=ParityConfig(batch_size=1, turns=2),
     )
 
 
@@ -75,11 +75,11 @@ def lessons(device: str) -> dict[str, list[dict[str, Any]]]:
     def see(lesson: str) -> Any:
         return lambda step: seen[lesson].append({**asdict(step), "cores": torch.get_num_threads()})
 
-    passes = {"threads": 1, "micro_batch_tokens": 2 * len(shown[0].ids)}
+    learner = LearnerConfig(threads=1, micro_batch_tokens=2 * len(shown[0].ids))
     model = load_policy_on(device, embedded_folder())
-    learn(model, renderer, iter(shown), ImitationConfig(steps=2, episodes=4, **passes), on_step=see("sft"))
+    learn(model, renderer, iter(shown), ImitationConfig(steps=2, batch_size=4, learner=learner), on_step=see("sft"))
     pairs = iter([Pair(*rows) for rows in zip(shown[::2], shown[1::2], strict=True)])
-    learn_preferences(model, pairs, PreferenceConfig(steps=2, pairs=2, **passes), on_step=see("dpo"))
+    learn_preferences(model, pairs, PreferenceConfig(steps=2, batch_size=2, learner=learner), on_step=see("dpo"))
     assert model.embed.device.type == device
     return seen
 

@@ -8,21 +8,20 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentgym.chat_templates.template_date import check_date
 from agentgym.cli.lessons.lesson import (
     LessonOptions,
     Pupil,
-    config_as_options,
     interrupted_hint,
     open_folder,
     open_lesson,
     open_pupil,
     play_options,
+    read_lesson,
     recorded_settings,
     run_lesson,
     run_steps,
+    with_lora_seed,
 )
-from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.errors import ConfigError, RunFolderError
@@ -35,7 +34,7 @@ from agentgym.trainers.preferences.loop import (
 )
 from agentgym.trainers.preferences.pairs import PairSet, pairs_of_episodes, pairs_of_files
 from agentgym.trainers.settings.optimizer import OptimizerConfig
-from agentgym.trainers.sft.loop import Validation, passes
+from agentgym.trainers.sft.lesson import Validation, passes
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.trackers.tracking import Tracking
 from agentgym.types import JSON
@@ -81,18 +80,16 @@ class DpoOptions(LessonOptions, _DpoSources):
     """Optimizer steps; by default as many as --epochs asks for."""
     epochs: int = 1
     """Passes over the pairs, each in another order."""
-    batch_size: int = DEFAULTS.pairs
+    batch_size: int = DEFAULTS.batch_size
     """Pairs a step."""
-    threads: int = DEFAULTS.threads
-    """CPU threads; their number never changes a result."""
     optimizer: OptimizerConfig = field(default_factory=lambda: PreferenceConfig().optimizer)
     seed: int = 0
     """The orders of the passes follow from it."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises ConfigError or RunFolderError for options that do not go together."""
         if bool(self.pairs) == bool(self.episodes):
             raise ConfigError("one source is learned from: --pairs FILE or --episodes RUN")
-        check_date(self.date)
         for name in ("epochs", "batch_size", "pairs_per_task"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -109,17 +106,15 @@ class DpoOptions(LessonOptions, _DpoSources):
             sft_weight=self.sft_weight,
             optimizer=self.optimizer,
             steps=-(-self.epochs * num_pairs // self.batch_size) if self.steps is None else self.steps,
-            pairs=self.batch_size,
-            threads=self.threads,
-            micro_batch_tokens=self.micro_batch_tokens,
-            activation_checkpointing=self.activation_checkpointing,
-            lora=replace(self.lora, seed=self.seed if self.lora.seed is None else self.lora.seed),
+            batch_size=self.batch_size,
+            learner=with_lora_seed(self.learner, self.seed),
         )
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym dpo ...`; an interrupted run saves what was learned and has the exit code 130."""
-    options = parse_options(DpoOptions, config_as_options(DpoOptions, args), prog="agentgym dpo")
+    options = read_lesson(DpoOptions, args, "dpo")
+    options.check()
     options.learning(1)  # refuses invalid settings before anything is read
     return run_lesson(options, _run)
 
@@ -136,7 +131,7 @@ def _run(options: DpoOptions, ranks: Ranks | None, tracking: Tracking) -> int:
     path = options.output or free_folder(Path("runs") / f"{named}-dpo-seed{options.seed}")
     given = asdict(replace(options, optimizer=config.optimizer)) | pupil.chat_format | {"steps": config.steps}
     folder = open_folder(path, recorded_settings("dpo", given), options, ranks, tracking)
-    state = open_lesson(options, pupil, folder, lambda model, first: config.begin(model, first and first()), ranks)
+    state = open_lesson(options, config, pupil, folder, ranks)
     seen = [PreferenceStep(**line) for line in folder.recorded]
 
     def learn_pairs(on_step: Callable[[PreferenceStep], None]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import tyro
 
@@ -15,23 +16,25 @@ import agentgym
 from agentgym.chat_templates.families import format_to_record, renderer_for
 from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
-from agentgym.chat_templates.template_date import present_date
+from agentgym.chat_templates.template_date import check_date, present_date
 from agentgym.cli.display.tables import progress
-from agentgym.cli.options import path_after, read_mapping
+from agentgym.cli.options import parse_options, path_after, read_mapping
 from agentgym.cli.run_folder import resumed_config
 from agentgym.cli.signals import interrupted_between_steps
 from agentgym.cli.terminal import say
-from agentgym.errors import AgentGymError, ConfigError, TrainingHalted, nearest
+from agentgym.errors import AgentGymError, TrainingHalted
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.model.policy import backend_line, empty_policy, load_policy_on
 from agentgym.trainers.checkpoints.checkpoint import learner_folders
+from agentgym.trainers.config import config_from_mapping
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.learner.optimizer import check_optimizer
 from agentgym.trainers.parallel.world import Sharded
-from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.tracking import TrackingConfig
+from agentgym.trainers.sft.lesson import LessonConfig
 from agentgym.trainers.sft.lesson_batches import check_vocabulary
 from agentgym.trainers.sft.lesson_ranks import join_ranks, of_rank_0
 from agentgym.trainers.sft.lesson_state import LessonState
@@ -47,20 +50,23 @@ if TYPE_CHECKING:
 __all__ = [
     "LessonOptions",
     "Pupil",
-    "config_as_options",
     "interrupted_hint",
     "open_folder",
     "open_lesson",
     "open_pupil",
     "play_options",
+    "read_lesson",
     "recorded_settings",
     "run_lesson",
     "run_steps",
+    "with_lora_seed",
 ]
 
 S = TypeVar("S", bound="DataclassInstance")
 ABOUT = ("kind", "agentgym")
 """The keys of a run's config.yaml that are no settings."""
+OF_LEARNER = re.compile(r"--(no-)?(device|dtype|threads|micro.batch.tokens|activation.checkpointing|lora)([.=].*)?")
+"""The options of the learner that may be named without `learner.`."""
 
 
 @dataclass(frozen=True)
@@ -97,19 +103,8 @@ class LessonOptions:
     date: str | None = None
     """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
     the run begins. If the template writes it, config.yaml then holds that moment."""
-    device: str = "cpu"
-    """The device on which the model learns: `cpu`, `cuda`, `cuda:1`. With torchrun, each process has a GPU of its own
-    (`cuda`) and a shard of the model."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """The type of weights and passes, and of the model that is written; `auto` is bfloat16 on a GPU, with an optimizer
-    that steps on float32 copies, and float32 on a CPU."""
-    micro_batch_tokens: int | None = None
-    """The most tokens of a forward pass; a row or pair is never split. None is 2,048, and on a GPU up to
-    16,384, as its memory allows."""
-    activation_checkpointing: bool = False
-    """Recompute inner states in the backward pass: a third more arithmetic, and far less memory."""
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    lora: LoraConfig = field(default_factory=LoraConfig)
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """A YAML file with these settings; options on the command line win."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -126,6 +121,9 @@ class LessonOptions:
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
 
+    def __post_init__(self) -> None:
+        check_date(self.date)
+
 
 Options = TypeVar("Options", bound=LessonOptions)
 
@@ -136,7 +134,7 @@ def run_lesson(options: Options, run: Callable[[Options, Ranks | None, Tracking]
     Returns its exit code.
     """
     tracking = Tracking(options.trackers, TrackingConfig(project=options.project))
-    with join_ranks(options.device, options.dtype) as ranks:
+    with join_ranks(options.learner) as ranks:
         if ranks is not None and ranks.rank:
             options = replace(options, json=False)
         return run(options, ranks, tracking)
@@ -152,10 +150,7 @@ def open_pupil(options: LessonOptions, ranks: Ranks | None) -> Pupil:
     date = options.date or of_rank_0(ranks, present_date())
     variables = recorded_format(source).variables_with(options.chat_template_kwargs)
     renderer = renderer_for(source, options.family, date=date, variables=variables)
-    if ranks is None:
-        model = load_policy_on(options.device, source, dtype=options.dtype, backend=options.model_backend)
-    else:
-        model = empty_policy(source, backend=options.model_backend)
+    model = _load(options, source) if ranks is None else empty_policy(source, backend=options.model_backend)
     check_vocabulary(renderer, model)
     if line := backend_line(model, source):
         say(line)
@@ -176,38 +171,39 @@ def open_folder(
 
 
 def open_lesson(
-    options: LessonOptions,
-    pupil: Pupil,
-    folder: SftFolder,
-    begin: Callable[[LanguageModel | Sharded, Callable[[], LanguageModel | Sharded] | None], LessonState],
-    ranks: Ranks | None,
+    options: LessonOptions, config: LessonConfig, pupil: Pupil, folder: SftFolder, ranks: Ranks | None
 ) -> LessonState:
-    """Returns the state at the folder's checkpoint, or that of a model that has learned nothing yet.
-
-    `begin` makes a state of a model, and of a function that returns the model as it was first, if that is another.
-    """
-    checkpoint, lora = folder.checkpoint, options.lora if options.lora.rank else None
+    """Returns the state at the folder's checkpoint, or that of a model that has learned nothing yet."""
+    checkpoint, lora = folder.checkpoint, config.learner.lora if config.learner.lora.rank else None
 
     def load(weights: Path) -> LanguageModel | Sharded:
         if ranks is None:
-            if weights == pupil.source:
-                return pupil.model
-            return load_policy_on(options.device, weights, dtype=options.dtype, backend=options.model_backend)
-        if lora is None:
-            return ranks.load(weights, backend=options.model_backend)
-        seed = getattr(options, "seed", 0) if lora.seed is None else lora.seed
-        prepare = partial(adapt, config=replace(lora, seed=seed))
+            return pupil.model if weights == pupil.source else _load(options, weights)
+        prepare = None if lora is None else partial(adapt, config=lora)
         return ranks.load(weights, backend=options.model_backend, prepare=prepare)
 
     if checkpoint is None or lora is not None:
-        state = begin(load(pupil.source), None)
+        state = config.begin(load(pupil.source))
     else:
-        state = begin(load(checkpoint.path), lambda: load(pupil.source))
+        compares = config.loss_learner.needs_first_weights
+        if not compares and ranks is None:
+            pupil.model.to("cpu")  # a GPU needs its memory for the weights of the checkpoint
+        state = config.begin(load(checkpoint.path), load(pupil.source) if compares else None)
     if checkpoint is not None:
         state.load(checkpoint.learner_state() if ranks is None else _open_learner(checkpoint.path))
         state.elapsed_s = float(folder.recorded[-1]["elapsed_s"])
         say(f"goes on after step {state.num_done}")
     return state
+
+
+def _load(options: LessonOptions, weights: Path) -> LanguageModel:
+    learner = options.learner
+    return load_policy_on(learner.device, weights, dtype=learner.weights_dtype, backend=options.model_backend)
+
+
+def with_lora_seed(learner: LearnerConfig, seed: int) -> LearnerConfig:
+    """Returns the learner's settings with the seed of the run for its adapters, where none is given."""
+    return replace(learner, lora=replace(learner.lora, seed=seed if learner.lora.seed is None else learner.lora.seed))
 
 
 def _open_learner(checkpoint: Path) -> dict[str, Any]:
@@ -280,40 +276,22 @@ def interrupted_hint(command: str, folder: SftFolder) -> str:
     return f"what was learned is in {folder.path}{again}"
 
 
-def config_as_options(kind: type[object], args: Sequence[str]) -> list[str]:
-    """Returns the options with those of the YAML file after `--config` before them, so that later ones win.
+def read_lesson(kind: type[Options], args: Sequence[str], command: str) -> Options:
+    """Reads the options of a command, over the settings of the YAML file after `--config`.
 
-    A run that is resumed has the file in its folder. Raises ConfigError for a file that is none, and for settings that
-    `kind`, the command's dataclass, does not have; RunFolderError for a folder without a run.
+    A run that is resumed has the file in its folder. The learner's settings may be named without `learner.`, as
+    `--device` and `--lora.rank`. Raises ConfigError for a file that is none, and for settings that `kind` does not
+    have; RunFolderError for a folder without a run.
     """
-    path = path_after("--config", args) or resumed_config(args)
-    if path is None:
-        return list(args)
-    given = read_mapping(path)
-    settings = {name: value for name, value in given.items() if name not in ABOUT}
-    return [*_option_words(kind, settings, ""), *args]
-
-
-def _option_words(kind: type[object], given: Mapping[str, object], where: str) -> Iterator[str]:
-    """Yields the options that set the settings of a mapping."""
-    hints = get_type_hints(kind)
-    for name, value in given.items():
-        if name not in hints:
-            raise ConfigError(f"unknown setting {where + name!r}{nearest(name, hints) or '.'}")
-        option = f"--{where}{name}".replace("_", "-")
-        part = hints[name]
-        if isinstance(part, type) and is_dataclass(part):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"setting {where + name!r} holds settings of its own, got {value!r}")
-            yield from _option_words(part, value, f"{where}{name}.")
-        elif isinstance(value, Mapping):
-            yield from (option, *(f"{key}={json.dumps(item)}" for key, item in value.items()))
-        elif isinstance(value, list):
-            yield from (option, *map(str, value))
-        elif isinstance(value, bool):
-            yield option if value else f"--no-{where}{name}".replace("_", "-")
-        else:
-            yield f"{option}={value}"
+    args = [f"--learner.{arg[2:]}" if OF_LEARNER.fullmatch(arg) else arg for arg in args]
+    path, default = path_after("--config", args) or resumed_config(args), None
+    if path is not None:
+        settings = {name: value for name, value in read_mapping(path).items() if name not in ABOUT}
+        moved = {name: settings.pop(name) for name in list(settings) if OF_LEARNER.fullmatch(f"--{name}")}
+        if moved:
+            settings["learner"] = {**moved, **cast(Mapping[str, object], settings.get("learner", {}))}
+        default = config_from_mapping(kind, settings)
+    return parse_options(kind, args, prog=f"agentgym {command}", default=default)
 
 
 def recorded_settings(kind: str, given: Mapping[str, object]) -> dict[str, JSON]:

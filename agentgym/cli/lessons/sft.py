@@ -10,22 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
-from agentgym.chat_templates.template_date import check_date
 from agentgym.cli.environment import load_env
 from agentgym.cli.lessons.lesson import (
     LessonOptions,
     Pupil,
-    config_as_options,
     interrupted_hint,
     open_folder,
     open_lesson,
     open_pupil,
     play_options,
+    read_lesson,
     recorded_settings,
     run_lesson,
     run_steps,
+    with_lora_seed,
 )
-from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.envs.base.policies import policy_for
@@ -33,13 +32,11 @@ from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
-from agentgym.model.language_model import LanguageModel
 from agentgym.rollout.seeds import derive
-from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
-from agentgym.trainers.sft.lesson_state import LessonState
-from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, learn, passes
+from agentgym.trainers.sft.lesson import Validation, passes
+from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, learn
 from agentgym.trainers.sft.sft_folder import SftFolder
 from agentgym.trainers.sft.sft_rows import ConversationSource, EpisodeSource, SftRows
 from agentgym.trainers.trackers.tracking import Tracking
@@ -89,15 +86,14 @@ class SftOptions(LessonOptions, _SftSources):
     """Optimizer steps; by default 500 of demonstrations, else as many as --epochs asks for."""
     epochs: int = 3
     """Passes over conversations or episodes, each in another order."""
-    batch_size: int = ImitationConfig.episodes
+    batch_size: int = ImitationConfig.batch_size
     """Demonstrations, or rows, a step; every demonstration is a new task."""
-    threads: int = ImitationConfig.threads
-    """CPU threads; their number never changes a result."""
     optimizer: OptimizerConfig = field(default_factory=lambda: ImitationConfig().optimizer)
     seed: int = 0
     """Tasks, mistakes and orders follow from it; demonstrations are never of held-out tasks."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises ConfigError or RunFolderError for options that do not go together."""
         given = [name for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
             got = "got none" if not given else f"got {' and '.join(f'--{name}' for name in given)}"
@@ -109,7 +105,6 @@ class SftOptions(LessonOptions, _SftSources):
                 raise ConfigError(f"--{name.replace('_', '-')} goes with --{source}, and not with --{given[0]}")
         if self.validation and self.env:
             raise ConfigError("--validation goes with --conversations or --episodes: demonstrations are always new")
-        check_date(self.date)
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -124,11 +119,8 @@ class SftOptions(LessonOptions, _SftSources):
             demonstrations=self.demonstrations,
             optimizer=self.optimizer,
             steps=steps,
-            episodes=self.batch_size,
-            threads=self.threads,
-            micro_batch_tokens=self.micro_batch_tokens,
-            activation_checkpointing=self.activation_checkpointing,
-            lora=replace(self.lora, seed=self.seed if self.lora.seed is None else self.lora.seed),
+            batch_size=self.batch_size,
+            learner=with_lora_seed(self.learner, self.seed),
         )
 
     @property
@@ -201,7 +193,8 @@ class _Display:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym sft ...`; an interrupted run saves what was learned and has the exit code 130."""
-    options = parse_options(SftOptions, config_as_options(SftOptions, args), prog="agentgym sft")
+    options = read_lesson(SftOptions, args, "sft")
+    options.check()
     options.imitation(1 if options.steps is None else options.steps)  # refuses invalid settings before anything is read
     env = None if options.env is None else load_env(options.env, options.env_kwargs)
     if env is not None:
@@ -218,7 +211,7 @@ def _run(env: TextEnv | None, options: SftOptions, ranks: Ranks | None, tracking
     folder = open_folder(
         options.output or _free_output(options), recorded_settings("sft", given), options, ranks, tracking
     )
-    state = open_lesson(options, pupil, folder, partial(_begin, config, pupil), ranks)
+    state = open_lesson(options, config, pupil, folder, ranks)
     display = _Display()
     for line in folder.recorded:
         display.note(ImitationStep(**line))
@@ -234,13 +227,6 @@ def _run(env: TextEnv | None, options: SftOptions, ranks: Ranks | None, tracking
             env.close()
     _show(options, lesson, folder, display, interrupted=interrupted)
     return 130 if interrupted else 0
-
-
-def _begin(config: ImitationConfig, pupil: Pupil, model: LanguageModel | Sharded, first: object) -> LessonState:
-    """Returns the state of a model; if that is not the `first` one, this is not needed, and leaves a GPU."""
-    if first is not None and not pupil.model.embed.is_meta:
-        pupil.model.to("cpu")
-    return config.begin(model)
 
 
 def _of_demonstrations(options: SftOptions, renderer: TemplateRenderer, env: TextEnv) -> _Lesson:

@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from agentgym.errors import ConfigError
-from agentgym.trainers.settings.fsdp import FsdpConfig
+from agentgym.trainers.settings.learner import LearnerConfig
 
 if TYPE_CHECKING:
     from agentgym.trainers.parallel.ranks import Ranks
@@ -23,15 +24,16 @@ T = TypeVar("T")
 
 
 @contextmanager
-def join_ranks(device: str, dtype: str) -> Iterator[Ranks | None]:
+def join_ranks(learner: LearnerConfig) -> Iterator[Ranks | None]:
     """Joins the other processes that torchrun's variables name, and yields them as ranks; None for one that is alone.
 
-    On GPUs passes are in bfloat16 unless another `dtype` is given, and weights in float32. Only rank 0 prints. Raises
-    ConfigError for a device with a number, since each rank has that of its own.
+    On GPUs passes are in bfloat16 unless the settings name another type, and weights in float32. Only rank 0 prints.
+    Raises ConfigError for a device with a number, since each rank has that of its own.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() or os.environ["WORLD_SIZE"] == "1":
         yield None
         return
+    device, fsdp = learner.device, learner.fsdp
     on_gpu = device != "cpu"
     if on_gpu and device != "cuda":
         raise ConfigError(f"each rank has a GPU of its own: --device cuda, got {device}")
@@ -42,9 +44,10 @@ def join_ranks(device: str, dtype: str) -> Iterator[Ranks | None]:
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     open_group(on_gpu=on_gpu)
-    computed = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
+    if fsdp.param_dtype is None and learner.weights_dtype == "bfloat16":
+        fsdp = replace(fsdp, param_dtype="bfloat16")
     try:
-        ranks = Ranks(FsdpConfig(param_dtype="bfloat16" if computed == "bfloat16" else None), device)
+        ranks = Ranks(fsdp, device, mesh=learner.mesh)
         if ranks.rank == 0:
             yield ranks
         else:

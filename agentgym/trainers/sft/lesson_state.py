@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -22,9 +23,10 @@ from agentgym.trainers.learner.step_stats import StepStats
 from agentgym.trainers.monitoring.collapse import MAX_MERGE_LOST
 from agentgym.trainers.parallel.gradient_threads import one_core
 from agentgym.trainers.parallel.sharded_tensor import whole
-from agentgym.trainers.parallel.world import LearnerRanks, Sharded
+from agentgym.trainers.parallel.world import LearnerRanks, Sharded, model_of
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.sft.lesson_batches import most_tokens
 
 if TYPE_CHECKING:
     from agentgym.trainers.parallel.ranks import Ranks
@@ -51,6 +53,9 @@ class LessonState:
         first: LanguageModel | Sharded | None = None,
     ) -> None:
         self.ranks: LearnerRanks | None = pupil.ranks if isinstance(pupil, Sharded) else None
+        model = model_of(pupil)
+        tokens = most_tokens(model, config.micro_batch_tokens, recomputes=config.activation_checkpointing)
+        config = replace(config, micro_batch_tokens=tokens)
         self.learner = Learner(pupil, config, optimizer, total_steps=num_steps, reference=first)
         self.model, self.adapters = self.learner.model, self.learner.adapters
         self._balance = balance_weight(config, self.model.balance_coefficient)
@@ -122,13 +127,18 @@ class LessonState:
         with nullcontext() if self.model.embed.device.type == "cpu" else one_core():  # beside a GPU, one core suffices
             for step in range(self.num_done + 1, steps + 1):
                 items, batch = next_batch()
-                stats = self.learner.update(batch, version=step - 1) if batch.num_rows else None
+                stats = self._text_stats(self.learner.update(batch, version=step - 1)) if batch.num_rows else None
                 self.learner.optimizer.skip_to(step)
                 report(step, items, stats, time.perf_counter() - started)
 
-    def loss_of(self, stats: StepStats) -> float:
-        """Returns the loss of a step's tokens, without that of the loads of experts."""
-        return stats.loss - (0.0 if stats.router is None else self._balance * stats.router.router_loss)
+    def measure(self, batch: TrainingBatch) -> StepStats:
+        """Returns the statistics of a batch that is not learned."""
+        return self._text_stats(self.learner.measure(batch))
+
+    def _text_stats(self, stats: StepStats) -> StepStats:
+        """Returns the statistics with the loss of the text alone, without that of the loads of experts."""
+        balance = 0.0 if stats.router is None else self._balance * stats.router.router_loss
+        return replace(stats, loss=stats.loss - balance)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Loads the state of a checkpoint, whose weights the model has, or those under the adapters if it has some."""

@@ -124,7 +124,7 @@ def make_embedded(output: Path, config: RecipeConfig) -> None:
     ):
         _log.info("lesson: %s", name)
         imitate(model, renderer, lesson_envs(levels), lesson, first_seed=seed, on_step=_show)
-        seed += lesson.steps * lesson.episodes
+        seed += lesson.steps * lesson.batch_size
         save_model_folder(model, output / name if name != "careless" else output)
 
 

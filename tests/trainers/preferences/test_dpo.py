@@ -31,11 +31,13 @@ from agentgym.trainers.algorithms.losses import loss_with
 from agentgym.trainers.parallel.balance import divide_batch
 from agentgym.trainers.preferences.loop import PreferenceConfig, PreferenceStep, learn_preferences
 from agentgym.trainers.preferences.pairs import pair_of_row, pairs_of_episodes, pairs_of_files
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.router import RouterConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, Pair
+from agentgym.trainers.sft.lesson import Validation
 from agentgym.trainers.sft.lesson_batches import pair_batch
-from agentgym.trainers.sft.loop import Validation
 from agentgym.trainers.sft.sft_folder import SftFolder
 
 Tiny = Callable[..., Decoder]
@@ -99,7 +101,7 @@ def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, loss: Any
     model = tiny()
     pairs = pairs_for(model)
     config = PreferenceConfig(
-        loss=loss, beta=0.3, sft_weight=0.2, steps=2, pairs=4, threads=threads,
+        loss=loss, beta=0.3, sft_weight=0.2, steps=2, batch_size=4, learner=LearnerConfig(threads=threads),
         optimizer=OptimizerConfig(name="sgd", learning_rate=0.5, warmup_steps=0, max_grad_norm=1e9),
     )  # fmt: skip
     first, wanted = copy.deepcopy(model), copy.deepcopy(model)
@@ -130,7 +132,7 @@ def test_the_report_is_of_the_gains_before_the_update(tiny: Tiny) -> None:
     model = tiny()
     pairs = pairs_for(model)
     optimizer = OptimizerConfig(learning_rate=3e-2, warmup_steps=1)
-    config = PreferenceConfig(beta=0.5, steps=12, pairs=4, optimizer=optimizer)
+    config = PreferenceConfig(beta=0.5, steps=12, batch_size=4, optimizer=optimizer)
     steps: list[PreferenceStep] = []
     learn_preferences(model, iter(pairs * 12), config, validation=Validation(pairs, 11), on_step=steps.append)
     assert [step.step for step in steps if step.validation_loss is not None] == [11, 12]
@@ -140,6 +142,12 @@ def test_the_report_is_of_the_gains_before_the_update(tiny: Tiny) -> None:
     assert steps[-1].margin == pytest.approx(steps[-1].chosen_reward - steps[-1].rejected_reward)
 
 
+def test_the_loads_of_experts_are_balanced_only_where_that_is_set() -> None:
+    assert PreferenceConfig().loss_learner.router.balance == 0.0  # whatever the model's config.json says
+    learner = LearnerConfig(router=RouterConfig(balance=0.1))
+    assert PreferenceConfig(learner=learner).loss_learner.router.balance == 0.1
+
+
 @pytest.mark.parametrize("given", [{"micro_batch_tokens": 1}, {"activation_checkpointing": True}])
 def test_passes_of_few_tokens_or_that_recompute_learn_the_same(given: dict[str, Any], tiny: Tiny) -> None:
     found: list[tuple[PreferenceStep, torch.Tensor]] = []
@@ -147,7 +155,7 @@ def test_passes_of_few_tokens_or_that_recompute_learn_the_same(given: dict[str, 
         model, steps = tiny(), []
         pairs = pairs_for(model)
         optimizer = OptimizerConfig(name="sgd", learning_rate=1e-2, warmup_steps=0)
-        config = PreferenceConfig(steps=2, pairs=4, optimizer=optimizer, **settings)
+        config = PreferenceConfig(steps=2, batch_size=4, optimizer=optimizer, learner=LearnerConfig(**settings))
         learn_preferences(model, iter(pairs * 2), config, validation=Validation(pairs, 1), on_step=steps.append)
         found.append((steps[-1], model.embed.detach()))
     (plain, weights), (other, same) = found
@@ -159,9 +167,9 @@ def test_passes_of_few_tokens_or_that_recompute_learn_the_same(given: dict[str, 
 def test_adapters_learn_with_their_base_as_the_reference_and_are_merged(tiny: Tiny) -> None:
     model, first = tiny(), tiny()
     pairs = pairs_for(model)
-    config = PreferenceConfig(
-        steps=6, pairs=4, lora=LoraConfig(rank=4, seed=0), optimizer=OptimizerConfig(learning_rate=1e-1, warmup_steps=1)
-    )
+    optimizer = OptimizerConfig(learning_rate=1e-1, warmup_steps=1)
+    learner = LearnerConfig(lora=LoraConfig(rank=4, seed=0))
+    config = PreferenceConfig(steps=6, batch_size=4, learner=learner, optimizer=optimizer)
     steps: list[PreferenceStep] = []
     learn_preferences(model, iter(pairs * 6), config, on_step=steps.append)
     assert steps[0].margin == pytest.approx(0.0, abs=1e-6) and steps[-1].margin > 0.1
@@ -183,7 +191,7 @@ def test_a_gradient_that_is_not_finite_halts(tiny: Tiny) -> None:
         ({"beta": 0.0}, "beta is 0.0; it must be above 0"),
         ({"label_smoothing": 0.5}, r"label_smoothing is 0.5; it must be in \[0, 0.5\)"),
         ({"label_smoothing": 0.1, "loss": "ipo"}, "label_smoothing is 0.1; it must be 0 for the form ipo"),
-        ({"pairs": 0}, "pairs must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -318,7 +326,7 @@ def test_pairs_of_held_out_tasks_are_named_as_by_sft(
 
 def test_the_report_has_both_parts_of_the_loss(tiny: Tiny) -> None:
     model = tiny()
-    config = PreferenceConfig(steps=2, pairs=4, sft_weight=0.3, optimizer=OptimizerConfig(learning_rate=3e-2))
+    config = PreferenceConfig(steps=2, batch_size=4, sft_weight=0.3, optimizer=OptimizerConfig(learning_rate=3e-2))
     steps: list[PreferenceStep] = []
     pairs = pairs_for(model)
     learn_preferences(model, iter(pairs * 2), config, on_step=steps.append)

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.sft.lesson_ranks import join_ranks
 
 OnRanks = Callable[..., list[int]]
@@ -163,13 +164,13 @@ class Stop(Go):
 
 
 def test_a_gpu_with_a_number_is_refused_where_each_rank_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    with join_ranks("cuda:1", "auto") as ranks:
+    with join_ranks(LearnerConfig(device="cuda:1")) as ranks:
         assert ranks is None
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     told = "each rank has a GPU of its own: --device cuda, got cuda:1"
-    with pytest.raises(ConfigError, match=told), join_ranks("cuda:1", "auto"):
+    with pytest.raises(ConfigError, match=told), join_ranks(LearnerConfig(device="cuda:1")):
         pass
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    with pytest.raises(ConfigError, match="begin the ranks with torchrun"), join_ranks("cuda", "auto"):
+    with pytest.raises(ConfigError, match="begin the ranks with torchrun"), join_ranks(LearnerConfig(device="cuda")):
         pass

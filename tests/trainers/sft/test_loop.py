@@ -26,9 +26,10 @@ from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.sft.lesson import Validation
 from agentgym.trainers.sft.lesson_batches import imitation_batch
 from agentgym.trainers.sft.lesson_state import LessonState
-from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, Validation, imitate, learn
+from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, imitate, learn
 
 Tiny = Callable[..., Decoder]
 QUICK = OptimizerConfig(name="muon", learning_rate=1e-2, warmup_steps=1)
@@ -41,7 +42,7 @@ def renderer(tokenizer_folder: Path) -> Renderer:
 
 def measured(model: LanguageModel, rows: Sequence[Demonstration]) -> StepStats:
     """The statistics of rows under the weights of a model."""
-    state = ImitationConfig(threads=1).begin(model)
+    state = ImitationConfig().begin(model)
     stats = state.learner.measure(imitation_batch(rows))
     state.close()
     return stats
@@ -63,7 +64,7 @@ def test_what_is_not_imitated_has_no_gradient(tiny: Tiny, renderer: Renderer) ->
     for last in (8, 9):
         model = tiny(vocab_size=renderer.vocab_size, tied=False)
         shown = Demonstration((3, 1, 4, last), (False, False, True, False), success=True)
-        config = ImitationConfig(steps=1, episodes=1, optimizer=QUICK)
+        config = ImitationConfig(steps=1, batch_size=1, optimizer=QUICK)
         learn(model, renderer, iter([shown]), config, on_step=steps.append)
         weights.append([parameter.detach() for parameter in model.parameters()])
     assert steps[0].loss == steps[1].loss
@@ -74,7 +75,7 @@ def test_what_is_not_imitated_has_no_gradient(tiny: Tiny, renderer: Renderer) ->
 def test_the_loss_falls_and_every_step_is_told(tiny: Tiny, renderer: Renderer) -> None:
     model = tiny(vocab_size=renderer.vocab_size, window=2048)
     env = make_env("GuessNumber-v0", {"level": 1})
-    config = ImitationConfig(steps=30, episodes=4, optimizer=QUICK)
+    config = ImitationConfig(steps=30, batch_size=4, optimizer=QUICK)
     steps: list[ImitationStep] = []
     imitate(model, renderer, [env], config, on_step=steps.append)
     assert [one.step for one in steps] == list(range(1, 31))
@@ -88,7 +89,7 @@ def test_the_loss_falls_and_every_step_is_told(tiny: Tiny, renderer: Renderer) -
 def test_validation_is_the_loss_of_rows_that_are_not_learned_after_every_pass(tiny: Tiny, renderer: Renderer) -> None:
     rows = list(islice(stream([make_env("GuessNumber-v0", {"level": 1})], renderer, 0, DemonstrationConfig()), 5))
     plain, watched = (tiny(vocab_size=renderer.vocab_size, window=2048) for _ in range(2))
-    config = ImitationConfig(steps=5, episodes=2, optimizer=QUICK)
+    config = ImitationConfig(steps=5, batch_size=2, optimizer=QUICK)
     steps: list[ImitationStep] = []
     learn(plain, renderer, cycle(rows[:4]), config)
     learn(watched, renderer, cycle(rows[:4]), config, validation=Validation(rows[3:], 2), on_step=steps.append)
@@ -104,7 +105,12 @@ def test_adapters_imitate_and_leave_a_model_without_adapters(tiny: Tiny, rendere
     model = tiny(vocab_size=renderer.vocab_size, window=2048)
     embed, qkv = model.embed.detach().clone(), model.layers[0].qkv.detach().clone()  # type: ignore[operator, union-attr]
     shown = list(islice(stream([make_env("GuessNumber-v0")], renderer, 7, DemonstrationConfig()), 4))
-    config = ImitationConfig(steps=30, episodes=4, optimizer=OptimizerConfig(warmup_steps=1), lora=LoraConfig(rank=4))
+    config = ImitationConfig(
+        steps=30,
+        batch_size=4,
+        optimizer=OptimizerConfig(warmup_steps=1),
+        learner=LearnerConfig(lora=LoraConfig(rank=4)),
+    )
     steps: list[ImitationStep] = []
     learn(model, renderer, cycle(shown), config, on_step=steps.append)
     assert steps[-1].loss < 0.7 * steps[0].loss
@@ -136,7 +142,7 @@ def test_a_step_reports_the_mean_loss_before_it(tiny: Tiny, renderer: Renderer) 
     shown = list(islice(stream([env], renderer, 7, DemonstrationConfig()), 3))
     wanted = measured(model, shown).loss
     steps: list[ImitationStep] = []
-    imitate(model, renderer, [env], ImitationConfig(steps=1, episodes=3), first_seed=7, on_step=steps.append)
+    imitate(model, renderer, [env], ImitationConfig(steps=1, batch_size=3), first_seed=7, on_step=steps.append)
     assert steps[0].loss == pytest.approx(wanted, rel=1e-5)
 
 
@@ -150,7 +156,8 @@ def test_passes_of_few_tokens_or_that_recompute_learn_the_same(
     found: list[tuple[ImitationStep, torch.Tensor]] = []
     for settings in ({}, given):
         model, steps = tiny(vocab_size=renderer.vocab_size, window=2048), []
-        config = ImitationConfig(steps=1, episodes=5, optimizer=OptimizerConfig(name="sgd", warmup_steps=0), **settings)
+        optimizer = OptimizerConfig(name="sgd", warmup_steps=0)
+        config = ImitationConfig(steps=1, batch_size=5, optimizer=optimizer, learner=LearnerConfig(**settings))
         learn(model, renderer, iter(rows), config, validation=Validation(rows, 1), on_step=steps.append)
         found.append((steps[0], model.embed.detach()))
     (plain, weights), (other, same) = found
@@ -161,7 +168,7 @@ def test_passes_of_few_tokens_or_that_recompute_learn_the_same(
 
 def test_a_pass_without_tokens_is_refused() -> None:
     with pytest.raises(ConfigError, match="micro_batch_tokens"):
-        ImitationConfig(micro_batch_tokens=0)
+        ImitationConfig(learner=LearnerConfig(micro_batch_tokens=0))
 
 
 def test_a_large_model_is_taught_gently_where_nothing_is_given(
@@ -180,7 +187,8 @@ def test_equal_settings_give_equal_weights(tiny: Tiny, renderer: Renderer) -> No
     found = []
     for _ in range(2):
         model = tiny(vocab_size=renderer.vocab_size, window=2048)
-        config = ImitationConfig(steps=2, episodes=3, demonstrations=DemonstrationConfig(mistakes=0.3), optimizer=QUICK)
+        demonstrations = DemonstrationConfig(mistakes=0.3)
+        config = ImitationConfig(steps=2, batch_size=3, demonstrations=demonstrations, optimizer=QUICK)
         imitate(model, renderer, [make_env("GuessNumber-v0")], config, first_seed=3)
         found.append([parameter.detach() for parameter in model.parameters()])
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
@@ -189,7 +197,7 @@ def test_equal_settings_give_equal_weights(tiny: Tiny, renderer: Renderer) -> No
 def test_a_demonstration_past_the_context_window_is_learned_up_to_there(tiny: Tiny, renderer: Renderer) -> None:
     model = tiny(vocab_size=renderer.vocab_size, window=64)
     steps: list[ImitationStep] = []
-    imitate(model, renderer, [make_env("TextGame-v0")], ImitationConfig(steps=1, episodes=2), on_step=steps.append)
+    imitate(model, renderer, [make_env("TextGame-v0")], ImitationConfig(steps=1, batch_size=2), on_step=steps.append)
     assert steps[0].tokens == 2 * 65
 
 
@@ -199,7 +207,7 @@ def test_what_on_step_raises_ends_the_training_after_a_whole_step(tiny: Tiny, re
             raise KeyboardInterrupt
 
     model, other = (tiny(vocab_size=renderer.vocab_size, window=2048) for _ in range(2))
-    long, short = (ImitationConfig(steps=steps, episodes=2, optimizer=QUICK) for steps in (50, 2))
+    long, short = (ImitationConfig(steps=steps, batch_size=2, optimizer=QUICK) for steps in (50, 2))
     with pytest.raises(KeyboardInterrupt):
         imitate(model, renderer, [make_env("GuessNumber-v0")], long, on_step=stop)
     imitate(other, renderer, [make_env("GuessNumber-v0")], short)
@@ -221,7 +229,7 @@ def test_a_tokenizer_of_another_model_is_refused(tiny: Tiny, renderer: Renderer)
         imitate(tiny(vocab_size=50), renderer, [make_env("GuessNumber-v0")], ImitationConfig())
 
 
-@pytest.mark.parametrize("name", ["steps", "episodes", "threads"])
+@pytest.mark.parametrize("name", ["steps", "batch_size"])
 def test_sizes_below_one_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         ImitationConfig(**{name: 0})
@@ -246,5 +254,5 @@ def test_a_mixture_of_experts_also_learns_to_balance_them_as_its_configuration_s
     assert balance == pytest.approx(0.5 * float((2 * found[0] + found[1]).detach()) / 3, rel=1e-5)
     steps: list[ImitationStep] = []
     renderer: Any = SimpleNamespace(vocab_size=8)
-    learn(load_policy(tmp_path), renderer, iter(shown), ImitationConfig(steps=1, episodes=2), on_step=steps.append)
+    learn(load_policy(tmp_path), renderer, iter(shown), ImitationConfig(steps=1, batch_size=2), on_step=steps.append)
     assert steps[0].loss == pytest.approx(stats.loss - balance, rel=1e-5), "the reported loss is that of the tokens"
