@@ -12,6 +12,7 @@ from agentgym.model.model_folder import count_parameters
 from agentgym.settings import is_bundled
 from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.algorithms.estimators import check_estimator, check_penalized, needs_groups, needs_input
+from agentgym.trainers.algorithms.losses import LOSSES, traits_of
 from agentgym.trainers.algorithms.optimizers import schedule_share
 from agentgym.trainers.algorithms.presets import preset_of
 from agentgym.trainers.checkpoints.run_folder import read_settings
@@ -61,6 +62,11 @@ def resolve_config(config: TrainConfig, *, is_resumed: bool = False) -> TrainCon
     practice = replace(config.practice, filter=config.practice.filter or preset.filter)
     config = replace(config, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
     policy_loss(config.learner)
+    if traits_of(LOSSES[config.learner.loss_name]).against_reference:
+        raise ConfigError(
+            f"learner.loss {config.learner.loss_name!r} is of pairs of replies, which `agentgym dpo` learns from: leave"
+            " it out"
+        )
     optimizer = config.optimizer
     check_optimizer(optimizer, is_resumed=is_resumed)
     for step in (0, config.steps - 1):

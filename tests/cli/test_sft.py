@@ -265,6 +265,20 @@ def test_a_gpu_without_memory_is_one_line_that_says_what_takes_less(
     assert "micro-batch-tokens" in done.err and "Traceback" not in done.err
 
 
+def test_a_folder_of_an_earlier_version_is_a_model_and_is_not_resumed(
+    agentgym: Command, model: Path, tmp_path: Path
+) -> None:
+    words = ("sft", "--env", "GuessNumber-v0", *QUICK)
+    assert agentgym(*words, "--model", model, "--output", "old").code == 0
+    settings = yaml.safe_load((tmp_path / "old" / "config.yaml").read_text())
+    learner = settings.pop("learner")
+    before = {name: learner[name] for name in ("device", "dtype", "micro_batch_tokens", "activation_checkpointing")}
+    (tmp_path / "old" / "config.yaml").write_text(yaml.safe_dump(settings | before | {"lora": {"rank": 0}}))
+    refused = agentgym("sft", "--resume", "--output", "old")
+    assert refused.code == 2 and "is of an earlier version, and cannot be resumed" in refused.err
+    assert agentgym(*words, "--model", "old", "--output", "new").code == 0
+
+
 def test_what_cannot_be_resumed_is_refused(agentgym: Command) -> None:
     assert "name it with --output" in agentgym("sft", "--resume").err
     refused = agentgym("sft", "--resume", "--output", "nothing")

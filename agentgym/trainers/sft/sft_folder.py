@@ -93,6 +93,9 @@ class SftFolder:
             raise RunFolderError(f"{str(self.path / 'config.yaml')!r} cannot be read: {error}") from error
         if not isinstance(stored, dict):
             raise RunFolderError(f"{str(self.path)!r} has no settings in its config.yaml")
+        if "learner" not in stored:
+            remedy = f"begin a new one with its weights, --model {self.path}"
+            raise RunFolderError(f"{str(self.path)!r} is of an earlier version, and cannot be resumed: {remedy}")
         changed = [name for name in settings if name not in _FREE and stored.get(name) != settings[name]]
         if changed:
             diff = "; ".join(f"{name}: {stored.get(name)!r} there, {settings[name]!r} here" for name in changed)
