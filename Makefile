@@ -21,7 +21,7 @@ long-tests: $(STAMP)
 # The real engines on CPU, each in an environment of its own, for `.venv/bin/python -m pytest -m engine`.
 engines: $(STAMP)
 	PYTHON=$(BIN)/python tests/engines/environments/build.sh sglang vllm
-	@for name in sglang vllm; do echo "agentgym train --env TextGame-v0 --engine $$name --$$name.python \
+	@for name in sglang vllm; do echo "agentgym train --env TextGame-v0 --engine $$name --server.python \
 	$$(tests/engines/environments/build.sh --path $$name)"; done
 
 # The libraries of other ecosystems and a local S3, for `.venv/bin/python -m pytest -m adapter`. One library is compiled:

@@ -17,7 +17,13 @@ long."""
 
 collect_ignore = ["envs", "tools", "chat_templates", "trainers"]
 
-settings.register_profile("agentgym", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
+settings.register_profile(
+    "agentgym",
+    deadline=None,
+    print_blob=True,
+    max_examples=int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "30")),  # `.ci/run all` tries more
+    derandomize=bool(os.environ.get("CI")),
+)
 settings.load_profile("agentgym")  # in CI a commit meets the examples that it met before; elsewhere always new ones
 
 

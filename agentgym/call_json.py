@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import json.scanner
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from agentgym.types import JSON
@@ -12,9 +11,11 @@ from agentgym.types import JSON
 __all__ = [
     "ARGUMENT_KEYS",
     "LABELS",
+    "MAX_JSON_DEPTH",
     "add_unique",
     "as_call",
     "check_outside",
+    "is_too_deep",
     "json_kind",
     "keys_outside",
     "read_arguments",
@@ -27,6 +28,7 @@ LABELS = frozenset(
     "id type index call_id tool_call_id caller provider_specific_fields extra_content thought_signature".split()
 )
 """The keys by which models and servers label a call: they hold no arguments."""
+MAX_JSON_DEPTH = 100
 
 
 def as_call(
@@ -65,7 +67,8 @@ def read_arguments(value: JSON) -> Mapping[str, JSON]:
         try:
             value = read_json(value)
         except ValueError as error:
-            raise ValueError(f"the arguments are {error}") from None
+            is_clause = str(error).startswith("invalid JSON")
+            raise ValueError(f"the arguments are {error}" if is_clause else f"of the arguments, {error}") from None
     if value is None or value == "":
         return {}
     if not isinstance(value, dict | Mapping):
@@ -108,31 +111,37 @@ def json_kind(value: JSON) -> str:
 def read_json(text: str) -> JSON:
     """Returns the value that `text` spells; raises ValueError with the reason.
 
-    Values that JSON does not have (NaN, infinities, lone surrogates) are refused, and so are keys that occur twice.
+    Values that JSON does not have (NaN, infinities, lone surrogates) are refused, and so are keys that occur twice and
+    values that are nested more than `MAX_JSON_DEPTH` levels deep: templates that write them would run out of stack.
     """
     try:
-        value: JSON = _decode_json(text)
+        value: JSON = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise ValueError(f"invalid JSON ({error.msg} at character {error.pos})") from None
     except UnicodeEncodeError:
         raise ValueError("invalid JSON (a lone surrogate)") from None
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        raise ValueError("invalid JSON (an integer of too many digits)") from None
     except RecursionError:
         raise ValueError("invalid JSON (nested too deeply)") from None
+    if is_too_deep(value, text.count("[") + text.count("{")):
+        raise ValueError("invalid JSON (nested too deeply)")
     return value
 
 
-def _decode_json(text: str) -> JSON:
-    """Decodes a text without the decoder's two regular expressions for white space."""
-    bare = text.strip(_BLANKS)
-    try:
-        value, end = _SCAN(bare, 0)
-    except (StopIteration, json.JSONDecodeError):
-        end = -1
-    if end != len(bare):
-        value = _DECODER.decode(text)  # raises, and counts characters from the text's beginning
-    return value
+def is_too_deep(value: object, num_openings: int) -> bool:
+    """Returns True if containers are nested deeper than `MAX_JSON_DEPTH`; their text has `num_openings` brackets."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH if num_openings > MAX_JSON_DEPTH else 0):
+        children = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]  # type: ignore[attr-defined]
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return num_openings > MAX_JSON_DEPTH
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -154,5 +163,3 @@ def _unique_keys(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_read_finite)
-_SCAN: Callable[[str, int], tuple[JSON, int]] = json.scanner.make_scanner(_DECODER)  # type: ignore[arg-type]  # any decoder
-_BLANKS = " \t\n\r"

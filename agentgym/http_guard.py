@@ -8,6 +8,7 @@ import binascii
 import hmac
 import ipaddress
 import json
+import logging
 import os
 import re
 import secrets
@@ -22,10 +23,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
+from agentgym.call_json import MAX_JSON_DEPTH, is_too_deep
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.proxies import is_loopback
 
 __all__ = [
+    "READING",
     "TOKEN_VARIABLE",
     "GuardLimits",
     "HttpGuard",
@@ -39,9 +42,14 @@ __all__ = [
     "shown_token",
 ]
 
+UNREADABLE = (HttpProcessingError, web.RequestPayloadError)
+"""The errors of a request that is no HTTP."""
 TOKEN_VARIABLE = "AGENTGYM_TOKEN"
 """The environment variable whose value every server demands as its token."""
-MAX_JSON_DEPTH = 100
+_log = logging.getLogger(__name__)
+_log.addFilter(lambda record: not isinstance((record.exc_info or (None, None))[1], UNREADABLE))
+READING: Mapping[str, Any] = {"logger": _log, "auto_decompress": False}
+"""The options of aiohttp by which a server leaves bodies compressed, and logs no request that cannot be read."""
 OPEN_PATHS = ("/health",)
 """Paths that need no token: a health monitor has none."""
 SWEEP_S = 1.0
@@ -112,7 +120,7 @@ class HttpGuard:
             given = request.content_type
             how = "send JSON with the header `Content-Type: application/json`"
             raise RequestRejected(415, "unsupported_media_type", f"a body of the type {given!r:.80} is refused: {how}")
-        if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
+        if (coding := ", ".join(request.headers.getall("Content-Encoding", ["identity"]))) != "identity":
             how = "send it without the header `Content-Encoding`"
             raise RequestRejected(
                 415, "unsupported_media_type", f"a body compressed by {coding!r:.80} is refused: {how}"
@@ -130,7 +138,7 @@ class HttpGuard:
         except TimeoutError:
             seconds = f"{self.limits.body_s:g} s"
             raise RequestRejected(408, "request_timeout", f"the body did not arrive within {seconds}") from None
-        except (web.RequestPayloadError, HttpProcessingError) as error:
+        except UNREADABLE as error:
             raise RequestRejected(400, "invalid_body", f"the body cannot be read: {error}") from error
 
     def middleware(self, answer: Callable[[RequestRejected], web.StreamResponse]) -> Middleware:
@@ -146,13 +154,16 @@ class HttpGuard:
 
         return admit_request
 
-    def runner(self, app: web.Application) -> web.AppRunner:
+    def runner(
+        self, app: web.Application, *, handler_cancellation: bool = True, shutdown_timeout: float = 1.0
+    ) -> web.AppRunner:
         """Returns a runner that cancels the handler of a client that leaves, and closes idle connections in time."""
         return web.AppRunner(
             app,
             access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=1.0,
+            **READING,
+            handler_cancellation=handler_cancellation,
+            shutdown_timeout=shutdown_timeout,
             keepalive_timeout=self.limits.idle_s,
         )
 
@@ -287,20 +298,9 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
         raise RequestRejected(400, "invalid_json", f"the body is not JSON: {reason:.200}") from error
     if not isinstance(value, dict):
         raise RequestRejected(400, "invalid_json", f"the body is a JSON object, got {type(value).__name__}")
-    if raw.count(b"[") + raw.count(b"{") > MAX_JSON_DEPTH and _is_deeper(value, MAX_JSON_DEPTH):
+    if is_too_deep(value, raw.count(b"[") + raw.count(b"{")):
         raise RequestRejected(400, "invalid_json", f"the body is nested more than {MAX_JSON_DEPTH} levels deep")
     return value
-
-
-def _is_deeper(value: object, depth: int) -> bool:
-    """True if containers are nested deeper than `depth`."""
-    level = [value]
-    for _ in range(depth):
-        children = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]  # type: ignore[attr-defined]
-        level = [child for child in children if isinstance(child, dict | list)]
-        if not level:
-            return False
-    return True
 
 
 def _key(request: web.BaseRequest) -> str:

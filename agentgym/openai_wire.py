@@ -132,10 +132,10 @@ def is_thought(part: object) -> bool:
 def tool_from_openai(value: object, where: str = "tool") -> ToolSpec:
     """Returns the tool of `{"type": "function", "function": {...}}`, the inverse of `ToolSpec.to_openai`.
 
-    MCP's and Anthropic's forms are read too: a name and a description beside `inputSchema` or `input_schema`. Raises
-    WireError.
+    The forms of MCP, Anthropic and Bedrock are read too: a name and a description beside `inputSchema` or
+    `input_schema`. Raises WireError.
     """
-    function = value.get("function") if isinstance(value, Mapping) else None
+    function = value.get("function", value.get("toolSpec")) if isinstance(value, Mapping) else None
     if function is None and isinstance(value, Mapping) and tool_schema(value) is not None:
         function = value
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -153,9 +153,10 @@ def tool_from_openai(value: object, where: str = "tool") -> ToolSpec:
 
 
 def tool_schema(tool: Mapping[str, Any]) -> object:
-    """Returns the schema of a tool under the key of OpenAI, MCP or Anthropic; None if it has none."""
+    """Returns the schema of a tool under the key of OpenAI, MCP, Anthropic or Bedrock; None if it has none."""
     schemas = [tool[key] for key in ("parameters", "inputSchema", "input_schema") if tool.get(key) is not None]
-    return max(schemas, key=bool, default=None)
+    schema = max(schemas, key=bool, default=None)
+    return schema["json"] if isinstance(schema, Mapping) and schema.keys() == {"json"} else schema
 
 
 def _call_to_openai(call: AnyCall) -> dict[str, JSON]:

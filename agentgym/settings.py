@@ -124,9 +124,13 @@ def convert_function_errors(name: str, function: Callable[..., object]) -> Itera
 
 
 def replaced_by(kind: object, name: str) -> str:
-    """Returns the setting that replaced a former one of `kind` (its `replaced`); empty for any other name."""
+    """Returns the setting that replaced a former one of `kind` (its `replaced`), or a block of settings that it is in.
+
+    Empty for any other name.
+    """
     replaced: object = getattr(kind, "replaced", None)
-    return str(replaced.get(name, "")) if isinstance(replaced, Mapping) else ""
+    block, dot, setting = name.partition(".")
+    return f"{replaced[block]}{dot}{setting}" if isinstance(replaced, Mapping) and block in replaced else ""
 
 
 def settings_of(function: Callable[..., object], inputs: Collection[str] = ()) -> dict[str, object]:

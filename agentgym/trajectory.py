@@ -158,13 +158,13 @@ class TokenSpan:
         assert self.logprobs is not None and self.policy_versions is not None
         if not self.ids:
             raise InvalidTrajectory("a policy span holds at least one sampled id")
-        if not are_logprobs(self.logprobs):
+        if not _are_logprobs(self.logprobs):
             raise InvalidTrajectory("logprobs are finite and at most 0")
         if not _never_falls(self.policy_versions):
             raise InvalidTrajectory("policy versions never fall within a span")
 
 
-def are_logprobs(values: Sequence[float]) -> bool:
+def _are_logprobs(values: Sequence[float]) -> bool:
     """Returns True if all are finite and at most 0, but for rounding; a finite sum has no part that is not finite."""
     if math.isfinite(sum(values)) and max(values) <= 1e-6:
         return True
@@ -352,7 +352,9 @@ class Trajectory:
     @property
     def success(self) -> bool | None:
         """The environment's own verdict (`metrics["success"]`), else whether the reward is positive; None if failed."""
-        return success_of(self.metrics, self.reward or 0.0) if self.status.trainable else None
+        if not self.status.trainable:
+            return None
+        return bool(self.metrics["success"]) if "success" in self.metrics else (self.reward or 0.0) > 0
 
     @property
     def num_tokens(self) -> int:
@@ -363,11 +365,6 @@ class Trajectory:
     def num_trained_tokens(self) -> int:
         """The number of trained ids over all rows."""
         return sum(row.num_trained_tokens for row in self.rows)
-
-
-def success_of(metrics: Mapping[str, float], reward: float) -> bool:
-    """Returns the environment's own verdict on an episode with a reward, else True if the reward is positive."""
-    return bool(metrics["success"]) if "success" in metrics else reward > 0
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def check(architecture: str, known: KnownModel | None) -> KnownModel:
             save_small_model(architecture, Path(folder))
         except ConfigError as error:
             return KnownModel(architecture, {"loads": (False, str(error))})
-        results = {result.name: (result.passed, result.found) for result in check_model(Path(folder))}
+        results = {result.name: (result.ok, result.found) for result in check_model(Path(folder))}
     served = {name: known.results[name] for name in get_args(ServerKind) if known and name in known.results}
     return KnownModel(architecture, results | served)
 
@@ -40,7 +40,7 @@ def check_served(known: KnownModel, kind: ServerKind, python: str) -> KnownModel
     with tempfile.TemporaryDirectory() as folder:
         save_small_model(known.architecture, Path(folder))
         result = check_on_server(Path(folder), kind, python)
-    return KnownModel(known.architecture, {**known.results, kind: (result.passed, result.found)})
+    return KnownModel(known.architecture, {**known.results, kind: (result.ok, result.found)})
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def main() -> None:
             *f"train --env TextGame-v0 --model {home / 'model'} --reward.function {home / 'luck.py'}:varied".split(),
             *f"--executor ray --ray.learners {given.learners} --ray.engines {given.engines} --ray.workers 1".split(),
             *f"--steps {given.steps} --tasks 2 --group-size 2 --eval.episodes 0 --limits.turn-tokens 12".split(),
-            *"--limits.context-window 1024 --limits.max-turns 2 --local.compile False --local.num-slots 4".split(),
+            *"--limits.context-window 1024 --limits.max-turns 2 --local.num-slots 4".split(),
             *"--checkpoint.every 1 --checkpoint.keep 1".split(),
             *f"--output {home / 'run'}".split(),
         ]

@@ -117,7 +117,7 @@ class Job:
 def ours(folder: Path, backend: str, dtype: str, threads: int | None) -> Iterator[Play]:
     """Yields a player of the in-process engine, with nothing cached between jobs."""
     model = load_policy(folder, dtype=getattr(torch, dtype), backend=backend).requires_grad_(False)
-    engine = LocalEngine(model, LocalEngineConfig(compile=None, threads=threads))
+    engine = LocalEngine(model, LocalEngineConfig(threads=threads))
 
     async def request(job: Job, index: int) -> None:
         sampling = Sampling(max_tokens=job.max_tokens[index], seed=index)

@@ -1,6 +1,6 @@
 """Measures the properties of each model family on a folder of chat templates, and prints `docs/families.md`.
 
-A template is held to the checks of `agentgym verify --model`, with a stand-in for its tokenizer.
+A template is held to the checks of `agentgym models check`, with a stand-in for its tokenizer.
 
     python benchmarks/family_matrix.py FOLDER_OF_TEMPLATES > docs/families.md
 """
@@ -25,9 +25,9 @@ from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.embedded import embedded_folder
 from agentgym.errors import RenderError
-from agentgym.evaluation.model_check.findings import ModelCheckOutcome, ModelReport, ModelVerdict
-from agentgym.evaluation.model_check.reference import TransformersReference
-from agentgym.evaluation.model_check.verify import verify_model
+from agentgym.trainers.model_check.findings import CheckOutcome, CheckResult, TemplateReport
+from agentgym.trainers.model_check.reference import TransformersReference
+from agentgym.trainers.model_check.template import check_chat_template
 from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
 COLUMNS = {
@@ -40,8 +40,8 @@ COLUMNS = {
     "malformed": "malformed kept",
     "prefix": "prefix-preserving",
 }
-"""The heading of each column, by the property of `verify_model`."""
-CELLS = {ModelCheckOutcome.OK: "yes", ModelCheckOutcome.FAILED: "**no**", ModelCheckOutcome.SKIPPED: "–"}
+"""The heading of each column, by the property of `check_chat_template`."""
+CELLS = {CheckOutcome.OK: "yes", CheckOutcome.FAILED: "**no**", CheckOutcome.SKIPPED: "–"}
 MARK = re.compile(
     r"<[|｜][^'\"{}\s<>]+?[|｜]>|<\|?[a-z_:]+\|?>|</[a-z_:]+>|<SPECIAL_\d+>|\[/?[A-Z_]{3,}\]|\[e~\[|\]~!?b[\[\]]|<\|\"\|>"
 )
@@ -70,7 +70,7 @@ class MatrixRow:
 
     template: str
     family: str
-    report: ModelReport
+    report: TemplateReport
     cost: TurnCost | None
 
 
@@ -121,7 +121,7 @@ def family_matrix(folder: Path, clock: Callable[[], float] = time.process_time) 
         raise ValueError(f"{str(folder)!r} holds no *.jinja: give a folder of chat templates")
     for file in files:
         tokenizer = stand_in(file.read_text(encoding="utf-8"), file.stem)
-        report = verify_model(tokenizer, reference=TransformersReference.of(tokenizer))
+        report = check_chat_template(tokenizer, reference=TransformersReference.of(tokenizer))
         yield MatrixRow(file.stem, report.family, report, _cost(tokenizer, clock))
 
 
@@ -152,8 +152,8 @@ def matrix_markdown(rows: Iterable[MatrixRow]) -> str:
     head = ["family", "template", "renderer", *COLUMNS.values(), "a turn costs"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in ordered:
-        verdicts = {verdict.about.name: verdict for verdict in row.report.verdicts}
-        cells = [_cell(verdicts[name], notes) for name in COLUMNS]
+        results = {result.name: result for result in row.report.results}
+        cells = [_cell(results[name], notes) for name in COLUMNS]
         known = [row.family, row.template, row.report.renderer, *cells, _cost_cell(row.cost)]
         lines.append("| " + " | ".join(known) + " |")
     shown = {row.family for row in ordered}
@@ -162,13 +162,13 @@ def matrix_markdown(rows: Iterable[MatrixRow]) -> str:
     return "\n".join([TEXT, *lines, "", "## Notes", "", *numbered, "", REST, *rest, ""])
 
 
-def _cell(verdict: ModelVerdict, notes: list[str]) -> str:
+def _cell(result: CheckResult, notes: list[str]) -> str:
     """Returns a verdict in a word; noted and failed ones get a note, equal ones the same."""
-    word = CELLS.get(verdict.outcome, "yes" if verdict.about.name in HANDLED else "no")
-    if verdict.first is None:
+    word = CELLS.get(result.outcome, "yes" if result.name in HANDLED else "no")
+    if result.first is None:
         return word
-    problem = verdict.first.problem.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
-    note = f"{verdict.about.name}: {problem[:300]} (first seen in: {verdict.first.where})"
+    problem = result.first.problem.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    note = f"{result.name}: {problem[:300]} (first seen in: {result.first.where})"
     if note not in notes:
         notes.append(note)
     return f"{word} [{notes.index(note) + 1}]"
@@ -192,12 +192,12 @@ another question, which [models.md](models.md) answers. A model of any family ca
 (`agentgym eval --policy URL`).
 
 What holds for each family, measured: every template below is held to the hundred conversations of
-`agentgym.testing.contracts.conversations` by the checks of `agentgym verify --model FOLDER`, with a stand-in vocabulary
+`agentgym.testing.contracts.conversations` by the checks of `agentgym models check FOLDER`, with a stand-in vocabulary
 that has the marks which the template spells. Made by:
 
     python benchmarks/family_matrix.py FOLDER_OF_TEMPLATES > docs/families.md
 
-For your own model, `agentgym verify --model FOLDER` says the same with its own tokenizer, before any training.
+For your own model, `agentgym models check FOLDER` says the same with its own tokenizer, before any training.
 
 ## How to read it
 

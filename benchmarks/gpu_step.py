@@ -33,8 +33,8 @@ from shapes import shape_of
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import ServingSettings
-from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import save_model_folder
 from agentgym.rollout.limits import Limits
@@ -119,8 +119,8 @@ class Job:
             optimizer=OptimizerConfig(learning_rate=1e-6),
             limits=Limits(max_turns=1, turn_tokens=self.reply, context_window=window),
             sampler=SamplerConfig(concurrency=episodes),
-            local=LocalEngineConfig(num_slots=episodes, window=window, max_step_tokens=2048, compile=None),
-            sglang=SglangConfig(
+            local=LocalEngineConfig(num_slots=episodes, window=window, max_step_tokens=2048),
+            server=ServerConfig(
                 dtype="bfloat16",
                 device="auto" if self.device == "cpu" else "cuda",
                 python=self.sglang_python,

@@ -7,7 +7,7 @@ TRL lives in an environment of its own that the first run makes (`peer_environme
 comes (gradient checkpointing, bf16) and with settings that may be faster: without checkpointing in fp32 and in bf16,
 alone, with torch.compile, and with a static cache. Later rounds, ours and theirs in turn, take the fastest of a dtype.
 A round is the median of its steps; the table has minimum, median and maximum of the rounds. Ours computes what
-`agentgym train` does: its engine is compiled under 20 million parameters in fp32 where a C++ compiler is found.
+`agentgym train` does: its engine's step is compiled in fp32 where a C++ compiler is found.
 
 Before anything is timed, TRL's first trajectories go through our learner: the gradient norms must agree in fp32.
 
@@ -194,7 +194,7 @@ async def run_ours(size: Size, model: Decoder, rounds: Rounds) -> tuple[Cost, bo
     The engine is kept over all steps, as in training.
     """
     prompts = size.prompts(model.config.vocab_size)
-    engine = LocalEngine(model, LocalEngineConfig(num_slots=size.num_prompts * size.group_size, compile=None))
+    engine = LocalEngine(model, LocalEngineConfig(num_slots=size.num_prompts * size.group_size))
     learner = make_learner(model)
     generation, update = [], []
     most_nats = 1e-3 if model.embed.dtype == torch.float32 else 0.5

@@ -105,7 +105,7 @@ def command(folder: Path, name: str, steps: int, options: argparse.Namespace) ->
     run = folder / name
     resume = ["--resume"] if (run / "config.yaml").exists() else []
     settings = f"--tasks 2 --group-size 2 --eval.episodes 0 --limits.max-turns 6 --seed {options.seed} --steps {steps}"
-    checkpoints = f"--checkpoint.every {options.every} --local.compile False"
+    checkpoints = f"--checkpoint.every {options.every}"
     env = ["--env", f"{folder / 'luck.py'}:Luck", "--env-kwargs", "level=1"]
     reward = ["--reward.function", f"{folder / 'luck.py'}:varied"]
     train = [sys.executable, "-m", "agentgym", "train", *env, *reward, *settings.split(), *checkpoints.split()]

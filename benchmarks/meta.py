@@ -202,7 +202,9 @@ def model_of(shape: str, backend: str) -> LanguageModel:
     """Returns a model without memory, in bfloat16."""
     with torch.device("meta"):
         if backend == "fast":
-            return Decoder(shape_of(shape)).to(torch.bfloat16)
+            decoder = Decoder(shape_of(shape)).to(torch.bfloat16)
+            decoder.make_rope()
+            return decoder
         register_hook()
         if shape in PUBLISHED:
             family, settings = PUBLISHED[shape]

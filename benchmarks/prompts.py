@@ -27,10 +27,10 @@ from shapes import SHAPES
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from agentgym.engines.local.compiled_step import Runner, make_step
 from agentgym.engines.local.kernels.row_products import keep_packed
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
+from agentgym.engines.local.runners import Runner, make_runner
 from agentgym.model.decoder import Decoder
 from agentgym.model.policy import load_policy
 from agentgym.model.transformers_model import TransformersModel
@@ -58,7 +58,7 @@ def make_sides(folder: Path, longest: int) -> dict[str, Callable[[torch.Tensor],
         model = load_policy(folder, backend=backend).requires_grad_(False)
         assert isinstance(model, Decoder | TransformersModel)
         keep_packed(model.parameters())
-        runner = make_step(model, SlotCache(model, 1, longest), compiles=backend == "fast", required=False)
+        runner = make_runner(model, SlotCache(model, 1, longest), compiles=backend == "fast")
         sides[backend] = lambda ids, runner=runner: read(runner, ids)
     sdpa = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
     sides["sdpa"] = torch.inference_mode()(lambda ids: sdpa(ids[None], use_cache=True, logits_to_keep=1).logits[0, -1])

@@ -34,7 +34,8 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Engine
 from agentgym.engines.scripted import ScriptedEngine
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.sglang.engine import open_sglang
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.rollout.episode.replies import reply_ids
@@ -108,7 +109,7 @@ def fake_server(*options: str) -> Iterator[str]:
 @asynccontextmanager
 async def sglang_engine(url: str) -> AsyncIterator[Engine]:
     """Yields our engine on the server."""
-    engine = await open_sglang(SglangConfig(urls=(url,)), embedded_folder())
+    engine = await open_sglang(ServerConfig(urls=(url,)), embedded_folder())
     try:
         yield engine
     finally:

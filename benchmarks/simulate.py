@@ -23,18 +23,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from agentgym.engines.protocol import Sampling
-from agentgym.rollout.hosting.gc_pause import young_garbage_only
-from agentgym.rollout.sampling.group_stream import GroupRequest, GroupStream
-from agentgym.rollout.sampling.sampler import Sampler
-from agentgym.testing.simulation.simulated import (
+from simulated import (
     ENV_ID,
     LogNormalSeconds,
     SimulatedEngine,
     SimulatedEnv,
     simulated_sampler,
 )
-from agentgym.testing.simulation.virtual_time import run_in_virtual_time
+from virtual_time import run_in_virtual_time
+
+from agentgym.engines.protocol import Sampling
+from agentgym.rollout.hosting.gc_pause import young_garbage_only
+from agentgym.rollout.sampling.group_stream import GroupRequest, GroupStream
+from agentgym.rollout.sampling.sampler import Sampler
 from agentgym.trajectory import Group
 from agentgym.types import Task
 

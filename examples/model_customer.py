@@ -13,7 +13,7 @@ import os
 
 from agentgym.engines.openai import ChatEndpoint, ChatEndpointConfig
 from agentgym.engines.protocol import Sampling
-from agentgym.envs.retail_user import Brief
+from agentgym.envs.tasks.retail.customer import Brief
 from agentgym.types import Message
 
 DONE = "[DONE]"

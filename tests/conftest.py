@@ -43,8 +43,7 @@ MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_res
 def engines_run_uncompiled(request: pytest.FixtureRequest) -> Iterator[None]:
     """Hides the C++ compiler from engines that choose themselves whether to compile, in child processes too.
 
-    A compilation costs 4 to 10 CPU seconds. Real servers keep the compiler. A test of compilation deletes CXX or sets
-    `compile=True`, and imports torch._inductor.config at its top: torch reads CXX there, during collection.
+    A compilation costs 4 to 10 CPU seconds. Real servers keep the compiler. A test of compilation deletes CXX.
     """
     with pytest.MonkeyPatch.context() as patch:
         if not any(test.get_closest_marker("engine") for test in request.session.items):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym.call_json import ARGUMENT_KEYS, as_call, check_outside, read_arguments, read_json
+from agentgym.call_json import ARGUMENT_KEYS, MAX_JSON_DEPTH, as_call, check_outside, read_arguments, read_json
 from agentgym.types import JSON
 
 
@@ -73,3 +73,19 @@ def test_arguments_outside_of_the_function_of_a_call_are_named() -> None:
 def test_a_key_that_occurs_twice_is_refused_so_that_no_value_vanishes(text: str) -> None:
     with pytest.raises(ValueError, match="given twice"):
         read_json(text)
+
+
+def test_a_value_that_is_nested_too_deeply_for_a_template_is_refused() -> None:
+    def nested(depth: int) -> str:
+        return "[" * depth + "]" * depth
+
+    assert read_json(nested(MAX_JSON_DEPTH)) is not None
+    assert read_json(f"[{', '.join(['[]'] * 2 * MAX_JSON_DEPTH)}]") == [[]] * 2 * MAX_JSON_DEPTH
+    for depth in (MAX_JSON_DEPTH + 1, 500, 5_000):
+        with pytest.raises(ValueError, match=r"invalid JSON \(nested too deeply\)"):
+            read_json(nested(depth))
+
+
+def test_an_integer_of_too_many_digits_is_refused_in_words_of_the_call() -> None:
+    with pytest.raises(ValueError, match=r"the arguments are invalid JSON \(an integer of too many digits\)"):
+        read_arguments(f'{{"n": {"9" * 5_000}}}')

@@ -310,6 +310,32 @@ def test_a_compressed_body_is_refused_before_it_is_inflated(renderer: Renderer, 
     assert statuses(renderer, name, *asked) == [415, 415]
 
 
+@pytest.mark.parametrize("name", DOORS)
+def test_a_second_header_that_names_a_compression_counts_and_malformed_requests_are_not_logged(
+    renderer: Renderer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = f"POST {POSTS[name]} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    body = gzip.compress(b"{" + b" " * 10_000 + b"}")
+    requests = [
+        head + f"Content-Encoding: {codings}\r\nContent-Length: {len(body)}\r\n\r\n"
+        for codings in ("identity\r\nContent-Encoding: gzip", "br", "deflate")
+    ]
+    requests += [head + "X: " + "a" * 10_000, head + "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n"]
+
+    async def ask(session: aiohttp.ClientSession, url: str) -> list[bytes]:
+        async def status(request: str) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1].strip("/")))
+            writer.write(request.encode() + body)
+            line = await asyncio.wait_for(reader.readline(), 30)
+            writer.close()
+            return line.split()[1]
+
+        return [await status(request) for request in requests]
+
+    assert asking(renderer, name, ask) == [b"415", b"415", b"415", b"400", b"400"]
+    assert not caplog.records
+
+
 def test_an_address_that_other_machines_reach_has_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
     assert [choose_token(host) for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8")] == [None] * 4

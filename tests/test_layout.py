@@ -60,6 +60,6 @@ def test_no_folder_is_crowded() -> None:
 
 
 def test_every_path_that_a_page_names_is_there() -> None:
-    pages = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     named = {(page.name, path) for page in pages for path in re.findall(r"agentgym/[\w/]+\.\w+", page.read_text())}
     assert {(page, path) for page, path in named if not (ROOT / path).exists()} == set()

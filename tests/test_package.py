@@ -86,6 +86,7 @@ def test_an_import_starts_no_thread_and_no_process() -> None:
     assert python(code).stdout.split() == ["1", "0"]
 
 
+@pytest.mark.long
 def test_only_the_model_the_trainers_and_what_holds_weights_need_torch() -> None:
     # Read off the files: `pkgutil.walk_packages` would import the packages, those with torch too.
     paths = [path.relative_to(ROOT).with_suffix("") for path in sorted((ROOT / "agentgym").rglob("*.py"))]
@@ -169,7 +170,7 @@ def test_the_sdist_has_no_doors(distributions: Path) -> None:
         members = sdist.getmembers()
     top_level = {member.name.split("/")[1] for member in members if "/" in member.name}
     assert not top_level & set(DOORS)
-    assert top_level >= {"agentgym", "startup", "LICENSE", "README.md", "pyproject.toml"}
+    assert top_level >= {"agentgym", "startup", "LICENSE", "CHANGELOG.md", "README.md", "SECURITY.md", "pyproject.toml"}
     assert not [member.name for member in members if member.issym()]
 
 

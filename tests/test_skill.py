@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from agentgym.cli.main import COMMANDS
@@ -14,6 +15,7 @@ from agentgym.cli.main import COMMANDS
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.long
 def test_the_skill_stands_alone_and_names_every_page(tmp_path: Path) -> None:
     folder = tmp_path / "agentgym"
     subprocess.run([sys.executable, ROOT / "docs" / "pages.py", "--skill", folder], check=True, timeout=120)

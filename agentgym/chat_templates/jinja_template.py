@@ -61,6 +61,7 @@ class ChatTemplate:
             ArithmeticError,
             AttributeError,
             LookupError,
+            RecursionError,
             TypeError,
             ValueError,
         ) as error:

@@ -252,17 +252,15 @@ def _templates(path: Path, config: Mapping[str, object], is_needed: bool) -> tup
             texts[file.stem] = file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise RenderError(f"the chat template {str(file)!r} is not UTF-8: {error}") from error
-    found: object = texts.pop("chat_template", None) or config.get("chat_template")
-    if texts and isinstance(found, str):
-        found = {**texts, "default": found}
-    return _choose(found, str(path)) if is_needed or found else ("", "")
+    template: object = texts.pop("chat_template", None) or config.get("chat_template")
+    return _choose(template, str(path), texts) if is_needed or template else ("", "")
 
 
-def _choose(found: object, name: str) -> tuple[str, str]:
-    """Returns the template and the one for tools, which is empty if there is none."""
-    if isinstance(found, list):
-        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, Mapping)}
-    named = found if isinstance(found, Mapping) else {"default": found}
+def _choose(templates: object, name: str, files: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """Returns the template and the one for tools, which is empty if there is none; those of `files` come first."""
+    if isinstance(templates, list):
+        templates = {entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, Mapping)}
+    named = {**(templates if isinstance(templates, Mapping) else {"default": templates}), **(files or {})}
     template, tool_template = named.get("default"), named.get("tool_use", "")
     if not isinstance(template, str) or not isinstance(tool_template, str) or not template:
         todo = "give one with --chat-template FILE, or put a chat_template.jinja next to its tokenizer.json"
@@ -281,7 +279,9 @@ def read_json_object(file: Path) -> dict[str, object]:
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise RunFolderError(f"{str(file)!r} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{str(file)!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise RunFolderError(f"{str(file)!r} holds no JSON object")

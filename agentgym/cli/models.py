@@ -12,14 +12,18 @@ from typing import Annotated, Literal
 
 import tyro
 
+from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.cli.display.tables import show_table
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
-from agentgym.errors import ConfigError, nearest
+from agentgym.engines.server_kind import check_engine_name
+from agentgym.errors import AgentGymError, ConfigError, nearest
 from agentgym.loading import is_place
-from agentgym.model.architectures import check_backend
+from agentgym.model.architectures import check_backend, refusal
+from agentgym.model.decoder_config import folder_config
 from agentgym.model.model_name import EMBEDDED, model_folder
+from agentgym.trainers.model_check.findings import CheckResult, TemplateReport
 from agentgym.trainers.model_check.known import known_models
 from agentgym.types import JSON
 
@@ -47,22 +51,34 @@ class ModelListOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCheckOptions:
-    """Checks a model against transformers: logprobs, packed prefixes, gradients, samples, adapters and export.
+    """Checks before any training that a model can be trained on exactly: its chat template, and what it computes.
 
-    A step of two ranks is compared with that of one process. In float32 on the CPU. Exit code 1 if a check failed, 2 if
-    there is nothing to check.
+    The tokenizer and its template are tried with a hundred adversarial conversations, in seconds. A property is `ok`,
+    `FAILED` (training would be wrong), or `noted` (the template does not keep it, and what is trained is exact all the
+    same). What the model computes is compared with transformers, in float32 on the CPU: logprobs, packed prefixes,
+    gradients, samples, adapters, export, and a step of two ranks with that of one process. Exit code 1 if a check
+    failed, 2 if there is nothing to check.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """A model folder (config.json alone is enough), an id of the Hugging Face hub, or an architecture by its name."""
+    """A model folder, `embedded`, an id of the Hugging Face hub, or an architecture by its name. The template needs no
+    weights, and of a config.json alone a small model of the same shape is computed."""
+    only: Literal["template", "computation"] | None = None
+    """The checks to make: of the `template`, which need no torch, or of the `computation`; None makes both."""
+    chat_template: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """A Jinja file that is used instead of the folder's chat template."""
+    family: Annotated[str | None, tyro.conf.arg(metavar="F")] = None
+    """The format of the replies, of those that `agentgym tools families` shows, or path/to/file.py:name, a function
+    `(tokenizer)` that returns a `TemplateRenderer`; by default the template's own."""
     model_backend: str = "auto"
     """The code that computes the model: `auto`, `fast`, `transformers`, or your own class, `path/to/file.py:Class`."""
-    engine: Literal["local", "sglang", "vllm"] = "local"
-    """A server that samples too: it is launched, compared with the learner before and after an update, and ended."""
+    engine: str = "local"
+    """A kind of server, `sglang` or `vllm`, that samples too: it is launched, compared with the learner before and
+    after an update, and ended."""
     python: str = ""
     """The interpreter that has the server's library; empty is the one that runs agentgym."""
     small: bool = False
-    """Check a random model of the same shape with few layers and experts, as for folders over 2 GiB and those without
+    """Compute a random model of the same shape with few layers and experts, as for folders over 2 GiB and those without
     weights."""
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
@@ -89,46 +105,88 @@ def _list(args: Sequence[str]) -> int:
     return 0
 
 
-def _check(args: Sequence[str]) -> int:
-    options = parse_options(ModelCheckOptions, args, prog="agentgym models check")
-    check_backend(options.model_backend, options.engine)
-    check_model = import_module("agentgym.trainers.model_check.checks").check_model
-    with _folder(options) as folder:
-        results = list(check_model(folder, options.model_backend))
-        if options.engine != "local" and results[0].passed:
-            check_on_server = import_module("agentgym.trainers.model_check.server_checks").check_on_server
-            results.append(check_on_server(folder, options.engine, options.python))
-    rows = [[result.name, "ok" if result.passed else "FAILED", result.found] for result in results]
-    show_table(["check", "verdict", "what was found"], rows)
-    failed = sum(not result.passed for result in results)
-    say(f"{len(results) - failed} of {len(results)} checks passed")
-    if options.json:
-        show_json(_as_json({result.name: (result.passed, result.found) for result in results}))
-    return 1 if failed else 0
-
-
 def _as_json(results: Mapping[str, tuple[bool, str]]) -> dict[str, JSON]:
     return {name: {"passed": passed, "found": found} for name, (passed, found) in results.items()}
 
 
-@contextmanager
-def _folder(options: ModelCheckOptions) -> Iterator[Path]:
-    """Yields the folder to check, which may hold a small model for the time of the check."""
-    small_models = import_module("agentgym.trainers.model_check.small_models")
+def _check(args: Sequence[str]) -> int:
+    options = parse_options(ModelCheckOptions, args, prog="agentgym models check")
+    check_engine_name(options.engine)
+    check_backend(options.model_backend, options.engine)
+    if options.family is not None and not is_place(options.family):
+        FORMATS[options.family]  # an unknown name is reported before anything is loaded
     name = options.model
-    is_path = name == EMBEDDED or "/" in name or Path(name).is_dir()
-    if not is_path and name not in small_models.ARCHITECTURES:
-        near = nearest(name, small_models.ARCHITECTURES)
-        raise ConfigError(f"{name!r} is no model folder, id or known architecture{near}")
-    folder = model_folder(name) if is_path else None
+    is_folder = name == EMBEDDED or "/" in name or Path(name).is_dir()
+    if not is_folder and options.only == "template":
+        raise ConfigError(f"no model folder {name!r}: an architecture has no chat template to check")
+    folder = model_folder(name) if is_folder else None
+    has_config = folder is not None and (folder / "config.json").is_file()
+    reason = refusal(folder_config(folder)) if folder is not None and has_config else None
+    if reason is not None:
+        say(f"transformers computes this model, not the fast decoder: {reason}")
+    report = None if folder is None or options.only == "computation" else _check_template(folder, options)
+    computes = options.only != "template" and (has_config or report is None)
+    if not computes and options.only is None:
+        say("what the model computes is not checked: the folder has no config.json")
+    results = _check_computation(folder, options) if computes else []
+    if options.json:
+        template: JSON = None if report is None else report.to_json()
+        computed: dict[str, JSON] = {result.name: result.to_json() for result in results}
+        show_json({"refusal": reason, "template": template, **computed})
+    return 0 if all(result.ok for result in results) and (report is None or report.ok) else 1
+
+
+def _check_template(folder: Path, options: ModelCheckOptions) -> TemplateReport | None:
+    """Shows what is found of a folder's tokenizer and chat template; None if it has none and none was asked for."""
+    asked = options.only or options.chat_template or options.family
+    try:
+        check_folder_template = import_module("agentgym.trainers.model_check.template").check_folder_template
+        report: TemplateReport = check_folder_template(folder, _read_template(options.chat_template), options.family)
+    except AgentGymError as error:
+        if asked:
+            raise
+        say(f"the chat template is not checked: {error}")
+        return None
+    show_table(["property", "verdict", "what was found"], [result.row() for result in report.results])
+    say(report.summary())
+    return report
+
+
+def _check_computation(folder: Path | None, options: ModelCheckOptions) -> list[CheckResult]:
+    """Shows what is found of what a folder's model computes, or a small one of the architecture without a folder."""
+    check_model = import_module("agentgym.trainers.model_check.checks").check_model
+    with _computed_folder(folder, options) as computed:
+        results: list[CheckResult] = list(check_model(computed, options.model_backend))
+        if options.engine != "local" and results[0].ok:
+            check_on_server = import_module("agentgym.trainers.model_check.server_checks").check_on_server
+            results.append(check_on_server(computed, options.engine, options.python))
+    show_table(["check", "verdict", "what was found"], [result.row() for result in results])
+    say(f"{sum(result.ok for result in results)} of {len(results)} checks passed")
+    return results
+
+
+def _read_template(file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {str(file)!r} cannot be read: {error}") from error
+
+
+@contextmanager
+def _computed_folder(folder: Path | None, options: ModelCheckOptions) -> Iterator[Path]:
+    """Yields the folder to compute, which may hold a small model for the time of the check."""
+    small_models = import_module("agentgym.trainers.model_check.small_models")
+    if folder is None and options.model not in small_models.ARCHITECTURES:
+        near = nearest(options.model, small_models.ARCHITECTURES)
+        raise ConfigError(f"{options.model!r} is no model folder, id or known architecture{near}")
     if folder is not None and not (options.small or _needs_small(folder)):
         yield folder
         return
     with tempfile.TemporaryDirectory() as made:
         if folder is None:
-            small_models.save_small_model(name, Path(made))
+            small_models.save_small_model(options.model, Path(made))
         else:
-            config = import_module("agentgym.model.decoder_config").folder_config(folder)
+            config = folder_config(folder)
             say("a small random model of the same shape is checked")
             own = options.model_backend if is_place(options.model_backend) else None
             small_models.save_small_model(small_models.shrink(config), Path(made), own)
@@ -141,6 +199,6 @@ def _needs_small(folder: Path) -> bool:
 
 
 COMMANDS = {
-    "check": Subcommand("compare a model with transformers, before any training", _check),
+    "check": Subcommand("check a model, its chat template and what it computes, before any training", _check),
     "list": Subcommand("show the architectures that were checked", _list),
 }

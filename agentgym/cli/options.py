@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -96,7 +96,7 @@ def parse_options(
 
 
 def _with_server_args(args: Sequence[str]) -> list[str]:
-    """Joins `--sglang.server-args` and a text of several words after it, which would be taken for an option."""
+    """Joins `--server.server-args` and a text of several words after it, which would be taken for an option."""
     joined: list[str] = []
     for arg in args:
         if joined and joined[-1].endswith("server-args") and arg.startswith("--") and " " in arg:
@@ -116,15 +116,14 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
     return registry
 
 
-def warn_of_idle(**parts: tuple[object, str, str]) -> None:
-    """Warns of settings of a part that the command does not use.
+def warn_of_idle(part: str, settings: object, option: str, value: str, users: Collection[str]) -> None:
+    """Warns of settings of a part that the command does not use: it does if `option` has one of the values `users`.
 
-    A part has its settings, the option that chooses such parts, such as `engine`, and its value. Raises nothing: a file
-    may have settings of several.
+    Raises nothing: a file may have settings of parts that are not used.
     """
-    for name, (given, option, value) in parts.items():
-        if given != type(given)() and value != name:
-            logger.warning("settings of %s are given, and the %s is %s: add --%s %s", name, option, value, option, name)
+    if settings != type(settings)() and value not in users:
+        choices = f" or --{option} ".join(users)
+        logger.warning("settings of %s are given, and the %s is %s: add --%s %s", part, option, value, option, choices)
 
 
 def _is_required(setting: Field[object]) -> bool:

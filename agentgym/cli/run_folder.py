@@ -18,6 +18,7 @@ from agentgym.yaml_text import parse_yaml
 
 __all__ = [
     "model_folder_of_run",
+    "names_tasks",
     "open_here",
     "own_code_options",
     "own_renderer_of_run",
@@ -113,6 +114,11 @@ def settings_of_run(run: Path) -> Mapping[str, Any]:
 def _parse_settings(text: str) -> object:
     """Returns the value of a YAML text; a command reads the same one several times, which takes 10 ms each."""
     return parse_yaml(text)
+
+
+def names_tasks(args: Sequence[str]) -> bool:
+    """Returns True if the options name an environment or data."""
+    return any(arg.partition("=")[0] == "--env" or arg.startswith("--data.") for arg in args)
 
 
 def resumed_config(args: Sequence[str]) -> Path | None:

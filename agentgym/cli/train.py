@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,16 +20,19 @@ from agentgym.cli.options import (
     text_after,
     tools_as_option,
 )
-from agentgym.cli.run_folder import resumed_config
+from agentgym.cli.run_folder import names_tasks, resumed_config
 from agentgym.cli.terminal import say
 from agentgym.cli.training.options import MAIN_SETTINGS, TrainOptions
 from agentgym.errors import ConfigError
 from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.trainers.checkpoints.run_copy import fetch_missing_run
-from agentgym.trainers.config import TrainConfig, config_from_mapping, with_current_names
+from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.former_settings import with_current_names
 from agentgym.trainers.tasks.mix import read_mix
 
 __all__ = ["main"]
+
+logger = logging.getLogger(__name__)
 
 
 def main(args: Sequence[str]) -> int:
@@ -58,13 +62,13 @@ def main(args: Sequence[str]) -> int:
 def _defaults(args: Sequence[str]) -> TrainOptions | None:
     """Returns the settings of the file after `--config`, or of the run to resume if no tasks are named."""
     path = path_after("--config", args)
-    if path is None and not any(arg.startswith(("--env", "--data.")) for arg in args):
+    if path is None and not names_tasks(args):
         path = resumed_config(args)
     if path is None:
         return None
     if not path.is_file():
         raise ConfigError(f"no configuration file {str(path)!r}; `agentgym train --env ID --print-config` shows one")
-    given = with_current_names(read_mapping(path))
+    given = with_current_names(read_mapping(path), logger.warning)
     mixed = _mixed_envs(given.get("practice"))
     named = bool(mixed) or bool({"env", "data"} & given.keys())
     run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), "" if named else "?"), **given})

@@ -1,7 +1,4 @@
-"""`agentgym verify RUN`: checks every file of a run, and exits with 1 where one does not hold.
-
-`agentgym verify --model FOLDER` is a module of its own, `verify_model`.
-"""
+"""`agentgym verify RUN`: checks every file of a run, and exits with 1 where one does not hold."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.cli.options import parse_options
+from agentgym.cli.options import parse_options, path_after
 from agentgym.cli.run_folder import open_here, own_renderer_of_run, renderer_of_run, settings_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
@@ -31,8 +28,7 @@ class VerifyOptions:
     """Checks a run: recomputes tokens, masks, prompts, replies, sums and groups from episodes.jsonl, and finds by
     digests what was edited or lost. Exit code 1 if something is wrong; docs/verify.md explains each property.
 
-    `agentgym verify --model FOLDER` verifies a tokenizer and its chat template instead, before any training; it has
-    options of its own: `agentgym verify --model FOLDER --help`.
+    `agentgym models check FOLDER` checks a model, before any training.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -50,9 +46,8 @@ class VerifyOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym verify ...`."""
-    if any(arg.partition("=")[0] in ("--model", "--chat-template", "--chat_template") for arg in args):
-        code: int = import_module("agentgym.cli.verify_model").main(args)  # the other half needs none of its libraries
-        return code
+    if path_after("--model", args) is not None:
+        raise ConfigError("`agentgym models check FOLDER` checks a model; verify is for runs")
     options = parse_options(VerifyOptions, args, prog="agentgym verify")
     if not 0 < options.share <= 1:
         raise ConfigError(f"--share is the share of episodes that are played again, in (0, 1], got {options.share:g}")

@@ -9,16 +9,30 @@ if TYPE_CHECKING:
     from agentgym.engines.local.engine import LocalEngine
     from agentgym.engines.openai import ChatEndpoint, ChatEndpointConfig
     from agentgym.engines.protocol import Sampling
+    from agentgym.engines.server_kind import SERVERS, ServerKind
+    from agentgym.engines.servers.server_config import ServerConfig
 
-__all__ = ["ChatEndpoint", "ChatEndpointConfig", "LocalEngine", "LocalEngineConfig", "Sampling"]
+__all__ = [
+    "SERVERS",
+    "ChatEndpoint",
+    "ChatEndpointConfig",
+    "LocalEngine",
+    "LocalEngineConfig",
+    "Sampling",
+    "ServerConfig",
+    "ServerKind",
+]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "SERVERS": "server_kind",
         "ChatEndpoint": "openai",
         "ChatEndpointConfig": "openai",
         "LocalEngine": "local.engine",
         "LocalEngineConfig": "local.config",
         "Sampling": "protocol",
+        "ServerConfig": "servers.server_config",
+        "ServerKind": "server_kind",
     },
 )

@@ -34,7 +34,7 @@ def check_backend(name: str, engine: str = "local") -> None:
         raise UnknownName(
             f"unknown model_backend {name!r}{near} Known: {', '.join(BACKENDS)}, or a class, path/to/file.py:Class"
         )
-    if is_place(name) and engine in ("sglang", "vllm"):
+    if is_place(name) and engine != "local" and not is_place(engine):
         raise ConfigError(f"{engine} has no class {name!r}, and would compute another model: sample with engine local")
 
 

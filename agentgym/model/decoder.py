@@ -164,7 +164,8 @@ class Decoder(LanguageModel):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.final_norm = nn.Parameter(torch.ones(config.width))
         self.head = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.width))
-        self.make_rope()
+        if not self.final_norm.is_meta:  # its functions there import torch's compiler, more than a second
+            self.make_rope()
 
     def make_rope(self) -> None:
         """Computes the tables of the rotary embedding; a model that was made without memory has none yet."""

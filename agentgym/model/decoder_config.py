@@ -148,7 +148,9 @@ def folder_config(folder: str | os.PathLike[str]) -> dict[str, JSON]:
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise RunFolderError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise RunFolderError(f"{str(path)!r} holds no settings")

@@ -13,6 +13,7 @@ from agentgym.rewards.learned import RewardModelConfig
 from agentgym.rewards.overlong import OverlongConfig
 from agentgym.rewards.remote import RemoteConfig
 from agentgym.rewards.weighted import WeightedPart, read_parts
+from agentgym.settings import check_above_zero, check_at_least
 
 __all__ = ["Manner", "RewardConfig"]
 
@@ -55,12 +56,8 @@ class RewardConfig:
     """A learned reward model."""
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s must be greater than 0, got {self.timeout_s}")
-        for name in ("concurrency", "memory_mb"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_above_zero(self, "timeout_s")
+        check_at_least(1, self, "concurrency", "memory_mb")
         if self.function is not None and not isinstance(self.function, str):
             object.__setattr__(self, "function", tuple(self.function))
         known = tuple(name for name, is_set in self._other_sources.items() if is_set)

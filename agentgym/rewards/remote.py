@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentgym.engines.openai.backoff import MAX_RETRY_AFTER_S, back_off_s
+from agentgym.engines.openai.config import RequestConfig
 from agentgym.engines.openai.errors import is_transient
 from agentgym.engines.openai.rate_limit import RateLimit
 from agentgym.engines.servers.http import HttpClient, HttpRefusal, HttpUnreachable, check_addresses, connection_slots
@@ -28,29 +29,14 @@ MISTAKES = (401, 403, 404, 405, 501)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RemoteConfig:
+class RemoteConfig(RequestConfig):
     """The address of a server that computes rewards, and the limits of its use."""
 
     url: str = ""
     """The full address to which episodes are posted; empty for no server."""
-    timeout_s: float = 60.0
-    """The seconds that one request may take."""
-    max_retries: int = 6
-    """The retries of a failed request: after 429, 5xx, a dropped connection or a time-out, with back-off."""
-    requests_per_minute: float | None = None
-    """The most requests sent in a minute; None sets no limit."""
-    tokens_per_minute: float | None = None
-    """The most tokens of the episodes sent in a minute; None sets no limit."""
-    api_key_env: str = ""
-    """The environment variable that holds a bearer token; empty sends none. The token is written nowhere."""
 
     def __post_init__(self) -> None:
-        for name in ("timeout_s", "requests_per_minute", "tokens_per_minute"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be greater than 0, got {value}")
-        if self.max_retries < 0:
-            raise ConfigError(f"max_retries must be at least 0, got {self.max_retries}")
+        RequestConfig.__post_init__(self)
         if self.url:
             check_addresses([self.url], "a reward server")
 

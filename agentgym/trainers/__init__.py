@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from agentgym.trainers.algorithms.kl import KL_PENALTIES
     from agentgym.trainers.algorithms.losses import LOSSES, PolicyLoss, Tokens, loss_stats, traits
     from agentgym.trainers.algorithms.optimizers import OPTIMIZERS, SCHEDULES
+    from agentgym.trainers.batch.batch import build_batch
+    from agentgym.trainers.batch.credits import credit_groups, flat_credit
     from agentgym.trainers.config import AdvantageConfig, TrainConfig
+    from agentgym.trainers.learner.learner import Learner
     from agentgym.trainers.loop.observer import Observer, Unobserved
     from agentgym.trainers.loop.trainer import Trainer
     from agentgym.trainers.settings.held_out import HeldOutConfig
@@ -37,6 +40,7 @@ __all__ = [
     "Credit",
     "Groups",
     "HeldOutConfig",
+    "Learner",
     "LearnerConfig",
     "LoraConfig",
     "Observer",
@@ -48,6 +52,9 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "Unobserved",
+    "build_batch",
+    "credit_groups",
+    "flat_credit",
     "loss_stats",
     "traits",
 ]
@@ -67,6 +74,7 @@ __getattr__, __dir__ = lazy_exports(
         "HeldOutConfig": "settings.held_out",
         "KL_PENALTIES": "algorithms.kl",
         "LOSSES": "algorithms.losses",
+        "Learner": "learner.learner",
         "LearnerConfig": "settings.learner",
         "LoraConfig": "settings.lora",
         "Observer": "loop.observer",
@@ -80,6 +88,9 @@ __getattr__, __dir__ = lazy_exports(
         "TrainConfig": "config",
         "Trainer": "loop.trainer",
         "Unobserved": "loop.observer",
+        "build_batch": "batch.batch",
+        "credit_groups": "batch.credits",
+        "flat_credit": "batch.credits",
         "loss_stats": "algorithms.losses",
         "traits": "algorithms.losses",
     },

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.local.config import LocalEngineConfig
-from agentgym.engines.sglang.engine import SglangConfig
-from agentgym.engines.vllm.engine import VllmConfig
-from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS, check_engine_name
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.errors import ConfigError, nearest
 from agentgym.loading import is_place
 from agentgym.model.architectures import check_backend
 from agentgym.rewards import RewardConfig
@@ -37,10 +37,7 @@ from agentgym.trainers.tasks.mix import read_mix
 from agentgym.trainers.tasks.practice import PracticeConfig
 from agentgym.url_credentials import refuse_credentials
 
-__all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping", "flatten_settings", "with_current_names"]
-
-ENGINES = ("local", "sglang", "vllm")
-"""The engines that are known by name."""
+__all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping", "flatten_settings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +55,11 @@ class AdvantageConfig:
 class TrainConfig:
     """One training run. Every step plays `tasks` x `group_size` episodes and learns from them."""
 
-    replaced: ClassVar[Mapping[str, str]] = {"over_dispatch": "max_staleness", "eval_episodes": "eval.episodes"}
+    replaced: ClassVar[Mapping[str, str]] = {
+        "over_dispatch": "max_staleness",
+        "eval_episodes": "eval.episodes",
+        **FORMER_BLOCKS,
+    }
     """Settings of earlier versions, and their replacements."""
     env: str = ""
     """Environment id, `package.module:Class`, or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
@@ -135,9 +136,8 @@ class TrainConfig:
     collapse: CollapseConfig = field(default_factory=CollapseConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
-    local: LocalEngineConfig = field(default_factory=lambda: LocalEngineConfig(compile=None))
-    sglang: SglangConfig = field(default_factory=SglangConfig)
-    vllm: VllmConfig = field(default_factory=VllmConfig)
+    local: LocalEngineConfig = field(default_factory=LocalEngineConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
     max_staleness: int = 0
     """The most updates by which a sampled token may be older than the weights that learn from it. 0 plays a step, then
@@ -181,16 +181,15 @@ class TrainConfig:
             self.reward.check_repeats(self.eval.repeats, "eval.repeats")
         self.reward.check_repeats(self.group_size, "group_size")
         check_date(self.date)
-        if self.engine not in ENGINES and not is_place(self.engine):
-            near = nearest(self.engine, ENGINES) or "."
-            raise UnknownName(f"unknown engine {self.engine!r}{near} Known: {', '.join(ENGINES)}")
+        if not is_place(self.engine):
+            check_engine_name(self.engine)
         check_backend(self.model_backend, self.engine)
         if self.target_success is not None and not 0 < self.target_success <= 1:
             raise ConfigError(f"target_success is a share above 0 and at most 1, got {self.target_success}")
         check_at_least(0, self, "max_staleness")
         if self.servers_sleep and self.max_staleness:
             raise ConfigError(
-                f"{self.engine}.serving.sleep has the server free its memory while the learner learns, and"
+                "server.serving.sleep has the server free its memory while the learner learns, and"
                 f" max_staleness {self.max_staleness} has it sample meanwhile: leave one of them out"
             )
         if self.require_token and self.serve is None:
@@ -218,14 +217,14 @@ class TrainConfig:
     @property
     def cluster(self) -> ClusterConfig:
         """The actors of a run on a cluster; each running server has an engine actor, which reserves nothing."""
-        urls = {"sglang": self.sglang.urls, "vllm": self.vllm.urls}.get(self.engine)
-        if not urls:
+        if not (self.on_servers and self.server.urls):
             return self.ray
-        return replace(self.ray, engines=len(urls), cpus_per_engine=0.0, gpus_per_engine=0.0)
+        return replace(self.ray, engines=len(self.server.urls), cpus_per_engine=0.0, gpus_per_engine=0.0)
 
     def _check_cluster(self) -> None:
-        if self.engine not in ENGINES:
-            raise ConfigError("executor ray has the engines local, sglang and vllm: leave executor out, or engine")
+        if is_place(self.engine):
+            engines = ", ".join(("local", *SERVERS))
+            raise ConfigError(f"executor ray has the engines {engines}: leave executor out, or engine")
         self.learner.check_shares(self.ray.learners)
         if self.serve is not None:
             raise ConfigError("executor ray has no door for agents outside: leave serve out")
@@ -239,12 +238,11 @@ class TrainConfig:
                 "ray.layout colocated has engines that give their memory up while the learner learns, and"
                 f" max_staleness {self.max_staleness} has them sample meanwhile: leave one of them out"
             )
-        for name, servers in (("sglang", self.sglang), ("vllm", self.vllm)):
-            if self.engine == name and servers.replicas != 1:
-                raise ConfigError(
-                    f"with executor ray every engine actor has one server: say ray.engines={servers.replicas}, and"
-                    f" leave {name}.replicas out"
-                )
+        if self.on_servers and self.server.replicas != 1:
+            raise ConfigError(
+                f"with executor ray every engine actor has one server: say ray.engines={self.server.replicas}, and"
+                " leave server.replicas out"
+            )
 
     def _check_sampling(self) -> None:
         if self.sampling.temperature == 0:
@@ -293,33 +291,20 @@ class TrainConfig:
         """True if the engine computes beside the learner, on weights of its own."""
         if self.executor == "ray":
             return self.ray.layout == "disaggregated"
-        return self.max_staleness > 0 or (self.engine in ("sglang", "vllm") and not self.servers_sleep)
+        return self.max_staleness > 0 or (self.on_servers and not self.servers_sleep)
+
+    @property
+    def on_servers(self) -> bool:
+        """True if servers sample."""
+        return self.engine in SERVERS
 
     @property
     def servers_sleep(self) -> bool:
         """True if servers free their memory while the learner learns."""
-        servers = {"sglang": self.sglang, "vllm": self.vllm}.get(self.engine)
-        return servers is not None and servers.serving.sleep
+        return self.on_servers and self.server.serving.sleep
 
 
 C = TypeVar("C")
-
-
-def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a run of an earlier version with today's names.
-
-    The `local` engine was called `hf`, `eval.episodes` was `eval_episodes`, and `learner.lora` had a `dropout` that was
-    always 0.
-    """
-    renamed = {"local" if name == "hf" else name: value for name, value in settings.items()}
-    if renamed.get("engine") == "hf":
-        renamed["engine"] = "local"
-    if "eval_episodes" in renamed:
-        renamed["eval"] = {"episodes": renamed.pop("eval_episodes")}
-    learner = renamed.get("learner")
-    if isinstance(learner, Mapping) and isinstance(lora := learner.get("lora"), Mapping) and lora.get("dropout") == 0:
-        renamed["learner"] = {**learner, "lora": {name: value for name, value in lora.items() if name != "dropout"}}
-    return renamed
 
 
 def flatten_settings(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from probe_case import Probe, make_model, shape_of
 
-from agentgym.engines.local.compiled_step import make_step
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.local.kernels.gpu_tiles import GpuTiles, cut_prompts
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
+from agentgym.engines.local.runners import make_runner
 from agentgym.engines.local.sampling import draw
 from agentgym.engines.local.step import StepRunner
 from agentgym.engines.protocol import Sampling
@@ -49,7 +49,7 @@ def measure_steps(probe: Probe) -> None:
             at_N * 0, at_N + window // 2 - 1, 0, ((0, window // 2 - 1, length),), at_N[-1:]
         )
     runners = {
-        "as it comes": make_step(model, cache, compiles=False, required=False),
+        "as it comes": make_runner(model, cache),
         "kernels": StepRunner(model, cache),
         "plain": plain_runner(model, cache),
     }

@@ -48,6 +48,9 @@ def test_a_template_for_tools_is_used_with_tools_alone(folder: Path, tiny: ChatT
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     tokenizer = ChatTokenizer.load(folder)
     assert (tokenizer.template, tokenizer.tool_template) == (plain, tiny.template)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("of the file")
+    assert ChatTokenizer.load(folder).tool_template == "of the file"
 
 
 def test_the_ids_of_generation_config_end_a_reply_too(folder: Path, tiny: ChatTokenizer) -> None:

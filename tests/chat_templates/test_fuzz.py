@@ -24,11 +24,11 @@ from tokenizers import Tokenizer
 from agentgym.chat_templates import ChatTokenizer, renderer_for
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.errors import RenderError
-from agentgym.evaluation.model_check.cases import cases_of, marks_of, with_own_ids
-from agentgym.evaluation.model_check.checks import ModelUnderTest, check_extend, check_parse, check_render
-from agentgym.evaluation.model_check.findings import ModelFindings
-from agentgym.evaluation.model_check.reference import TransformersReference
 from agentgym.testing.contracts.conversations import PIECES, TOOLS, SampleConversation
+from agentgym.trainers.model_check.findings import TemplateFindings
+from agentgym.trainers.model_check.reference import TransformersReference
+from agentgym.trainers.model_check.template_cases import cases_of, marks_of, with_own_ids
+from agentgym.trainers.model_check.template_checks import TemplateUnderTest, check_extend, check_parse, check_render
 from agentgym.types import JSON, MalformedCall, Message, ToolCall
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "shared" / "data" / "chat_templates"
@@ -83,8 +83,8 @@ class Model:
     def hold(self, conversation: SampleConversation) -> None:
         """Asserts that render, extend and parse are exact on a conversation that spells no mark."""
         conversations = with_own_ids(self.renderer, [conversation])
-        findings = ModelFindings()
-        subject = ModelUnderTest(
+        findings = TemplateFindings()
+        subject = TemplateUnderTest(
             self.renderer, conversations, tuple(cases_of(self.renderer, conversations)), self.reference
         )
         for check in CHECKS:

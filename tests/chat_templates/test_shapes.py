@@ -300,3 +300,9 @@ def test_a_turn_takes_the_same_work_after_sixty_four_as_after_four(
         work.clear()
     assert spent[3] == spent[63] != []
     assert sum(amount for kind, amount in spent[63] if kind == "characters") < 1000
+
+
+def test_a_template_that_calls_itself_without_end_refuses_the_conversation() -> None:
+    source = "{% macro kind(of) %}{{ kind(of) }}{% endmacro %}{{ kind(messages) }}"
+    with pytest.raises(RenderError, match=r"refuses a conversation of roles .*recursion"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "?"}])

@@ -79,6 +79,7 @@ def test_an_evaluation_records_its_date_and_is_verified_and_resumed_with_it(date
     assert again.config.date == first.config.date == date
 
 
+@pytest.mark.long
 def test_a_training_run_records_its_date_and_goes_on_with_it(dated_folder: Path, tmp_path: Path) -> None:
     config = TrainConfig(env="TextGame-v0", model=str(dated_folder), eval=HeldOutConfig(episodes=0))
     trainer = Trainer(config, tmp_path / "run")

@@ -55,7 +55,7 @@ def test_the_page_is_what_the_script_writes() -> None:
 def test_an_algorithm_of_a_user_is_a_function_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     program = """
 from agentgym.trainers import LOSSES
-from agentgym.trainers.losses import PolicyLoss, reinforce
+from agentgym.trainers.algorithms.losses import PolicyLoss, reinforce
 @LOSSES.register("mine")
 def mine(logp, old_logp, advantages, mask, *, sequences=None, scale=2.0):
     "Twice the plain one."

@@ -112,7 +112,7 @@ def test_resume_and_the_folder_alone_go_on_with_the_settings_of_the_run(
     assert agentgym("eval", *words, "-n", 2, "--output", "run").code == 0
     whole = {name: Path("run", name).read_bytes() for name in ("config.yaml", "episodes.jsonl", "digests.json")}
     Path("run/episodes.jsonl").write_bytes(whole["episodes.jsonl"].splitlines(keepends=True)[0])
-    again = agentgym("eval", "--resume", "--output", "run")
+    again = agentgym("eval", "--resume", "--output", "run", "--env-processes", 0)
     assert again.code == 0, again.err
     assert {name: Path("run", name).read_bytes() for name in whole} == whole
     other = agentgym("eval", "--resume", "--output", "run", "-n", 3)

@@ -131,7 +131,7 @@ MISTAKES = {
     "--policy URL?api_key=sk-secret-123": (2, "a key belongs into an environment variable"),
     "--policy URL --endpoint.model tst-model": (2, "has no model 'tst-model': did you mean 'test-model'?"),
     "--policy URL --endpoint.modle x": (2, "did you mean '--endpoint.model'?"),
-    "--policy URL --endpoint.timeout-s 0": (2, "timeout_s must be greater than 0, got 0"),
+    "--policy URL --endpoint.timeout-s 0": (2, "timeout_s must be above 0, got 0"),
     "--policy URL --endpoint.api-key-env NO_SUCH_KEY": (2, "export NO_SUCH_KEY=KEY"),
     "--policy LOCKED": (2, "the endpoint refuses the key of the environment variable OPENAI_API_KEY"),
 }

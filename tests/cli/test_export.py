@@ -9,7 +9,7 @@ import pytest
 
 from agentgym.cli.main import main
 
-SMALL = "train --env TextGame-v0 --env-kwargs level=1 --tasks 2 --group-size 3 --eval.episodes 0 --local.compile False"
+SMALL = "train --env TextGame-v0 --env-kwargs level=1 --tasks 2 --group-size 3 --eval.episodes 0"
 
 
 @pytest.mark.slow

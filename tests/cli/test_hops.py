@@ -43,6 +43,7 @@ def functions_of_the_package(frames: Iterator[FrameType]) -> list[str]:
     return [frame.f_code.co_qualname for frame in frames if frame.f_code.co_filename.startswith(PACKAGE)]
 
 
+@pytest.mark.long
 def test_few_functions_lie_between_the_command_and_the_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path: list[str] = []
     loss_stats = clipped.loss_stats

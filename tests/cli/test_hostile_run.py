@@ -39,7 +39,7 @@ CHECKPOINT = "run/checkpoints/step-000001"
 READERS = [
     ("view", "run"),
     ("verify", "run"),
-    ("verify", "--model", CHECKPOINT),
+    ("models", "check", CHECKPOINT, "--only", "template"),
     ("episodes", "run", "out.jsonl"),
     ("episodes", "run", "out.parquet"),
     ("rescore", "run", "--reward.function", "exact_match"),
@@ -153,6 +153,7 @@ def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(
     assert agentgym("export", "run", "out").code == 0
 
 
+@pytest.mark.long
 def test_commands_that_write_one_file_at_once_leave_a_whole_one(agentgym: Command, run: Path) -> None:
     Path("a.yaml").write_text("data: {train_batch_size: 8}")
     words = [("episodes", "run", "out.jsonl"), ("import", "verl", "a.yaml", "--output", "out.yaml")]

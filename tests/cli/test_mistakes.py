@@ -29,6 +29,7 @@ MISTAKES = {
     "eval --resume --output nowhere": "'nowhere' holds no run to go on with: it has no config.yaml",
     "serve --resume --output nowhere": "'nowhere' holds no run to go on with: it has no config.yaml",
     "train --env TextGame-v0 --optimizer.name lion": "`agentgym algorithms list` shows all but adamw and muon",
+    "verify --model embedded": "`agentgym models check FOLDER` checks a model",
     "eval --temperatur 1 --env TextGame-v0": "did you mean '--temperature'?",
     "eval --env TextGame-v0 --reward mine.py:mine": "'--reward': settings of reward have names of their own, such as",
     "eval --data rows.parquet": "'--data': settings of data have names of their own, such as '--data.train'",

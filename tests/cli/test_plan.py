@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,20 +69,8 @@ def test_the_layouts_of_the_docs_are_planned_and_settings_of_training(agentgym: 
     for gpu, model, further, learner, memory, episodes in layouts:
         options = shlex.split(" ".join([*common, further]))
         assert agentgym("train", "--env", "TextGame-v0", "--executor", "ray", "--print-config", *options).code == 0
-        planned = further.replace('--sglang.server-args "--tp-size 2"', "--engine.tensor-parallel 2")
+        planned = further.replace('--server.server-args "--tp-size 2"', "--engine.tensor-parallel 2")
         found = agentgym("plan", "--model", model, "--gpu", gpu, *" ".join([*common, planned]).split(), "--json").json
         assert found["fits"]
         assert f"{found['learner_total_gib']:.0f} of {found['gpu_gib']:.0f}" == f"{learner} of {memory}"
         assert found["engine_sequences"] == int(episodes)
-
-
-def test_a_plan_needs_no_torch() -> None:
-    program = (
-        "import sys\n"
-        "from agentgym.cli.main import main\n"
-        "code = main(['plan', '--model', '0.6B', '--json'])\n"
-        "sys.exit(code or 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["parameters"] == 596_049_920

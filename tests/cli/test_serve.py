@@ -102,9 +102,7 @@ def test_what_an_interrupt_left_is_served_on(tmp_path: Path) -> None:
 def test_a_model_is_trained_on_what_an_agent_outside_has_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = (
-        "--steps 2 --tasks 3 --group-size 2 --eval.episodes 0 --local.compile False --practice.filter reward".split()
-    )
+    small = "--steps 2 --tasks 3 --group-size 2 --eval.episodes 0 --practice.filter reward".split()
     with Serving("train", *GAME, *small, "--serve", 0, "--output", tmp_path / "run", "--json") as serving:
         played = run_agent(serving.url(), parallel=8)
         files = json.loads(serving.finish().splitlines()[-1])["files"]
@@ -127,9 +125,7 @@ def test_a_model_is_trained_on_what_an_agent_outside_has_played(
     "command",
     [
         ("serve", *GAME, "--port", 0),
-        pytest.param(
-            ("train", *GAME, "--eval.episodes", 0, "--local.compile", False, "--serve", 0), marks=pytest.mark.slow
-        ),
+        pytest.param(("train", *GAME, "--eval.episodes", 0, "--serve", 0), marks=pytest.mark.slow),
     ],
 )
 def test_a_server_of_episodes_prints_the_token_that_it_requires(command: tuple[object, ...], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ SERVERS = {
     "reward-server": "reward-server --reward.function exact_match --port 0",
     "fake-server": "fake-server --port 0",
     "sandbox serve": "sandbox serve --port 0",
-    "train": "train --env GuessNumber-v0 --serve 0 --eval.episodes 0 --local.compile False --output run",
+    "train": "train --env GuessNumber-v0 --serve 0 --eval.episodes 0 --output run",
 }
 
 

@@ -57,7 +57,7 @@ def test_variables_of_the_template_are_those_of_the_run_and_of_its_checkpoints(
     no_thoughts = "{%- if enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}"
     tokenizer["chat_template"] = template + no_thoughts + "{%- endif -%}"  # as Qwen3's ends
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    few = [*SMALL, "--steps", "1", "--local.compile", "False", "--limits.max-turns", "2"]
+    few = [*SMALL, "--steps", "1", "--limits.max-turns", "2"]
     given = ["--chat-template-kwargs", "enable_thinking=false"]
     assert main([*few, "--model", str(model), *given, "--output", str(run)]) == 0
     renderer = renderer_for(model)
@@ -85,7 +85,7 @@ def test_a_base_model_gets_a_template_which_its_checkpoints_have(
     tokenizer = json.loads((model / "tokenizer_config.json").read_text())
     file.write_text(tokenizer.pop("chat_template"))
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    few = [*SMALL, "--model", str(model), "--local.compile", "False", "--limits.max-turns", "2"]
+    few = [*SMALL, "--model", str(model), "--limits.max-turns", "2"]
     assert main([*few, "--steps", "1", "--output", str(tmp_path / "none")]) == 1
     assert "give one with --chat-template FILE" in capsys.readouterr().err
     assert main([*few, "--chat-template", str(file), "--steps", "1", "--output", str(run)]) == 0
@@ -242,8 +242,8 @@ def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.Capt
         ("--learner.kl.reference nosuch --learner.kl.coefficient 0.1", "no model folder 'nosuch'"),
         ("--env-kwargs opponent=self --rival nosuch", "there is no model in 'nosuch' to be the rival"),
         ("--engine nosuch.py:mine", "no file 'nosuch.py'"),
-        ("--engine sglang --sglang.python /nosuch", "'/nosuch' is no interpreter with sglang"),
-        (f"--engine vllm --vllm.python {sys.executable}", "is no interpreter with vllm"),
+        ("--engine sglang --server.python /nosuch", "'/nosuch' is no interpreter with sglang"),
+        (f"--engine vllm --server.python {sys.executable}", "is no interpreter with vllm"),
         ("--checkpoint.copy-to nosuch://bucket", "'nosuch://bucket' cannot be opened"),
     ],
 )
@@ -273,10 +273,10 @@ def test_a_dry_run_tells_what_is_trained(capsys: pytest.CaptureFixture[str]) -> 
 def test_settings_of_another_engine_are_noticed_and_a_dry_run_tells_the_servers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = [*SMALL, "--sglang.urls", "http://a:1", "http://b:2", "--dry-run"]
+    given = [*SMALL, "--server.urls", "http://a:1", "http://b:2", "--dry-run"]
     assert main(given) == 0
     local = capsys.readouterr()
-    assert "settings of sglang are given, and the engine is local: add --engine sglang" in local.err
+    assert "settings of server are given, and the engine is local: add --engine sglang or --engine vllm" in local.err
     assert main([*SMALL, "--ray.learners", "2", "--dry-run"]) == 0
     assert "settings of ray are given, and the executor is local: add --executor ray" in capsys.readouterr().err
     assert main([*given, "--engine", "sglang"]) == 0
@@ -290,11 +290,11 @@ def test_a_server_that_is_none_is_named_and_the_folder_stays_free(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    given = [*SMALL, "--engine", "sglang", "--output", str(tmp_path / "run"), "--sglang.urls"]
+    given = [*SMALL, "--engine", "sglang", "--output", str(tmp_path / "run"), "--server.urls"]
     assert main([*given, "http://127.0.0.1:9"]) == 1
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
     with FakeSglang() as server:
-        assert main([*SMALL, "--engine", "vllm", "--vllm.urls", server.url, "--output", str(tmp_path / "run")]) == 1
+        assert main([*SMALL, "--engine", "vllm", "--server.urls", server.url, "--output", str(tmp_path / "run")]) == 1
         assert "is no vLLM server that reports its weights" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
         # what a fake server says is not what the model would: only a bound that is off lets it through
@@ -311,10 +311,10 @@ def test_a_run_whose_server_dies_tells_where_it_goes_on(tmp_path: Path, capsys: 
     folder = tmp_path / "run"
     given = [*SMALL, "--engine", "sglang", "--output", str(folder), "--parity.max-mismatch", "1000"]
     with FakeSglang() as server:
-        assert main([*given, "--sglang.urls", server.url, "--steps", "1"]) == 0
+        assert main([*given, "--server.urls", server.url, "--steps", "1"]) == 0
         capsys.readouterr()
         server.set_faults(Faults(rates={"die": 1.0}))
-        assert main([*given, "--sglang.urls", server.url, "--steps", "2", "--resume"]) == 1
+        assert main([*given, "--server.urls", server.url, "--steps", "2", "--resume"]) == 1
     assert f"--resume --output {folder} goes on from step 1" in capsys.readouterr().err
 
 
@@ -331,9 +331,9 @@ def test_a_run_whose_server_dies_tells_where_it_goes_on(tmp_path: Path, capsys: 
         (["train", "--env", "TextGame-v0", "--env-kwargs", "level=9"], "no level 9"),
         (["train", "--env", "TextGame-v0", "--config", "absent.yaml"], "absent.yaml"),
         (["train", "--env", "TextGame-v0", "--resume"], "--output"),
-        (["train", "--env", "TextGame-v0", "--sglang.replicas", "0"], "error: sglang: replicas must be at least 1"),
-        (["train", "--env", "TextGame-v0", "--sglang.urls", "http://a", "http://a/v1"], "'http://a' is given twice"),
-        (["train", "--env", "TextGame-v0", "--vllm.urls", "a:1"], "begins with http://, got 'a:1'"),
+        (["train", "--env", "TextGame-v0", "--server.replicas", "0"], "error: server: replicas must be at least 1"),
+        (["train", "--env", "TextGame-v0", "--server.urls", "http://a", "http://a/v1"], "'http://a' is given twice"),
+        (["train", "--env", "TextGame-v0", "--server.urls", "a:1"], "begins with http://, got 'a:1'"),
         (["train", "--env", "TextGame-v0", "--output", "/dev/null/run"], "give another --output"),
     ],
 )

@@ -11,7 +11,7 @@ import yaml
 from agentgym.cli.main import main
 from agentgym.rollout.record.episodes_file import read_episodes
 
-SMALL = "--steps 1 --tasks 3 --group-size 2 --limits.max-turns 4 --local.compile False".split()
+SMALL = "--steps 1 --tasks 3 --group-size 2 --limits.max-turns 4".split()
 CURRICULUM = ["--practice.curriculum.method", "steps", "--practice.curriculum.values", "1", "2"]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli.display.training import TrainingDisplay
-from agentgym.engines import LocalEngineConfig
 from agentgym.trainers import Trainer
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.observer import Unobserved
@@ -67,7 +66,6 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[StepMetrics]:
         tasks=2,
         group_size=4,
         eval=HeldOutConfig(episodes=0),
-        local=LocalEngineConfig(compile=False),
     )
     Trainer(config, tmp_path_factory.mktemp("run") / "run", Keeper()).fit()
     return kept

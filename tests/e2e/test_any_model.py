@@ -97,6 +97,7 @@ def run(gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_teaching_and_training_change_the_weights(gemma: Path, run: Path) -> None:
     folders = [gemma, run.parent / "taught", run / "checkpoints" / "step-000002"]
     first, taught, trained = (load_file(folder / "model.safetensors") for folder in folders)
@@ -108,6 +109,7 @@ def test_teaching_and_training_change_the_weights(gemma: Path, run: Path) -> Non
     assert all(torch.equal(first[name], trained[name]) for name in tower)
 
 
+@pytest.mark.long
 def test_the_engine_samples_with_the_logprobs_of_the_learner(run: Path) -> None:
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2]
@@ -115,11 +117,13 @@ def test_the_engine_samples_with_the_logprobs_of_the_learner(run: Path) -> None:
     assert all(step["mfu"] is None for step in steps)
 
 
+@pytest.mark.long
 def test_the_run_is_sound(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(run), "--deep"]) == 0
     assert "sound" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_exported_model_is_that_of_the_checkpoint(run: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 

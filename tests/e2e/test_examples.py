@@ -21,9 +21,11 @@ CONTAINERS = {"container_env"}
 """Examples that need a Docker daemon; tests/docker/test_docker_env.py plays them."""
 CUSTOMERS = {"model_customer"}
 """Examples that talk to an agent; tests/envs/tasks/retail/test_env.py runs them."""
+LOOPS_AND_LOSSES = {"minimal_loop", "own_loss"}
+"""Examples of training; test_example_scripts.py runs them."""
 FOLDER = Path(__file__).parents[2] / "examples"
 FILES = FOLDER.glob("*.py")
-ELSEWHERE = AGENTS | REWARDS | CONTAINERS | CUSTOMERS
+ELSEWHERE = AGENTS | REWARDS | CONTAINERS | CUSTOMERS | LOOPS_AND_LOSSES
 EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.stem not in ELSEWHERE)
 
 

@@ -25,11 +25,12 @@ from agentgym.engines.local.sampling import penalize
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, secret_headers
 from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import ServerCommand, ServerProcess, free_port
 from agentgym.engines.servers.serving_settings import ServingSettings
-from agentgym.engines.sglang.engine import SglangConfig, launch_sglang, open_sglang
+from agentgym.engines.sglang.engine import launch_sglang, open_sglang
 from agentgym.engines.sglang.weight_sync import SglangSync
-from agentgym.engines.vllm.engine import VllmConfig, launch_vllm, open_vllm
+from agentgym.engines.vllm.engine import launch_vllm, open_vllm
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.model.packed_layout import PackedLayout
@@ -255,9 +256,9 @@ def lend_sglang(
 ) -> Iterator[LendServer]:
     """`with lend_sglang() as server`: what `sglang_server` gives to a test, for a fixture of a wider scope."""
     words, folder = ("--tool-call-parser", "qwen25"), tmp_path_factory.mktemp("sglang")
-    config = SglangConfig(python=sglang_python, device="cpu", server_args=words, log_folder=str(folder))
+    config = ServerConfig(python=sglang_python, device="cpu", server_args=words, log_folder=str(folder))
     (server,) = asyncio.run(launch_sglang(config, embedded_folder()))
-    running = SglangConfig(urls=(server.url,), serving=ServingSettings(pause="abort"))
+    running = ServerConfig(urls=(server.url,), serving=ServingSettings(pause="abort"))
     yield partial(lend, server, partial(open_sglang, running, embedded_folder()), reference(0).tensors())
     asyncio.run(server.close())
 
@@ -268,9 +269,9 @@ def lend_vllm(
 ) -> Iterator[LendServer]:
     """`with lend_vllm() as server`: what `vllm_server` gives to a test, for a fixture of a wider scope."""
     words, folder = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes"), tmp_path_factory.mktemp("vllm")
-    config = VllmConfig(python=vllm_python, device="cpu", server_args=words, log_folder=str(folder))
+    config = ServerConfig(python=vllm_python, device="cpu", server_args=words, log_folder=str(folder))
     (server,) = asyncio.run(launch_vllm(config, embedded_folder()))
-    running = VllmConfig(urls=(server.url,), serving=ServingSettings(pause="abort"))
+    running = ServerConfig(urls=(server.url,), serving=ServingSettings(pause="abort"))
     yield partial(lend, server, partial(open_vllm, running, None), reference(0).tensors())
     asyncio.run(server.close())
 

@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
 from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.embedded import EmbeddedSglang
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.sglang.replica import SglangReplica
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.published_weights import LoraWeights
@@ -143,14 +144,14 @@ async def killed(engine: ReplicatedEngine) -> list[str]:
 
 async def main(model: Path, updated: Path, adapter: Path) -> None:
     before = program()
-    engine = await open_sglang(SglangConfig(embedded=True, device="cpu"), model)
+    engine = await open_sglang(ServerConfig(embedded=True, device="cpu"), model)
     try:
         story = await played(engine, model, updated)
         story["refused"] = await refused(engine, model)
     finally:
         await engine.close()
     story["left"] = processes()
-    how = SglangConfig(embedded=True, device="cpu", server_args=WITH_ADAPTERS, serving=ServingSettings(sync="disk"))
+    how = ServerConfig(embedded=True, device="cpu", server_args=WITH_ADAPTERS, serving=ServingSettings(sync="disk"))
     engine = await open_sglang(how, model)
     try:
         story |= await adapted(engine, updated, adapter)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from embedded_replies import PROMPT, met_by_an_update, replies
 
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.vllm.engine import open_vllm
 
 
 async def main(model: Path, updated: Path) -> None:
-    engine = await open_vllm(VllmConfig(embedded=True, device="cpu"), model)
+    engine = await open_vllm(ServerConfig(embedded=True, device="cpu"), model)
     try:
         found = await replies(engine, [model, updated])
         met = await met_by_an_update(engine, model, 2)

@@ -18,9 +18,10 @@ from agentgym.embedded import embedded_folder
 from agentgym.engines.openai.config import ChatEndpointConfig
 from agentgym.engines.servers.http import SERVER_SECRET
 from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import ServerProcess
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+from agentgym.engines.sglang.engine import open_sglang
+from agentgym.engines.vllm.engine import open_vllm
 from agentgym.evaluation.play.endpoint import endpoint_loop
 from agentgym.rollout import ConstrainedLoop, Episode, Limits, RolloutLoop, Sampler, SamplingConfig
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
@@ -59,8 +60,8 @@ def server(request: pytest.FixtureRequest) -> tuple[str, str]:
 def opened(server: tuple[str, str]) -> Awaitable[ReplicatedEngine]:
     name, url = server
     if name == "sglang":
-        return open_sglang(SglangConfig(urls=(url,)), embedded_folder())
-    return open_vllm(VllmConfig(urls=(url,)), embedded_folder())
+        return open_sglang(ServerConfig(urls=(url,)), embedded_folder())
+    return open_vllm(ServerConfig(urls=(url,)), embedded_folder())
 
 
 def played(begun: Callable[[], Awaitable[EpisodeLoop]], num_episodes: int = 24) -> list[Trajectory]:

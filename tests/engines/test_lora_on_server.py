@@ -11,7 +11,9 @@ import pytest
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.servers.replicated import ReplicatedEngine
-from agentgym.engines.sglang.engine import SglangConfig, SglangServer, open_sglang
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.servers.server_connection import ServerConnection
+from agentgym.engines.sglang.engine import open_sglang
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import LoraWeights
 
@@ -28,7 +30,7 @@ def gap(model: Any, completion: Completion) -> float:
 
 def using(url: str, play: Callable[[ReplicatedEngine], Awaitable[None]]) -> None:
     async def run() -> None:
-        engine = await open_sglang(SglangConfig(urls=(url,)), embedded_folder())
+        engine = await open_sglang(ServerConfig(urls=(url,)), embedded_folder())
         try:
             await play(engine)
         finally:
@@ -74,12 +76,12 @@ def test_an_adapter_is_sent_alone_stays_with_its_requests_and_is_missed_when_los
         await engine.resume()
 
     using(url, arrives)
-    post = SglangServer.post
+    post = ServerConnection.post
 
-    async def losing(self: SglangServer, path: str, payload: Any, **options: Any) -> Any:
+    async def losing(self: ServerConnection, path: str, payload: Any, **options: Any) -> Any:
         if path == "/load_lora_adapter_from_tensors":
             return {"success": True, "loaded_adapters": {"policy-of-another-run": "__tensor__"}}
         return await post(self, path, payload, **options)
 
-    monkeypatch.setattr(SglangServer, "post", losing)
+    monkeypatch.setattr(ServerConnection, "post", losing)
     using(url, is_missed)

@@ -19,8 +19,8 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
 
 from agentgym.cli.main import main
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import ServerProcess
-from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import TrainConfig
@@ -35,7 +35,7 @@ Train = Callable[..., Any]
 
 def words_of(engine: str, python: str, folder: Path) -> list[str]:
     """The command line of a small run on one server."""
-    words = f"train --env TextGame-v0 --executor ray --engine {engine} --{engine}.python {python} --steps 4 --tasks 3"
+    words = f"train --env TextGame-v0 --executor ray --engine {engine} --server.python {python} --steps 4 --tasks 3"
     words += " --group-size 4 --eval.episodes 0 --ray.workers 2 --ray.cpus-per-worker 0.2"
     words += " --ray.layout colocated" * (engine == "sglang")  # it sleeps, which on CPU frees nothing
     return [*words.split(), "--output", str(folder)]
@@ -134,7 +134,7 @@ def test_servers_that_run_already_serve_a_run_on_a_cluster(
     """Groups go on over updates there too, and the server lives on."""
     ray = ClusterConfig(workers=2, cpus_per_learner=0.5, cpus_per_worker=0.2)
     config = replace(
-        small_run, engine="sglang", sglang=SglangConfig(urls=(sglang_server.url,)), executor="ray", ray=ray
+        small_run, engine="sglang", server=ServerConfig(urls=(sglang_server.url,)), executor="ray", ray=ray
     )
     config = replace(config, max_staleness=1, steps=3)
     steps: list[StepMetrics] = list(train(config, tmp_path / "run")[1].steps)

@@ -16,9 +16,10 @@ from agentgym.embedded import embedded_folder
 from agentgym.engines.openai.config import ChatEndpointConfig
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.servers.http import SERVER_SECRET
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.stop_strings import ends_with_stop, find_stop, may_end_stop, stop_strings
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+from agentgym.engines.vllm.engine import open_vllm
 from agentgym.errors import ConfigError
 from agentgym.evaluation.play.endpoint import endpoint_loop
 from agentgym.evaluation.run_check.verify import verify_run
@@ -105,9 +106,9 @@ def test_a_server_stops_where_the_engine_of_this_process_does(server: tuple[str,
 
     async def run() -> tuple[Completion, Trajectory, Trajectory]:
         if name == "sglang":
-            engine = await open_sglang(SglangConfig(urls=(url,)), embedded_folder())
+            engine = await open_sglang(ServerConfig(urls=(url,)), embedded_folder())
         else:
-            engine = await open_vllm(VllmConfig(urls=(url,)), embedded_folder())
+            engine = await open_vllm(ServerConfig(urls=(url,)), embedded_folder())
         limits = Limits(max_turns=3)
         loops: list[EpisodeLoop] = [RolloutLoop(engine, renderer, limits, sampling)]
         chat = ChatEndpointConfig(api_key_env=SERVER_SECRET)

@@ -21,11 +21,11 @@ from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.sglang.weight_sync import SglangSync
-from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import AgentGymError
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.token_loop import RolloutLoop
@@ -60,9 +60,7 @@ def on_server(engine: str, request: pytest.FixtureRequest) -> TrainConfig:
     """The small run on a server of the named kind."""
     small_run: TrainConfig = request.getfixturevalue("small_run")
     urls = (request.getfixturevalue(f"{engine}_server").url,)
-    if engine == "sglang":
-        return replace(small_run, engine="sglang", sglang=SglangConfig(urls=urls))
-    return replace(small_run, engine="vllm", vllm=VllmConfig(urls=urls))
+    return replace(small_run, engine=engine, server=ServerConfig(urls=urls))
 
 
 def gentle(config: TrainConfig) -> TrainConfig:
@@ -102,7 +100,7 @@ def test_the_command_launches_a_server_trains_and_leaves_a_sound_run(
     python = request.getfixturevalue(f"{engine}_python")
     folder = tmp_path / "run"
     others = {process.pid for process in psutil.Process().children(recursive=True)}  # of other tests
-    words = f"train --env TextGame-v0 --algo grpo --engine {engine} --{engine}.python {python} --steps 3 --tasks 4"
+    words = f"train --env TextGame-v0 --algo grpo --engine {engine} --server.python {python} --steps 3 --tasks 4"
     assert main([*words.split(), "--eval.episodes", "4", "--output", str(folder), "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["steps"] == 3
@@ -117,7 +115,7 @@ def test_weights_travel_by_disk_and_by_broadcast_too(
 ) -> None:
     config = on_server("sglang", request)
     serving = ServingSettings(sync=sync, bucket_mb=1, sleep=True)
-    steps = train(replace(config, sglang=replace(config.sglang, serving=serving)), tmp_path / "run")
+    steps = train(replace(config, server=replace(config.server, serving=serving)), tmp_path / "run")
     assert [one.sync.version for one in steps] == [1, 2]
     assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
 
@@ -127,7 +125,7 @@ def test_groups_that_go_on_over_updates_are_trained_in_each_pause_mode(
     train: Train, pause: PauseMode, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     config = on_server("sglang", request)
-    config = replace(config, sglang=replace(config.sglang, serving=ServingSettings(pause=pause)))
+    config = replace(config, server=replace(config.server, serving=ServingSettings(pause=pause)))
     steps = train(replace(gentle(config), steps=4, max_staleness=2), tmp_path / "run")
     assert [one.rollout.episodes for one in steps] == [16] * 4
     assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
@@ -164,7 +162,7 @@ def test_a_tensor_that_is_left_out_is_caught_by_its_logprobs_too(
 ) -> None:
     leave_out("model.layers.1.mlp.up_proj.weight")
     config = on_server("sglang", request)
-    config = replace(config, sglang=replace(config.sglang, serving=ServingSettings(verify_sync=False)), steps=6)
+    config = replace(config, server=replace(config.server, serving=ServingSettings(verify_sync=False)), steps=6)
     with pytest.raises(AgentGymError, match=r"differ by .* Likely cause: "):
         train(config, tmp_path / "run")
 
@@ -226,7 +224,7 @@ def test_an_update_in_the_middle_of_64_episodes_loses_none(
     pause: PauseMode, sglang_server: ServerProcess, made: list[Any]
 ) -> None:
     async def run() -> list[Trajectory]:
-        config = SglangConfig(urls=(sglang_server.url,), serving=ServingSettings(pause=pause))
+        config = ServerConfig(urls=(sglang_server.url,), serving=ServingSettings(pause=pause))
         engine = await open_sglang(config, embedded_folder())
         try:
             return await play_with_updates(engine, made)
@@ -256,7 +254,7 @@ def test_episodes_of_a_replica_that_is_killed_finish_on_the_other(
     sglang_python: str, reference: MakeReference, tmp_path: Path
 ) -> None:
     async def run() -> tuple[list[Trajectory], int]:
-        config = SglangConfig(python=sglang_python, replicas=2, device="cpu", log_folder=str(tmp_path))
+        config = ServerConfig(python=sglang_python, replicas=2, device="cpu", log_folder=str(tmp_path))
         engine = await open_sglang(config, embedded_folder())
         try:
             loop = RolloutLoop(engine, renderer_for(embedded_folder()), Limits(max_turns=10, turn_tokens=64))
@@ -296,7 +294,7 @@ def test_the_server_keeps_the_engine_contract(
     model = reference(0)
 
     async def run() -> list[Any]:
-        config = SglangConfig(urls=(sglang_server.url,), serving=ServingSettings(pause=pause, stream=stream))
+        config = ServerConfig(urls=(sglang_server.url,), serving=ServingSettings(pause=pause, stream=stream))
         engine = await open_sglang(config, embedded_folder())
         try:
             weights = model.tensors()

@@ -214,7 +214,7 @@ def test_verifying_a_models_template_says_why_the_fast_decoder_does_not_compute_
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((embedded_folder() / name).read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "gemma3"}))
-    assert main(["verify", "--model", str(tmp_path)]) == 0
+    assert main(["models", "check", str(tmp_path), "--only", "template"]) == 0
     assert "not the fast decoder: model_type 'gemma3'" in " ".join(capsys.readouterr().out.split())
 
 

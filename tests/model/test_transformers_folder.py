@@ -79,7 +79,7 @@ def test_a_reply_sampled_in_process_has_the_logprobs_of_transformers(
         saved(kind, tmp_path)
     model = load_policy(tmp_path, backend="transformers")
     with caplog.at_level(logging.WARNING, "agentgym.model"):
-        engine = LocalEngine(model, LocalEngineConfig(num_slots=2, window=64, max_step_tokens=8, compile=False))
+        engine = LocalEngine(model, LocalEngineConfig(num_slots=2, window=64, max_step_tokens=8))
     slow = [record.message for record in caplog.records if "each token is computed with the whole" in record.message]
     assert len(slow) == (kind == "minimax")  # whose cache is of its own kind
     prompts = [[7 + 3 * i % 290 for i in range(21)], [11 + 5 * i % 290 for i in range(5)]]

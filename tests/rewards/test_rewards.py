@@ -193,7 +193,7 @@ def test_without_a_reward_the_environments_stays(episode: Make) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"timeout_s": 0}, "timeout_s must be greater"),
+        ({"timeout_s": 0}, "timeout_s must be above 0"),
         ({"concurrency": 0}, "concurrency must be at least 1"),
         ({"function": "f1", "remote": RemoteConfig(url="http://127.0.0.1:1")}, "one reward, got function and remote"),
         ({"function": "f1", "manner": "judge"}, "manner=judge needs a judge, got a function"),

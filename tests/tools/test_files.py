@@ -172,7 +172,10 @@ def limited(name: int, soft: int) -> Iterator[None]:
         resource.setrlimit(name, (before, hard))
 
 
-def test_a_machine_with_no_more_open_files_is_no_mistake_of_the_model_s() -> None:
+def test_a_machine_with_no_more_open_files_is_no_mistake_of_the_model_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other processes use that of the system
     scratch = Scratch(1000, 10_000, 50)
     scratch.write("a/b", b"x", new=True)
     acts = (partial(scratch.read, "a/b"), partial(scratch.write, "a/c", b"x", new=True), partial(scratch.names, "a"))

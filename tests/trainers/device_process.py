@@ -59,7 +59,7 @@ def config_of(case: str, device: str) -> TrainConfig:
         group_size=2,
         eval=HeldOutConfig(batch_size=0),
         learner=replace(learner, device=device),
-        local=LocalEngineConfig(compile=False, num_slots=4),
+        local=LocalEngineConfig(num_slots=4),
         limits=Limits(max_turns=3, turn_tokens=24),
         parity=ParityConfig(batch_size=1, turns=2),
     )

@@ -40,9 +40,7 @@ Train = Callable[..., Any]
 @pytest.fixture
 def ahead(small_run: TrainConfig) -> TrainConfig:
     """The small run, four steps of it, learning while two further steps are played."""
-    plain = replace(
-        small_run, optimizer=OptimizerConfig(learning_rate=1e-4), local=replace(small_run.local, compile=False)
-    )
+    plain = replace(small_run, optimizer=OptimizerConfig(learning_rate=1e-4))
     return replace(plain, steps=4, max_staleness=2, checkpoint=CheckpointConfig(every=2))
 
 
@@ -106,7 +104,7 @@ async def by_hand(config: TrainConfig) -> list[StepStats | None]:
 
 @pytest.mark.slow
 def test_a_bound_of_0_is_the_synchronous_loop_to_the_bit(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
-    config = replace(small_run, local=replace(small_run.local, compile=False))
+    config = replace(small_run)
     _, watcher = train(replace(config, max_staleness=0), tmp_path / "run")
     wanted = run_async(by_hand(config))
     assert [step.update for step in watcher.steps] == wanted and None not in wanted
@@ -201,7 +199,7 @@ def test_the_engine_has_a_copy_of_the_weights_only_where_it_samples_while_they_a
     model = load_decoder(embedded_folder())
 
     async def copied(bound: int) -> tuple[bool, int, bool]:
-        config = replace(small_run, max_staleness=bound, local=replace(small_run.local, compile=False))
+        config = replace(small_run, max_staleness=bound)
         engine = await open_engine(config, model, embedded_folder(), version=0, log_folder=tmp_path)
         try:
             assert isinstance(engine, LocalEngine)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ import torch
 
 from agentgym.cli.options import parse_options
 from agentgym.embedded import embedded_folder
+from agentgym.engines.server_kind import SERVERS
 from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.sglang.engine import SglangConfig
-from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import ConfigError
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
@@ -91,11 +91,11 @@ def test_a_server_is_launched_in_the_type_of_the_learner_unless_it_has_another(
 ) -> None:
     launched: list[str] = []
 
-    async def open_server(settings: ServerConfig, *_: object, **__: object) -> None:
+    async def open_server(settings: ServerConfig, *_: object, **__: object) -> Any:
         launched.append(settings.weights_dtype)
 
-    monkeypatch.setattr(parts, f"open_{engine}", open_server)
-    settings: dict[str, Any] = {engine: {"sglang": SglangConfig, "vllm": VllmConfig}[engine](dtype=given)}
-    config = TrainConfig(env="TextGame-v0", engine=engine, learner=LearnerConfig(dtype=learned), **settings)
+    monkeypatch.setattr(parts, "SERVERS", {engine: replace(SERVERS[engine], open=open_server)})
+    server, learner = ServerConfig(dtype=given), LearnerConfig(dtype=learned)
+    config = TrainConfig(env="TextGame-v0", engine=engine, learner=learner, server=server)
     asyncio.run(parts.open_servers(config, embedded_folder(), version=0, log_folder=tmp_path))
     assert launched == [served]

@@ -13,8 +13,10 @@ import agentgym.trainers.parts.engine as module
 from agentgym.embedded import embedded_folder
 from agentgym.engines.local import kv_cache
 from agentgym.engines.local.engine import LocalEngine
-from agentgym.engines.sglang.engine import SglangConfig, sglang_command
-from agentgym.engines.vllm.engine import VllmConfig, vllm_command
+from agentgym.engines.server_kind import SERVERS
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.sglang.engine import sglang_command
+from agentgym.engines.vllm.engine import vllm_command
 from agentgym.model.policy import load_policy
 from agentgym.rollout.limits import Limits
 from agentgym.trainers.config import TrainConfig
@@ -23,18 +25,17 @@ from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.lora import LoraConfig
 
 SHARED = TrainConfig(env="TextGame-v0", engine="sglang", learner=LearnerConfig(device="cuda"))
-SGLANG, VLLM = SglangConfig(device="cuda"), VllmConfig(device="cuda")
+ON_GPU = ServerConfig(device="cuda")
 
 
 def command_of(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns the command of the server that a run would launch."""
     opened: list[Any] = []
 
-    async def remember(settings: Any, *_: object, **__: object) -> None:
+    async def remember(settings: Any, *_: object, **__: object) -> Any:
         opened.append(settings)
 
-    monkeypatch.setattr(module, "open_sglang", remember)
-    monkeypatch.setattr(module, "open_vllm", remember)
+    monkeypatch.setattr(module, "SERVERS", {config.engine: replace(SERVERS[config.engine], open=remember)})
     asyncio.run(module.open_servers(config, embedded_folder(), version=0, log_folder=Path("logs")))
     command = sglang_command if config.engine == "sglang" else vllm_command
     return command(opened[0], embedded_folder(), 1)
@@ -45,31 +46,31 @@ def test_a_server_on_the_learners_gpu_takes_a_share_of_its_memory(
     gpus: str, replicas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    sglang, vllm = replace(SGLANG, replicas=replicas), replace(VLLM, replicas=replicas)
-    words = command_of(replace(SHARED, sglang=sglang), monkeypatch)
+    shared = replace(SHARED, server=replace(ON_GPU, replicas=replicas))
+    words = command_of(shared, monkeypatch)
     assert "--mem-fraction-static=0.4" in words and words[words.index("--dtype") + 1] == "bfloat16"
-    assert "--gpu-memory-utilization=0.4" in command_of(replace(SHARED, engine="vllm", vllm=vllm), monkeypatch)
+    assert "--gpu-memory-utilization=0.4" in command_of(replace(shared, engine="vllm"), monkeypatch)
 
 
 def test_a_server_of_several_gpus_may_take_the_learners_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    wide = replace(SGLANG, server_args=("--tp-size", "2"))
-    assert "--mem-fraction-static=0.4" in command_of(replace(SHARED, sglang=wide), monkeypatch)
+    wide = replace(ON_GPU, server_args=("--tp-size", "2"))
+    assert "--mem-fraction-static=0.4" in command_of(replace(SHARED, server=wide), monkeypatch)
 
 
 def test_what_is_asked_for_comes_last_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    own = replace(SGLANG, server_args=("--mem-fraction-static=0.6",))
-    assert command_of(replace(SHARED, sglang=own), monkeypatch)[-1] == "--mem-fraction-static=0.6"
+    own = replace(ON_GPU, server_args=("--mem-fraction-static=0.6",))
+    assert command_of(replace(SHARED, server=own), monkeypatch)[-1] == "--mem-fraction-static=0.6"
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        replace(SHARED, sglang=SGLANG, learner=LearnerConfig()),
-        replace(SHARED, sglang=replace(SGLANG, device="cpu")),
-        replace(SHARED, sglang=replace(SGLANG, replicas=2)),
-        replace(SHARED, sglang=SGLANG, learner=LearnerConfig(device="cuda:2")),
+        replace(SHARED, server=ON_GPU, learner=LearnerConfig()),
+        replace(SHARED, server=replace(ON_GPU, device="cpu")),
+        replace(SHARED, server=replace(ON_GPU, replicas=2)),
+        replace(SHARED, server=ON_GPU, learner=LearnerConfig(device="cuda:2")),
     ],
 )
 def test_a_server_with_a_device_of_its_own_has_its_own_default(

@@ -20,7 +20,6 @@ RUN = """
 import os, shutil, signal, sys, time
 from dataclasses import replace
 
-from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.observer import Unobserved
@@ -54,7 +53,7 @@ class Watcher(Unobserved):
 
 config = TrainConfig(
     env="TextGame-v0", env_kwargs={"level": 1}, steps=3, tasks=2, group_size=2, eval=HeldOutConfig(episodes=0),
-    optimizer=OptimizerConfig(learning_rate=1e-3), local=LocalEngineConfig(compile=False),
+    optimizer=OptimizerConfig(learning_rate=1e-3),
     checkpoint=CheckpointConfig(every=1, keep=2),
 )
 config = replace(config, limits=replace(config.limits, max_turns=4))

@@ -114,8 +114,7 @@ def gated(own: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def quick(small_run: TrainConfig) -> TrainConfig:
-    local = replace(small_run.local, compile=False)
-    config = replace(small_run, local=local, tasks=2, group_size=2, steps=2, eval=HeldOutConfig(episodes=0))
+    config = replace(small_run, tasks=2, group_size=2, steps=2, eval=HeldOutConfig(episodes=0))
     return replace(config, checkpoint=replace(config.checkpoint, every=1))
 
 
@@ -164,18 +163,18 @@ def test_a_run_of_it_is_resumed_exported_evaluated_and_verified(
 @pytest.mark.long
 def test_every_check_of_an_architecture_passes(own: str, gated: Path) -> None:
     results = list(check_model(gated, f"{own}:Gated"))
-    assert len(results) >= 9 and [result for result in results if not result.passed] == []
+    assert len(results) >= 9 and [result for result in results if not result.ok] == []
 
 
 @pytest.mark.long
 def test_the_check_of_ranks_finds_what_they_compute_otherwise(own: str) -> None:
-    (failed,) = (result for result in check_model(embedded_folder(), f"{own}:Uneven") if not result.passed)
+    (failed,) = (result for result in check_model(embedded_folder(), f"{own}:Uneven") if not result.ok)
     assert failed.name == "ranks" and " of the largest in model.layers." in failed.found
 
 
 @pytest.mark.long
 def test_an_error_of_a_rank_is_one_line(own: str) -> None:
-    (failed,) = (result for result in check_model(embedded_folder(), f"{own}:Alone") if not result.passed)
+    (failed,) = (result for result in check_model(embedded_folder(), f"{own}:Alone") if not result.ok)
     assert failed.name == "ranks" and "Alone cannot load the model" in failed.found and "no ranks" in failed.found
     assert "\n" not in failed.found
 

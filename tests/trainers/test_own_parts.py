@@ -135,8 +135,7 @@ def own(tmp_path: Path) -> str:
 
 @pytest.fixture
 def quick(small_run: TrainConfig) -> TrainConfig:
-    local = replace(small_run.local, compile=False)
-    return replace(small_run, local=local, tasks=2, group_size=2, steps=3, eval=HeldOutConfig(episodes=0))
+    return replace(small_run, tasks=2, group_size=2, steps=3, eval=HeldOutConfig(episodes=0))
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -317,7 +316,7 @@ def test_epochs_set_the_steps(
     assert result.steps == 5
     asked = [record.trajectory.task.options["ground_truth"] for record in read_episodes(run)]
     assert {asked.count(str(n + 1)) for n in range(5)} == {4}  # two epochs of groups of two
-    small = "--tasks 2 --group-size 2 --eval.episodes 0 --local.compile False --limits.turn-tokens 4"
+    small = "--tasks 2 --group-size 2 --eval.episodes 0 --limits.turn-tokens 4"
     words = ["train", "--data.train", str(rows), "--epochs", "0.5", *small.split(), "--output", str(tmp_path / "half")]
     assert main([*words, "--dry-run"]) == 0
     assert "optimizer steps" in (plan := capsys.readouterr().out) and " 2 " in plan

@@ -250,3 +250,11 @@ def test_the_curve_is_a_png(make_run: MakeRun) -> None:
     path = write_curve(run.metrics, run.path / "curve.png", run.evaluations)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [(point.phase, point.num_episodes) for point in run.evaluations] == [("eval_before", 4), ("eval_after", 4)]
+
+
+def test_episodes_replaces_no_record_of_its_run(make_run: MakeRun) -> None:
+    run = make_run()
+    before = {file.name: file.read_bytes() for file in run.iterdir()}
+    for name in ("metrics.jsonl", "episodes.jsonl", "tools.jsonl"):
+        assert main(["episodes", str(run), str(run / name)]) == 2
+    assert {file.name: file.read_bytes() for file in run.iterdir()} == before

@@ -52,7 +52,7 @@ WIDTHS = {name: len(name) for name in COLUMNS} | {"step": 7, "loss": 7, "left": 
 """The characters that a column is given at least."""
 SHOWN_STEPS = 12
 PHASES = {
-    "compile": "compiling the engine's step (up to 30 seconds the first time)",
+    "compile": "compiling the engine's step (some seconds the first time)",
     "eval_before": "held-out play before training",
     "eval_during": "held-out play during training",
     "eval_after": "held-out play after training",

@@ -15,11 +15,15 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.data.sources import write_table
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.rollout.record import tools_file
 from agentgym.rollout.record.episodes_file import read_episodes
-from agentgym.rollout.record.line_reader import LineReader, find_episodes
+from agentgym.rollout.record.line_reader import FILE_NAME, LineReader, find_episodes
 from agentgym.rollout.record.manifest import replacing
 
 __all__ = ["main"]
+
+RECORDS = (FILE_NAME, tools_file.FILE_NAME, "metrics.jsonl")
+"""The files of a run that grow, which this command does not replace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,8 @@ def main(args: Sequence[str]) -> int:
         return 0
     if options.file.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{str(options.file)!r}: a file .jsonl or .parquet was wanted")
+    if options.file.name in RECORDS and options.file.resolve().parent == path.resolve().parent:
+        raise ConfigError(f"{str(options.file)!r} is a name of the run's own record: give another one")
     number = _write(path, options.file)
     say(f"{number} episodes: {options.file}")
     if options.json:

@@ -11,7 +11,7 @@ WHOLE = "refused: the trainer's logprobs are those of the whole distribution"
 BATCH = "in tasks and learner.minibatches"
 IN_LOSS = "in learner.loss_settings"
 RANKS = "several processes are executor ray (docs/cluster.md) or ranks (docs/ranks.md)"
-GENERATION = "how replies are generated: sampling, engine, vllm.server_args"
+GENERATION = "how replies are generated: sampling, engine, server.server_args"
 ADAPTIVE = "the entropy bonus has a fixed weight, learner.entropy_coefficient"
 
 
@@ -94,12 +94,12 @@ GENERATION_KEYS = (
     Key("use_vllm", "engine", convert=values.trl_engine),
     Key(
         "vllm_gpu_memory_utilization",
-        "vllm.server_args",
+        "server.server_args",
         convert=values.trl_with_vllm("--gpu-memory-utilization"),
     ),
-    Key("vllm_tensor_parallel_size", "vllm.server_args", convert=values.trl_with_vllm("--tensor-parallel-size")),
+    Key("vllm_tensor_parallel_size", "server.server_args", convert=values.trl_with_vllm("--tensor-parallel-size")),
     Key("vllm_max_model_length", "limits.context_window"),
-    Key("vllm_enable_sleep_mode", "vllm.serving.sleep"),
+    Key("vllm_enable_sleep_mode", "server.serving.sleep"),
     Key(
         "vllm_importance_sampling_correction",
         "learner.correction, learner.correction_settings",
@@ -109,10 +109,10 @@ GENERATION_KEYS = (
     same("vllm_importance_sampling_mode", "in learner.correction", default="sequence_mask"),
     same("vllm_importance_sampling_clip_max", "in learner.correction_settings", default=3.0),
     same("vllm_importance_sampling_c*", "in learner.correction_settings"),
-    same("vllm_mode", "train starts the server, or vllm.urls names running ones"),
-    skip("vllm_server_*", "vllm.urls names running servers"),
+    same("vllm_mode", "train starts the server, or server.urls names running ones"),
+    skip("vllm_server_*", "server.urls names running servers"),
     skip("vllm_structured_outputs_regex", "the environment answers malformed replies"),
-    skip("vllm_*", "how the server works: vllm.server_args"),
+    skip("vllm_*", "how the server works: server.server_args"),
     Key("chat_template_kwargs", "chat_template_kwargs"),
     same("ds3_gather_for_generation", "the engine gets each step's weights"),
     same("pad_to_multiple_of", "rows are packed, without padding"),

@@ -124,7 +124,7 @@ def trl_stop(value: Any, _: Theirs) -> list[str]:
     stop = value.get("stop") or value.get("stop_strings")
     if others := [name for name in value if name not in ("stop", "stop_strings")]:
         kept = f"; sampling.stop: {stop}" if stop else ""
-        raise NoCounterpart(f"no setting for {', '.join(others)}: see sampling, engine, vllm.server_args{kept}")
+        raise NoCounterpart(f"no setting for {', '.join(others)}: see sampling, engine, server.server_args{kept}")
     return [stop] if isinstance(stop, str) else [*stop]
 
 
@@ -250,7 +250,7 @@ def trl_with_vllm(option: str) -> Converter:
             raise SameMeaning("of no effect without use_vllm")
         if value == 1 and "parallel" in option:
             raise SameMeaning("one GPU for each server")
-        return Several({"vllm.server_args": [option, str(value)]})
+        return Several({"server.server_args": [option, str(value)]})
 
     return convert
 

@@ -9,9 +9,9 @@ from agentgym.cli.foreign.keys import Converter, NoCounterpart, SameMeaning, Sev
 from agentgym.cli.foreign.verl_values import ACTOR, verl_all_of
 
 __all__ = [
-    *("verl_advantage", "verl_aggregation", "verl_correction", "verl_critic_of", "verl_kl_in_loss"),
+    *("verl_advantage", "verl_aggregation", "verl_betas", "verl_correction", "verl_critic_of", "verl_kl_in_loss"),
     *("verl_kl_in_reward", "verl_lora_alpha", "verl_lora_layers", "verl_lora_rank", "verl_loss"),
-    *("verl_schedule", "verl_warmup", "verl_warmup_steps"),
+    *("verl_optimizer", "verl_schedule", "verl_warmup", "verl_warmup_steps"),
 ]
 
 LOSSES: Mapping[str, str] = {
@@ -62,6 +62,8 @@ KL_NAMES: Mapping[str, str] = {
     "k3+": "low_var_st",
 }
 """verl's `kl_loss_type` and `kl_penalty`, and our penalties."""
+OPTIMIZERS: Mapping[str, str] = {"AdamW": "adamw", "adam": "adamw", "SGD": "sgd", "Adafactor": "adafactor"}
+"""verl's `optim.optimizer`, a name in torch.optim, and our optimizers."""
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 SEQUENCE_LOSSES = ("gspo", "sapo")
 """The losses that verl always aggregates by seq-mean-token-mean."""
@@ -225,3 +227,17 @@ def verl_warmup_steps(value: Any, theirs: Theirs) -> int:
     if value < 0 and theirs.get(ACTOR + "optim.lr_warmup_steps_ratio"):
         raise SameMeaning("lr_warmup_steps_ratio counts")
     return max(0, int(value))
+
+
+def verl_optimizer(value: Any, _: Theirs) -> str:
+    """Returns the optimizer."""
+    if value not in OPTIMIZERS:
+        raise NoCounterpart("optimizer.name has adamw, muon, sgd, adafactor, or file.py:name")
+    return OPTIMIZERS[value]
+
+
+def verl_betas(value: Any, theirs: Theirs) -> Several:
+    """Returns the betas of AdamW."""
+    if OPTIMIZERS.get(theirs.get(ACTOR + "optim.optimizer"), "adamw") != "adamw":
+        raise SameMeaning("of no effect without AdamW")
+    return Several({"optimizer.beta1": value[0], "optimizer.beta2": value[1]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentgym.cli.foreign import verl_algorithm as algorithm
 from agentgym.cli.foreign import verl_machines as machines
 from agentgym.cli.foreign import verl_values as values
-from agentgym.cli.foreign.keys import Key, Several, same, skip
+from agentgym.cli.foreign.keys import Key, same, skip
 from agentgym.cli.foreign.verl_values import ACTOR, ROLLOUT
 
 __all__ = ["VERL_ALWAYS", "VERL_KEYS"]
@@ -104,7 +104,7 @@ OPTIMIZER = (
         ACTOR + "optim.betas",
         "optimizer.beta1, optimizer.beta2",
         default=[0.9, 0.999],
-        convert=lambda value, _: Several({"optimizer.beta1": value[0], "optimizer.beta2": value[1]}),
+        convert=algorithm.verl_betas,
     ),
     Key(
         ACTOR + "optim.lr_warmup_steps",
@@ -116,7 +116,7 @@ OPTIMIZER = (
     Key(ACTOR + "optim.lr_scheduler_type", "optimizer.decay", convert=algorithm.verl_schedule),
     Key(ACTOR + "optim.warmup_style", "optimizer.decay", convert=algorithm.verl_schedule),
     Key(ACTOR + "grad_clip", "optimizer.max_grad_norm", default=1.0),
-    same(ACTOR + "optim.optimizer", "optimizer.name has adamw, muon, sgd, adafactor, or file.py:name", "AdamW", "adam"),
+    Key(ACTOR + "optim.optimizer", "optimizer.name", default="AdamW", convert=algorithm.verl_optimizer),
     same(ACTOR + "optim.optimizer_impl", "torch.optim", "torch.optim"),
     same(ACTOR + "optim.clip_grad", "grad_clip counts"),
     same(ACTOR + "optim.min_lr_ratio", "with cosine, optimizer.decay_settings.floor"),
@@ -205,7 +205,7 @@ ROLLOUT_KEYS = (
     ),
     Key(ROLLOUT + "max_model_len", "limits.context_window"),
     *(
-        Key(ROLLOUT + name, "vllm.server_args, sglang.server_args", convert=machines.verl_engine_arg(name))
+        Key(ROLLOUT + name, "server.server_args", convert=machines.verl_engine_arg(name))
         for name in (
             *("gpu_memory_utilization", "tensor_model_parallel_size", "max_num_seqs", "max_num_batched_tokens"),
             "enforce_eager",
@@ -246,18 +246,18 @@ ROLLOUT_KEYS = (
     same(ROLLOUT + "val_kwargs.do_sample", "in eval.temperature"),
     same(ROLLOUT + "val_kwargs.top_p", "evaluations draw from the whole distribution", 1, 1.0),
     same(ROLLOUT + "val_kwargs.top_k", "evaluations draw from the whole distribution", -1),
-    Key(ROLLOUT + "free_cache_engine", "vllm.serving.sleep, sglang.serving.sleep", convert=machines.verl_sleep),
+    Key(ROLLOUT + "free_cache_engine", "server.serving.sleep", convert=machines.verl_sleep),
     same(ROLLOUT + "load_format", "the engine gets the learner's weights"),
-    same(ROLLOUT + "enable_chunked_prefill", "on by default; vllm.server_args switches it off", True),
-    same(ROLLOUT + "enable_prefix_caching", "on by default; vllm.server_args switches it off", True),
-    same(ROLLOUT + "dtype", "vllm.dtype and sglang.dtype: auto", "bfloat16"),
+    same(ROLLOUT + "enable_chunked_prefill", "on by default; server.server_args switches it off", True),
+    same(ROLLOUT + "enable_prefix_caching", "on by default; server.server_args switches it off", True),
+    same(ROLLOUT + "dtype", "server.dtype: auto", "bfloat16"),
     same(ROLLOUT + "logprobs_mode", "logprobs are those of the distribution that was sampled", "processed_logprobs"),
     skip(ROLLOUT + "enable_rollout_routing_replay", "learner.router.replay: true"),
     skip(ROLLOUT + "over_sample_rate", "max_staleness above 0 learns from the groups that finish first"),
-    skip(ROLLOUT + "engine_kwargs.*", "vllm.server_args and sglang.server_args take options of the server"),
+    skip(ROLLOUT + "engine_kwargs.*", "server.server_args takes options of the server"),
     skip(ROLLOUT + "trace.*", "`agentgym episodes` and `agentgym view` have every token"),
     skip(ROLLOUT + "*profiler.*", PROFILE),
-    skip(ROLLOUT + "*", "how the engine works: vllm.server_args, sglang.server_args"),
+    skip(ROLLOUT + "*", "how the engine works: server.server_args"),
 )
 ALGORITHM_KEYS = (
     Key(

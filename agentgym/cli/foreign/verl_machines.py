@@ -8,19 +8,19 @@ from typing import Any
 
 from agentgym.cli.foreign.keys import Converter, MissingPart, NoCounterpart, SameMeaning, Several, Theirs
 from agentgym.cli.foreign.verl_values import ROLLOUT
+from agentgym.engines.server_kind import SERVERS, LaunchOption
 
 __all__ = [
     *("verl_device", "verl_engine", "verl_engine_arg", "verl_expert_parallel", "verl_has_gpu", "verl_machines"),
     *("verl_parallel", "verl_ranks_only", "verl_sleep", "verl_split_gpus", "verl_tensor_parallel"),
 ]
 
-SERVERS = ("vllm", "sglang")
-ENGINE_ARGS: Mapping[str, Mapping[str, str]] = {
-    "gpu_memory_utilization": {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"},
-    "tensor_model_parallel_size": {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"},
-    "max_num_seqs": {"vllm": "--max-num-seqs", "sglang": "--max-running-requests"},
-    "max_num_batched_tokens": {"vllm": "--max-num-batched-tokens", "sglang": "--chunked-prefill-size"},
-    "enforce_eager": {"vllm": "--enforce-eager", "sglang": "--disable-cuda-graph"},
+ENGINE_ARGS: Mapping[str, LaunchOption] = {
+    "gpu_memory_utilization": "memory_share",
+    "tensor_model_parallel_size": "tensor_parallel",
+    "max_num_seqs": "num_requests",
+    "max_num_batched_tokens": "prefill_tokens",
+    "enforce_eager": "eager",
 }
 """Keys of the rollout that are options of the servers' own command lines."""
 
@@ -29,29 +29,31 @@ def verl_engine_arg(key: str) -> Converter:
     """Returns a conversion to an option of the server's own command line."""
 
     def convert(value: Any, theirs: Theirs) -> Several:
-        engine = theirs.get(ROLLOUT + "name")
-        if engine not in SERVERS:
+        if not _on_servers(theirs):
             raise SameMeaning("of no effect on the engine local")
-        option = ENGINE_ARGS[key][engine]
+        option = SERVERS[theirs.get(ROLLOUT + "name")].options[ENGINE_ARGS[key]]
         if value is False:
             raise SameMeaning(f"the server's default, without {option}")
         if key == "tensor_model_parallel_size":
             value = verl_split_gpus(theirs)[2]
             if value == 1:
                 raise SameMeaning("one GPU for each server")
-        return Several({f"{engine}.server_args": [option] if value is True else [option, str(value)]})
+        return Several({"server.server_args": [option] if value is True else [option, str(value)]})
 
     return convert
 
 
+def _on_servers(theirs: Theirs) -> bool:
+    return str(theirs.get(ROLLOUT + "name")) in SERVERS
+
+
 def verl_sleep(value: Any, theirs: Theirs) -> Several:
     """Returns whether a server frees the learner's GPU while that learns."""
-    engine = theirs.get(ROLLOUT + "name")
-    if engine not in SERVERS:
+    if not _on_servers(theirs):
         raise SameMeaning("the engine local has the learner's weights")
     if _num_gpus(theirs) > 1 or theirs.get("trainer.device") == "cpu":
         raise SameMeaning("servers share no GPU with a rank, unless ray.layout is colocated")
-    return Several({f"{engine}.serving.sleep": bool(value)})
+    return Several({"server.serving.sleep": bool(value)})
 
 
 def verl_has_gpu() -> bool:
@@ -90,7 +92,7 @@ def verl_machines(value: Any, theirs: Theirs) -> Several:
         raise SameMeaning("executor: local, one process")
     if theirs.get("trainer.device") == "cpu":
         raise NoCounterpart("the processes of a cluster are GPUs in verl: set executor ray, ray.learners, ray.engines")
-    if theirs.get(ROLLOUT + "name") not in SERVERS:
+    if not _on_servers(theirs):
         found = {"ray.layout": "colocated", "ray.learners": total, "ray.engines": total, "ray.gpus_per_engine": 1.0}
     else:
         learners, engines, per_engine = verl_split_gpus(theirs)
@@ -107,7 +109,7 @@ def verl_ranks_only(value: Any, theirs: Theirs) -> Any:
 
 def verl_parallel(value: Any, theirs: Theirs) -> Any:
     """Returns a number of ranks that share a forward pass."""
-    learners = verl_split_gpus(theirs)[0] if theirs.get(ROLLOUT + "name") in SERVERS else _num_gpus(theirs)
+    learners = verl_split_gpus(theirs)[0] if _on_servers(theirs) else _num_gpus(theirs)
     if value > 1 and learners % value:
         raise NoCounterpart(f"the {learners} learner ranks are no multiple of {value}: set learner.mesh")
     return verl_ranks_only(value if value > 1 else 0, theirs)
@@ -132,6 +134,6 @@ def verl_engine(value: Any, _: Theirs) -> str:
     """Returns the engine that samples."""
     if value in ("hf", "naive"):
         return "local"
-    if value not in SERVERS:
+    if str(value) not in SERVERS:
         raise NoCounterpart("engine is local, sglang or vllm, or your own as file.py:name")
     return str(value)

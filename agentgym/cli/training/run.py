@@ -21,6 +21,7 @@ from agentgym.cli.options import warn_of_idle
 from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.cli.training.options import TrainOptions
+from agentgym.engines.server_kind import SERVERS
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout.record.environments_file import read_environments
 from agentgym.rollout.record.line_reader import FILE_NAME, find_episodes
@@ -50,8 +51,8 @@ def check_algorithm_and_envs(config: TrainConfig, *, is_resumed: bool = False) -
     for choice in _environments(config):
         for kwargs in choice.variants:
             load_env(choice.env, kwargs).close()
-    engines = {name: (getattr(config, name), "engine", config.engine) for name in ("sglang", "vllm")}
-    warn_of_idle(**engines, ray=(config.ray, "executor", config.executor))
+    warn_of_idle("server", config.server, "engine", config.engine, SERVERS)
+    warn_of_idle("ray", config.ray, "executor", config.executor, ("ray",))
 
 
 def print_config(config: TrainConfig) -> int:

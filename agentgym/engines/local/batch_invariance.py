@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from agentgym.engines.local.compiled_step import Runner
 from agentgym.engines.local.rows import Rows
+from agentgym.engines.local.runners import Runner
 
 __all__ = ["batch_invariance_findings"]
 

@@ -27,13 +27,6 @@ class LocalEngineConfig:
     the slots, 16 at least (None is two, or one on a single core); of a larger one they share each operator (None is
     torch's default). It changes no reply. The matrix products of the whole process use as many threads as an operator
     of the engine (a property of MKL)."""
-    compile: bool | None = False
-    """Runs each step of a model of transformers as one graph made by `torch.compile`, on CPU in float32, which takes
-    30 s the first time and 6 s later. None compiles models under 20 million parameters if a C++ compiler is found, but
-    no mixtures of experts and none that keep a state; if compiling fails, a warning gives the reason and the steps run
-    uncompiled. The step of the fast decoder is compiled C++ anyway, if a compiler is found: True requires it. On a GPU
-    it runs as CUDA graphs, if Triton is installed, and the step of a model of transformers uncompiled."""
-
     record_experts: bool = False
     """Reports the experts of a mixture that computed each token, which the learner then computes it with;
     `learner.router.replay` sets it."""

@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 
 from agentgym.cores import num_cores
 from agentgym.engines.local.batch_invariance import batch_invariance_findings
-from agentgym.engines.local.compiled_step import make_steps
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler
 from agentgym.engines.local.kernels.row_products import keep_packed
 from agentgym.engines.local.kv_cache import SlotCache, fitting_slots
 from agentgym.engines.local.live_weights import LiveWeights
 from agentgym.engines.local.machine_memory import total_memory
+from agentgym.engines.local.runners import make_runner
 from agentgym.engines.local.scheduler import SamplingRequest, Scheduler, checked_prompt
-from agentgym.engines.local.transformers_graph import has_static_step
 from agentgym.engines.local.worker import EngineWorker
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, EngineError
@@ -41,7 +40,7 @@ __all__ = ["LocalEngine"]
 # Shape suffix: T tokens of a prompt.
 
 _log = logging.getLogger(__name__)
-_SMALL_MODEL = 20_000_000  # parameters; below it calling operators is much of the work: a compiled graph is best
+_SMALL_MODEL = 20_000_000  # parameters; below it calling operators is much of the work
 _PACKED_PART = 8  # weights are kept in a second order too if they are at most this part of the machine's memory
 _CLOSING_S = 0.005  # between two checks that the workers have ended
 _MIN_SESSIONS = 16  # a worker is worth it from so many sessions on, and a group of so many stays together
@@ -71,13 +70,11 @@ class LocalEngine:
         num_slots = self.config.num_slots or fitting_slots(model, window, record_experts=records)
         is_small = sum(parameter.numel() for parameter in self._weights.parameters) < _SMALL_MODEL
         on_cpu = model.embed.device.type == "cpu"
-        can_compile = on_cpu and model.embed.dtype == torch.float32 and cpp_compiler() is not None
-        if isinstance(model, TransformersModel):
-            can_compile = can_compile and is_small and has_static_step(model) and self.config.compile is None
-        self.compiles = can_compile or bool(self.config.compile)
+        is_fast = on_cpu and isinstance(model, Decoder)
+        self.compiles = is_fast and model.embed.dtype == torch.float32 and cpp_compiler() is not None
         """True if the steps will run compiled, by what `prepare` or the first request makes."""
         num_workers = 1
-        if is_small and on_cpu and (isinstance(model, Decoder) or self.compiles):
+        if is_small and is_fast:
             num_workers = max(1, min(self.config.threads or min(2, num_cores()), num_slots // _MIN_SESSIONS))
         caches = [SlotCache(model, -(-num_slots // num_workers), window) for _ in range(num_workers)]
         if records:
@@ -260,21 +257,21 @@ class LocalEngine:
                 raise EngineError(_CLOSED)
             self._is_preparing = True
             try:
-                self._make_steps()
+                self._make_runners()
             finally:
                 self._is_preparing = False
 
-    def _make_steps(self) -> None:
+    def _make_runners(self) -> None:
         assert isinstance(self.model, Decoder | TransformersModel)
         parameters = self._weights.parameters
         if sum(parameter.nbytes for parameter in parameters) * _PACKED_PART <= total_memory():
             keep_packed(parameters)  # compiles the kernel, which may take long
-        steps = make_steps(self.model, self._caches, compiles=self.compiles, required=bool(self.config.compile))
+        runners = [make_runner(self.model, cache, compiles=self.compiles) for cache in self._caches]
         on_gpu = self.model.embed.device.type == "cuda"
-        for finding in [_GPU_PRODUCTS] if on_gpu else batch_invariance_findings(steps[0]):
+        for finding in [_GPU_PRODUCTS] if on_gpu else batch_invariance_findings(runners[0]):
             _log.warning("replies may depend on what else is in flight: %s", finding)
-        for worker, step in zip(self._workers, steps, strict=True):
-            worker.runner = step
+        for worker, runner in zip(self._workers, runners, strict=True):
+            worker.runner = runner
 
     def _renew(self, version: int, tensors: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._weights.update(version, tensors)

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agentgym.engines.local.compiled_step import Runner
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.live_weights import LiveWeights
+from agentgym.engines.local.runners import Runner
 from agentgym.engines.local.sampling import draw
 from agentgym.engines.local.scheduler import SamplingRequest, Scheduler
 from agentgym.engines.protocol import Completion

@@ -1,4 +1,4 @@
-"""The settings of a chat endpoint: its address, key, limits and prices."""
+"""The settings of requests to a server, and those of a chat endpoint: its address, key, limits and prices."""
 
 from __future__ import annotations
 
@@ -6,14 +6,34 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_at_least
+from agentgym.settings import check_above_zero, check_at_least
 from agentgym.url_credentials import read_key, refuse_credentials
 
-__all__ = ["ChatEndpointConfig", "endpoint_url", "is_url"]
+__all__ = ["ChatEndpointConfig", "RequestConfig", "endpoint_url", "is_url"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChatEndpointConfig:
+class RequestConfig:
+    """The key and the limits of requests to a server that others use too."""
+
+    api_key_env: str = ""
+    """The environment variable that holds a bearer token; empty sends none. The token is written nowhere."""
+    timeout_s: float = 60.0
+    """Seconds that one request may take, from its sending to its last byte."""
+    max_retries: int = 6
+    """Requests that may follow a failed one: after 429, 5xx, a dropped connection or a time-out, with back-off."""
+    requests_per_minute: float | None = None
+    """The most requests sent in a minute; None sets no limit."""
+    tokens_per_minute: float | None = None
+    """The most tokens in a minute, those of replies included, estimated before a request; None sets no limit."""
+
+    def __post_init__(self) -> None:
+        check_above_zero(self, "timeout_s", "requests_per_minute", "tokens_per_minute")
+        check_at_least(0, self, "max_retries")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatEndpointConfig(RequestConfig):
     """The settings of a `ChatEndpoint`; none of them holds the key."""
 
     model: str | None = None
@@ -22,12 +42,6 @@ class ChatEndpointConfig:
     """The environment variable that holds the key; without one, no key is sent. The key is written nowhere."""
     timeout_s: float = 300.0
     """Seconds that one request may take, from its sending to its last token."""
-    max_retries: int = 6
-    """Requests that may follow a failed one: after 429, 5xx, a dropped connection or a time-out, with back-off."""
-    requests_per_minute: float | None = None
-    """Requests sent in a minute, at most; None does not limit them."""
-    tokens_per_minute: float | None = None
-    """Tokens of prompts and replies in a minute, at most, estimated before a request and settled after it."""
     price_prompt: float | None = None
     """Price of a million prompt tokens; with a price, the cost is counted."""
     price_cached: float | None = None
@@ -46,11 +60,8 @@ class ChatEndpointConfig:
     call that its JSON Schema forbids. Such replies are recorded in no loss: their logprobs are not the model's own."""
 
     def __post_init__(self) -> None:
-        for name in ("timeout_s", "requests_per_minute", "tokens_per_minute"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be greater than 0, got {value}")
-        check_at_least(0, self, "max_retries", "price_prompt", "price_cached", "price_completion")
+        RequestConfig.__post_init__(self)
+        check_at_least(0, self, "price_prompt", "price_cached", "price_completion")
 
     def api_key(self) -> str | None:
         """Returns the key from the environment; raises ConfigError for a key that no header can carry."""

@@ -42,6 +42,7 @@ from agentgym.engines.openai.errors import (
 from agentgym.engines.openai.rate_limit import RateLimit
 from agentgym.engines.openai.reply import ChatCompletionReader, ChatReply, Usage
 from agentgym.engines.protocol import Sampling
+from agentgym.engines.server_kind import SERVERS
 from agentgym.engines.servers.http import DONE, HttpClient, HttpRefusal, HttpUnreachable, connection_slots
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.types import Message, ToolSpec
@@ -249,13 +250,11 @@ class ChatEndpoint:
 
     def _note_first(self, reply: ChatReply, question: _Question) -> None:
         """Notes what the first answer shows about all others."""
+        remark = SERVERS[self._owner].chat_remark if self._owner in SERVERS else ""
         if reply.ids is None:
             self._dialect.without_ids()
-        elif self._owner == "vllm" and question.sampling.temperature not in (0.0, 1.0):
-            logger.warning(
-                "vLLM's logprobs are those of temperature 1 unless it was started with "
-                "--logprobs-mode processed_logprobs; the record holds them as they come"
-            )
+        elif remark and question.sampling.temperature not in (0.0, 1.0):
+            logger.warning(remark)
         if not (reply.usage.prompt_tokens or reply.usage.completion_tokens):
             logger.warning("%s does not say how many tokens it used: tokens and cost are not counted", self.url)
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
 from agentgym.engines.servers.router import ReplicaRouter
+from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import Weights
@@ -98,8 +99,10 @@ class ReplicatedEngine:
         version: int = 0,
     ) -> None:
         self.settings = settings
-        self.router = ReplicaRouter(len(replicas), margin=settings.affinity_margin)
+        self.router = ReplicaRouter(len(replicas))
         self.replicas = tuple(replicas)
+        self.processes: Sequence[ServerProcess] = ()
+        """The servers that were launched for it."""
         self._vocab_size, self._context_window = vocab_size, context_window
         self._version = self._newest = version
         self._flights: dict[str, _Flight] = {}

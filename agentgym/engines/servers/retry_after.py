@@ -19,12 +19,13 @@ WORDS = re.compile(rf"(?:retry|try again|please wait)\D{{0,24}}?((?:{PART})+)", 
 def retry_after_s(headers: Mapping[str, str], body: str = "") -> float | None:
     """Returns the seconds that a refusal asks to wait; None if it does not.
 
-    `Retry-After` is a number of seconds or an HTTP date, which is compared with the server's own `Date`; without it,
-    the words or the fields of the body count.
+    `Retry-After` is a number of seconds or an HTTP date, which is compared with the server's own `Date`;
+    `retry-after-ms`, of OpenAI and Azure, is more exact. Without them, the words or the fields of the body count.
     """
+    for name, unit_s in (("retry-after-ms", 1e-3), ("Retry-After", 1.0)):
+        with suppress(ValueError):
+            return max(0.0, *(unit_s * float(part) for part in headers.get(name, "").split(",")))  # a proxy adds one
     text = headers.get("Retry-After", "")
-    with suppress(ValueError):
-        return max(0.0, float(text))
     date, now = parsedate_tz(text), parsedate_tz(headers.get("Date", ""))
     with suppress(ValueError, OverflowError):
         if date:

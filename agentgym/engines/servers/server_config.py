@@ -1,12 +1,13 @@
-"""The servers of an engine, of either kind."""
+"""The settings of an engine's servers, of whichever kind."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import ClassVar, Literal
+from typing import Literal
 
 import yaml
 
@@ -21,34 +22,42 @@ _SEVERAL_WORDS = re.compile(r"--[\w-]+\s")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """The servers that sample: those of `urls`, or `replicas` new ones that end with the engine.
+    """The servers that sample: those of `urls`, or `replicas` new ones that end with the engine."""
 
-    A kind of server names itself in `server`. It declares `urls`, `python` and `server_args` again, under the same
-    names, with docstrings of its own: the command line takes each setting's help from there.
-    """
-
-    server: ClassVar[str]
-    """The name of such a server in messages: `an SGLang server`."""
     urls: tuple[str, ...] = ()
-    """Running servers; none launches new ones."""
+    """Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable
+    AGENTGYM_SERVER_SECRET as a bearer token (SGLang's --api-key), if it is set. vLLM needs VLLM_SERVER_DEV_MODE=1,
+    --enable-scale-out, --logprobs-mode processed_logprobs and our --worker-extension-cls, as the error says."""
     embedded: bool = False
     """Runs the engine in this process, whose interpreter has its library, in place of a server."""
     replicas: int = 1
     """Servers to launch."""
     python: str = ""
-    """The interpreter that has the server's library; empty is the one that runs agentgym."""
+    """The interpreter that has the server's library (SGLang 0.5.23, vLLM 0.32, or later); empty is the one that runs
+    agentgym."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """The device of launched servers; `auto` is a GPU if there is one."""
     dtype: str = "auto"
     """The dtype of a launched server's weights: `float32`, `bfloat16`, `float16`. `auto` is that of the learner, which
     gives the least mismatch, or float32 where nothing is trained."""
     server_args: tuple[str, ...] = ()
-    """Further arguments of the server's command, or of the embedded engine, as words or as one text of several."""
+    """Further arguments of the server's command, all in one pair of quotation marks: of `sglang.launch_server` or
+    `vllm.entrypoints.openai.api_server`; if embedded, of `ServerArgs` or `AsyncEngineArgs`."""
     ready_s: float = 900.0
     """Seconds that a launched server may take to load the model."""
     log_folder: str = ""
     """The folder for the logs of launched servers; empty is a temporary one, deleted once its servers ended well."""
     serving: ServingSettings = field(default_factory=ServingSettings)
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if launched servers compute on the CPU."""
+        return self.device == "cpu" or (self.device == "auto" and shutil.which("nvidia-smi") is None)
+
+    @property
+    def sleeps(self) -> bool:
+        """True if launched servers can free a GPU's memory and take it back."""
+        return self.serving.sleep and not self.on_cpu
 
     @property
     def weights_dtype(self) -> str:
@@ -76,6 +85,6 @@ class ServerConfig:
             raise ConfigError("embedded is one engine in this process: leave urls, python and replicas out")
         if self.replicas < 1:
             raise ConfigError(f"replicas must be at least 1, got {self.replicas}")
-        check_addresses(self.urls, self.server)
+        check_addresses(self.urls, "a server")
         words = (shlex.split(text) if _SEVERAL_WORDS.match(text) else [text] for text in self.server_args)
         object.__setattr__(self, "server_args", tuple(chain.from_iterable(words)))

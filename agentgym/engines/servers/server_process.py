@@ -19,7 +19,7 @@ from agentgym.child_guard import guard_command
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, HttpRefusal, HttpUnreachable, secret_headers
 from agentgym.errors import ConfigError, EngineError
 
-__all__ = ["ServerCommand", "ServerProcess", "free_port", "serving_device", "start_together"]
+__all__ = ["ServerCommand", "ServerProcess", "free_port", "start_together"]
 
 _log = logging.getLogger(__name__)
 END_S = 12.0
@@ -159,11 +159,8 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-async def start_together(processes: Sequence[ServerProcess], option: str) -> None:
-    """Starts servers in parallel; if one does not start, ends all of them and raises its error.
-
-    `option` names the setting of the interpreter that has the server's library.
-    """
+async def start_together(processes: Sequence[ServerProcess]) -> None:
+    """Starts servers in parallel; if one does not start, ends all of them and raises its error."""
     try:
         outcomes = await asyncio.gather(*(process.start() for process in processes), return_exceptions=True)
     except BaseException:
@@ -176,7 +173,7 @@ async def start_together(processes: Sequence[ServerProcess], option: str) -> Non
     for process in processes:
         await process.close()
     if "No module named" in str(failure):
-        raise EngineError(f"{failure}\nname the interpreter that has it with {option}") from failure
+        raise EngineError(f"{failure}\nname the interpreter that has it with --server.python") from failure
     raise failure
 
 
@@ -218,8 +215,3 @@ def _first_ephemeral_port() -> int:
     except (OSError, ValueError, IndexError):
         return 32768
     return first if first - NUM_PORTS > 1024 else 32768
-
-
-def serving_device(wanted: str) -> str:
-    """Returns `cuda` or `cpu` for `auto`: whichever a server that is launched here can use."""
-    return ("cuda" if shutil.which("nvidia-smi") else "cpu") if wanted == "auto" else wanted

@@ -7,7 +7,10 @@ from typing import Literal
 
 from agentgym.errors import ConfigError
 
-__all__ = ["PauseMode", "ServingSettings"]
+__all__ = ["COMMAND_S", "PauseMode", "ServingSettings"]
+
+COMMAND_S = 600.0
+"""Seconds that one command to a server (a bucket of weights, a flush) may take."""
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
@@ -37,17 +40,13 @@ class ServingSettings:
     servers that we launch get); `learner.router.replay` sets it."""
     request_s: float = 600.0
     """Seconds that one reply may take."""
-    update_s: float = 600.0
-    """Seconds that one command to a server (a bucket of weights, a flush) may take."""
     max_retries: int = 3
     """The number of times that a request is sent again after an error of a live server."""
-    affinity_margin: float = 2.0
-    """The factor by which waiting at its own server must exceed that at another one before a session moves."""
 
     def __post_init__(self) -> None:
         if self.pause not in ("abort", "in_place", "retract"):
             raise ConfigError(f'pause is "abort", "in_place" or "retract", got {self.pause!r}')
-        for name in ("bucket_mb", "request_s", "update_s"):
+        for name in ("bucket_mb", "request_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be greater than 0, got {getattr(self, name)}")
         if self.max_retries < 0:

@@ -3,94 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any, ClassVar
+from typing import Any
 
-from agentgym.engines.servers.gpus import gpus_of_server
-from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, secret_headers, server_address
+from agentgym.engines.servers.launch import launch_servers
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.servers.server_process import (
-    ServerCommand,
-    ServerProcess,
-    free_port,
-    serving_device,
-    start_together,
-)
+from agentgym.engines.servers.server_connection import ServerConnection, connect_servers
+from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.api import SglangTransport
 from agentgym.engines.sglang.embedded import CPU_ARGUMENTS, CPU_ENVIRONMENT, EmbeddedSglang
 from agentgym.engines.sglang.replica import SglangReplica
 from agentgym.errors import ConfigError, EngineError, RunFolderError
 
-__all__ = ["SglangConfig", "SglangServer", "launch_sglang", "open_sglang", "sglang_engine"]
+__all__ = ["launch_sglang", "open_sglang", "sglang_engine"]
 
 _LAUNCHER = "agentgym_sglang_launch"
 SHAPE = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
 """The keys of config.json that determine the shapes of weights."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SglangConfig(ServerConfig):
-    """The SGLang servers that sample: those of `urls`, or `replicas` new ones that end with the engine."""
-
-    server: ClassVar[str] = "an SGLang server"
-    urls: tuple[str, ...] = ()
-    """Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable
-    AGENTGYM_SERVER_SECRET as a bearer token (SGLang's --api-key), if it is set."""
-    python: str = ""
-    """The interpreter that has SGLang (0.5.23 or later); empty is the one that runs agentgym."""
-    server_args: tuple[str, ...] = ()
-    """Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded, all in one pair
-    of quotation marks."""
-
-
-class SglangServer:
-    """An SGLang server over HTTP: one that runs, or one that we launch (`process`) and end."""
-
-    def __init__(self, url: str, process: ServerProcess | None = None, *, secret: str = "") -> None:
-        self.url = server_address(url)
-        self.process = process
-        self._client = HttpClient(self.url, headers=secret_headers(secret))
-
-    @property
-    def name(self) -> str:
-        """The server's name in an error message."""
-        return self.url
-
-    @property
-    def gpus(self) -> Sequence[str] | None:
-        """The GPUs that it sees, its own first; None if it was not launched here."""
-        return None if self.process is None else self.process.command.gpus
-
-    async def post(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> Any:
-        """Returns the answer of the endpoint `path`; raises HttpRefusal or HttpUnreachable."""
-        return await self._client.post(path, payload, timeout_s=timeout_s)
-
-    async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
-        """Returns the answer of the endpoint `path`; raises HttpRefusal or HttpUnreachable."""
-        return await self._client.get(path, timeout_s=timeout_s)
-
-    def stream(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> AsyncIterator[Any]:
-        """Yields the pieces of the answer of the endpoint `path`; raises HttpRefusal or HttpUnreachable."""
-        return self._client.stream(path, payload, timeout_s=timeout_s)
-
-    async def close(self) -> None:
-        """Closes the connections, and ends the server if we launched it."""
-        await self._client.close()
-        if self.process is not None:
-            await self.process.close()
-
-
 async def open_sglang(
-    config: SglangConfig, model_folder: Path, *, version: int = 0, learner: str = "cpu"
+    config: ServerConfig, model_folder: Path, *, version: int = 0, learner: str = "cpu"
 ) -> ReplicatedEngine:
     """Opens the engine of a configuration; its servers are launched or found.
 
@@ -102,15 +40,14 @@ async def open_sglang(
     model_limits(model_folder)  # before anything is started for it
     if config.embedded:
         arguments = {"dtype": config.weights_dtype, **dict.fromkeys(_sleep_options(config), True), **config.arguments}
-        embedded = EmbeddedSglang(model_folder, on_cpu=serving_device(config.device) == "cpu", arguments=arguments)
+        embedded = EmbeddedSglang(model_folder, on_cpu=config.on_cpu, arguments=arguments)
         await embedded.start()
         return await sglang_engine([embedded], config.serving, model_folder=model_folder, version=version)
-    secret = os.environ.get(SERVER_SECRET, "")
-    servers = [SglangServer(url, secret=secret) for url in config.urls]
-    if not servers:
-        launched = await launch_sglang(config, model_folder, learner)
-        servers = [SglangServer(process.url, process, secret=process.command.secret) for process in launched]
-    return await sglang_engine(servers, config.serving, model_folder=model_folder, version=version)
+    launch = partial(launch_sglang, config, model_folder, learner)
+    servers = await connect_servers(config, launch, ServerConnection)
+    engine = await sglang_engine(servers, config.serving, model_folder=model_folder, version=version)
+    engine.processes = [server.process for server in servers if server.process]
+    return engine
 
 
 async def sglang_engine(
@@ -183,13 +120,13 @@ def _shape(folder: Path) -> dict[str, int]:
     return {name: config[name] for name in SHAPE if isinstance(config.get(name), int)}
 
 
-def sglang_command(config: SglangConfig, model_folder: Path, port: int) -> list[str]:
+def sglang_command(config: ServerConfig, model_folder: Path, port: int) -> list[str]:
     """Returns the command of one server."""
     words = [config.python or sys.executable, "-m", _LAUNCHER]
     words += ["--model-path", str(model_folder), "--dtype", config.weights_dtype, "--host", "127.0.0.1"]
     words += ["--port", str(port)]
     words += ["--skip-server-warmup", "--log-level", "warning"]
-    for name, value in CPU_ARGUMENTS.items() if serving_device(config.device) == "cpu" else ():
+    for name, value in CPU_ARGUMENTS.items() if config.on_cpu else ():
         option = f"--{name.replace('_', '-')}"
         words.append(option if value is True else f"{option}={value}")
     words += ["--enable-return-routed-experts"] if config.serving.record_experts else []
@@ -197,38 +134,14 @@ def sglang_command(config: SglangConfig, model_folder: Path, port: int) -> list[
     return [*words, *config.server_args]
 
 
-def _sleep_options(config: SglangConfig) -> Sequence[str]:
+def _sleep_options(config: ServerConfig) -> Sequence[str]:
     """The options of a server that can free a GPU's memory and take it back."""
-    sleeps = config.serving.sleep and serving_device(config.device) == "cuda"
-    return ("enable_memory_saver", "enable_weights_cpu_backup") if sleeps else ()
+    return ("enable_memory_saver", "enable_weights_cpu_backup") if config.sleeps else ()
 
 
-async def launch_sglang(config: SglangConfig, model_folder: Path, learner: str = "cpu") -> list[ServerProcess]:
-    """Starts the servers of a configuration in parallel; all are ended if one does not start.
-
-    The GPU of the `learner` is taken last.
-    Raises EngineError with the end of its log.
-    """
-    folder = Path(config.log_folder or mkdtemp(prefix="agentgym-sglang-")).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    # A copy under a name of its own: SGLang's environment need not have agentgym, nor see the rest of ours.
-    shutil.copyfile(Path(__file__).with_name("launcher.py"), folder / f"{_LAUNCHER}.py")
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    on_cpu = serving_device(config.device) == "cpu"
-    processes = []
-    for number in range(config.replicas):
-        port = free_port()
-        command = ServerCommand(
-            name="sglang",
-            words=sglang_command(config, model_folder, port),
-            port=port,
-            log=folder / f"sglang-{number}.log",
-            keeps_log=bool(config.log_folder),
-            env={**(CPU_ENVIRONMENT if on_cpu else {}), "PYTHONPATH": path},
-            gpus=() if on_cpu else gpus_of_server(number, config.replicas, learner),
-            secret=secrets.token_urlsafe(32),
-            ready_s=config.ready_s,
-        )
-        processes.append(ServerProcess(command))
-    await start_together(processes, "--sglang.python")
-    return processes
+async def launch_sglang(config: ServerConfig, model_folder: Path, learner: str = "cpu") -> list[ServerProcess]:
+    """Starts the servers of a configuration, as `launch_servers` does."""
+    env = CPU_ENVIRONMENT if config.on_cpu else {}
+    files = {_LAUNCHER: Path(__file__).with_name("launcher.py")}
+    words = partial(sglang_command, config, model_folder)
+    return await launch_servers(config, "sglang", words, env=env, files=files, learner=learner)

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable, check_token
-from agentgym.engines.servers.serving_settings import ServingSettings
+from agentgym.engines.servers.serving_settings import COMMAND_S, ServingSettings
 from agentgym.engines.servers.sleep import ServerSleep
 from agentgym.engines.sglang.api import SglangTransport, generate_payload, read_experts, read_sglang_completion
 from agentgym.engines.sglang.weight_sync import SglangSync
@@ -174,7 +174,7 @@ class SglangReplica:
         await self._order("/resume_memory_occupation", {"tags": parts})
 
     async def _order(self, path: str, payload: dict[str, object]) -> None:
-        await self.transport.post(path, payload, timeout_s=self.settings.update_s)
+        await self.transport.post(path, payload, timeout_s=COMMAND_S)
 
     async def _read_stream(self, payload: dict[str, object]) -> Any:
         """Returns the last piece of a streamed answer, which holds the whole, or the last before the server died."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agentgym.engines.protocol import WeightSync
 from agentgym.engines.servers.gpus import opens_handles
 from agentgym.engines.servers.http import HttpRefusal
-from agentgym.engines.servers.serving_settings import ServingSettings
+from agentgym.engines.servers.serving_settings import COMMAND_S, ServingSettings
 from agentgym.engines.sglang.api import SglangTransport
 from agentgym.engines.sglang.receiver import SglangReceiver
 from agentgym.engines.weights.check import WeightCheck
@@ -151,7 +151,7 @@ class SglangSync:
 
     async def verify_version(self, version: int) -> None:
         """Raises EngineError if the engine reports that it samples from another version."""
-        info = await self.server.get("/model_info", timeout_s=self.settings.update_s)
+        info = await self.server.get("/model_info", timeout_s=COMMAND_S)
         found = str(info.get("weight_version"))
         if found != str(version):
             raise EngineError(
@@ -161,7 +161,7 @@ class SglangSync:
 
     async def order(self, path: str, payload: Mapping[str, object]) -> Any:
         """Returns the answer to a command; raises HttpRefusal if the engine reports that it failed."""
-        answer = await self.server.post(path, payload, timeout_s=self.settings.update_s)
+        answer = await self.server.post(path, payload, timeout_s=COMMAND_S)
         if isinstance(answer, dict) and answer.get("success") is False:
             said = answer.get("message") or answer.get("error_message")
             raise HttpRefusal(f"{self.server.name}{path}: {said}")
@@ -174,7 +174,7 @@ class SglangSync:
             _log.warning("adapter %s stays loaded: %s", name, error)
 
     async def _read_checksums(self) -> dict[str, str]:
-        answer = await self.server.post("/weights_checker", {"action": "checksum"}, timeout_s=self.settings.update_s)
+        answer = await self.server.post("/weights_checker", {"action": "checksum"}, timeout_s=COMMAND_S)
         checksums: dict[str, str] = {}
         for number, rank in enumerate(answer.get("ranks") or ()):
             names = rank["checksums"]

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentgym.engines.servers.http import (
-    HttpClient,
-    HttpRefusal,
-    HttpUnreachable,
-    check_token,
-    secret_headers,
-    server_address,
-)
+from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable, check_token
+from agentgym.engines.servers.server_connection import ServerConnection
 from agentgym.engines.servers.server_process import ServerProcess
+from agentgym.engines.servers.serving_settings import COMMAND_S
 from agentgym.engines.vllm.api import Holding, VllmReply, join_pieces, read_reply
 from agentgym.errors import EngineError
 
@@ -25,8 +20,8 @@ _PREFIX = "generate-tokens-"
 """The prefix that a server puts before our request ids."""
 
 
-class VllmServer:
-    """A `VllmTransport` over HTTP; the server ends with it if `process` is given.
+class VllmServer(ServerConnection):
+    """A `VllmTransport` over HTTP.
 
     `stream` reads replies as they are sampled: of a server that dies, what arrived is returned as cut short.
     """
@@ -34,32 +29,19 @@ class VllmServer:
     def __init__(
         self,
         url: str,
-        *,
         process: ServerProcess | None = None,
+        *,
         secret: str = "",
         request_s: float = 600.0,
-        order_s: float = 600.0,
         stream: bool = False,
     ) -> None:
-        self.client = HttpClient(server_address(url), headers=secret_headers(secret))
-        self.process = process
-        self._request_s, self._order_s = request_s, order_s
-        self._stream = stream
-
-    @property
-    def name(self) -> str:
-        """The server's name in messages."""
-        return self.client.base_url
-
-    @property
-    def gpus(self) -> Sequence[str] | None:
-        """The GPUs that it sees, its own first; None if it was not launched here."""
-        return None if self.process is None else self.process.command.gpus
+        super().__init__(url, process, secret=secret)
+        self._request_s, self._streams = request_s, stream
 
     async def context_window(self) -> int:
         """Returns the window that `/v1/models` reports; raises EngineError if this is not a vLLM server."""
         try:
-            answer = await self.client.get("/v1/models", timeout_s=60.0)
+            answer = await self.get("/v1/models", timeout_s=60.0)
         except HttpRefusal as error:
             check_token(error, self.name)
             raise
@@ -78,9 +60,9 @@ class VllmServer:
             "sampling_params": params,
             "cache_salt": cache_salt,
         }
-        if self._stream:
+        if self._streams:
             return await self._read_stream(payload)
-        answer = await self.client.post("/inference/v1/generate", payload, timeout_s=self._request_s)
+        answer = await self.post("/inference/v1/generate", payload, timeout_s=self._request_s)
         return read_reply(answer, name=self.name)
 
     async def abort(self, rid: str | None) -> None:
@@ -117,7 +99,7 @@ class VllmServer:
 
     async def version(self) -> str:
         """Returns the name of the weights."""
-        answer = await self.client.get("/weight_info", timeout_s=self._order_s)
+        answer = await self.get("/weight_info", timeout_s=COMMAND_S)
         return str(answer.get("weight_version")) if isinstance(answer, dict) else ""
 
     async def call(self, method: str, *args: str) -> list[Any]:
@@ -130,23 +112,17 @@ class VllmServer:
     async def is_alive(self) -> bool:
         """Returns whether the server answers at all."""
         try:
-            await self.client.get("/health", timeout_s=5.0)
+            await self.get("/health", timeout_s=5.0)
         except (HttpUnreachable, HttpRefusal):
             return False
         return True
 
-    async def close(self) -> None:
-        """Closes the connections, and ends the server if it is ours."""
-        await self.client.close()
-        if self.process is not None:
-            await self.process.close()
-
     async def _order(self, path: str, payload: Mapping[str, object] | None = None) -> Any:
-        return await self.client.post(path, payload or {}, timeout_s=self._order_s)
+        return await self.post(path, payload or {}, timeout_s=COMMAND_S)
 
     async def _read_stream(self, payload: dict[str, object]) -> VllmReply:
         pieces: list[VllmReply] = []
-        stream = self.client.stream("/inference/v1/generate", {**payload, "stream": True}, timeout_s=self._request_s)
+        stream = self.stream("/inference/v1/generate", {**payload, "stream": True}, timeout_s=self._request_s)
         try:
             async for event in stream:
                 if isinstance(event, dict) and "error" in event:

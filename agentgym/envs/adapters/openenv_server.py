@@ -204,7 +204,7 @@ def openenv_app(
 async def serve_openenv(app: web.Application, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serves until it is cancelled; `ready` gets the URL. A port of 0 takes a free one."""
     guard = app.get(GUARD) or HttpGuard(host)
-    runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=guard.limits.idle_s)
+    runner = guard.runner(app, handler_cancellation=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
         ready(await listen(runner, guard, host, port))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence  # noqa: F401 - the command line resolves `JSON` in this module
 from dataclasses import asdict, dataclass, field, fields
-from typing import Literal
 
 import agentgym
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.openai.config import ChatEndpointConfig, endpoint_url, is_url
-from agentgym.engines.sglang.engine import SglangConfig
-from agentgym.engines.vllm.engine import VllmConfig
+from agentgym.engines.server_kind import check_engine_name
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
-from agentgym.evaluation.play.open_model import LocalModel
+from agentgym.evaluation.play.open_model import ModelOptions
 from agentgym.model.architectures import check_backend
 from agentgym.model.model_name import EMBEDDED
 from agentgym.rewards import RewardConfig
@@ -30,7 +28,7 @@ __all__ = ["EvalConfig"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvalConfig:
+class EvalConfig(ModelOptions):
     """The settings of an evaluation. Equal ones give equal episodes, byte for byte, unless a chat endpoint plays."""
 
     env: str = ""
@@ -69,18 +67,8 @@ class EvalConfig:
     turn_tokens: int | None = None
     """The maximum number of ids in a model's reply. None uses a quarter of the model's window (more if an episode has
     fewer than four turns: a half, or the whole window for a single one), and at most 8,192, as training does."""
-    context_window: int | None = None
-    """The maximum number of tokens that a prompt and its reply have together; None is the model's window. A smaller one
-    lets more episodes run at once in the memory."""
     tokenizer: str = EMBEDDED
     """The model folder whose chat format records the replies of a policy without a model."""
-    family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
-    function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
-    chat_template: str = ""
-    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
-    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
-    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     date: str | None = None
     """The date that a chat template uses as the present (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00.
     None is the start of the evaluation; if the template writes the date, config.yaml then holds that moment."""
@@ -96,17 +84,6 @@ class EvalConfig:
     stall_s: float | None = STALL_S
     """The seconds that an environment may hold Python's interpreter, which blocks all other episodes and Ctrl-C; then
     the command ends, with the environment's name and stack. None: no limit."""
-    engine: Literal["local", "sglang", "vllm"] = "local"
-    """The engine that samples from a model: `local` is this process; `sglang` and `vllm` are servers."""
-    model_backend: str = "auto"
-    """The code with which the `local` engine computes the model: `auto`, `fast`, `transformers`, or a class of your own
-    that derives from one of transformers', as `path/to/file.py:Class`."""
-    device: str = "cpu"
-    """The device of the `local` engine: `cpu`, `cuda`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """The type of the weights of the `local` engine: `auto` is bfloat16 on a GPU and float32 elsewhere."""
-    sglang: SglangConfig = field(default_factory=SglangConfig)
-    vllm: VllmConfig = field(default_factory=VllmConfig)
     endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
     """The settings of the chat endpoint, if `policy` is one."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -126,6 +103,7 @@ class EvalConfig:
                 raise ConfigError(f"{name} is at least 1, got {value}")
         _ = self.sampling  # checks it
         self.reward.check_repeats(self.num_repeats, "num_repeats")
+        check_engine_name(self.engine)
         check_backend(self.model_backend, self.engine)
         if self.engine != "local" and (self.policy in POLICIES or is_url(self.policy)):
             raise ConfigError(f"engine {self.engine} samples from a model, and {self.policy} plays: leave engine out")
@@ -152,16 +130,6 @@ class EvalConfig:
         """The distribution that replies are drawn from; raises ConfigError for one that does not exist."""
         names = [setting.name for setting in fields(SamplingConfig)]
         return SamplingConfig(**{name: getattr(self, name) for name in names})
-
-    def model_settings(self, num_requests: int) -> LocalModel | SglangConfig | VllmConfig:
-        """Returns the settings of the engine that samples so many replies, at most `concurrency` at once."""
-        if self.engine == "sglang":
-            return self.sglang
-        if self.engine == "vllm":
-            return self.vllm
-        num_slots = min(self.concurrency, num_requests)
-        window, backend = self.context_window, self.model_backend
-        return LocalModel(device=self.device, dtype=self.dtype, window=window, num_slots=num_slots, backend=backend)
 
     def to_json(self) -> dict[str, JSON]:
         """Returns what decides the result, for `config.yaml`: not `concurrency`, `env_processes`, `device`, a key."""

@@ -271,7 +271,7 @@ def policy_loop(config: EvalConfig) -> PolicyLoop:
 async def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
     folder = model_folder(config.policy, config.chat_template)
     renderer = _open_renderer(folder, config)
-    engine = await open_model(folder, config.model_settings(num_episodes))
+    engine = await open_model(folder, config.model_settings(min(config.concurrency, num_episodes)))
     return RolloutLoop(
         engine, renderer, _limits(config), config.sampling, history=config.history, compaction=config.compaction
     )

@@ -7,13 +7,13 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
-from agentgym.engines.sglang.engine import SglangConfig
-from agentgym.engines.vllm.engine import VllmConfig
+from agentgym.engines.server_kind import check_engine_name
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.envs.base.policies import POLICIES
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import turn_limit
@@ -22,7 +22,7 @@ from agentgym.evaluation.play.chat import Chat
 from agentgym.evaluation.play.config import EvalConfig
 from agentgym.evaluation.play.evaluate import policy_loop
 from agentgym.evaluation.play.generation import GenerationConfig, Prompt, Reply, ReplyGenerator
-from agentgym.evaluation.play.open_model import LocalModel, open_model
+from agentgym.evaluation.play.open_model import LocalModel, ServedModel, open_model
 from agentgym.evaluation.play.policies import played_env
 from agentgym.loading import place_of
 from agentgym.model.model_name import EMBEDDED, model_folder
@@ -154,25 +154,25 @@ class ModelEngine:
 
 def create_engine(
     model: str | Path = EMBEDDED,
-    kind: Literal["local", "sglang", "vllm"] = "local",
+    kind: str = "local",
     *,
     family: str | None = None,
     chat_template: str = "",
     chat_template_kwargs: Mapping[str, JSON] | None = None,
-    servers: SglangConfig | VllmConfig | None = None,
+    servers: ServerConfig | None = None,
     **settings: Any,  # those of LocalModel, which checks them
 ) -> ModelEngine:
     """Loads a model that is ready to play: `embedded`, a model's folder, or an id of the Hugging Face hub.
 
     `local` runs it in this process; its settings are `device` (`cpu`, `cuda`), `dtype` (`auto`, `float32`, `bfloat16`),
     `window` (tokens of prompt and reply together), `num_slots` (requests at once) and `backend` (the code that computes
-    it, or the place of a class of one's own). `sglang` and `vllm` launch
+    it, or the place of a class of one's own). `sglang`, `vllm` and other names of `agentgym.engines.SERVERS` launch
     servers of it, or use those of `servers`. `family` is its chat format, by a name of `agentgym tools families` or
     the place of a function of one's own, if its template is not recognized; `chat_template` is a file that replaces the
     template, and `chat_template_kwargs` are its variables, such as `{"enable_thinking": False}` for Qwen3.
 
-    Raises RunFolderError for a folder without a model, ConfigError for settings that cannot work, EngineError for a
-    server that does not start.
+    Raises RunFolderError for a folder without a model, UnknownName for another kind, ConfigError for settings that
+    cannot work, EngineError for a server that does not start.
     """
     how = _how(kind, servers, settings)
     folder = model_folder(str(model), chat_template)
@@ -180,24 +180,19 @@ def create_engine(
     return ModelEngine(open_model(folder, how), renderer)
 
 
-def _how(
-    kind: str, servers: SglangConfig | VllmConfig | None, settings: Mapping[str, Any]
-) -> LocalModel | SglangConfig | VllmConfig:
+def _how(kind: str, servers: ServerConfig | None, settings: Mapping[str, Any]) -> LocalModel | ServedModel:
     """Returns the settings of an engine of this kind; raises ConfigError for those of another."""
+    check_engine_name(kind)
     known = {setting.name for setting in fields(LocalModel)}
     if unknown := [name for name in settings if name not in known]:
         raise ConfigError(f"create_engine has no setting {unknown[0]!r}{nearest(unknown[0], known) or '.'}")
     if kind == "local":
         if servers is not None:
-            raise ConfigError("servers are those of kind sglang or vllm; local runs in this process")
+            raise ConfigError("servers are of another kind, such as sglang; local runs in this process")
         return LocalModel(**settings)
     if settings:
         raise ConfigError(f"{', '.join(settings)} is a setting of the local engine; {kind} takes those of `servers`")
-    if kind == "sglang" and isinstance(servers, SglangConfig | None):
-        return servers or SglangConfig()
-    if kind == "vllm" and isinstance(servers, VllmConfig | None):
-        return servers or VllmConfig()
-    raise ConfigError(f"kind is local, sglang or vllm, with servers of the same kind; got {kind!r} and {servers!r}")
+    return ServedModel(kind=kind, server=servers or ServerConfig())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence  # noqa: F401 - the command line resolves `JSON` in this module
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from agentgym.engines.protocol import Engine
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+from agentgym.engines.server_kind import FORMER_BLOCKS, SERVERS
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.types import JSON
 
-__all__ = ["LocalModel", "open_model"]
+__all__ = ["LocalModel", "ModelOptions", "ServedModel", "open_model"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,15 +34,57 @@ class LocalModel:
     """The requests that run at once, or as many as fit into half of the free memory."""
 
 
-async def open_model(folder: Path, how: LocalModel | SglangConfig | VllmConfig) -> Engine:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """The settings of a model on servers."""
+
+    kind: str
+    """The kind of the servers, by its name in `SERVERS`."""
+    server: ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """The settings of the model and engine of a command that samples from one."""
+
+    replaced: ClassVar[Mapping[str, str]] = FORMER_BLOCKS
+    """Settings of earlier versions, and their replacements."""
+    family: str | None = None
+    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
+    function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
+    chat_template: str = ""
+    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
+    engine: str = "local"
+    """The engine that samples from a model: `local` is this process; `sglang` and `vllm` are servers."""
+    model_backend: str = "auto"
+    """The code with which the `local` engine computes the model: `auto`, `fast`, `transformers`, or a class of your own
+    that derives from one of transformers', as `path/to/file.py:Class`."""
+    device: str = "cpu"
+    """The device of the `local` engine: `cpu`, `cuda`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The type of the weights of the `local` engine: `auto` is bfloat16 on a GPU and float32 elsewhere."""
+    context_window: int | None = None
+    """The maximum number of tokens that a prompt and its reply have together, with the `local` engine; None is the
+    model's window. A smaller one lets more replies be sampled at once in the memory."""
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+    def model_settings(self, num_slots: int) -> LocalModel | ServedModel:
+        """Returns the settings of the engine; a local one samples at most `num_slots` replies at once."""
+        if self.engine != "local":
+            return ServedModel(kind=self.engine, server=self.server)
+        window, backend = self.context_window, self.model_backend
+        return LocalModel(device=self.device, dtype=self.dtype, window=window, num_slots=num_slots, backend=backend)
+
+
+async def open_model(folder: Path, how: LocalModel | ServedModel) -> Engine:
     """Returns the engine that samples from the model of a folder.
 
     Raises ConfigError for settings that cannot work, EngineError for a server that does not start.
     """
-    if isinstance(how, SglangConfig):
-        return await open_sglang(how, folder)
-    if isinstance(how, VllmConfig):
-        return await open_vllm(how, folder)
+    if isinstance(how, ServedModel):
+        return await SERVERS[how.kind].open(how.server, folder)
     return _open_local(folder, how)
 
 

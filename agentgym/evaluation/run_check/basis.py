@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.renderers.chatml import ChatMLRenderer
 from agentgym.chat_templates.renderers.prompt_end import REACH
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.rollout.record.episodes_file import EpisodeRecord, message_from_json, record_from_json
@@ -21,8 +22,12 @@ __all__ = ["Basis", "Memo", "Record", "StoredSpan"]
 V = TypeVar("V")
 Record: TypeAlias = Mapping[str, Any]
 """A line of `episodes.jsonl` that is not validated yet."""
-MAX_PROMPT_IDS, MAX_REPLIES, MAX_REPLY = 1 << 17, 8192, 256
-"""The most ids of all prompts that are cached, the most replies that are, and the most ids of such a reply."""
+MAX_PROMPT_IDS = 1 << 17
+"""The most ids of all prompts that are cached."""
+MAX_TURN_BYTES, MAX_TURN = 1 << 22, 1 << 12
+"""The most bytes of all turns that are remembered, and of one."""
+
+EXTENDS_BY_LAST_ID = (TemplateRenderer.extend, ChatMLRenderer.extend)
 
 
 class Memo(dict[bytes, V]):
@@ -64,7 +69,11 @@ class Basis:
         """The number of updates by which a training run's tokens may be older than its weights; None for others."""
         self._sound_menus: dict[str, bool] = {}
         self._prompts: Memo[list[int]] = Memo(MAX_PROMPT_IDS)
-        self._replies: dict[tuple[tuple[int, ...], str, bool, str], Message] = {}
+        self.sound_turns: Memo[None] = Memo(MAX_TURN_BYTES)
+        """The keys of replies and answers in which no problem was found: most of a run's turns recur."""
+        self.stops = frozenset(() if renderer is None else renderer.stop_ids)
+        is_ours = is_bundled(type(renderer))
+        self._template = renderer if isinstance(renderer, TemplateRenderer) and is_ours else None
         self._record: Record | None = None
         self._spans: list[StoredSpan] = []
         self._episode: EpisodeRecord | None = None
@@ -133,26 +142,42 @@ class Basis:
         return ids
 
     def reply(self, record: Record, span: StoredSpan) -> Message:
-        """Returns the message that the ids of a reply parse to.
-
-        Our own `TemplateRenderer`s read no more of the prompt than whether it opens reasoning: equal replies are parsed
-        once.
-        """
-        renderer, row = self.renderer, record["rows"][span.row]
-        assert renderer is not None
-        tools = self.tools(record, span.row)
+        """Returns the message that the ids of a reply parse to."""
+        assert self.renderer is not None
         stop: str = record["turns"][span.turn].get("stop", "")
         ends = {"stop": stop} if stop else {}
-        if not isinstance(renderer, TemplateRenderer) or not is_bundled(type(renderer)) or len(span.ids) > MAX_REPLY:
-            return renderer.parse(span.ids, tools, _ids_before(row, span.start), **ends)
-        opens = renderer.in_reasoning(_ids_before(row, span.start, REACH))
-        key = (tuple(span.ids), str(row.get("tools")), opens, stop)
-        message = self._replies.get(key)
-        if message is None:
-            if len(self._replies) >= MAX_REPLIES:
-                self._replies.clear()
-            message = self._replies[key] = renderer.parse(span.ids, tools, _ids_before(row, span.start), **ends)
-        return message
+        before = _ids_before(record["rows"][span.row], span.start)
+        return self.renderer.parse(span.ids, self.tools(record, span.row), before, **ends)
+
+    def reply_key(self, record: Record, span: StoredSpan) -> bytes:
+        """Returns the bytes of all that the checks of a reply read; none for a renderer that may read more.
+
+        Our own `TemplateRenderer`s read no more of the prompt than whether it opens reasoning.
+        """
+        if self._template is None:
+            return b""
+        row, turn = record["rows"][span.row], record["turns"][span.turn]
+        opens = self._template.in_reasoning(_ids_before(row, span.start, REACH))
+        recorded = (turn["message"], turn["finish_reason"], turn.get("stop"))
+        return marshal.dumps((span.ids, opens, row.get("tools"), *recorded), 2)
+
+    def answer_key(self, record: Record, span: StoredSpan, before: Sequence[int]) -> bytes:
+        """Returns the bytes of all that the check of an answer reads, after the ids `before`; none if it may read more.
+
+        After a stop id, the functions `EXTENDS_BY_LAST_ID` read no other id.
+        """
+        extend = type(self._template).extend if self._template is not None else None
+        if extend not in EXTENDS_BY_LAST_ID or self.stops.isdisjoint(before[-1:]):
+            return b""
+        turns = record["turns"]
+        turn, following = turns[span.turn], turns[span.turn + 1 : span.turn + 2]
+        recorded = (turn["tool_results"], turn["observation"], turn.get("messages"))
+        return marshal.dumps((before[-1], span.ids, *recorded, *[reply.get("asked") for reply in following]), 2)
+
+    def remember(self, key: bytes) -> None:
+        """Adds a key of a turn without a problem to `sound_turns`."""
+        if 0 < len(key) <= MAX_TURN and key not in self.sound_turns:
+            self.sound_turns.store(key, None, len(key))
 
 
 def _ids_before(row: Mapping[str, Any], start: int, most: int | None = None) -> list[int]:

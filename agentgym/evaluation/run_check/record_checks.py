@@ -16,28 +16,17 @@ from agentgym.evaluation.run_check.basis import Basis, Record, StoredSpan
 from agentgym.rollout.hosting.answer import plain_answers
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
 from agentgym.rollout.record.episodes_file import message_from_json
-from agentgym.rollout.record.ledger import Ledger, Violation
+from agentgym.rollout.record.ledger import Ledger, Violation, first_difference
 from agentgym.trajectory import Status
 from agentgym.types import Message, ToolResult
 
 __all__ = [
     "CHECKS",
-    "answer_problem",
     "by_endpoint",
-    "first_difference",
     "lacks_ids",
-    "possible_answers",
-    "stop_problem",
-    "version_bounds",
 ]
 
 Check: TypeAlias = Callable[[Ledger, int, Record, Basis], None]
-
-
-def first_difference(ids: Sequence[object], others: Sequence[object]) -> int:
-    """Returns the first index at which two sequences differ; the shorter one's length if it begins the other."""
-    pairs = zip(ids, others, strict=False)
-    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(ids), len(others)))
 
 
 def by_endpoint(record: Record) -> bool:
@@ -104,13 +93,8 @@ def _turn_at(record: Record, row: int, token: int, basis: Basis) -> int | None:
 
 def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     last_version = 0
-    least, most = version_bounds(record, basis.max_staleness)
+    least, most = _version_bounds(record, basis.max_staleness)
     for span in basis.spans(record):
-        if _is_well_sampled(span.raw, max(least, last_version), most):
-            last_version = span.raw["policy_versions"][-1]
-            ledger.check("logprobs", None)
-            ledger.check("versions", None)
-            continue
         logprobs, versions = span.raw.get("logprobs"), span.raw.get("policy_versions")
         at = partial(Violation, line, span.row, span.turn if span.turn >= 0 else None)
         if span.source != "policy":
@@ -143,21 +127,7 @@ def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
         ledger.check("versions", problem)
 
 
-def _is_well_sampled(span: Record, least: float, most: float) -> bool:
-    """Returns True for a reply with a valid logprob and the same valid version for each id: the usual case, quickly.
-
-    A finite sum has no part that is not finite.
-    """
-    logprobs, versions = span.get("logprobs"), span.get("policy_versions")
-    if span["source"] != "policy" or not logprobs or not versions:
-        return False
-    number = len(span["ids"])
-    if len(logprobs) != number or len(versions) != number or versions.count(versions[0]) != number:
-        return False
-    return math.isfinite(sum(logprobs)) and max(logprobs) <= 1e-6 and least <= versions[0] <= most
-
-
-def version_bounds(record: Record, max_staleness: int | None) -> tuple[float, float]:
+def _version_bounds(record: Record, max_staleness: int | None) -> tuple[float, float]:
     """Returns the least and the greatest policy version with which an episode of a training run may be sampled."""
     if max_staleness is None:
         return -math.inf, math.inf
@@ -172,11 +142,8 @@ def _between(least: float, most: float) -> str:
 
 
 def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
-    renderer = basis.renderer
-    if renderer is None:
+    if basis.renderer is None:
         return
-    stops = set(renderer.stop_ids)
-    is_by_endpoint = by_endpoint(record)
     for span in basis.spans(record):
         at = partial(Violation, line, span.row, span.turn if span.turn >= 0 else None)
         bad, size = None, basis.num_ids(span.source)
@@ -184,23 +151,32 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
             bad = next((i for i, token in enumerate(span.ids) if not 0 <= token < size), None)
         said = f"id {span.ids[bad]} is outside of the vocabulary of {size}" if bad is not None else ""
         ledger.check("vocabulary", None if bad is None else at(token=span.start + bad, problem=said))
-        if span.source != "policy":
-            continue
-        found = stop_problem(renderer, stops, span, record["turns"][span.turn])
-        problem = None if found is None else at(token=found[0], problem=found[1])
-        ledger.check("stop_token", problem)
-        if is_by_endpoint:
-            continue
-        parsed = basis.reply(record, span)
-        recorded = _recorded_reply(record, span.turn, basis)
-        problem = None
-        if parsed != recorded:
-            said = f"the ids parse to {_short(parsed)}, recorded is {_short(recorded)}"
-            problem = at(token=span.start, problem=said)
-        ledger.check("reply", problem)
+        if span.source == "policy":
+            _check_reply(ledger, at, record, span, basis)
 
 
-def stop_problem(
+def _check_reply(ledger: Ledger, at: Callable[..., Violation], record: Record, span: StoredSpan, basis: Basis) -> None:
+    assert basis.renderer is not None
+    key = b"" if by_endpoint(record) else basis.reply_key(record, span)
+    if key in basis.sound_turns:
+        ledger.check("stop_token", None)
+        ledger.check("reply", None)
+        return
+    end = _stop_problem(basis.renderer, basis.stops, span, record["turns"][span.turn])
+    ledger.check("stop_token", None if end is None else at(token=end[0], problem=end[1]))
+    if by_endpoint(record):
+        return
+    problem = None
+    parsed, recorded = basis.reply(record, span), _recorded_reply(record, span.turn, basis)
+    if parsed != recorded:
+        said = f"the ids parse to {_short(parsed)}, recorded is {_short(recorded)}"
+        problem = at(token=span.start, problem=said)
+    ledger.check("reply", problem)
+    if end is None and problem is None:
+        basis.remember(key)
+
+
+def _stop_problem(
     renderer: Renderer, stops: AbstractSet[int], span: StoredSpan, turn: Record
 ) -> tuple[int | None, str] | None:
     """Returns the token at which a reply does not end as its turn records, if there is one, and why; None if it does.
@@ -275,14 +251,20 @@ def _check_prefix(ledger: Ledger, line: int, record: Record, basis: Basis) -> No
         if span.source == "prompt":
             ids = []
         if span.source == "env":
-            problem = answer_problem(renderer, ids, span.ids, possible_answers(turns, span.turn))
-            token = None if problem is None else span.start + problem[0]
-            said = "" if problem is None else problem[1]
-            ledger.check("prefix", None if problem is None else Violation(line, span.row, span.turn, token, said))
+            key = basis.answer_key(record, span, ids)
+            problem = None
+            if key not in basis.sound_turns:
+                problem = _answer_problem(renderer, ids, span.ids, _possible_answers(turns, span.turn))
+            if problem is None:
+                basis.remember(key)
+                ledger.check("prefix", None)
+            else:
+                token, said = problem
+                ledger.check("prefix", Violation(line, span.row, span.turn, span.start + token, said))
         ids.extend(span.ids)
 
 
-def answer_problem(
+def _answer_problem(
     renderer: Renderer, ids: list[int], answer_ids: list[int], answers: Iterable[Sequence[Message]]
 ) -> tuple[int, str] | None:
     """Returns the first id of an answer (an index into it) that the render of the record does not have, and why."""
@@ -304,7 +286,7 @@ def answer_problem(
     return max(best, 0), said
 
 
-def possible_answers(turns: Sequence[Record], index: int) -> Iterable[Sequence[Message]]:
+def _possible_answers(turns: Sequence[Record], index: int) -> Iterable[Sequence[Message]]:
     """Returns what may have answered a turn: the request of the next turn, if the rollout asked it, or the environment.
 
     The environment's messages themselves are recorded if they are different.

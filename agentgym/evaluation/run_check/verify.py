@@ -12,7 +12,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.opponents import SELF
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.run_check.basis import Basis, Record
-from agentgym.evaluation.run_check.record_checks import CHECKS, by_endpoint, first_difference, lacks_ids
+from agentgym.evaluation.run_check.record_checks import CHECKS, by_endpoint, lacks_ids
 from agentgym.evaluation.run_check.run_checks import (
     EPISODES,
     METRICS,
@@ -21,11 +21,10 @@ from agentgym.evaluation.run_check.run_checks import (
     RunChecks,
     max_staleness_of,
 )
-from agentgym.evaluation.run_check.sound_records import SoundRecords
 from agentgym.evaluation.run_check.step_checks import StepChecks
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.rollout.record.episodes_file import EpisodeRecord
-from agentgym.rollout.record.ledger import Ledger, Property, Violation
+from agentgym.rollout.record.ledger import Ledger, Property, Violation, first_difference
 from agentgym.rollout.record.line_reader import LineReader, find_episodes
 from agentgym.rollout.record.stored_fields import NO_EPISODE
 from agentgym.rollout.record.tools_file import read_menus
@@ -204,12 +203,14 @@ def verify_run(
     across, steps = _Across(), StepChecks()
     chains = {name: ChainCheck(name) for name in (EPISODES, METRICS)}
     whole = RunChecks(run, ledger, chains)
-    counts, sound = _Counts(), SoundRecords(basis)
+    counts = _Counts()
     with basis.remember_texts(), young_garbage_only():
         for line, record in _records(path, ledger, chains[EPISODES]):
             counts.episodes += 1
             try:
-                _check_episode(ledger, line, record, sound, counts)
+                counts.add(record, basis)
+                for check in CHECKS:
+                    check(ledger, line, record, basis)
                 across.add(ledger, line, record)
                 steps.add(record)
                 for recomputation in recomputations:
@@ -231,17 +232,6 @@ def verify_run(
     lacking = lacking if renderer is None else ""
     verdicts = tuple(_verdict(entry, ledger, lacking, counts.is_served) for entry in properties)
     return VerifyReport(run, counts.episodes, counts.tokens, verdicts, counts.without_ids, whole.digest)
-
-
-def _check_episode(ledger: Ledger, line: int, record: Record, sound: SoundRecords, counts: _Counts) -> None:
-    """Counts an episode and checks it by itself: exactly, unless it is recognized as sound."""
-    if numbers := sound.counts(record):
-        ledger.count(numbers)
-        counts.tokens += numbers["tokens"]
-        return
-    counts.add(record, sound.basis)
-    for check in CHECKS:
-        check(ledger, line, record, sound.basis)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from agentgym.envs.base.action import Action
 from agentgym.errors import AgentGymError, EngineError, EnvironmentFault, RenderError
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.hosting.answer import EnvStep
-from agentgym.rollout.hosting.deadlines import Deadlines
 from agentgym.rollout.hosting.env_code import EnvCallTimeout
 from agentgym.rollout.hosting.env_host import Home
 from agentgym.rollout.hosting.fair_gate import Turnstile
@@ -52,7 +51,6 @@ class EpisodeLoop(ABC):
         self.limits = limits
         self.home = Home(limits)
         self.turnstile = Turnstile()
-        self._deadlines = Deadlines(limits.deadline_s)
         self.end_thinking = "</think>"
         """The mark with which the model closes its reasoning."""
 
@@ -72,7 +70,7 @@ class EpisodeLoop(ABC):
         """
         draft = Draft(episode)
         try:
-            async with self._deadlines.limit():
+            async with asyncio.timeout(self.limits.deadline_s):
                 ending = await self._converse(env, draft)
             draft.keep_info()
         except (EnvCallTimeout, EnvironmentFault) as error:

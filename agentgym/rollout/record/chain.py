@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Self
 
 from agentgym.errors import RunFolderError
 from agentgym.rollout.record.frames import pack_lines, read_frames, unpack_frame
+from agentgym.rollout.record.manifest import replacing
 
 __all__ = [
     "CHAIN",
@@ -86,6 +88,9 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with folder_errors(path):
+            if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:  # a copy keeps its own
+                with replacing(path) as part:
+                    shutil.copyfile(path, part)
             # Not through a link, which may lead to any file of the user.
             handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             self._file = open(handle, "ab", buffering=0)  # noqa: SIM115 - closed by close()

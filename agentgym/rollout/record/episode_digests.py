@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any
 
-__all__ = ["credit_digest", "is_trained", "mask_runs", "numbers_digest", "row_digest"]
+__all__ = ["credit_digest", "is_trained", "mask_runs", "row_digest"]
 
 _SOURCES = ("prompt", "policy", "env")
 
@@ -45,17 +45,10 @@ def row_digest(spans: Sequence[Mapping[str, Any]]) -> str:
         logprobs.extend(span.get("logprobs") or ())
         versions.extend(span.get("policy_versions") or ())
     experts = [json.dumps(span["experts"], sort_keys=True) for span in spans if "experts" in span]
-    return numbers_digest(ids, sources, logprobs, versions, "".join(experts))
-
-
-def numbers_digest(
-    ids: array[int], sources: bytes | bytearray, logprobs: array[float], versions: array[int], experts: str = ""
-) -> str:
-    """Returns the digest of `row_digest` from the numbers that it is over."""
     digest = blake2b(digest_size=16)
     for values in (ids, sources, logprobs, versions):
         digest.update(_little_endian(values))
-    digest.update(experts.encode())
+    digest.update("".join(experts).encode())
     return digest.hexdigest()
 
 
@@ -81,7 +74,7 @@ def credit_digest(rewards: Sequence[float | None], advantages: Sequence[Sequence
     return digest.hexdigest()
 
 
-def _little_endian(values: array[Any] | bytes | bytearray) -> array[Any] | bytes | bytearray:
+def _little_endian(values: array[Any] | bytearray) -> array[Any] | bytearray:
     """Returns the numbers, whose order of bytes is changed in place if this machine has another one."""
     if sys.byteorder == "big" and isinstance(values, array):
         values.byteswap()

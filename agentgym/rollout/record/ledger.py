@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from agentgym.types import JSON
 
-__all__ = ["Ledger", "Property", "PropertyTally", "Violation"]
+__all__ = ["Ledger", "Property", "PropertyTally", "Violation", "first_difference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,6 @@ class Ledger:
         if problem is not None:
             self.fail(name, problem)
 
-    def count(self, numbers: Mapping[str, int]) -> None:
-        """Counts checks that found nothing, by property."""
-        for name, number in numbers.items():
-            self.tally(name).num_checked += number
-
     def fail(self, name: str, problem: Violation) -> None:
         """Counts a failure of something that is counted already."""
         tally = self.tally(name)
@@ -89,3 +84,9 @@ class Ledger:
         """Counts something that could not be checked."""
         skipped = self.tally(name).skipped
         skipped[reason] = skipped.get(reason, 0) + 1
+
+
+def first_difference(ids: Sequence[object], others: Sequence[object]) -> int:
+    """Returns the first index at which two sequences differ; the shorter one's length if it begins the other."""
+    pairs = zip(ids, others, strict=False)
+    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(ids), len(others)))

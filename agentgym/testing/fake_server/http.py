@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from aiohttp import web
 
-from agentgym.http_guard import HttpGuard, RequestRejected, choose_token, listen, parse_json_object
+from agentgym.http_guard import READING, HttpGuard, RequestRejected, choose_token, listen, parse_json_object
 
 __all__ = ["Endpoint", "FakeHost", "HttpAnswer", "HttpCall", "HttpStream"]
 
@@ -69,6 +69,7 @@ class FakeHost:
             handler_cancellation=True,
             request_factory=_request,
             keepalive_timeout=self._guard.limits.idle_s,
+            **READING,
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await self._runner.setup()

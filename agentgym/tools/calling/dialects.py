@@ -44,7 +44,8 @@ def validator_of(schema: Mapping[str, Any]) -> Validator:
         try:
             DIALECTS[dialect].check_schema(dict(schema), format_checker=_formats())
         except jsonschema.SchemaError as error:
-            refusal = refusal or f"not a JSON Schema of the dialect {dialect} at {error.json_path}: {error.message}"
+            reason = f"{error.message} ({error.cause})" if error.cause else error.message
+            refusal = refusal or f"not a JSON Schema of the dialect {dialect} at {error.json_path}: {reason}"
         else:  # without `$schema`, for which jsonschema would leave our class where a $ref leads back to the root
             return _validator_class(dialect)({key: part for key, part in schema.items() if key != "$schema"})
     raise ToolSchemaError(refusal)

@@ -22,7 +22,8 @@ from agentgym.rollout.record.folder_lock import FolderLock
 from agentgym.rollout.record.manifest import replace_file
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint, copy_tokenizer, guard_writes
 from agentgym.trainers.checkpoints.writer import Checkpoints
-from agentgym.trainers.config import TrainConfig, config_from_mapping, flatten_settings, with_current_names
+from agentgym.trainers.config import TrainConfig, config_from_mapping, flatten_settings
+from agentgym.trainers.former_settings import with_current_names
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.tasks.mix import read_mix
@@ -32,7 +33,7 @@ from agentgym.yaml_text import parse_yaml
 __all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_run_date", "save_model"]
 
 FREE = (
-    *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint.", "eval.", "record."),
+    *("server.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint.", "eval.", "record."),
     *("trackers", "tracking.", "speed.", "profile.", "limits.stall_s", "sampler.env_processes", "require_token"),
 )
 """The prefixes of settings that may differ when a run is resumed: the location of its parts, its end, its checkpoints,

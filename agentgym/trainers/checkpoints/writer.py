@@ -67,13 +67,13 @@ class Checkpoints:
     def resume(self) -> Checkpoint | None:
         """Returns the newest complete checkpoint, or None if there is none to resume from.
 
-        Half-written ones, which a kill left, are deleted. Torn ones are renamed, so that their steps may be written
+        What a kill left half-written is deleted. Torn checkpoints are renamed, so that their steps may be written
         again. Raises RunFolderError if there are checkpoints, but none of them is complete.
         """
         found = newest_whole(self.run)
         with guard_writes(self.run):
-            for left in self.folder.glob(".step-*"):
-                shutil.rmtree(left, ignore_errors=True)
+            for left in self.folder.glob(".*"):  # the run alone writes here
+                left.unlink() if left.is_file() else shutil.rmtree(left, ignore_errors=True)
             if found is not None:
                 for torn in checkpoint_folders(self.run):
                     if step_of(torn) > found.step:

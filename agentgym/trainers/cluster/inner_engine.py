@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,11 +16,6 @@ from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Completion, Engine, Sampling, WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
-from agentgym.engines.servers.server_process import ServerProcess
-from agentgym.engines.sglang.engine import SglangServer
-from agentgym.engines.sglang.replica import SglangReplica
-from agentgym.engines.vllm.replica import VllmReplica
-from agentgym.engines.vllm.server import VllmServer
 from agentgym.engines.weights.buckets import fused_digests, overall_digest
 from agentgym.model.model_folder import on_device, published_views
 from agentgym.model.policy import load_policy
@@ -88,15 +83,14 @@ async def open_inner(part: Part) -> InnerEngine:
     config = part.config
     if config.engine == "local":
         return _InnerLocal(part)
-    name = config.engine
-    servers = config.sglang if name == "sglang" else config.vllm
+    servers = config.server
     urls = servers.urls[part.number : part.number + 1]
     device = servers.device if servers.device != "auto" or config.ray.gpus_per_engine else "cpu"
     logs = servers.log_folder or part.logs
     own = replace(servers, urls=urls, device=device, log_folder=str(Path(logs) / f"engine-{part.number}"))
     if config.ray.layout == "colocated":
         own = replace(own, serving=replace(own.serving, sleep=True))
-    mine = replace(config, executor="local", **{name: own})  # type: ignore[arg-type]
+    mine = replace(config, executor="local", server=own)
     engine = await open_servers(mine, Path(part.folder), version=part.version, log_folder=Path(logs))
     return _InnerServer(engine)
 
@@ -149,7 +143,7 @@ class _InnerServer:
 
     def __init__(self, engine: ReplicatedEngine) -> None:
         self.engine = engine
-        (self._replica,) = cast("tuple[SglangReplica | VllmReplica]", engine.replicas)
+        (self._replica,) = engine.replicas
         self.dtype = engine.dtype
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
@@ -175,13 +169,7 @@ class _InnerServer:
         return bool(self.engine.router.alive) and await self._replica.is_alive()
 
     async def end(self) -> str:
-        process = self._process
-        while process is None or process.alive:
+        while not (dead := [process for process in self.engine.processes if not process.alive]):
             await asyncio.sleep(POLL_S)
-        return f"the {process.command.name} server ended; its log is {process.command.log}"
-
-    @property
-    def _process(self) -> ServerProcess | None:
-        """The server's process, or None if it was not started here."""
-        transport = self._replica.transport
-        return transport.process if isinstance(transport, SglangServer | VllmServer) else None
+        command = dead[0].command
+        return f"the {command.name} server ended; its log is {command.log}"

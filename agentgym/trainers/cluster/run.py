@@ -122,8 +122,7 @@ async def _gather_engines(actors: Sequence[Actor], config: TrainConfig) -> Engin
         context_window=min(fact.context_window for fact in facts),
         dtype=facts[0].dtype,
     )
-    servers = config.sglang if config.engine == "sglang" else config.vllm
-    start_s = config.ray.start_s + (servers.ready_s if config.engine != "local" else 0)
+    start_s = config.ray.start_s + (config.server.ready_s if config.on_servers else 0)
     return Engines(tuple(actors), common, patience_s=start_s)
 
 

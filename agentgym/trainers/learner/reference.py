@@ -43,13 +43,15 @@ def load_teacher(name: str, student: LanguageModel) -> LanguageModel:
 def check_teacher(name: str | None, student: Path) -> None:
     """Raises ConfigError unless ids mean the same to a teacher, if there is one, as to the model in a folder.
 
-    Vocabulary, merges and normalizer have to be equal, and no added token of one may be another one's there. Embeddings
-    may have further rows, which no token has.
+    Vocabulary, merges and normalizer have to be equal, and no added token of one may be another one's there. The
+    teacher's embedding needs a row for each token of the model; both may have further rows, which no token has.
     """
     if name is None:
         return
-    folders = model_folder(name), student
-    theirs, ours = (json.loads(ChatTokenizer.load(own, needs_template=False).backend.to_str()) for own in folders)
+    teacher, pupil = (ChatTokenizer.load(own, needs_template=False) for own in (model_folder(name), student))
+    theirs, ours = (json.loads(own.backend.to_str()) for own in (teacher, pupil))
+    for own in (theirs, ours):  # null, "", 0 and false all switch a setting of BPE off
+        own["model"] = {key: value for key, value in own["model"].items() if value}
     different = [what for part, what in _TOKENIZER_PARTS.items() if theirs[part] != ours[part]]
     added = {(token["id"], token["content"]) for own in (theirs, ours) for token in own["added_tokens"]}
     if min(len({pair[side] for pair in added}) for side in (0, 1)) < len(added):
@@ -58,6 +60,11 @@ def check_teacher(name: str | None, student: Path) -> None:
         raise ConfigError(
             f"the tokenizer of learner.kl.reference {name!r} is not that of the trained model (another"
             f" {different[0]}), so its ids are other texts: give a model with the same tokenizer"
+        )
+    if 0 < teacher.num_sampled < pupil.vocab_size:
+        raise ConfigError(
+            f"learner.kl.reference {name!r} has {teacher.num_sampled} rows in its embedding, none for the trained"
+            f" model's token {pupil.decode([pupil.vocab_size - 1])!r}: give a model that has all its tokens"
         )
 
 

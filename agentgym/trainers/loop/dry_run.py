@@ -204,10 +204,10 @@ def _actors(config: TrainConfig) -> list[PlanLine]:
 
 def _servers(config: TrainConfig) -> list[PlanLine]:
     """Returns the lines on the servers that sample, without launching or asking any."""
-    if config.engine not in ("sglang", "vllm"):
+    if not config.on_servers:
         return []
-    given = config.sglang if config.engine == "sglang" else config.vllm
-    if given.urls:
-        return [(f"{config.engine} servers", len(given.urls), f"that run: {', '.join(given.urls)}")]
-    number = given.replicas if config.executor == "local" else config.ray.engines
-    return [(f"{config.engine} servers", number, f"launched with {given.python or sys.executable}")]
+    server = config.server
+    if server.urls:
+        return [(f"{config.engine} servers", len(server.urls), f"that run: {', '.join(server.urls)}")]
+    number = server.replicas if config.executor == "local" else config.ray.engines
+    return [(f"{config.engine} servers", number, f"launched with {server.python or sys.executable}")]

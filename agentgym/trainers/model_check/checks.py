@@ -1,4 +1,4 @@
-"""Checks of one model before any training: what `agentgym models check` computes, against transformers itself."""
+"""Checks of what a model computes before any training, against transformers itself."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ from agentgym.model.policy import load_policy
 from agentgym.model.routing import BatchRouting
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.learner.lora import Adapters
+from agentgym.trainers.model_check.findings import CheckResult
 from agentgym.trainers.model_check.rank_check import step_on_ranks
 from agentgym.trainers.settings.lora import LoraConfig
 
-__all__ = ["CHECKS", "CheckResult", "check_model"]
+__all__ = ["CHECKS", "check_model"]
 
 # Shape suffixes: N packed tokens, T tokens of a sequence, V vocabulary.
 
@@ -51,16 +52,6 @@ _GRADIENT = 1e-3
 """The largest difference of a gradient that rounding explains, relative to the largest number of its tensor."""
 _RANKS = 1e-5
 """The same between ranks and one process, which compute alike."""
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The result of one check."""
-
-    name: str
-    passed: bool
-    found: str
-    """The backend, the largest difference, or the reason why the check failed."""
 
 
 @dataclass(eq=False)
@@ -104,10 +95,10 @@ def check_model(folder: Path, backend: str = "auto") -> Iterator[CheckResult]:
         try:
             ours, theirs = load_policy(folder, backend=backend), _load_theirs(folder, backend)
         except Exception as error:  # noqa: BLE001  # the boundary: transformers fails at a folder in many ways
-            yield CheckResult("loads", False, _reason(error))
+            yield CheckResult.judge("loads", False, _reason(error))
             return
         way = "fast decoder" if isinstance(ours, Decoder) else "transformers"
-        yield CheckResult("loads", True, way)
+        yield CheckResult.judge("loads", True, way)
         subject = _Subject(folder, ours, theirs, backend)
         wanted = {name: check for name, check in _CHECKS.items() if ours.routers or name != "replay"}
         for name, check in wanted.items():
@@ -115,7 +106,7 @@ def check_model(folder: Path, backend: str = "auto") -> Iterator[CheckResult]:
                 passed, found = check(subject)
             except Exception as error:  # noqa: BLE001  # the boundary: the code of any architecture may fail
                 passed, found = False, _reason(error)
-            yield CheckResult(name, passed, found)
+            yield CheckResult.judge(name, passed, found)
 
 
 def _reason(error: Exception) -> str:
@@ -231,9 +222,7 @@ def _prompts(subject: _Subject) -> list[list[int]]:
 
 async def _two_turns(model: LanguageModel, prompts: Sequence[list[int]]) -> list[tuple[list[int], Completion]]:
     records, window = bool(model.num_chosen()), min(128, model.context_window)
-    config = LocalEngineConfig(
-        num_slots=len(prompts), window=window, max_step_tokens=32, compile=False, record_experts=records
-    )
+    config = LocalEngineConfig(num_slots=len(prompts), window=window, max_step_tokens=32, record_experts=records)
     engine = LocalEngine(model, config)
 
     async def reply(number: int, prompt: list[int]) -> Completion:

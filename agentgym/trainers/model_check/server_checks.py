@@ -8,52 +8,52 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Sampling
+from agentgym.engines.server_kind import SERVERS
 from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import ServingSettings
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm
 from agentgym.errors import AgentGymError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import load_policy
 from agentgym.model.routing import BatchRouting, experts_of_routers
-from agentgym.trainers.model_check.checks import CheckResult
+from agentgym.trainers.model_check.findings import CheckResult
 
-__all__ = ["ServerKind", "check_on_server"]
+__all__ = ["check_on_server"]
 
-ServerKind = Literal["sglang", "vllm"]
 _NATS = 1e-3
 """The largest difference of a logprob that rounding explains in float32."""
 _NUM_PROMPTS, _NUM_PROMPT_IDS, _NUM_SAMPLED = 4, 40, 24
 
 
-def check_on_server(folder: Path, kind: ServerKind, python: str = "") -> CheckResult:
+def check_on_server(folder: Path, kind: str, python: str = "") -> CheckResult:
     """Returns what sampling on a launched server finds, in float32 and on the CPU if there is no GPU.
 
     Replies are sampled with the weights of the folder, and again after an update to others; each logprob is compared
-    with the learner's. `python` is the interpreter that has the server's library, and empty for this one. A folder
-    without a tokenizer is served with the embedded model's. Of a mixture of experts on SGLang, the recorded experts
-    are replayed.
+    with the learner's. `kind` is a name of `SERVERS`, and `python` the interpreter that has the server's library, empty
+    for this one. A folder without a tokenizer is served with the embedded model's. Of a mixture of experts, the experts
+    that the server records are replayed.
     """
     try:
-        return CheckResult(kind, *asyncio.run(_check(folder, kind, python)))
+        return CheckResult.judge(kind, *asyncio.run(_check(folder, kind, python)))
     except AgentGymError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         causes = [line for line in lines if re.search(r"[eE]rror(: |$)", line)]  # the log of a server that ended
-        return CheckResult(kind, False, re.sub(r"http://[\d.]+:\d+", "the server", (causes or lines)[-1])[-300:])
+        return CheckResult.judge(kind, False, re.sub(r"http://[\d.]+:\d+", "the server", (causes or lines)[-1])[-300:])
 
 
-async def _check(folder: Path, kind: ServerKind, python: str) -> tuple[bool, str]:
+async def _check(folder: Path, kind: str, python: str) -> tuple[bool, str]:
     model = load_policy(folder).requires_grad_(False)
     with tempfile.TemporaryDirectory() as made:
-        engine = await _open(_with_tokenizer(folder, Path(made)), kind, python, records=bool(model.routers))
+        serving = ServingSettings(record_experts=bool(model.routers) and SERVERS[kind].records_experts)
+        servers = ServerConfig(python=python, serving=serving)
+        engine = await SERVERS[kind].open(servers, _with_tokenizer(folder, Path(made)))
         try:
             replies = [await _sample(engine, model, 0)]
             first = max(_difference(model, *reply) for reply in replies[0])
@@ -65,7 +65,7 @@ async def _check(folder: Path, kind: ServerKind, python: str) -> tuple[bool, str
         finally:
             await engine.close()
     found = f"{first:.1e} nats, {second:.1e} after an update"
-    return max(first, second) < _NATS, found + (", experts replayed" if model.routers and kind == "sglang" else "")
+    return max(first, second) < _NATS, found + (", experts replayed" if serving.record_experts else "")
 
 
 def _with_tokenizer(folder: Path, made: Path) -> Path:
@@ -76,12 +76,6 @@ def _with_tokenizer(folder: Path, made: Path) -> Path:
         for file in (file for pattern in patterns for file in source.glob(pattern) if file.is_file()):
             shutil.copy(file, made)
     return made
-
-
-async def _open(folder: Path, kind: ServerKind, python: str, *, records: bool) -> ReplicatedEngine:
-    if kind == "vllm":
-        return await open_vllm(VllmConfig(python=python), folder)
-    return await open_sglang(SglangConfig(python=python, serving=ServingSettings(record_experts=records)), folder)
 
 
 async def _sample(

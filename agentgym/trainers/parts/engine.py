@@ -16,12 +16,9 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.local.kv_cache import fitting_slots
 from agentgym.engines.protocol import Engine
+from agentgym.engines.server_kind import SERVERS
 from agentgym.engines.servers.gpus import has_gpu_of_its_own
 from agentgym.engines.servers.replicated import ReplicatedEngine
-from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.engines.servers.server_process import serving_device
-from agentgym.engines.sglang.engine import open_sglang
-from agentgym.engines.vllm.engine import open_vllm
 from agentgym.errors import ConfigError
 from agentgym.loading import Wanted, is_place, load_named
 from agentgym.model.architectures import quantization
@@ -73,8 +70,8 @@ def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
     """Raises ConfigError for settings that the model, or one computed by transformers, cannot satisfy."""
     if config.learner.router != RouterConfig() and not model.routers:
         raise ConfigError("learner.router is for mixtures of experts, and the model has no router: leave it out")
-    if model.routers and config.engine == "vllm":
-        raise ConfigError("vLLM stores experts in a form that takes no new weights: give --engine local or sglang")
+    if model.routers and config.on_servers and (reason := SERVERS[config.engine].refuses_experts):
+        raise ConfigError(reason)
     if isinstance(model, Decoder):
         return
     learner = config.learner
@@ -133,7 +130,7 @@ def with_pass_tokens(config: TrainConfig, model: LanguageModel) -> TrainConfig:
     learner, kept, share = config.learner, float(learner_bytes(config, model)), 1.0
     if learner.micro_batch_tokens is not None or config.executor == "ray":
         return config
-    if config.engine in ("sglang", "vllm"):
+    if config.on_servers:
         kept += _SHARED_GPU * _gpu_memory(model) if not config.servers_sleep else 0.0
     else:
         share = 0.5  # the engine in process takes as much for keys and values
@@ -170,20 +167,15 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
             f"{str(model_folder)!r} has quantized weights ({method}), which a server would keep: sample with --engine"
             " local, or give a model in bfloat16"
         )
-    trained = config.learner.compute_dtype
-    if config.engine == "sglang":
-        dtype = trained if config.sglang.dtype == "auto" else config.sglang.dtype
-        words = _server_args(config, config.sglang, "--mem-fraction-static")
-        logs = config.sglang.log_folder or str(log_folder)
-        sglang = replace(config.sglang, dtype=dtype, log_folder=logs, server_args=words)
-        if config.learner.router.replay:
-            sglang = replace(sglang, serving=replace(sglang.serving, record_experts=True))
-        return await open_sglang(sglang, model_folder, version=version, learner=config.learner.device)
-    dtype = trained if config.vllm.dtype == "auto" else config.vllm.dtype
-    words = _server_args(config, config.vllm, "--gpu-memory-utilization")
-    logs = config.vllm.log_folder or str(log_folder)
-    vllm = replace(config.vllm, dtype=dtype, log_folder=logs, server_args=words)
-    return await open_vllm(vllm, model_folder, version=version, learner=config.learner.device)
+    server, learner = config.server, config.learner
+    server = replace(
+        server,
+        dtype=learner.compute_dtype if server.dtype == "auto" else server.dtype,
+        server_args=_server_args(config),
+        log_folder=server.log_folder or str(log_folder),
+        serving=replace(server.serving, record_experts=server.serving.record_experts or learner.router.replay),
+    )
+    return await SERVERS[config.engine].open(server, model_folder, version=version, learner=learner.device)
 
 
 def require_engine(config: TrainConfig) -> None:
@@ -191,15 +183,15 @@ def require_engine(config: TrainConfig) -> None:
     if is_place(config.engine):
         load_named(config.engine, OWN_ENGINE)
         return
-    servers = {"sglang": config.sglang, "vllm": config.vllm}.get(config.engine)
-    if servers is None or servers.urls:
+    library = SERVERS[config.engine].library if config.on_servers else ""
+    if not library or config.server.urls:
         return
-    python = servers.python or sys.executable
-    search = f"import importlib.util as u; raise SystemExit(u.find_spec({config.engine!r}) is None)"
+    python = config.server.python or sys.executable
+    search = f"import importlib.util as u; raise SystemExit(u.find_spec({library!r}) is None)"
     if shutil.which(python) is None or subprocess.run([python, "-c", search], capture_output=True).returncode:
         raise ConfigError(
-            f"{python!r} is no interpreter with {config.engine}: name one with --{config.engine}.python, or servers"
-            f" with --{config.engine}.urls (`agentgym doctor` shows how to install it)"
+            f"{python!r} is no interpreter with {library}: name one with --server.python, or servers with"
+            " --server.urls (`agentgym doctor` shows how to install it)"
         )
 
 
@@ -208,9 +200,10 @@ _SHARED_GPU = 0.4
 """The share of the learner's GPU for a server on it, which takes up to 0.9 of a GPU by default."""
 
 
-def _server_args(config: TrainConfig, server: ServerConfig, option: str) -> tuple[str, ...]:
+def _server_args(config: TrainConfig) -> tuple[str, ...]:
     """Returns the arguments of a server, which leaves memory to a learner on the same GPU unless they say otherwise."""
-    if server.urls or serving_device(server.device) != "cuda":
+    server, option = config.server, SERVERS[config.engine].options.get("memory_share")
+    if option is None or server.urls or server.on_cpu:
         return server.server_args
     learner, shares = config.learner.device, config.ray.layout == "colocated"
     if learner.startswith("cuda"):  # a server of several GPUs may take the learner's too

@@ -87,7 +87,7 @@ class EngineSpec:
     """The model and memory of an engine, such as a server of SGLang or vLLM."""
 
     dtype: Literal["bfloat16", "float32", "float8"] = "bfloat16"
-    """The type of the weights (`sglang.dtype` and `vllm.dtype` of a run); keys and values are at least bfloat16."""
+    """The type of the weights (`server.dtype` of a run); keys and values are at least bfloat16."""
     tensor_parallel: int = 1
     """The number of GPUs of an engine."""
     memory_fraction: float = 0.9

@@ -1,17 +1,17 @@
-"""The shape of a model that transformers computes: counted on the meta device, where its weights take no memory."""
+"""The shape of a model, counted on the meta device, where its weights take no memory."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from agentgym.model.policy import empty_policy
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.parallel.expert_split import expert_stacks, find_experts
-from agentgym.trainers.planning.shapes import Counts, Experts, ModelShape
+from agentgym.trainers.planning.shapes import Experts, ModelShape
 
 __all__ = ["counted_shape"]
 
@@ -22,9 +22,10 @@ EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate
 
 
 def counted_shape(folder: Path, reason: str) -> ModelShape:
-    """Returns the shape of the model in a folder; `reason` is why the fast decoder does not compute it.
+    """Returns the shape of the model in a folder; `reason` is why the fast decoder does not compute it, or empty.
 
-    Raises ConfigError or RunFolderError for a folder whose model transformers does not make.
+    Models that the fast decoder computes are made by transformers too: they have the same weights. Raises ConfigError
+    or RunFolderError for a folder whose model transformers does not make.
     """
     model: Any = empty_policy(folder, backend="transformers")
     settings = model.hf.config.get_text_config()
@@ -32,20 +33,31 @@ def counted_shape(folder: Path, reason: str) -> ModelShape:
     is_latent = bool(getattr(settings, "kv_lora_rank", None))
     kv_heads = heads if is_latent else int(getattr(settings, "num_key_value_heads", 0) or heads)
     head_width = _first(settings, HEAD_WIDTH) or model.width // heads
+    every = {parameter: parameter.numel() for parameter in model.parameters()}
+    blocks = [dict.fromkeys(block.parameters()) for block in model.blocks]
+    inside = {parameter for block in blocks for parameter in block}
+    stacks = {stack for module in find_experts(model) for stack in expert_stacks(module)}
+    matrices = [weight for weight in inside if weight.ndim >= 2 and weight.shape[-2] > 1]  # others are of convolutions
     return ModelShape(
         name=folder.name,
         vocab_size=model.vocab_size,
         width=model.width,
         num_layers=model.num_layers,
-        num_heads=heads,
         num_kv_heads=kv_heads,
-        head_width=head_width,
+        q_width=heads * head_width,
+        kv_width=kv_heads * head_width,
         ffn_width=_first(settings, ("intermediate_size", "ffn_dim")) or 4 * model.width,
-        tied=model.head_weight is model.embed,
         qk_norm=any("q_norm" in name for name, _ in model.named_modules()),
         experts=_experts(settings, model.width),
-        counts=_counts(model, _num_attentions(settings) * _kv_numbers(settings, 2 * kv_heads * head_width)),
         refusal=reason,
+        num_parameters=sum(every.values()),
+        layer_parameters=max(sum(every[parameter] for parameter in block) for block in blocks),
+        head_parameters=sum(size for parameter, size in every.items() if parameter not in inside),
+        matrix_parameters=sum(every[matrix] for matrix in matrices),
+        layer_experts=max(sum(every[parameter] for parameter in block if parameter in stacks) for block in blocks),
+        all_experts=sum(every[stack] for stack in stacks),
+        kv_floats=_num_attentions(settings) * _kv_numbers(settings, 2 * kv_heads * head_width),
+        adapters=_count_adapters(model),
     )
 
 
@@ -80,25 +92,13 @@ def _first(settings: Any, names: tuple[str, ...]) -> int | None:
     return next((number for number in given if isinstance(number, int) and number > 0), None)
 
 
-def _counts(model: TransformersModel, kv_floats: int) -> Counts:
-    every = {parameter: parameter.numel() for parameter in model.parameters()}
-    blocks = [dict.fromkeys(block.parameters()) for block in model.blocks]
-    inside: dict[nn.Parameter, None] = {}
-    for block in blocks:
-        inside |= block
-    matrices = [
-        weight for weight in inside if weight.ndim >= 2 and weight.shape[-2] > 1
-    ]  # the others are of convolutions
-    experts = {stack: every[stack] for module in find_experts(model) for stack in expert_stacks(module)}
+def _count_adapters(model: TransformersModel) -> Counter[str]:
+    """Returns the weights of adapters of rank 1 by the published name of what they adapt; the model keeps them."""
     with torch.device("meta"):
         model.adapt(None, rank=1, scale=1.0)
-    return Counts(
-        parameters=sum(every.values()),
-        largest_block=max(sum(every[parameter] for parameter in block) for block in blocks),
-        outside=sum(size for parameter, size in every.items() if parameter not in inside),
-        matrices=sum(every[matrix] for matrix in matrices),
-        adapter=sum(parameter.numel() for parameter in model.parameters()) - sum(every.values()),
-        kv_floats=kv_floats,
-        block_experts=max(sum(experts.get(parameter, 0) for parameter in block) for block in blocks),
-        experts=sum(experts.values()),
-    )
+    counts: Counter[str] = Counter()
+    for weight in model.adapted_weights():
+        for name, adapter in weight.adapters.items():
+            if adapter is not None:
+                counts[name.rpartition(".")[2]] += adapter.A_RI.numel() + adapter.B_OR.numel()
+    return counts

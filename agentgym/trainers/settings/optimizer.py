@@ -106,6 +106,10 @@ class OptimizerConfig:
         check_above_zero(self, *(["learning_rate"] if self.learning_rate is not None else []), "max_grad_norm")
         if not 0.0 < self.layer_decay <= 1.0:
             raise ConfigError(f"layer_decay must be in (0, 1], got {self.layer_decay}; 1 switches it off")
+        if not (0.0 <= self.beta1 < 1.0 and 0.0 <= self.beta2 < 1.0):
+            raise ConfigError(f"optimizer.beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"optimizer.weight_decay must be at least 0, got {self.weight_decay}")
         for name in ("rates", "weight_decays"):
             for pattern, value in getattr(self, name).items():
                 _check_own(name, pattern, value)

@@ -63,6 +63,7 @@ def test_every_setting_of_the_table_is_one_of_the_command(trainer: str) -> None:
     assert named <= set(known)
 
 
+@pytest.mark.long
 def test_a_script_of_sft_is_imported_and_learns(agentgym: Command) -> None:
     talk = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]}
     for name in ("talks", "held"):

@@ -209,7 +209,7 @@ def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeyp
                 "executor": "ray",
                 "ray.learners": 4,
                 "ray.engines": 2,
-                "vllm.server_args": ["--tensor-parallel-size", "2", "--enforce-eager"],
+                "server.server_args": ["--tensor-parallel-size", "2", "--enforce-eager"],
             },
         ),
         (
@@ -220,6 +220,10 @@ def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeyp
         (["trainer.total_training_steps=20", "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1"], {"steps": 20}),
         (["actor_rollout_ref.model.lora_rank=8"], {"learner.lora.rank": 8, "learner.lora.learning_rate": 1e-6}),
         (["data.val_files=null"], {"eval.episodes": 0}),
+        (
+            ["actor_rollout_ref.actor.optim.optimizer=SGD", "+actor_rollout_ref.actor.optim.betas=[0.8,0.9]"],
+            {"optimizer.name": "sgd", "optimizer.beta1": None},
+        ),
         (
             [f"{TURNS}.tool_config_path=a.yaml", f"{TURNS}.interaction_config_path=b.yaml"],
             {"data.tools": ["a.yaml", "b.yaml"]},

@@ -87,7 +87,7 @@ def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_wit
     order = rng.sample(range(64), 64)
 
     async def play() -> None:
-        engine = LocalEngine(model, LocalEngineConfig(num_slots=64, compile=compiled))
+        engine = LocalEngine(model, LocalEngineConfig(num_slots=64))
         alone = []
         for prompt, sampling in made:
             alone.append(await engine.generate(prompt, sampling, session="alone"))
@@ -97,7 +97,7 @@ def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_wit
         shuffled = await replies(engine, [made[index] for index in order], "shuffled")
         assert shuffled == [alone[index] for index in order]
         await engine.close()
-        tight = LocalEngineConfig(num_slots=3, max_step_tokens=64, keep_idle_s=0.0, compile=compiled)
+        tight = LocalEngineConfig(num_slots=3, max_step_tokens=64, keep_idle_s=0.0)
         few = LocalEngine(model, tight)
         assert await replies(few, made, "few slots") == alone
         await few.close()
@@ -122,11 +122,11 @@ def test_turns_of_an_episode_reuse_their_prefix_and_have_the_bits_of_one_without
         return turns
 
     async def play() -> None:
-        engine = LocalEngine(decoder(), LocalEngineConfig(compile=compiled))
+        engine = LocalEngine(decoder(), LocalEngineConfig())
         alone = [await episode(engine, number, forget=True) for number in range(16)]
         assert await asyncio.gather(*(episode(engine, number) for number in range(16))) == alone
         await engine.close()
-        crowded = LocalEngine(decoder(), LocalEngineConfig(num_slots=5, keep_idle_s=0.0, compile=compiled))
+        crowded = LocalEngine(decoder(), LocalEngineConfig(num_slots=5, keep_idle_s=0.0))
         assert await asyncio.gather(*(episode(crowded, number) for number in range(16))) == alone
         await crowded.close()
 
@@ -317,7 +317,7 @@ def test_memory_that_is_given_up_is_the_systems_until_new_weights_come() -> None
         read = bytearray(model.embed.detach().numpy().tobytes())  # a storage that cannot be resized, as of a file
         model.embed.data = torch.frombuffer(read, dtype=torch.float32).view(-1, 256)
         del read
-        engine = LocalEngine(model, LocalEngineConfig(num_slots=8, compile=False))
+        engine = LocalEngine(model, LocalEngineConfig(num_slots=8))
         weights = {name: view.detach().clone() for name, view in published_views(model)}
         prompts = [[number, *prompt] for number in range(8)]
         before = [await engine.generate(one, sampling, session=f"{one[0]}") for one in prompts]
@@ -342,7 +342,7 @@ def test_penalties_follow_what_came_before_and_leave_other_requests_alone() -> N
     penalized = replace(greedy, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.25)
 
     async def play() -> list[Completion]:
-        engine = LocalEngine(model, LocalEngineConfig(num_slots=4, window=64, compile=False))
+        engine = LocalEngine(model, LocalEngineConfig(num_slots=4, window=64))
         asked = {"a": greedy, "b": penalized, "c": greedy}
         found = await asyncio.gather(*(engine.generate(prompt, one, session=name) for name, one in asked.items()))
         await engine.close()

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.engines.local.compiled_step import make_step
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
+from agentgym.engines.local.runners import make_runner
 from agentgym.engines.local.step import StepRunner
 from agentgym.engines.protocol import Sampling
 from agentgym.model.decoder import Decoder, DecoderConfig
@@ -71,7 +71,7 @@ def test_logits_are_those_of_the_step_of_operators(heads: dict[str, Any], dtype:
     for name in ("graphed", "plain"):
         cache = SlotCache(model, 6, 4096)
         cache.tokens_SW[:] = tokens_SW
-        step: Any = make_step(model, cache, compiles=False, required=False)
+        step: Any = make_runner(model, cache)
         assert type(step).__name__ == "GraphedStep"
         if name == "plain":
             step = StepRunner(model, cache)

@@ -12,8 +12,9 @@ import torch
 from agentgym.embedded import embedded_folder
 from agentgym.engines.servers import gpus
 from agentgym.engines.servers.gpus import gpus_of_server, has_gpu_of_its_own, opens_handles, visible_gpus
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.sglang.engine import open_sglang
+from agentgym.engines.vllm.engine import open_vllm
 from agentgym.engines.weights.buckets import sendable
 from agentgym.errors import EngineError
 
@@ -76,10 +77,10 @@ def test_a_launched_server_sees_its_gpus(have, engine: str, replicas: int, seen:
     python, logs = str(tmp_path / "python"), str(tmp_path / "logs")
     with pytest.raises(EngineError, match=rf"sees {seen}$"):
         if engine == "sglang":
-            sglang = SglangConfig(python=python, log_folder=logs, replicas=replicas)
+            sglang = ServerConfig(python=python, log_folder=logs, replicas=replicas)
             asyncio.run(open_sglang(sglang, embedded_folder(), learner="cuda"))
         else:
-            asyncio.run(open_vllm(VllmConfig(python=python, log_folder=logs), embedded_folder(), learner="cuda"))
+            asyncio.run(open_vllm(ServerConfig(python=python, log_folder=logs), embedded_folder(), learner="cuda"))
 
 
 def test_handles_go_to_a_server_on_the_same_gpu_alone(have) -> None:  # type: ignore[no-untyped-def]

@@ -18,6 +18,8 @@ NOW = "Wed, 21 Oct 2015 07:28:00 GMT"
         ({"Retry-After": "17"}, 17.0),
         ({"Retry-After": " 0.5 "}, 0.5),
         ({"Retry-After": "-3"}, 0.0),
+        ({"Retry-After": "5, 10"}, 10.0),
+        ({"retry-after-ms": "250", "Retry-After": "1"}, 0.25),
         ({"Retry-After": "Wed, 21 Oct 2015 07:28:38 GMT", "Date": NOW}, 38.0),
         ({"Retry-After": "Wednesday, 21-Oct-15 07:29:00 GMT", "Date": NOW}, 60.0),
         ({"Retry-After": "Wed Oct 21 07:28:05 2015", "Date": NOW}, 5.0),

@@ -1,12 +1,15 @@
-"""The two kinds of servers are configured alike, and each says what its settings mean."""
+"""Servers of every kind have one block of settings, and former names of it are read or lead to it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,16 +19,17 @@ from agentgym.cli.main import main
 from agentgym.engines.servers import server_process
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import ServerCommand, ServerProcess, free_port, start_together
-from agentgym.engines.sglang.engine import SglangConfig
-from agentgym.engines.vllm.engine import VllmConfig
+from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError, EngineError
+from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.former_settings import with_current_names
 
-KINDS = [(SglangConfig, "an SGLang server"), (VllmConfig, "a vLLM server")]
+BOTH = {"sglang": {"urls": ["http://a:1"]}, "vllm": {"replicas": 2, "serving": {"sleep": True}}}
 
 
 def test_words_for_a_server_are_arguments_of_an_embedded_engine() -> None:
     words = ("--max-model-len", "4096", "--enforce-eager", "--no-enable-chunked-prefill", "--dtype=float32")
-    config = VllmConfig(embedded=True, server_args=words)
+    config = ServerConfig(embedded=True, server_args=words)
     assert config.arguments == {
         "max_model_len": 4096,
         "enforce_eager": True,
@@ -33,36 +37,35 @@ def test_words_for_a_server_are_arguments_of_an_embedded_engine() -> None:
         "dtype": "float32",
     }
     with pytest.raises(ConfigError, match="--NAME VALUE words, got '4096'"):
-        VllmConfig(server_args=("4096",)).arguments  # noqa: B018
+        ServerConfig(server_args=("4096",)).arguments  # noqa: B018
     for others in ({"urls": ("http://a:1",)}, {"python": "python3"}, {"replicas": 2}):
         with pytest.raises(ConfigError, match="leave urls, python and replicas out"):
-            VllmConfig(embedded=True, **others)  # type: ignore[arg-type]
+            ServerConfig(embedded=True, **others)
 
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 def test_words_for_a_server_are_given_in_quotation_marks(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    train, option = ["train", "--env", "TextGame-v0", "--engine", kind, "--print-config"], f"--{kind}.server-args"
+    train, option = ["train", "--env", "TextGame-v0", "--engine", kind, "--print-config"], "--server.server-args"
     assert main([*train, option, "--tp-size 2 --seed=3", "--steps", "4"]) == 0
     settings = yaml.safe_load(capsys.readouterr().out)
-    assert settings[kind]["server_args"] == ["--tp-size", "2", "--seed=3"]
+    assert settings["server"]["server_args"] == ["--tp-size", "2", "--seed=3"]
     assert settings["steps"] == 4
     assert main([*train, option, "--tp-size", "2"]) == 2
     assert f"in quotation marks: {option} '--tp-size ...'" in capsys.readouterr().err
     words = ("--speculative-config", '{"method": "ngram"}', '--override={"a": 1}')
-    assert VllmConfig(server_args=words).server_args == words
+    assert ServerConfig(server_args=words).server_args == words
 
 
-@pytest.mark.parametrize(("kind", "name"), KINDS)
-def test_what_no_server_can_be_is_refused(kind: type[ServerConfig], name: str) -> None:
+def test_what_no_server_can_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="replicas must be at least 1, got 0"):
-        kind(replicas=0)
-    with pytest.raises(ConfigError, match=f"the URL of {name} begins with http://, got 'localhost:8000'"):
-        kind(urls=("localhost:8000",))
+        ServerConfig(replicas=0)
+    with pytest.raises(ConfigError, match="the URL of a server begins with http://, got 'localhost:8000'"):
+        ServerConfig(urls=("localhost:8000",))
     with pytest.raises(ConfigError, match="'http://a:1' is given twice"):
-        kind(urls=("http://a:1", "http://a:1/"))
+        ServerConfig(urls=("http://a:1", "http://a:1/"))
 
 
-def test_the_command_line_says_what_a_setting_is_to_its_kind(
+def test_the_command_line_says_what_a_setting_is_to_each_kind(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")  # one column of panels
@@ -71,13 +74,53 @@ def test_the_command_line_says_what_a_setting_is_to_its_kind(
     shown = " ".join(line.strip("│ \n") for line in capsys.readouterr().out.splitlines())
     for help_text in (
         "Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable",
-        "They need VLLM_SERVER_DEV_MODE=1, --enable-scale-out",
-        "The interpreter that has SGLang (0.5.23 or later); empty is the one that runs agentgym.",
-        "The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym.",
-        "Further arguments of `sglang.launch_server`, or of `ServerArgs` if embedded, all in one pair",
-        "Further arguments of `vllm.entrypoints.openai.api_server`, or of `AsyncEngineArgs` if embedded, all in",
+        "vLLM needs VLLM_SERVER_DEV_MODE=1, --enable-scale-out",
+        "The interpreter that has the server's library (SGLang 0.5.23, vLLM 0.32, or later)",
+        "all in one pair of quotation marks: of `sglang.launch_server` or `vllm.entrypoints.openai.api_server`",
     ):
         assert shown.count(help_text) == 1, help_text
+
+
+@pytest.mark.parametrize(
+    ("engine", "server", "lines"),
+    [
+        ("sglang", ServerConfig(urls=("http://a:1",)), ("sglang.* are called server.* now", "vllm.* are left out")),
+        (
+            "vllm",
+            ServerConfig(replicas=2, serving=ServingSettings(sleep=True)),
+            ("sglang.* are left out", "vllm.* are"),
+        ),
+        ("local", ServerConfig(urls=("http://a:1",)), ("sglang.* are called server.* now", "vllm.* are left out")),
+    ],
+)
+def test_a_block_for_each_kind_is_read_as_that_of_the_engine(
+    engine: str, server: ServerConfig, lines: Sequence[str]
+) -> None:
+    notes: list[str] = []
+    settings = with_current_names({"env": "TextGame-v0", "engine": engine, **BOTH}, notes.append)
+    assert config_from_mapping(TrainConfig, settings).server == server
+    assert len(notes) == len(lines) and all(line in note for line, note in zip(lines, notes, strict=True))
+
+
+def test_a_run_of_an_earlier_version_is_read_without_a_word() -> None:
+    notes: list[str] = []
+    block = json.loads(json.dumps(asdict(ServerConfig())))
+    settings = with_current_names({"env": "TextGame-v0", "sglang": block, "vllm": block}, notes.append)
+    assert config_from_mapping(TrainConfig, settings) == TrainConfig(env="TextGame-v0") and not notes
+
+
+def test_a_setting_that_is_gone_is_left_out_with_a_line_unless_it_had_its_value_of_today() -> None:
+    notes: list[str] = []
+    block = {"replicas": 2, "serving": {"update_s": 600.0, "affinity_margin": 3.0}}
+    settings = with_current_names({"env": "TextGame-v0", "engine": "sglang", "sglang": block}, notes.append)
+    assert config_from_mapping(TrainConfig, settings).server == ServerConfig(replicas=2)
+    assert notes[0] == "the setting sglang.serving.affinity_margin is left out: it is always 2" and len(notes) == 2
+
+
+@pytest.mark.parametrize("command", ["train --env X", "eval --env X", "generate --input a --output b"])
+def test_an_option_of_a_former_block_names_that_of_today(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--engine", "sglang", "--sglang.serving.sync", "disk"]) == 2
+    assert "did you mean '--server.serving.sync'?" in capsys.readouterr().err
 
 
 def test_a_servers_port_is_below_those_that_connections_get(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +141,9 @@ def test_a_server_without_its_library_ends_with_its_log_and_the_setting(tmp_path
     words = [sys.executable, "-c", "import no_such_engine"]
     server = ServerProcess(ServerCommand(name="small", words=words, port=free_port(), log=tmp_path / "log"))
     with pytest.raises(
-        EngineError, match=r"No module named 'no_such_engine'\nname the interpreter .* with --it"
+        EngineError, match=r"No module named 'no_such_engine'\nname the interpreter .* with --server\.python"
     ) as error:
-        asyncio.run(start_together([server], "--it"))
+        asyncio.run(start_together([server]))
     assert "\nTraceback" not in str(error.value)  # where the command line cuts the message off
 
 

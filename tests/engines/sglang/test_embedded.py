@@ -13,8 +13,9 @@ import pytest
 from safetensors.torch import save_file
 
 from agentgym.embedded import embedded_folder
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.sglang.embedded import EmbeddedSglang
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.weights.buckets import fused_digests, overall_digest
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.model_folder import save_model_folder
@@ -145,7 +146,7 @@ def test_no_process_is_left_and_the_program_is_as_it_was(told: dict[str, Any]) -
 def test_where_sglang_is_not_installed_its_server_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sglang", None)
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")  # set for good by the engine
-    how = SglangConfig(embedded=True, device="cpu")
+    how = ServerConfig(embedded=True, device="cpu")
     with pytest.raises(ConfigError, match=r"SGLang cannot be imported here .*install it, or use its server"):
         asyncio.run(open_sglang(how, embedded_folder()))
     with pytest.raises(RunFolderError, match="no model in"):

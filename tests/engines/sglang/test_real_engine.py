@@ -18,12 +18,13 @@ from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.scripted import ScriptedReply
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient
 from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
 from agentgym.engines.sglang.api import read_sglang_completion, read_spans
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.sglang.replica import SglangReplica
 from agentgym.engines.sglang.weight_sync import SglangSync
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+from agentgym.engines.vllm.engine import open_vllm
 from agentgym.errors import EngineError
 from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.testing.fake_server.control import FakeControl
@@ -47,7 +48,7 @@ def using(play: Play, *servers: FakeSglang, **serving: Any) -> Any:
     """What `play` returns, given an engine on the servers."""
 
     async def run() -> Any:
-        config = SglangConfig(urls=tuple(one.url for one in servers), serving=ServingSettings(**serving))
+        config = ServerConfig(urls=tuple(one.url for one in servers), serving=ServingSettings(**serving))
         engine = await open_sglang(config, embedded_folder())
         try:
             return await play(engine)
@@ -347,11 +348,11 @@ def test_what_is_no_sglang_server_is_refused_and_nothing_stays_open(fake_sglang:
     server = fake_sglang()
 
     async def play() -> None:
-        config = SglangConfig(urls=(f"{server.url}/elsewhere",))
+        config = ServerConfig(urls=(f"{server.url}/elsewhere",))
         with pytest.raises(EngineError, match=r"is no SGLang server: .* answered 404"):
             await open_sglang(config, embedded_folder())
         with pytest.raises(EngineError, match="no server answers at http"):
-            await open_sglang(SglangConfig(urls=("http://127.0.0.1:9",)), embedded_folder())
+            await open_sglang(ServerConfig(urls=("http://127.0.0.1:9",)), embedded_folder())
 
     asyncio.run(play())
 
@@ -364,7 +365,7 @@ def test_a_running_servers_token_is_read_from_a_variable_that_the_refusal_names(
     with pytest.raises(EngineError, match=f"wants a token .* in the variable {SERVER_SECRET}: .* answered 401"):
         using(ask, server)
     with pytest.raises(EngineError, match=f"wants a token .* in the variable {SERVER_SECRET}: .* answered 401"):
-        asyncio.run(open_vllm(VllmConfig(urls=(server.url,)), None))
+        asyncio.run(open_vllm(ServerConfig(urls=(server.url,)), None))
     monkeypatch.setenv(SERVER_SECRET, "a-token-of-the-server")
     assert len(using(ask, server).ids) == 8
 
@@ -377,7 +378,7 @@ def test_a_server_of_a_model_of_another_shape_is_refused_before_weights_are_sent
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "vocab_size": 2048}))
     with pytest.raises(EngineError, match=r"serves .* with vocab_size 1984, and .*other' has 2048"):
-        asyncio.run(open_sglang(SglangConfig(urls=(server.url,)), other))
+        asyncio.run(open_sglang(ServerConfig(urls=(server.url,)), other))
 
 
 def test_weights_that_somebody_else_updates_are_noticed() -> None:
@@ -448,6 +449,7 @@ def test_an_answer_that_is_no_object_is_the_servers_fault(answer: object) -> Non
 # ---- several servers
 
 
+@pytest.mark.long
 def test_a_session_stays_on_its_server_and_servers_share_the_sessions(fake_sglang: Fake) -> None:
     # of a latency beside which it is little by how much a busy machine delays an answer
     servers = [fake_sglang(latency_median_s=0.1), fake_sglang(latency_median_s=0.1)]

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.sglang.api import read_experts
-from agentgym.engines.sglang.engine import SglangConfig, expert_shape, model_limits, sglang_command
+from agentgym.engines.sglang.engine import expert_shape, model_limits, sglang_command
 from agentgym.engines.weights.buckets import fused_digests, pad_vocabulary
 from agentgym.errors import ConfigError, EngineError
 
@@ -41,8 +42,8 @@ def test_a_record_of_other_tokens_or_none_is_refused() -> None:
 
 def test_a_launched_server_records_where_that_is_asked(tmp_path: Path) -> None:
     flag = "--enable-return-routed-experts"
-    assert flag not in sglang_command(SglangConfig(), tmp_path, 1)
-    assert flag in sglang_command(SglangConfig(serving=ServingSettings(record_experts=True)), tmp_path, 1)
+    assert flag not in sglang_command(ServerConfig(), tmp_path, 1)
+    assert flag in sglang_command(ServerConfig(serving=ServingSettings(record_experts=True)), tmp_path, 1)
 
 
 def test_sizes_are_those_of_the_language_part(tmp_path: Path) -> None:

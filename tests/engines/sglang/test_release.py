@@ -12,7 +12,8 @@ import pytest
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Sampling
-from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.sglang.replica import OLDEST_RELEASE
 from agentgym.errors import EngineError
 from agentgym.testing.fake_server.control import VERSION, FakeControl
@@ -44,7 +45,7 @@ def sample(server: FakeSglang) -> tuple[int, ...]:
     """The ids of a reply of 8."""
 
     async def run() -> tuple[int, ...]:
-        engine = await open_sglang(SglangConfig(urls=(server.url,)), embedded_folder())
+        engine = await open_sglang(ServerConfig(urls=(server.url,)), embedded_folder())
         try:
             return (await engine.generate([5, 6, 7], Sampling(max_tokens=8), session="a")).ids
         finally:

@@ -17,10 +17,11 @@ from aiohttp.test_utils import TestServer
 
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import ServingSettings
-from agentgym.engines.sglang.engine import SglangConfig, sglang_command
+from agentgym.engines.sglang.engine import sglang_command
 from agentgym.engines.vllm.api import VllmReply, join_pieces, read_reply, read_vllm_completion, sampling_params
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm, vllm_command
+from agentgym.engines.vllm.engine import open_vllm, vllm_command
 from agentgym.engines.vllm.server import VllmServer
 from agentgym.errors import ConfigError, EngineError, RunFolderError
 
@@ -144,7 +145,7 @@ def fixed(body: Any, status: int = 200) -> Handler:
 def test_a_server_that_is_no_vllm_or_lacks_the_extension_is_refused_with_what_to_do() -> None:
     async def play(url: str) -> None:
         with pytest.raises(EngineError, match="--worker-extension-cls"):
-            await open_vllm(VllmConfig(urls=(url,)), None)
+            await open_vllm(ServerConfig(urls=(url,)), None)
 
     asyncio.run(served(play))
     asyncio.run(served(play, collective_rpc=fixed({"error": "no such method"}, 500)))
@@ -154,14 +155,14 @@ def test_a_server_that_is_no_vllm_or_lacks_the_extension_is_refused_with_what_to
 def test_a_server_whose_logprobs_are_of_another_distribution_is_refused() -> None:
     async def play(url: str) -> None:
         with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
-            await open_vllm(VllmConfig(urls=(url,)), None)
+            await open_vllm(ServerConfig(urls=(url,)), None)
 
     asyncio.run(served(play, collective_rpc=fixed({"results": [{**LAYOUT, "logprobs": "raw_logprobs"}]})))
 
 
 def test_what_the_engine_cannot_take_never_reaches_the_server() -> None:
     async def play(url: str) -> None:
-        engine = await open_vllm(VllmConfig(urls=(url,)), None, version=4)
+        engine = await open_vllm(ServerConfig(urls=(url,)), None, version=4)
         assert (engine.vocab_size, engine.context_window, engine.version) == (50, 40, 4)
         for prompt, words in (([50], "outside of the vocabulary"), ([-1], "outside"), ([1] * 36, "context window")):
             with pytest.raises(EngineError, match=words):
@@ -185,7 +186,7 @@ def test_a_request_names_its_cache_by_version_and_has_no_seed_where_seeds_end_th
         return web.json_response(answer())
 
     async def play(url: str) -> None:
-        engine = await open_vllm(VllmConfig(urls=(url,)), None, version=4)
+        engine = await open_vllm(ServerConfig(urls=(url,)), None, version=4)
         await engine.generate([1, 2, 3], Sampling(max_tokens=5, seed=8), session="a")
         await engine.close()
 
@@ -213,7 +214,9 @@ def test_a_gpu_server_sleeps_while_paused_and_wakes_its_weights_first(device: st
         return handler
 
     async def play(url: str) -> None:
-        engine = await open_vllm(VllmConfig(urls=(url,), serving=ServingSettings(sleep=True, verify_sync=False)), None)
+        engine = await open_vllm(
+            ServerConfig(urls=(url,), serving=ServingSettings(sleep=True, verify_sync=False)), None
+        )
         await engine.pause()
         with suppress(EngineError):  # this server takes no weights; they would come now
             await engine.update_weights({"w.weight": torch.zeros(2)}, 1)
@@ -230,7 +233,7 @@ def test_a_gpu_server_sleeps_while_paused_and_wakes_its_weights_first(device: st
 
 def test_a_server_that_was_started_without_sleep_is_named() -> None:
     async def play(url: str) -> None:
-        engine = await open_vllm(VllmConfig(urls=(url,), serving=ServingSettings(sleep=True)), None)
+        engine = await open_vllm(ServerConfig(urls=(url,), serving=ServingSettings(sleep=True)), None)
         with pytest.raises(EngineError, match=r"cannot sleep .* start it with --enable-sleep-mode"):
             await engine.pause()
         await engine.close()
@@ -287,34 +290,34 @@ def test_a_stream_that_breaks_off_gives_what_came_and_one_that_never_began_is_no
 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="replicas"):
-        VllmConfig(replicas=0)
+        ServerConfig(replicas=0)
     with pytest.raises(ConfigError, match="http://"):
-        VllmConfig(urls=("localhost:8000",))
+        ServerConfig(urls=("localhost:8000",))
     with pytest.raises(RunFolderError, match=r"config\.json"):
-        asyncio.run(open_vllm(VllmConfig(), tmp_path))
+        asyncio.run(open_vllm(ServerConfig(), tmp_path))
 
 
 def test_an_interpreter_without_vllm_is_named_as_the_cause(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    config = VllmConfig(
+    config = ServerConfig(
         python=sys.executable, device="cpu", log_folder=str(tmp_path / "logs"), serving=ServingSettings()
     )
-    with pytest.raises(EngineError, match=r"--vllm\.python"):
+    with pytest.raises(EngineError, match=r"--server\.python"):
         asyncio.run(open_vllm(config, tmp_path))
 
 
 def test_a_cpu_server_is_started_without_what_breaks_it(tmp_path: Path) -> None:
-    words = vllm_command(VllmConfig(device="cpu", python="p", server_args=("--seed", "3")), tmp_path, 1234)
+    words = vllm_command(ServerConfig(device="cpu", python="p", server_args=("--seed", "3")), tmp_path, 1234)
     assert {"--no-enable-chunked-prefill", "--enforce-eager", "processed_logprobs"} <= set(words)
     assert words[-2:] == ["--seed", "3"]
-    assert "--no-enable-chunked-prefill" not in vllm_command(VllmConfig(device="cuda"), tmp_path, 1234)
+    assert "--no-enable-chunked-prefill" not in vllm_command(ServerConfig(device="cuda"), tmp_path, 1234)
 
 
 @pytest.mark.parametrize(("device", "sleep"), [("cuda", True), ("cuda", False), ("cpu", True)])
 def test_a_gpu_server_that_is_to_sleep_is_started_for_it(device: Any, sleep: bool, tmp_path: Path) -> None:
     serving = ServingSettings(sleep=sleep)
-    vllm = vllm_command(VllmConfig(device=device, serving=serving), tmp_path, 1234)
-    sglang = sglang_command(SglangConfig(device=device, serving=serving), tmp_path, 1234)
+    vllm = vllm_command(ServerConfig(device=device, serving=serving), tmp_path, 1234)
+    sglang = sglang_command(ServerConfig(device=device, serving=serving), tmp_path, 1234)
     starts = device == "cuda" and sleep
     assert ("--enable-sleep-mode" in vllm) is ("--enable-memory-saver" in sglang) is starts
     assert ("--enable-weights-cpu-backup" in sglang) is starts

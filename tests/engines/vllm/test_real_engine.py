@@ -19,10 +19,11 @@ import torch
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Engine, Sampling
 from agentgym.engines.servers.replicated import Replica, ReplicatedEngine
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.engines.servers.serving_settings import PauseMode, ServingSettings
 from agentgym.engines.vllm.api import read_vllm_completion, sampling_params
-from agentgym.engines.vllm.engine import VllmConfig, open_vllm, vllm_engine
+from agentgym.engines.vllm.engine import open_vllm, vllm_engine
 from agentgym.engines.vllm.replica import VllmReplica
 from agentgym.engines.vllm.server import VllmServer
 from agentgym.engines.weights.buckets import fused_digests, overall_digest, safetensors_bytes
@@ -66,7 +67,7 @@ def played(vllm_server: ServerProcess) -> Played:
     """`played(play, **settings)`: plays with an engine on the running server, at version 0 of the shipped model."""
 
     async def run(play: Callable[[ReplicatedEngine], Awaitable[None]], settings: ServingSettings) -> None:
-        config = VllmConfig(urls=(vllm_server.url,), serving=settings)
+        config = ServerConfig(urls=(vllm_server.url,), serving=settings)
         async with closing(await open_vllm(config, None)) as engine:
             await play(engine)
 
@@ -99,7 +100,7 @@ def test_logprobs_are_the_trainers_at_every_temperature_before_and_after_updates
     prompt = prompt_of(300)
 
     async def run() -> None:
-        config = VllmConfig(urls=(vllm_server.url,), serving=ServingSettings(sync=path, bucket_mb=1))
+        config = ServerConfig(urls=(vllm_server.url,), serving=ServingSettings(sync=path, bucket_mb=1))
         async with closing(await open_vllm(config, None)) as engine:
             for version in range(3):
                 model = reference(version)
@@ -176,7 +177,7 @@ async def read_counter(engine: ReplicatedEngine, name: str) -> float:
     for replica in engine.replicas:
         assert isinstance(replica, VllmReplica)
         assert isinstance(replica.transport, VllmServer)
-        lines = str(await replica.transport.client.get("/metrics")).splitlines()
+        lines = str(await replica.transport.get("/metrics")).splitlines()
         total += sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
     return total
 
@@ -318,7 +319,7 @@ def test_a_packed_output_head_stays_old_where_vllm_reloads_and_is_new_where_we_l
     async def naive() -> Completion:
         async with closing(VllmServer(plain.url)) as transport:
             payload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
-            await transport.client.post("/collective_rpc", payload)
+            await transport.post("/collective_rpc", payload)
             assert await transport.reset_prefix_cache(preempt=False)
             await transport.set_version("1")
             reply = await transport.generate(prompt, sampling_params(sampling), rid="a", cache_salt="new")
@@ -422,7 +423,7 @@ def test_a_killed_server_loses_no_episode(vllm_python: str, reference: MakeRefer
     """The process that holds the model of one of two servers is killed: its front answers errors for a while then."""
     model = reference(1)
     settings = ServingSettings(stream=True)
-    config = VllmConfig(python=vllm_python, device="cpu", replicas=2, log_folder=str(tmp_path), serving=settings)
+    config = ServerConfig(python=vllm_python, device="cpu", replicas=2, log_folder=str(tmp_path), serving=settings)
 
     async def run() -> None:
         async with closing(await open_vllm(config, embedded_folder())) as engine:

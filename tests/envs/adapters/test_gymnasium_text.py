@@ -193,7 +193,7 @@ def test_what_no_text_can_say_is_refused_by_its_own_name() -> None:
 @pytest.mark.long
 def test_commands_evaluate_and_train_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--env", f"{FILE}:Echo", "-n", "2", "--output", str(tmp_path / "eval"), "--json"]) == 0
-    small = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --limits.max-turns 2 --local.compile False"
+    small = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --limits.max-turns 2"
     run = tmp_path / "run"
     assert main(["train", "--env", f"{HERE}:PlainEcho-v0", *small.split(), "--output", str(run)]) == 0
     capsys.readouterr()

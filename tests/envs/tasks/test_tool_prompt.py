@@ -395,7 +395,7 @@ def test_rows_of_an_agent_with_tools_are_trained_and_verified(folder: Path, caps
     rows.write_text(
         "".join(json.dumps(one) + "\n" for one in [*asked, {"prompt": "x", "answer": "y", "tools": ["search"]}])
     )
-    small = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --local.compile False --limits.max-turns 2"
+    small = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --limits.max-turns 2"
     words = ["--tools", f"{folder}/own.py:KIT", "--data.train", str(rows)]
     assert main(["train", *words, *small.split(), "--output", str(run)]) == 0
     played = [record.trajectory for record in read_episodes(run)]

@@ -339,7 +339,7 @@ def test_servers_sample_for_evaluations_and_prompts(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FakeSglang() as server:
-        url = ["--engine", "sglang", "--sglang.urls", server.url]
+        url = ["--engine", "sglang", "--server.urls", server.url]
         run = tmp_path / "eval"
         words = ["eval", "--env", "TextGame-v0", "-n", "3", "--max-turns", "2", "--output", str(run), "--min-p", "0.1"]
         assert main([*words, *url]) == 0

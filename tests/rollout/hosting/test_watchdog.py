@@ -94,6 +94,7 @@ def test_ctrl_c_ends_a_run_whose_environment_holds_the_interpreter(tmp_path: Pat
     assert process.returncode == -signal.SIGKILL and "Spin (seed" in said
 
 
+@pytest.mark.long
 def test_ctrl_c_while_the_watchdog_begins_does_not_end_it() -> None:
     others = set(psutil.Process().children())
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,14 @@ def test_a_page_with_its_digest_is_whole_or_says_what_is_wrong() -> None:
     assert page_problem(page.replace(b"\r", b"")) == "the page is not as it was written"
     assert page_problem(page[:-1]) == "the page is cut: it does not end with its digest"
     assert page_problem(b"<html></html>\n") is None
+
+
+def test_a_record_with_a_second_name_leaves_that_as_it_was(tmp_path: Path) -> None:
+    with ChainedFile(tmp_path / "metrics.jsonl") as file:
+        file.append(['{"step":1}'])
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    os.link(tmp_path / "metrics.jsonl", tmp_path / "copy.jsonl")
+    with ChainedFile(tmp_path / "copy.jsonl") as file:
+        file.append(['{"step":2}'])
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert (tmp_path / "copy.jsonl").read_bytes().startswith(before)

@@ -13,7 +13,7 @@ from agentgym.errors import RunFolderError
 from agentgym.rollout.record.environments_file import read_environments, record_environments
 
 LOCK = Path(__file__).parents[3] / "examples" / "number_lock.py"
-SMALL = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --local.compile False --output run".split()
+SMALL = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --output run".split()
 
 
 def test_a_change_of_an_environment_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from simulated import ENV_ID, LogNormalSeconds, SimulatedEnv, simulated_sampler
+from virtual_time import run_in_virtual_time
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.scripted import ScriptedEngine, ScriptedReply
@@ -22,8 +24,6 @@ from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.group_stream import GroupRequest, GroupStream, StreamEnded, StreamReport
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.sampling.staleness import ages
-from agentgym.testing.simulation.simulated import ENV_ID, LogNormalSeconds, SimulatedEnv, simulated_sampler
-from agentgym.testing.simulation.virtual_time import run_in_virtual_time
 from agentgym.trajectory import Group, Status
 from agentgym.types import Task
 

@@ -34,6 +34,7 @@ class Sound(ToolEnv):
         return f"You said {value}."
 
 
+@pytest.mark.long
 def test_a_sound_environment_has_no_findings() -> None:
     assert check_env(Sound) == []
     assert check_env(Sound()) == []
@@ -149,6 +150,7 @@ def test_an_environment_without_tools_may_be_sound() -> None:
     assert check_env(Plain) == []
 
 
+@pytest.mark.long
 def test_findings_say_what_to_do() -> None:
     (finding,) = check_env(NoLimit)
     assert finding.severity == "error"

@@ -104,7 +104,7 @@ def test_a_schema_that_is_nested_beyond_reason_is_refused() -> None:
     "pattern", ["(?:(?:a{1000}){1000}){1000}", "a{1000000}", "(b|a{9}){99999999}", "([{]{99}x){9999}"]
 )
 def test_a_pattern_that_would_fill_the_memory_when_it_is_read_is_refused(pattern: str) -> None:
-    with pytest.raises(ToolSchemaError, match="is not a 'regex'"):
+    with pytest.raises(ToolSchemaError, match=r"is not a 'regex' .*repeats more than 100,000 parts"):
         faults({"type": "string", "pattern": pattern})
     assert faults({"type": "string", "pattern": r"^([0-9a-f]{1,4}:){7}[0-9a-f{99999}]\{9999999}$"}, "a") == [True]
 

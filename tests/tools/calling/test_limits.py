@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from virtual_time import run_in_virtual_time
 
 from agentgym.envs import ToolEnv
 from agentgym.errors import ConfigError
 from agentgym.registry import Registry
-from agentgym.testing.simulation.virtual_time import run_in_virtual_time
 from agentgym.tools import Tool, ToolRunner, register_tool, tool
 from agentgym.tools.calling.answers import KeptAnswers
 from agentgym.types import ToolCall, ToolResult

@@ -27,11 +27,11 @@ from agentgym.trainers.settings.learner import LearnerConfig
 OWN = """
 import torch
 
-from agentgym.trainers.advantages import Credit, dr_grpo, gae
+from agentgym.trainers.algorithms.advantages import Credit, dr_grpo, gae
 from agentgym.trainers.algorithms.aggregation import AGGREGATIONS
 from agentgym.trainers.algorithms.corrections import Correction, tis_token
 from agentgym.trainers.algorithms.kl import k3
-from agentgym.trainers.losses import PolicyLoss, ppo_clip
+from agentgym.trainers.algorithms.losses import PolicyLoss, ppo_clip
 from agentgym.trainers.resolve import resolve_config
 
 

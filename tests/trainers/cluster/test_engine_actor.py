@@ -16,7 +16,7 @@ from agentgym.chat_templates import renderer_for
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.servers.http import HttpUnreachable
-from agentgym.engines.sglang.engine import SglangConfig
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.errors import EngineError
 from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.rollout import SamplingConfig
@@ -57,7 +57,7 @@ async def until_ready(actor: EngineActor) -> None:
 
 def part_on(server: FakeSglang, run: TrainConfig, logs: Path) -> Part:
     """What an actor is told whose server runs already."""
-    config = replace(run, engine="sglang", sglang=SglangConfig(urls=(server.url,)))
+    config = replace(run, engine="sglang", server=ServerConfig(urls=(server.url,)))
     return Part(config=config, number=0, folder=str(embedded_folder()), logs=str(logs), version=0)
 
 

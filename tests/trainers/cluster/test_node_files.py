@@ -178,7 +178,6 @@ def test_a_run_on_nodes_without_a_common_file_system_has_the_bytes_of_a_local_on
         tasks=2,
         group_size=4,
         learner=replace(small_run.learner, shares=2),
-        local=replace(small_run.local, compile=False),
         checkpoint=CheckpointConfig(every=1),
     )
     Trainer(run, tmp_path / "local").fit()

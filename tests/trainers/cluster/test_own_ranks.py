@@ -44,7 +44,7 @@ def ppo(small_run: TrainConfig) -> TrainConfig:
     """A run with a critic, held to its first weights."""
     run = replace(small_run, algo="ppo", steps=3)
     run = replace(run, learner=replace(run.learner, kl=KLConfig(coefficient=0.1)))
-    return replace(run, local=replace(run.local, compile=False))
+    return replace(run)
 
 
 def on_ray(run: TrainConfig, **settings: Any) -> TrainConfig:

@@ -62,7 +62,7 @@ def cluster() -> Iterator[str]:
 @pytest.fixture
 def run(small_run: TrainConfig) -> TrainConfig:
     run = replace(small_run, env="TextGame-v0", env_kwargs={"level": 1}, steps=6, tasks=4, group_size=4)
-    return replace(run, local=replace(run.local, compile=False))
+    return replace(run)
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_an_interrupt_ends_the_run_and_all_that_it_began(
     number: signal.Signals, code: int, tmp_path: Path, has_ended: Callable[[psutil.Process], bool]
 ) -> None:
     """Ctrl-C reaches the whole group of processes, SIGTERM the driver alone."""
-    words = "train --env TextGame-v0 --executor ray --max-staleness 1 --ray.workers 2 --local.compile False"
+    words = "train --env TextGame-v0 --executor ray --max-staleness 1 --ray.workers 2"
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "agentgym", *words.split(), "--eval.episodes", "0", "--output", str(folder)]
     driver = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

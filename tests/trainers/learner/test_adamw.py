@@ -38,10 +38,11 @@ def test_its_numbers_are_those_of_torch(fused: bool) -> None:
     assert state["param_groups"] == wanted["param_groups"]
 
 
-def test_its_steps_do_not_import_the_compiler() -> None:
-    program = (
-        "import sys, torch; from agentgym.trainers.learner.adamw import PlainAdamW; x = torch.ones(2).requires_grad_()"
-    )
+@pytest.mark.long
+def test_neither_its_steps_nor_a_model_that_is_loaded_import_the_compiler() -> None:
+    program = "import sys, torch; from agentgym.trainers.learner.adamw import PlainAdamW"
+    program += "; from agentgym.embedded import embedded_folder; from agentgym.model.model_folder import load_decoder"
+    program += "; x = load_decoder(embedded_folder()).final_norm.requires_grad_()"
     program += "; optimizer = PlainAdamW([x]); x.sum().backward(); optimizer.step(); optimizer.zero_grad()"
     program += "; optimizer.load_state_dict(optimizer.state_dict()); print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)

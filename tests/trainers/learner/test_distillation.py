@@ -221,6 +221,23 @@ def test_a_teacher_with_the_same_tokenizer_is_taken_whatever_its_file_says_besid
     check_teacher(None, embedded_folder())
 
 
+@pytest.mark.parametrize("unset", [{"continuing_subword_prefix": ""}, {"dropout": 0.0}])
+def test_a_teachers_tokenizer_may_spell_an_unset_setting_otherwise(unset: dict[str, object], tmp_path: Path) -> None:
+    teacher = changed_tokenizer("nothing", tmp_path / "teacher")
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    tokenizer["model"] |= unset
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    check_teacher(str(teacher), embedded_folder())
+
+
+def test_a_teacher_without_a_row_for_a_token_of_the_model_is_refused(tmp_path: Path) -> None:
+    teacher = changed_tokenizer("nothing", tmp_path / "teacher")
+    config = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps({**config, "vocab_size": 1974}))
+    with pytest.raises(ConfigError, match=r"has 1974 rows in its embedding, none for the trained model's token"):
+        check_teacher(str(teacher), embedded_folder())
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -250,12 +267,10 @@ def test_a_run_from_a_teacher_verifies_and_resumes_to_the_bit(
     teacher = tmp_path / "teacher"
     shutil.copytree(embedded_folder(), teacher)
     learner = replace(small_run.learner, kl=KLConfig(reference=str(teacher), coefficient=1.0, penalty="jsd"))
-    local = replace(small_run.local, compile=False)
     config = replace(
         small_run,
         algo="distill",
         learner=learner,
-        local=local,
         tasks=2,
         group_size=2,
         steps=3,

@@ -94,7 +94,7 @@ def test_replies_of_adapted_experts_have_the_learners_logprobs(folder_of: Folder
     prompts = [list(range(3, 3 + size)) for size in (30, 12, 21)]
 
     async def play() -> list[Completion]:
-        engine = LocalEngine(sampled, LocalEngineConfig(num_slots=3, window=64, max_step_tokens=32, compile=False))
+        engine = LocalEngine(sampled, LocalEngineConfig(num_slots=3, window=64, max_step_tokens=32))
         try:
             sampling = Sampling(max_tokens=12, seed=7, stop_ids=())
             return await asyncio.gather(*(engine.generate(ids, sampling, session=str(ids)) for ids in prompts))

@@ -270,3 +270,10 @@ def test_a_run_that_began_when_these_settings_had_no_effect_goes_on_as_it_began(
         ConfigError, match=r"optimizer.weight_decay has no effect, since optimizer.settings has one too"
     ):
         check_optimizer(OptimizerConfig(name="sgd", weight_decay=0.5, settings={"weight_decay": 0.1}))
+
+
+@pytest.mark.parametrize("setting", [{"weight_decay": -0.1}, {"beta1": 1.0}, {"beta2": -0.5}])
+def test_a_weight_decay_or_beta_out_of_range_is_refused_for_every_optimizer(setting: dict[str, float]) -> None:
+    for name in ("adamw", "muon", "sgd", "adafactor"):
+        with pytest.raises(ConfigError, match=rf"optimizer.{next(iter(setting))[:4]}.* must be"):
+            OptimizerConfig(name=name, **setting)  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ def test_a_run_exports_it_and_a_resumed_one_the_same(
     tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, cut = str(tmp_path / "run"), str(tmp_path / "cut")
-    words = [*SMALL.split(), "--learner.ema-decay", "0.5", "--model-backend", backend, "--local.compile", "False"]
+    words = [*SMALL.split(), "--learner.ema-decay", "0.5", "--model-backend", backend]
     words += ["--target-success", "None", "--checkpoint.every", "1"]
     assert main([*words, "--steps", "2", "--output", run]) == 0
     assert main([*words, "--steps", "1", "--output", cut]) == 0
@@ -120,7 +120,7 @@ def test_the_average_of_an_adapter_is_exported_as_one(
 ) -> None:
     run, out = str(tmp_path / "run"), tmp_path / "out"
     words = [*SMALL.split(), "--learner.ema-decay", "0.5", "--learner.lora.rank", "2", "--steps", "1"]
-    assert main([*words, "--local.compile", "False", "--output", run]) == 0
+    assert main([*words, "--output", run]) == 0
     assert main(["export", run, str(tmp_path / "now"), "--adapter"]) == 0
     assert main(["export", run, str(out), "--adapter", "--ema"]) == 0
     now, mean = (load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "now", out))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agentgym.embedded import embedded_folder
-from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.evaluation import EvalConfig, evaluate, verify_run
@@ -115,7 +114,6 @@ def config(**settings: Any) -> TrainConfig:
         "group_size": 2,
         "eval": HeldOutConfig(episodes=0),
         "limits": Limits(max_turns=3, turn_tokens=4, cut_reply="answer"),
-        "local": LocalEngineConfig(compile=False),
     }
     return TrainConfig(**{**chosen, **settings})
 

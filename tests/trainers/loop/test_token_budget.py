@@ -40,7 +40,6 @@ def guesses() -> TrainConfig:
         tasks=1,
         group_size=2,
         eval=HeldOutConfig(episodes=3),
-        local=LocalEngineConfig(compile=False),
     )
 
 

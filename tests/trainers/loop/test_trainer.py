@@ -16,7 +16,6 @@ import pytest
 import torch
 import yaml
 
-from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.envs.games.text_game.env import TextGame
 from agentgym.errors import ConfigError, RunFolderError, TrainingHalted, UnknownName
 from agentgym.evaluation import verify_run
@@ -74,6 +73,7 @@ def losses(steps: Sequence[StepMetrics]) -> list[float | None]:
     return [step.update.loss if step.update else None for step in steps]
 
 
+@pytest.mark.long
 def test_a_run_leaves_metrics_episodes_and_a_checkpoint_that_transformers_loads(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -324,7 +324,6 @@ def test_two_interrupts_in_a_half_made_step_write_no_checkpoint_of_it(small_run:
         eval=HeldOutConfig(episodes=0),
         learner=learner,
         max_staleness=1,
-        local=LocalEngineConfig(compile=False),
     )
     with pytest.raises(KeyboardInterrupt):
         Trainer(config, tmp_path / "run", Interrupts()).fit()

@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
 def test_what_is_stored_of_an_architecture_is_found_again(architecture: str, tmp_path: Path) -> None:
     save_small_model(architecture, tmp_path)
     stored = {model.architecture: model for model in known_models()[1]}[architecture]
-    found = {result.name: result.passed for result in check_model(tmp_path)}
+    found = {result.name: result.ok for result in check_model(tmp_path)}
     is_mixture = architecture in ("qwen3_moe", "jamba")
     assert tuple(found) == tuple(name for name in CHECKS if name != "replay" or is_mixture)
     assert found == {name: passed for name, (passed, _) in stored.results.items() if name in CHECKS}
@@ -58,7 +58,7 @@ def test_a_wrong_computation_is_found(check: str, damage: str, tmp_path: Path, m
         monkeypatch.setattr(TransformersModel, "published_tensors", own_tensors)
     else:
         monkeypatch.setattr(TransformersModel, "states", own_states)
-    failed = [result.name for result in check_model(tmp_path) if not result.passed]
+    failed = [result.name for result in check_model(tmp_path) if not result.ok]
     assert check in failed or (check == "logprobs" and failed == ["loads"])
 
 
@@ -71,7 +71,7 @@ def test_a_shape_is_checked_without_its_weights(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"quantized weights \(awq\)"):
         shrink({**config, "quantization_config": {"quant_method": "awq"}})
     save_small_model(small, tmp_path / "small")
-    assert all(result.passed for result in check_model(tmp_path / "small"))
+    assert all(result.ok for result in check_model(tmp_path / "small"))
 
 
 def _shape(folder: Path) -> Path:
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_loaded_has_one_result(tmp_path: Path) -> None:
     del tensors["model.norm.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (result,) = check_model(tmp_path)
-    assert not result.passed
+    assert not result.ok
     assert "model.norm.weight" in result.found
 
 
@@ -120,4 +120,4 @@ def test_the_fast_decoder_is_checked_by_its_own_steps(tmp_path: Path) -> None:
     save_small_model("qwen3", tmp_path)
     results = {result.name: result for result in check_model(tmp_path)}
     assert results["loads"].found == "fast decoder"
-    assert all(result.passed for result in results.values())
+    assert all(result.ok for result in results.values())

@@ -82,7 +82,6 @@ def quick(small_run: TrainConfig) -> TrainConfig:
     """Steps of short episodes on the engine as it is, in a fraction of a second."""
     return replace(
         small_run,
-        local=replace(small_run.local, compile=False),
         limits=Limits(max_turns=4, turn_tokens=32),
         steps=4,
         tasks=2,
@@ -299,6 +298,7 @@ def test_a_sign_that_stops_leaves_a_checkpoint_of_the_last_whole_step(
     assert first(watcher.steps)["dead_groups"] == 2, "a resumed run knows what was named before"
 
 
+@pytest.mark.long
 def test_a_solved_run_ends_as_after_its_last_step(quick: TrainConfig, train: Train, tmp_path: Path) -> None:
     config = replace(
         quick,

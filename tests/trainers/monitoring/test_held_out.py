@@ -32,9 +32,8 @@ Train = Callable[..., Any]
 @pytest.fixture
 def watched(small_run: TrainConfig) -> TrainConfig:
     """A run of five steps whose held-out tasks are played after every second one."""
-    local = replace(small_run.local, compile=False)
     settings = HeldOutConfig(episodes=3, every=2)
-    return replace(small_run, local=local, steps=5, tasks=2, group_size=2, eval=settings, target_success=None)
+    return replace(small_run, steps=5, tasks=2, group_size=2, eval=settings, target_success=None)
 
 
 def held_out(folder: Path) -> list[EpisodeRecord]:
@@ -100,7 +99,7 @@ def test_patience_ends_a_run_and_says_so(
     watched: TrainConfig, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "train --env tests.trainers.monitoring.test_target:Harder --env-kwargs level=1 --tasks 2 --group-size 2"
-    options = "--eval.episodes 2 --eval.every 1 --eval.patience 2 --target-success None --local.compile False"
+    options = "--eval.episodes 2 --eval.every 1 --eval.patience 2 --target-success None"
     run = tmp_path / "run"
     assert main([*words.split(), *options.split(), "--output", str(run), "--json"]) == 0
     out, said = capsys.readouterr()
@@ -143,6 +142,7 @@ def test_an_engine_with_weights_of_its_own_evaluates_while_a_step_learns(watched
     assert main(["verify", str(run), "--deep"]) == 0
 
 
+@pytest.mark.long
 def test_patience_counts_evaluations_that_were_played_while_a_step_learned(
     watched: TrainConfig, tmp_path: Path
 ) -> None:
@@ -164,7 +164,7 @@ def test_patience_counts_evaluations_that_were_played_while_a_step_learned(
         ({}, False),
         ({"max_staleness": 1}, True),
         ({"engine": "vllm"}, True),
-        ({"engine": "vllm", "vllm": {"serving": {"sleep": True}}}, False),
+        ({"engine": "vllm", "server": {"serving": {"sleep": True}}}, False),
         ({"executor": "ray"}, True),
         ({"executor": "ray", "ray": {"layout": "colocated"}}, False),
     ],
@@ -230,6 +230,7 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_held_out_tasks(
     train(replace(watched, steps=1, eval=HeldOutConfig(episodes=3)), run)
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["eval_episodes"] = settings.pop("eval")["episodes"]
+    settings["local"]["compile"] = None
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     assert config_from_mapping(TrainConfig, read_settings(run)).eval == HeldOutConfig(episodes=3)
     assert Trainer.load(run, steps=2).fit().steps == 2

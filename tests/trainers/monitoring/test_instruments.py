@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import TrainConfig
@@ -66,7 +65,7 @@ def own(tmp_path: Path) -> str:
 
 @pytest.fixture
 def small_run(small_run: TrainConfig) -> TrainConfig:
-    return replace(small_run, tasks=2, group_size=2, local=LocalEngineConfig(compile=False))
+    return replace(small_run, tasks=2, group_size=2)
 
 
 @pytest.mark.slow
@@ -153,6 +152,7 @@ def test_a_tracker_that_cannot_be_had_ends_the_run_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_fails_finishes_its_trackers(
     small_run: TrainConfig, train: Train, tmp_path: Path, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,8 +36,7 @@ class Harder(Priceless):
 @pytest.fixture
 def solvable(small_run: TrainConfig) -> TrainConfig:
     """A run whose episodes succeed, and end at their first step."""
-    local = replace(small_run.local, compile=False)
-    return replace(small_run, env=f"{__name__}:Harder", local=local, steps=8, tasks=2, eval=HeldOutConfig(episodes=4))
+    return replace(small_run, env=f"{__name__}:Harder", steps=8, tasks=2, eval=HeldOutConfig(episodes=4))
 
 
 def evaluations(folder: Path) -> list[tuple[str, int]]:
@@ -143,7 +142,7 @@ def test_a_target_that_is_no_share_is_refused(target: float) -> None:
 @pytest.mark.long
 def test_the_command_says_why_it_ended_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = f"train --env {__name__}:Harder --env-kwargs level=1 --tasks 2 --group-size 4 --eval.episodes 4"
-    assert main([*command.split(), "--local.compile", "False", "--output", str(tmp_path / "run")]) == 0
+    assert main([*command.split(), "--output", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "held-out play during training: 4 episodes" in said
     assert "2 steps in" in said

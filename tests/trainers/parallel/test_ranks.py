@@ -263,6 +263,7 @@ def assert_equal(found: Any, wanted: Any) -> None:
         assert found == wanted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_two_ranks_learn_what_one_process_learns(
     name: str, settings_cases: dict[str, Case], quick_ranks: list[dict[str, Found]]

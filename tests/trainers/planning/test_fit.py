@@ -8,8 +8,8 @@ import pytest
 
 from agentgym.errors import ConfigError
 from agentgym.trainers.planning.config import EngineSpec, GpuSpec, PlanConfig
+from agentgym.trainers.planning.find_shape import shape_of
 from agentgym.trainers.planning.fit import memory_plan, what_would_fit
-from agentgym.trainers.planning.shapes import SHAPES
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.fsdp import FsdpConfig
 from agentgym.trainers.settings.learner import LearnerConfig
@@ -20,7 +20,7 @@ SHARDED = LearnerConfig(fsdp=FsdpConfig(gradients="sharded", param_dtype="bfloat
 
 def test_what_does_not_fit_is_named_and_what_is_offered_fits() -> None:
     plan = PlanConfig(model="32B", ray=ClusterConfig(learners=16), learner=replace(SHARDED, fsdp=FsdpConfig()))
-    shape = SHAPES["Qwen3-32B"]
+    shape = shape_of("Qwen3-32B")
     assert any("the learner does not fit on 16 GPUs" in problem for problem in memory_plan(shape, plan).problems)
     assert "--learner.fsdp.gradients sharded" in what_would_fit(shape, plan)
     assert not memory_plan(
@@ -30,7 +30,7 @@ def test_what_does_not_fit_is_named_and_what_is_offered_fits() -> None:
 
 def test_an_engine_that_does_not_fit_is_offered_more_gpus() -> None:
     plan = PlanConfig(model="70B", ray=ClusterConfig(learners=64), learner=SHARDED)
-    shape = SHAPES["Llama-3.1-70B"]
+    shape = shape_of("Llama-3.1-70B")
     assert "an engine with one episode does not fit on 1 GPU" in memory_plan(shape, plan).problems[0]
     assert what_would_fit(shape, plan) == ["--engine.tensor-parallel 2"]
     assert not memory_plan(shape, replace(plan, engine=EngineSpec(tensor_parallel=2))).problems
@@ -39,7 +39,7 @@ def test_an_engine_that_does_not_fit_is_offered_more_gpus() -> None:
 def test_an_engine_that_shares_its_gpu_leaves_room_for_what_the_learner_keeps() -> None:
     apart = PlanConfig(model="4B")
     shared = replace(apart, ray=ClusterConfig(layout="colocated"))
-    plans = [memory_plan(SHAPES["Qwen3-4B"], plan) for plan in (apart, shared)]
+    plans = [memory_plan(shape_of("Qwen3-4B"), plan) for plan in (apart, shared)]
     assert plans[0].engine.cache - plans[1].engine.cache == pytest.approx(plans[0].learner.resting)
 
 
@@ -66,17 +66,17 @@ def test_a_plan_that_makes_no_sense_is_refused(settings: dict[str, object], mess
 def test_a_layout_that_the_code_lacks_is_refused() -> None:
     ray, learner = ClusterConfig(learners=8), LearnerConfig(mesh=MeshConfig(sequence=2))
     with pytest.raises(ConfigError, match=r"transformers computes Qwen3-30B-A3B: leave learner\.mesh out"):
-        memory_plan(SHAPES["Qwen3-30B-A3B"], PlanConfig(model="30B-A3B", ray=ray, learner=learner))
+        memory_plan(shape_of("Qwen3-30B-A3B"), PlanConfig(model="30B-A3B", ray=ray, learner=learner))
     for expert, name, message in ((3, "Qwen3-30B-A3B", "128 experts"), (2, "Qwen3-8B", "this model has none")):
         plan = PlanConfig(
             model=name, ray=ClusterConfig(learners=12), learner=LearnerConfig(mesh=MeshConfig(expert=expert))
         )
         with pytest.raises(ConfigError, match=message):
-            memory_plan(SHAPES[name], plan)
+            memory_plan(shape_of(name), plan)
 
 
 def test_divided_experts_are_not_gathered_and_take_no_whole_gradients() -> None:
-    shape, ray = SHAPES["Qwen3-30B-A3B"], ClusterConfig(learners=8)
+    shape, ray = shape_of("Qwen3-30B-A3B"), ClusterConfig(learners=8)
     memory = {}
     for expert in (1, 8):
         learner = LearnerConfig(mesh=MeshConfig(expert=expert))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,81 +16,69 @@ from agentgym.errors import ConfigError
 from agentgym.model.policy import empty_policy
 from agentgym.trainers.planning.activations import layer_floats
 from agentgym.trainers.planning.counted_shape import counted_shape
-from agentgym.trainers.planning.find_shape import shape_of
-from agentgym.trainers.planning.shapes import SHAPES, ModelShape
+from agentgym.trainers.planning.find_shape import PUBLISHED, shape_of
+from agentgym.trainers.planning.shapes import Experts, ModelShape
 
-PUBLISHED = {
+PARAMETERS = {
     "Qwen3-0.6B": 596_049_920,
     "Qwen3-8B": 8_190_735_360,
     "Qwen3-32B": 32_762_123_264,
+    "Qwen3-30B-A3B": 30_532_122_624,
     "Llama-3.1-8B": 8_030_261_248,
     "Llama-3.1-70B": 70_553_706_496,
     "Qwen2.5-7B": 7_615_616_512,
 }
 
 
-def config_of(shape: ModelShape, layers: int | None = None) -> Any:
-    family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
-    mixture: dict[str, Any] = {}
-    if experts := shape.experts:
-        family, mixture = "qwen3_moe", {"num_experts": experts.number, "num_experts_per_tok": experts.chosen}
-        mixture["moe_intermediate_size"] = experts.width
-    return AutoConfig.for_model(
-        family,
-        **mixture,
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.width,
-        num_hidden_layers=layers or shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_width,
-        intermediate_size=shape.ffn_width,
-        tie_word_embeddings=shape.tied,
-    )
-
-
-@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
 def test_the_published_number_of_parameters(name: str, parameters: int) -> None:
-    assert SHAPES[name].num_parameters == parameters
+    assert shape_of(name).num_parameters == parameters
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_parameters_are_those_of_transformers(name: str) -> None:
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_of(SHAPES[name]))
-    assert SHAPES[name].num_parameters == sum(one.numel() for one in model.parameters())
+TINY = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "intermediate_size": 40,
+}
 
 
-def tiny(**other: Any) -> ModelShape:
-    settings = {"vocab_size": 50, "width": 24, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_width": 6}
-    return ModelShape(name="tiny", ffn_width=40, **{**settings, **other})
+def tiny(folder: Path, family: str = "llama", **others: Any) -> tuple[Any, ModelShape]:
+    """Returns a model of transformers, and its shape."""
+    config = AutoConfig.for_model(family, **{**TINY, "num_hidden_layers": 3, **others})
+    config.save_pretrained(folder)
+    return AutoModelForCausalLM.from_config(config).eval(), shape_of(str(folder))
 
 
-def test_keys_and_values_of_a_token_are_those_that_transformers_keeps() -> None:
-    shape = tiny()
-    model = AutoModelForCausalLM.from_config(config_of(shape)).eval()
+def test_keys_and_values_of_a_token_are_those_that_transformers_keeps(tmp_path: Path) -> None:
+    model, shape = tiny(tmp_path)
     cache = DynamicCache()
     with torch.no_grad():
         model(torch.arange(7)[None], past_key_values=cache)
-    kept = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-    assert shape.kv_floats * 7 == kept
+    stored = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert shape.kv_floats * 7 == stored
 
 
-def test_adapters_are_two_thin_matrices_for_each_matrix() -> None:
-    shape = tiny(num_layers=1)
-    model = AutoModelForCausalLM.from_config(config_of(shape))
-    linear = [one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear) and "layers" in name]
-    assert shape.adapter_parameters(3) == sum(3 * (one.in_features + one.out_features) for one in linear)
+def test_adapters_are_two_thin_matrices_for_each_matrix(tmp_path: Path) -> None:
+    model, shape = tiny(tmp_path)
+    sizes: Counter[str] = Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "layers" in name:
+            sizes[name.rpartition(".")[2]] += 3 * (module.in_features + module.out_features)
+    assert shape.adapter_parameters(3) == sizes.total()
+    assert shape.adapter_parameters(3, ("q_proj", "down_proj")) == sizes["q_proj"] + sizes["down_proj"]
 
 
 @pytest.mark.parametrize("model", ["8B", "8b", "Qwen3-8B", "qwen3-8b", "Qwen/Qwen3-8B"])
 def test_a_model_by_its_size_or_name(model: str) -> None:
-    assert shape_of(model) == SHAPES["Qwen3-8B"]
+    assert shape_of(model).name == "Qwen3-8B"
 
 
 def test_a_model_by_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config_of(SHAPES["Qwen3-0.6B"]).to_dict()))
-    assert shape_of(str(tmp_path)).num_parameters == PUBLISHED["Qwen3-0.6B"]
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["Qwen3-0.6B"]))
+    assert shape_of(str(tmp_path)).num_parameters == PARAMETERS["Qwen3-0.6B"]
 
 
 def test_the_embedded_model() -> None:
@@ -114,14 +102,16 @@ def test_a_folder_that_cannot_be_planned_with(config: str | None, message: str, 
 
 
 def test_a_mixture_is_counted_as_it_is_computed(tmp_path: Path) -> None:
-    shape = SHAPES["Qwen3-30B-A3B"]
-    config_of(shape, layers=2).save_pretrained(tmp_path)
-    found, wanted = shape_of(str(tmp_path)), replace(shape, num_layers=2)
-    numbers = ("num_parameters", "layer_parameters", "head_parameters", "matrix_parameters", "kv_floats")
-    numbers += ("layer_experts", "all_experts")
-    assert [getattr(found, name) for name in numbers] == [getattr(wanted, name) for name in numbers]
-    assert found.experts == shape.experts and found.refusal
-    assert found.adapter_parameters(4) == wanted.adapter_parameters(4)
+    (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED["Qwen3-30B-A3B"], "num_hidden_layers": 2}))
+    shape = shape_of(str(tmp_path))
+    experts, attention, router = 3 * 128 * 768 * 2048, 2048 * (2 * 32 + 2 * 4) * 128, 128 * 2048
+    assert (shape.layer_experts, shape.all_experts) == (experts, 2 * experts)
+    assert shape.matrix_parameters == 2 * (experts + attention + router)
+    assert shape.layer_parameters == experts + attention + router + 2 * 2048 + 2 * 128
+    assert shape.head_parameters == 2 * 151_936 * 2048 + 2048
+    assert shape.kv_floats == 2 * 2 * 4 * 128
+    assert shape.experts == Experts(number=128, chosen=8, width=768) and shape.refusal
+    assert shape.adapter_parameters(1) == 2 * (3 * 128 * (768 + 2048) + 2 * (2048 + 32 * 128) + 2 * (2048 + 4 * 128))
 
 
 WIDTHS: dict[str, Any] = {

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
+from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import ServingSettings
-from agentgym.engines.sglang.engine import SglangConfig
-from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import ConfigError
 from agentgym.rollout.limits import Limits
 from agentgym.trainers.config import TrainConfig
@@ -56,9 +55,9 @@ def test_an_engine_that_samples_meanwhile_is_not_colocated(engine: str) -> None:
 
 def test_a_server_that_sleeps_is_not_to_sample_meanwhile() -> None:
     serving = ServingSettings(sleep=True)
-    settings: dict[str, Any] = {"env": "TextGame-v0", "sglang": SglangConfig(serving=serving), "max_staleness": 1}
+    settings: dict[str, Any] = {"env": "TextGame-v0", "server": ServerConfig(serving=serving), "max_staleness": 1}
     TrainConfig(**settings, engine="local")
-    with pytest.raises(ConfigError, match=r"sglang\.serving\.sleep .* max_staleness 1"):
+    with pytest.raises(ConfigError, match=r"server\.serving\.sleep .* max_staleness 1"):
         TrainConfig(**settings, engine="sglang")
 
 
@@ -106,10 +105,10 @@ def test_agents_outside_have_no_door_to_a_cluster() -> None:
 
 
 def test_the_number_of_servers_on_a_cluster_is_that_of_the_engine_actors() -> None:
-    with pytest.raises(ConfigError, match=r"say ray.engines=3, and leave sglang.replicas out"):
-        TrainConfig(env="TextGame-v0", executor="ray", engine="sglang", sglang=SglangConfig(replicas=3))
-    with pytest.raises(ConfigError, match=r"say ray.engines=2, and leave vllm.replicas out"):
-        TrainConfig(env="TextGame-v0", executor="ray", engine="vllm", vllm=VllmConfig(replicas=2))
+    with pytest.raises(ConfigError, match=r"say ray.engines=3, and leave server.replicas out"):
+        TrainConfig(env="TextGame-v0", executor="ray", engine="sglang", server=ServerConfig(replicas=3))
+    with pytest.raises(ConfigError, match=r"say ray.engines=2, and leave server.replicas out"):
+        TrainConfig(env="TextGame-v0", executor="ray", engine="vllm", server=ServerConfig(replicas=2))
 
 
 def test_servers_that_run_already_have_an_engine_actor_each_that_reserves_nothing() -> None:
@@ -118,7 +117,7 @@ def test_servers_that_run_already_have_an_engine_actor_each_that_reserves_nothin
         env="TextGame-v0",
         executor="ray",
         engine="sglang",
-        sglang=SglangConfig(urls=urls),
+        server=ServerConfig(urls=urls),
         ray=ClusterConfig(gpus_per_engine=1, workers=1),
     )
     assert config.cluster.bundles == [{"CPU": 1}, {}, {}, {}, {"CPU": 0.5}]

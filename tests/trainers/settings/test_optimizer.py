@@ -48,6 +48,7 @@ def test_the_parameters_of_a_folder_are_counted_without_reading_them(tmp_path: P
     assert count_parameters(tmp_path) == 1000
 
 
+@pytest.mark.long
 def test_a_run_records_the_rate_of_its_model_and_keeps_it(
     small_run: TrainConfig, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

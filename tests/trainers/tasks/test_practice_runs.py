@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.envs.games.text_game.env import TextGame
 from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.model.model_folder import load_decoder
@@ -30,7 +29,7 @@ Train = Callable[..., Any]
 @pytest.fixture
 def small_run(small_run: TrainConfig) -> TrainConfig:
     """The small run with short episodes."""
-    return replace(small_run, limits=replace(small_run.limits, max_turns=8), local=LocalEngineConfig(compile=False))
+    return replace(small_run, limits=replace(small_run.limits, max_turns=8))
 
 
 class Drawn(TextGame):

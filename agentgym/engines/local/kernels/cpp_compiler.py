@@ -1,4 +1,4 @@
-"""The C++ compiler that speeds up the in-process engine: of `torch.compile`, and of our own attention (`build`)."""
+"""The C++ compiler that makes the in-process engine's kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIMIT_S = 120.0
 
 
 def cpp_compiler() -> str | None:
-    """Returns the compiler that `torch.compile` uses: the value of CXX, g++, or clang++; None without one."""
+    """Returns the compiler: the value of CXX, g++, or clang++; None without one."""
     named = os.environ.get("CXX")
     return next(filter(None, (shutil.which(name) for name in ([named] if named else ["g++", "clang++"]))), None)
 

@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler, load_library
 from agentgym.engines.local.machine_memory import lazy_zeros
 
-__all__ = ["MIN_ROWS", "forget_packed", "keep_packed", "packed_copy", "padded_rows", "row_linear", "row_product"]
+__all__ = ["MIN_ROWS", "forget_packed", "keep_packed", "packed_copy", "padded_rows", "row_product"]
 
 _log = logging.getLogger(__name__)
 
@@ -194,23 +194,3 @@ def packed_copy(weight_OI: Tensor) -> int | None:
         kernel.pack(*_weight_arguments(weight_OI), kept.numbers.data_ptr())
         kept.version = weight_OI._version
     return kept.numbers.data_ptr()
-
-
-_library = torch.library.Library("agentgym", "FRAGMENT")
-_library.define("row_linear(Tensor x, Tensor weight) -> Tensor")
-
-
-def row_linear(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-    """Computes `row_product` on CPU, as one operator that a graph compiled by `torch.compile` calls unchanged."""
-    product: Tensor = torch.ops.agentgym.row_linear.default(x_NI, weight_OI)
-    return product
-
-
-@torch.library.impl(_library, "row_linear", "CPU")
-def _row_linear_cpu(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-    return row_product(x_NI, weight_OI)
-
-
-@torch.library.impl(_library, "row_linear", "Meta")
-def _row_linear_shape(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-    return x_NI.new_empty(x_NI.shape[0], weight_OI.shape[0])

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,13 +67,6 @@ def load_attention() -> ctypes.CDLL:
     return library
 
 
-_library = torch.library.Library("agentgym", "FRAGMENT")
-_library.define(
-    "attend_slots(Tensor q, Tensor k, Tensor v, Tensor(a!) stored, Tensor slot, Tensor position, Tensor? first,"
-    " Tensor? root, Tensor? common, Tensor? sinks, float softcap) -> Tensor"
-)
-
-
 class SlotRows(NamedTuple):
     """The slots and positions of tokens, and the first key that each sees (by default that of position 0).
 
@@ -95,26 +88,14 @@ def attend_slots(
 
     `qkv` are queries `[N, H, D]`, keys and values `[N, K, D]`. `stored` is a layer's `[2, S, K, W, D]`, whose first
     columns are taken where keys or values are narrower. A token sees the keys of its slot up to its own position.
-    Tokens of one slot should be neighbours. `sinks_H` are the logits of attending to nothing. The operator can be
-    called in a graph of `torch.compile`.
+    Tokens of one slot should be neighbours. `sinks_H` are the logits of attending to nothing.
     """
-    attended_NHD: Tensor = torch.ops.agentgym.attend_slots.default(*qkv, stored, *rows, sinks_H, softcap or 0.0)
-    return attended_NHD
-
-
-@torch.library.impl(_library, "attend_slots", "CPU")
-def _attend(q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, stored: Tensor, *more: Any) -> Tensor:
-    *rows, sinks_H, softcap = more
-    q_NHD, k_NKD, v_NKD = q_NHD.contiguous(), k_NKD.contiguous(), v_NKD.contiguous()
+    q_NHD, k_NKD, v_NKD = (x.contiguous() for x in qkv)
     sinks_H = None if sinks_H is None else sinks_H.to(stored.dtype).contiguous()
     out_NHD = q_NHD.new_empty(*q_NHD.shape[:2], v_NKD.shape[2])
-    sizes = _Sizes(*q_NHD.shape[:2], *k_NKD.shape[1:], v_NKD.shape[2], stored.shape[1], *stored.shape[3:], softcap)
+    heads = (*q_NHD.shape[:2], *k_NKD.shape[1:], v_NKD.shape[2])
+    sizes = _Sizes(*heads, stored.shape[1], *stored.shape[3:], softcap or 0.0)
     tensors = q_NHD, k_NKD, v_NKD, stored, *rows, sinks_H, out_NHD
     function = getattr(load_attention(), _FUNCTIONS[stored.dtype])
     function(sizes, *(None if x is None else x.data_ptr() for x in tensors), torch.get_num_threads())
     return out_NHD
-
-
-@torch.library.impl(_library, "attend_slots", "Meta")
-def _attended_shape(q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, *_: object) -> Tensor:
-    return q_NHD.new_empty(*q_NHD.shape[:2], v_NKD.shape[2])

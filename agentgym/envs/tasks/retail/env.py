@@ -49,7 +49,7 @@ class Retail(ToolEnv):
     Right is: the shop is as it has to be, no other change made, and the customer was told the number that was asked
     for. `level` (1 to 3) sets how much the customer says and wants: everything at once; what is asked for, and maybe
     what the policy forbids; two or three wishes without a number or an e-mail address at hand. `user` names another
-    simulated customer, 'path/to/file.py:Class' of a `retail_user.SimulatedUser`; in examples/model_customer.py a model
+    simulated customer, 'path/to/file.py:Class' of a `SimulatedUser`; in examples/model_customer.py a model
     plays it.
     """
 

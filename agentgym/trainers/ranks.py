@@ -1,5 +1,0 @@
-"""Learner ranks: the public names of `agentgym.trainers.parallel.ranks`."""
-
-from agentgym.trainers.parallel.ranks import Ranks
-
-__all__ = ["Ranks"]
