@@ -10,7 +10,13 @@ from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import COMMAND_S
 from agentgym.trainers.config import config_from_mapping
 
-__all__ = ["with_current_names"]
+__all__ = ["OF_BLOCK", "with_current_lesson_names", "with_current_names"]
+
+OF_BLOCK = {
+    "learner": ("device", "dtype", "threads", "micro_batch_tokens", "activation_checkpointing", "lora"),
+    "tracking": ("project",),
+}
+"""Settings of blocks that `sft` and `dpo` had without a block; their options still have these short names too."""
 
 GONE = {"update_s": COMMAND_S, "affinity_margin": 2.0}
 """Settings of `serving` that earlier versions had, and their values now."""
@@ -69,3 +75,17 @@ def _without_gone(block: Mapping[str, Any], where: str, note: Callable[[str], No
         if serving.get(name, value) != value:
             note(f"the setting {where}.serving.{name} is left out: it is always {value:g}")
     return {**block, "serving": {name: value for name, value in serving.items() if name not in GONE}}
+
+
+def with_current_lesson_names(
+    settings: Mapping[str, Any], note: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Returns the settings of `sft` or `dpo` of an earlier version with today's names; see `with_current_names`."""
+    gone = ("kind", "agentgym", "checkpoint_minutes")
+    renamed = {name: value for name, value in settings.items() if name not in gone}
+    if "checkpoint_minutes" in settings:
+        note("the setting checkpoint_minutes is left out: checkpoint.every counts steps")
+    for block, names in OF_BLOCK.items():
+        if moved := {name: renamed.pop(name) for name in names if name in renamed}:
+            renamed[block] = {**moved, **renamed.get(block, {})}
+    return renamed

@@ -22,7 +22,7 @@ __all__ = ["DPO_KEYS", "DPO_OWN", "SFT_KEYS", "SFT_OWN"]
 CODE = "code of one's own is for agentgym.trainers from Python"
 MEMORY = "how much memory a step takes; the numbers are the same"
 MEASURED = "validation is measured after every pass"
-SAVED = "checkpoint_minutes, --resume: the newest checkpoint is kept until the model is written"
+SAVED = "checkpoint.every, checkpoint.keep and checkpoint.keep_best, --resume"
 LOSSES = ("sigmoid", "ipo", "hinge")
 SHARED = ("model", "optimizer.", "learner.lora.")
 """The beginnings of the settings that `train`, `sft` and `dpo` have in common."""
@@ -132,7 +132,7 @@ def common(rows: str, rate: float) -> tuple[Key, ...]:
         *(skip(name, SAVED) for name in ("save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end")),
         *(skip(name, SAVED) for name in ("metric_for_best_model", "greater_is_better", "resume_from_checkpoint")),
         Key("report_to", "trackers", convert=values.trl_trackers),
-        Key("project", "project"),
+        Key("project", "tracking.project"),
         same("remove_unused_columns", "other columns are ignored"),
         same("do_*", "the command trains"),
         same("log_*", "metrics.jsonl has a line for each step"),

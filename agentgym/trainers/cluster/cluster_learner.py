@@ -84,6 +84,11 @@ class ClusterLearner:
         stats: StepStats = self.ranks.ask("act_on", self._with_reference(batch), "update", options)
         return stats
 
+    def measure(self, batch: TrainingBatch) -> StepStats:
+        """See `Learner.measure`."""
+        stats: StepStats = self.ranks.ask("act_on", self._with_reference(batch), "measure", {})
+        return stats
+
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
         """See `Learner.update_critic`."""
         if self.critic is None:

@@ -21,7 +21,9 @@ from agentgym.trainers.cluster.rank_process import Beginning, RankProcess
 from agentgym.trainers.cluster.trained_weights import ClusterWeights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parallel.mesh import check_mesh
+from agentgym.trainers.parts.engine import IdleEngine
 from agentgym.trainers.parts.parts import Origin, RunParts
+from agentgym.trainers.parts.stage import LocalStage
 from agentgym.trainers.settings.cluster import ROLES
 
 __all__ = ["open_cluster"]
@@ -47,18 +49,22 @@ async def open_cluster(
     kinds: tuple[type[RankProcess], ...] = (RankActor, ReferenceActor, CriticActor)
     learner = ClusterLearner(config, *(begun.ranks(kind) for kind in kinds))
     actors = begun.engines()
-    engines = await _gather_engines(actors, config)
-    workers = begun.workers(engines)
+    engines = await _gather_engines(actors, config) if actors else None
+    workers = begun.workers(engines) if engines else []
     meeting = asyncio.to_thread(learner.begin, begun.beginning())
     await asyncio.gather(
         meeting, *(worker.call("ready") for worker in workers), *(actor.call("prepare") for actor in actors)
     )
+    settings = {"broadcast": config.ray.broadcast}
+    if engines is None:
+        idle = IdleEngine(origin.model)
+        weights = ClusterWeights(None, learner, origin.model.to_hf(), **settings)
+        return RunParts(idle, LocalStage(config, idle, origin.renderer), learner, weights)
     engine = ClusterEngine(engines, keeper, version=origin.version)
     stage = ClusterStage(config, workers)
     stack.push_async_callback(engine.close)
     stack.push_async_callback(stage.close)
-    weights = ClusterWeights(engine, learner, origin.model.to_hf(), broadcast=config.ray.broadcast)
-    return RunParts(engine, stage, learner, weights)
+    return RunParts(engine, stage, learner, ClusterWeights(engine, learner, origin.model.to_hf(), **settings))
 
 
 def _open_files(origin: Origin, cluster: Cluster) -> NodeFiles:

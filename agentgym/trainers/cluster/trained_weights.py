@@ -30,11 +30,16 @@ POLL_S = 0.2
 class ClusterWeights:
     """See `TrainedWeights`; `config` is the contents of the model's `config.json`.
 
-    With `broadcast`, engines on other nodes get weights by broadcast.
+    Without an engine they are only saved. With `broadcast`, engines on other nodes get weights by broadcast.
     """
 
     def __init__(
-        self, engine: ClusterEngine, learner: ClusterLearner, config: Mapping[str, JSON], *, broadcast: bool = False
+        self,
+        engine: ClusterEngine | None,
+        learner: ClusterLearner,
+        config: Mapping[str, JSON],
+        *,
+        broadcast: bool = False,
     ) -> None:
         self._engine, self._learner, self._config = engine, learner, config
         self._sender = learner.ranks.ranks[0] if broadcast else None
@@ -42,6 +47,7 @@ class ClusterWeights:
 
     async def send(self, version: int) -> WeightSync:
         """Has the ranks store the weights in the cluster, and the engines take them there."""
+        assert self._engine is not None, "a lesson that plays nothing sends no weights"
         ship = partial(self._learner.ranks.ask, "ship", self._engine.dtype)
         return await self._engine.take_shipment(await asyncio.to_thread(ship), version, self._sender)
 

@@ -71,8 +71,8 @@ class ClusterConfig:
     """Seconds that the cluster may take to provide the requested resources."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "learners", "engines", "workers", where="ray.")
-        check_at_least(0, self, "references", "critics", "max_restarts", where="ray.")
+        check_at_least(1, self, "learners", where="ray.")
+        check_at_least(0, self, "engines", "workers", "references", "critics", "max_restarts", where="ray.")
         for role in ROLES:
             check_at_least(0, self, f"cpus_per_{role}", where="ray.")
         for role in ROLES[:-1]:

@@ -13,16 +13,15 @@ import yaml
 
 from agentgym.cli.foreign.keys import Key, find_key, translate
 from agentgym.cli.foreign.trl_lessons import DPO_KEYS, SFT_KEYS
-from agentgym.cli.lessons.dpo import DpoOptions
-from agentgym.cli.lessons.sft import SftOptions
 from agentgym.trainers.config import flatten_settings
+from agentgym.trainers.lessons.config import DpoConfig, SftConfig
 
 Command = Callable[..., Any]
 HERE = Path(__file__).parent
 KEYS = {"sft": SFT_KEYS, "dpo": DPO_KEYS}
 DEFAULTS = {
-    "sft": flatten_settings(asdict(SftOptions(conversations=("rows.jsonl",)))),
-    "dpo": flatten_settings(asdict(DpoOptions(pairs=("rows.jsonl",)))),
+    "sft": flatten_settings(asdict(SftConfig(conversations=("rows.jsonl",)))),
+    "dpo": flatten_settings(asdict(DpoConfig(pairs=("rows.jsonl",)))),
 }
 SFT_SCRIPT = """from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
@@ -114,7 +113,7 @@ def test_a_script_of_dpo_is_imported_and_learns(agentgym: Command) -> None:
         ("sft", {"per_device_train_batch_size": 4, "num_processes": 8}, {"batch_size": 32}),
         ("sft", {"bf16": True, "use_cpu": True}, {"learner.dtype": "bfloat16", "learner.device": None}),
         ("dpo", {"gradient_checkpointing": True}, {"learner.activation_checkpointing": True}),
-        ("sft", {"report_to": ["wandb"], "project": "mine"}, {"trackers": ["wandb"], "project": "mine"}),
+        ("sft", {"report_to": ["wandb"], "project": "mine"}, {"trackers": ["wandb"], "tracking.project": "mine"}),
         ("sft", {"weight_decay": 0.1}, {"optimizer.weight_decays": {"norm|bias": 0.0}}),
         ("sft", {"lora_r": 8, "lora_alpha": 4}, {"learner.lora.rank": 8, "learner.lora.learning_rate": 2e-5}),
         ("sft", {"dataset_name": "trl-lib/Capybara"}, {"conversations": ["trl-lib/Capybara:train"]}),

@@ -11,14 +11,9 @@ from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.batch.batch import TrainingBatch, batch_of_rows
 from agentgym.trainers.batch.trained_row import TrainedRow
-from agentgym.trainers.learner.pass_tokens import fitting_tokens
-from agentgym.trainers.parallel.sharded_tensor import is_sharded
-from agentgym.trainers.sft.demonstrations import Demonstration, Pair
+from agentgym.trainers.lessons.demonstrations import Demonstration, Pair
 
-__all__ = ["check_vocabulary", "imitation_batch", "most_tokens", "pair_batch"]
-
-_STATE_BYTES = 16
-"""The bytes of a weight's float32 copy, its gradient and AdamW's two means."""
+__all__ = ["check_vocabulary", "imitation_batch", "pair_batch"]
 
 
 def check_vocabulary(renderer: Renderer, model: LanguageModel) -> None:
@@ -28,15 +23,6 @@ def check_vocabulary(renderer: Renderer, model: LanguageModel) -> None:
             f"the tokenizer has {renderer.vocab_size} ids and the model only {model.vocab_size}: use the"
             " tokenizer that belongs to the model"
         )
-
-
-def most_tokens(model: LanguageModel, micro_batch_tokens: int | None, *, recomputes: bool) -> int | None:
-    """Returns the tokens of a forward pass: those of the settings, or on a GPU what its memory allows."""
-    if micro_batch_tokens is not None or model.embed.device.type == "cpu":
-        return micro_batch_tokens
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    own = sum((tensor.to_local() if is_sharded(tensor) else tensor).numel() for tensor in trained)
-    return fitting_tokens(model, recomputes=recomputes, kept=_STATE_BYTES * own)
 
 
 def imitation_batch(rows: Sequence[Demonstration]) -> TrainingBatch:
