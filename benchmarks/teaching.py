@@ -28,19 +28,17 @@ from agentgym.chat_templates import renderer_for
 from agentgym.embedded import embedded_folder
 from agentgym.model.model_folder import load_decoder
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.algorithms.losses import PreferenceForm
 from agentgym.trainers.checkpoints.checkpoint import checkpoint_folders
+from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.reference import FinalStates, whole_divergence
-from agentgym.trainers.preferences.loop import (
-    Pair,
-    PreferenceConfig,
-    PreferenceLoss,
-    PreferenceStep,
-    learn_preferences,
-)
-from agentgym.trainers.preferences.pairs import pairs_of_episodes
+from agentgym.trainers.lessons.batches import pair_batch
+from agentgym.trainers.lessons.demonstrations import Pair
+from agentgym.trainers.lessons.pairs import pairs_of_episodes
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
-LOSSES: tuple[PreferenceLoss, ...] = ("sigmoid", "ipo", "hinge")
+LOSSES: tuple[PreferenceForm, ...] = ("sigmoid", "ipo", "hinge")
 BETAS = (0.0, 0.5, 1.0)
 BETA, LEARNING_RATE = 0.1, 1e-4
 MOST_PAIRS = 8
@@ -70,12 +68,13 @@ def with_whole_replies(pair: Pair) -> Pair:
     return Pair(*rows)
 
 
-def our_dpo(pairs: Sequence[Pair], loss: PreferenceLoss) -> dict[str, list[float]]:
+def our_dpo(pairs: Sequence[Pair], loss: PreferenceForm) -> dict[str, list[float]]:
     """Returns losses and gradient norms of two steps on all pairs."""
     optimizer = OptimizerConfig(learning_rate=LEARNING_RATE, betas=(0.9, 0.999), warmup_steps=0)
-    config = PreferenceConfig(loss=loss, beta=BETA, steps=2, pairs=len(pairs), threads=1, optimizer=optimizer)
-    steps: list[PreferenceStep] = []
-    learn_preferences(load_decoder(embedded_folder()), iter([*pairs, *pairs]), config, on_step=steps.append)
+    config = LearnerConfig(loss="preference", loss_settings={"form": loss, "beta": BETA})
+    learner = Learner(load_decoder(embedded_folder()), config, optimizer, total_steps=2)
+    steps = [learner.update(pair_batch(pairs), version=version) for version in range(2)]
+    learner.close()
     return {"losses": [step.loss for step in steps], "grad_norms": [step.grad_norm for step in steps]}
 
 

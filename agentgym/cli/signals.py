@@ -14,7 +14,6 @@ __all__ = [
     "TERMINATED",
     "Termination",
     "end_of_serving",
-    "interrupted_between_steps",
     "sigterm_as_interrupt",
 ]
 
@@ -76,28 +75,3 @@ def sigterm_as_interrupt() -> Iterator[Termination]:
         if ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-@contextmanager
-def interrupted_between_steps() -> Iterator[_Check]:
-    """Defers Ctrl-C until `check` is called, so that no step is left half done; a second Ctrl-C does not wait."""
-    check = _Check()
-    before = signal.signal(signal.SIGINT, check.on_signal)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Check:
-    def __init__(self) -> None:
-        self._asked = False
-
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-
-    def __call__(self) -> None:
-        if self._asked:
-            raise KeyboardInterrupt

@@ -30,18 +30,14 @@ from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.former_settings import with_current_names
 from agentgym.trainers.tasks.mix import read_mix
 
-__all__ = ["main"]
+__all__ = ["main", "refuse_torchrun"]
 
 logger = logging.getLogger(__name__)
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym train ...`."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ConfigError(
-            "train begins its ranks itself, and torchrun would begin as many runs: agentgym train --executor ray"
-            f" --ray.learners {os.environ['WORLD_SIZE']} ... (sft and dpo take torchrun)"
-        )
+    refuse_torchrun("train")
     args = env_processes_as_option(profile_as_options(mix_as_options(tools_as_option(env_as_option(args)))))
     _fetch_run(args)
     options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args), shown=MAIN_SETTINGS)
@@ -57,6 +53,15 @@ def main(args: Sequence[str]) -> int:
         with training_run.open_trainer(options) as trainer:
             result = trainer.fit()
         return training_run.report(options.run, result, as_json=options.json)
+
+
+def refuse_torchrun(command: str) -> None:
+    """Raises ConfigError in one of several processes that torchrun has begun."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"{command} begins its ranks itself, and torchrun would begin as many runs: agentgym {command} --executor"
+            f" ray --ray.learners {os.environ['WORLD_SIZE']} ..."
+        )
 
 
 def _defaults(args: Sequence[str]) -> TrainOptions | None:

@@ -1,4 +1,4 @@
-"""The embedded model: a small Qwen3-architecture model and its tokenizer, made by `trainers.sft.make_embedded`."""
+"""The embedded model: a small Qwen3-architecture model and its tokenizer, made by `trainers.lessons.make_embedded`."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentgym.trainers.batch.credits import credit_groups, flat_credit
     from agentgym.trainers.config import AdvantageConfig, TrainConfig
     from agentgym.trainers.learner.learner import Learner
+    from agentgym.trainers.lessons.config import DpoConfig, SftConfig
     from agentgym.trainers.loop.observer import Observer, Unobserved
     from agentgym.trainers.loop.trainer import Trainer
     from agentgym.trainers.settings.held_out import HeldOutConfig
@@ -39,6 +40,7 @@ __all__ = [
     "SCHEDULES",
     "AdvantageConfig",
     "Credit",
+    "DpoConfig",
     "Groups",
     "HeldOutConfig",
     "Learner",
@@ -48,6 +50,7 @@ __all__ = [
     "OptimizerConfig",
     "PolicyLoss",
     "RecordConfig",
+    "SftConfig",
     "TaskSampler",
     "Tokens",
     "TrainConfig",
@@ -72,6 +75,7 @@ __getattr__, __dir__ = lazy_exports(
         "AdvantageConfig": "config",
         "CORRECTIONS": "algorithms.corrections",
         "Credit": "algorithms.advantages",
+        "DpoConfig": "lessons.config",
         "Groups": "algorithms.advantages",
         "HeldOutConfig": "settings.held_out",
         "KL_PENALTIES": "algorithms.kl",
@@ -85,6 +89,7 @@ __getattr__, __dir__ = lazy_exports(
         "PolicyLoss": "algorithms.losses",
         "RecordConfig": "settings.record",
         "SCHEDULES": "algorithms.optimizers",
+        "SftConfig": "lessons.config",
         "TaskSampler": "tasks.sampler",
         "Tokens": "algorithms.losses",
         "TrainConfig": "config",

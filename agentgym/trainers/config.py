@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
@@ -56,6 +56,8 @@ class AdvantageConfig:
 class TrainConfig:
     """One training run. Every step plays `tasks` x `group_size` episodes and learns from them."""
 
+    is_lesson: ClassVar[bool] = False
+    """True for runs that learn from recorded text, see `lessons/config.py`."""
     env: str = ""
     """Environment id, `package.module:Class`, or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
     `data`."""
@@ -164,13 +166,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         refuse_credentials(self)
-        env, env_kwargs = env_of_data(self.data, self.env, self.env_kwargs)
-        object.__setattr__(self, "env", env)
-        object.__setattr__(self, "env_kwargs", env_kwargs)
-        check_at_least(1, self, "steps", "tasks", "group_size", "norm_tokens")
         check_above_zero(self, "epochs")
-        if self.epochs is not None and not self.data.has_files:
-            raise ConfigError("epochs are passes over rows of files, and an environment has no end: set steps")
+        self._check_tasks()
+        check_at_least(1, self, "tasks", "group_size", "norm_tokens")
         if self.eval.episodes:
             self.reward.check_repeats(self.eval.repeats, "eval.repeats")
         self.reward.check_repeats(self.group_size, "group_size")
@@ -201,6 +199,34 @@ class TrainConfig:
         else:
             self.learner.mesh.check_alone()
 
+    def _check_tasks(self) -> None:
+        """Raises ConfigError unless tasks are named, and steps or passes over them; rows of data get an environment."""
+        env, env_kwargs = env_of_data(self.data, self.env, self.env_kwargs)
+        object.__setattr__(self, "env", env)
+        object.__setattr__(self, "env_kwargs", env_kwargs)
+        check_at_least(1, self, "steps")
+        if self.epochs is not None and not self.data.has_files:
+            raise ConfigError("epochs are passes over rows of files, and an environment has no end: set steps")
+
+    @property
+    def subject(self) -> str:
+        """The name of what is learned from, which the run's folder is named after."""
+        return self.env
+
+    @property
+    def plays(self) -> bool:
+        """True if any episodes are played."""
+        return True
+
+    @property
+    def adapts_in_place(self) -> bool:
+        """True if adapters are on the model itself: no engine samples from it, which would need them merged."""
+        return bool(self.learner.lora.rank) and not self.plays
+
+    def optimizer_for(self, num_parameters: int) -> OptimizerConfig:
+        """Returns the optimizer with the rate that suits a model of this size, where none is given."""
+        return self.optimizer.for_size(num_parameters)
+
     @property
     def estimator(self) -> str:
         """The name of the estimator that credits the sampled tokens, in a resolved configuration."""
@@ -220,6 +246,8 @@ class TrainConfig:
         if is_place(self.engine):
             engines = ", ".join(("local", *SERVERS))
             raise ConfigError(f"executor ray has the engines {engines}: leave executor out, or engine")
+        if self.plays:
+            check_at_least(1, self.ray, "engines", "workers", where="ray.")
         self.learner.check_shares(self.ray.learners)
         if self.serve is not None:
             raise ConfigError("executor ray has no door for agents outside: leave serve out")

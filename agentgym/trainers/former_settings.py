@@ -12,7 +12,20 @@ from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.serving_settings import COMMAND_S
 from agentgym.trainers.settings.sampling import UNCUT
 
-__all__ = ["FORMER_SETTINGS", "FormerSetting", "former_setting", "with_current_names"]
+__all__ = [
+    "FORMER_SETTINGS",
+    "OF_BLOCK",
+    "FormerSetting",
+    "former_setting",
+    "with_current_lesson_names",
+    "with_current_names",
+]
+
+OF_BLOCK = {
+    "learner": ("device", "dtype", "threads", "micro_batch_tokens", "activation_checkpointing", "lora"),
+    "tracking": ("project",),
+}
+"""Settings of blocks that `sft` and `dpo` had without a block; their options still have these short names too."""
 
 
 @dataclass(frozen=True)
@@ -167,3 +180,17 @@ def _differs(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
         else (tuple(value) if isinstance(value, list) else value) != defaults.get(name)
         for name, value in block.items()
     )
+
+
+def with_current_lesson_names(
+    settings: Mapping[str, Any], note: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Returns the settings of `sft` or `dpo` of an earlier version with today's names; see `with_current_names`."""
+    gone = ("kind", "agentgym", "checkpoint_minutes")
+    renamed = {name: value for name, value in settings.items() if name not in gone}
+    if "checkpoint_minutes" in settings:
+        note("the setting checkpoint_minutes is left out: checkpoint.every counts steps")
+    for block, names in OF_BLOCK.items():
+        if moved := {name: renamed.pop(name) for name in names if name in renamed}:
+            renamed[block] = {**moved, **renamed.get(block, {})}
+    return renamed

@@ -12,13 +12,14 @@ from agentgym.model.model_folder import count_parameters
 from agentgym.settings import is_bundled
 from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.algorithms.estimators import check_estimator, check_penalized, needs_groups, needs_input
+from agentgym.trainers.algorithms.losses import LOSSES, traits_of
 from agentgym.trainers.algorithms.optimizers import schedule_share
 from agentgym.trainers.algorithms.presets import preset_of
 from agentgym.trainers.checkpoints.run_folder import read_settings
 from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.learner.objective import policy_loss
 from agentgym.trainers.learner.optimizer import check_optimizer
-from agentgym.trainers.settings.collapse import SymptomName
+from agentgym.trainers.settings.collapse import SYMPTOMS, SymptomName
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -27,10 +28,14 @@ __all__ = ["inapplicable_symptoms", "resolve_config", "with_optimizer"]
 S = TypeVar("S", OptimizerConfig, LearnerConfig)
 NO_ADVANTAGE = "none"
 """The estimator that credits nothing."""
+OF_ANY_UPDATE: tuple[SymptomName, ...] = ("nan", "gradient_exploded", "merge_lost")
+"""The symptoms of collapse that need no episodes."""
 
 
 def inapplicable_symptoms(config: TrainConfig) -> tuple[SymptomName, ...]:
     """Returns the symptoms of collapse that are none in a run with these settings."""
+    if config.is_lesson:
+        return tuple(name for name in SYMPTOMS if name not in OF_ANY_UPDATE)
     without_signal: tuple[SymptomName, ...] = ("dead_groups", "solved") if config.estimator == NO_ADVANTAGE else ()
     return (*without_signal, *(("kl_exploded",) if config.learner.kl.reference is not None else ()))
 
@@ -41,6 +46,26 @@ def resolve_config(config: TrainConfig, *, is_resumed: bool = False) -> TrainCon
     The estimator, loss, correction, KL penalty and aggregation are tried on a few tokens. Raises UnknownName for one
     that does not exist, and ConfigError for settings that it does not have, or that do not go together.
     """
+    learner = config.learner
+    if learner.lora.rank and learner.lora.seed is None:
+        config = replace(config, learner=replace(learner, lora=replace(learner.lora, seed=config.seed)))
+    config = config if config.is_lesson else _with_algorithm(config)
+    policy_loss(config.learner)
+    optimizer = config.optimizer
+    check_optimizer(optimizer, is_resumed=is_resumed)
+    total_steps = max(1, config.steps)
+    for step in (0, total_steps - 1):
+        position = {"step": step, "total_steps": total_steps, "warmup_steps": optimizer.warmup_steps or 0}
+        schedule_share(optimizer.decay, optimizer.decay_settings, position)
+    if not config.is_lesson:
+        _check_algorithm(config)
+    if config.executor == "ray":
+        _check_own_ranks(config)
+    return config
+
+
+def _with_algorithm(config: TrainConfig) -> TrainConfig:
+    """Returns the run with the values of the settings that the algo sets."""
     preset, advantage, learner = preset_of(config.algo), config.advantage, config.learner
     if advantage.name is None:
         settings = preset.advantage_settings if advantage.settings is None else advantage.settings
@@ -55,19 +80,13 @@ def resolve_config(config: TrainConfig, *, is_resumed: bool = False) -> TrainCon
     if learner.critic.trunk is None:
         takes_values = needs_input(advantage.name or "", "values_BT")
         learner = replace(learner, critic=replace(learner.critic, trunk="own" if takes_values else "none"))
-    if learner.lora.rank and learner.lora.seed is None:
-        learner = replace(learner, lora=replace(learner.lora, seed=config.seed))
+    if traits_of(LOSSES[learner.loss_name]).against_reference:
+        raise ConfigError(
+            f"learner.loss {learner.loss_name!r} is of pairs of replies, which `agentgym dpo` learns from: leave it out"
+        )
     aggregation = config.aggregation or preset.aggregation
     practice = replace(config.practice, filter=config.practice.filter or preset.filter)
-    config = replace(config, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
-    policy_loss(config.learner)
-    optimizer = config.optimizer
-    check_optimizer(optimizer, is_resumed=is_resumed)
-    for step in (0, config.steps - 1):
-        position = {"step": step, "total_steps": config.steps, "warmup_steps": optimizer.warmup_steps or 0}
-        schedule_share(optimizer.decay, optimizer.decay_settings, position)
-    _check_algorithm(config)
-    return config
+    return replace(config, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
 
 
 def with_optimizer(config: TrainConfig, folder: Path, resumed: Path | None = None) -> TrainConfig:
@@ -80,7 +99,8 @@ def with_optimizer(config: TrainConfig, folder: Path, resumed: Path | None = Non
         recorded = read_settings(resumed)
         optimizer = _with_recorded(optimizer, recorded.get("optimizer"), "name", "learning_rate")
         learner = _with_recorded(learner, recorded.get("learner"), "micro_batch_tokens")
-    return replace(config, optimizer=optimizer.for_size(count_parameters(folder)), learner=learner)
+    config = replace(config, optimizer=optimizer, learner=learner)
+    return replace(config, optimizer=config.optimizer_for(count_parameters(folder)))
 
 
 def _with_recorded(settings: S, recorded: object, *names: str) -> S:
@@ -117,8 +137,6 @@ def _check_algorithm(config: TrainConfig) -> None:
             " Use 2 or more (8 is usual), or allow_single to accept it"
         )
     _check_aggregation(config, config.aggregation or "")
-    if config.executor == "ray":
-        _check_own_ranks(config)
 
 
 def _check_own_ranks(config: TrainConfig) -> None:

@@ -13,7 +13,6 @@ import yaml
 from agentgym.chat_templates import template_date
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.tokenizer import ChatTokenizer
-from agentgym.cli.lessons.sft import SftOptions
 from agentgym.cli.run_folder import renderer_of_run
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError
@@ -21,6 +20,7 @@ from agentgym.evaluation.play.config import EvalConfig
 from agentgym.evaluation.play.evaluate import evaluate
 from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.lessons.config import SftConfig
 from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.types import Message
@@ -101,7 +101,7 @@ def test_a_template_without_a_date_records_none(tmp_path: Path) -> None:
     assert "date" not in yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
 
 
-@pytest.mark.parametrize("make", [TrainConfig, EvalConfig, SftOptions])
+@pytest.mark.parametrize("make", [TrainConfig, EvalConfig, SftConfig])
 def test_a_date_that_is_none_is_refused_with_an_example(make: type[TrainConfig] | type[EvalConfig]) -> None:
     with pytest.raises(ConfigError, match="such as 2026-03-01 or 2026-03-01T08:30:00; got 'tomorrow'"):
         make(env="TextGame-v0", date="tomorrow")

@@ -19,7 +19,9 @@ import yaml
 
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import load_decoder, published_views, save_model_folder
-from agentgym.trainers.sft.sft_folder import SftFolder
+from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.trainers.checkpoints.run_folder import RunFolder
+from agentgym.trainers.monitoring.metrics import StepMetrics
 
 Command = Callable[..., Any]
 QUICK = ("--steps", 3, "--batch-size", 2, "--threads", 1)
@@ -101,7 +103,7 @@ def test_without_an_output_the_folder_is_a_new_one_under_runs(agentgym: Command,
     for _ in range(2):
         assert agentgym("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 1, "--batch-size", 1).code == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
-        "GuessNumber-v0-sft-seed0",
+        "GuessNumber-v0-sft-seed0-1",
         "GuessNumber-v0-sft-seed0-2",
     ]
 
@@ -122,7 +124,7 @@ def test_an_output_that_is_taken_is_left_alone(agentgym: Command, model: Path, t
         (("--env", "GuessNumber-v0", "--policy", "orcle"), "did you mean 'oracle'"),
         (("--env", "GuessNumber-v0", "--model", "absent"), "no model folder 'absent'"),
         (("--env", "GuessNumber-v0", "--mistakes", "2"), "between 0 and 1"),
-        (("--env", "GuessNumber-v0", "--steps", "0"), "steps must be at least 1"),
+        (("--env", "GuessNumber-v0", "--steps", "-1"), "steps must be at least 0"),
         (("--env", "GuessNumber-v0", "--batch-size", "0"), "batch_size must be at least 1"),
         (("--env", "GuessNumber-v0", "--learning-rate", "0.1"), "--optimizer.learning-rate"),
     ],
@@ -179,19 +181,17 @@ def test_a_command_that_was_killed_goes_on_to_the_same_bytes(
 ) -> None:
     words = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK[2:], "--steps", 6, *more)
     assert agentgym(*words, "--output", "whole").code == 0
-    write = SftFolder.write_metrics
+    write = RunFolder.write_metrics
 
-    def die(folder: SftFolder, step: Any) -> None:
-        write(folder, step)
-        if step.step == 4:
-            folder.close()  # so that the step before is on the disk
+    def die(folder: RunFolder, metrics: StepMetrics, head: str) -> None:
+        write(folder, metrics, head)
+        if metrics.step == 4:
             raise KeyError("power")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SftFolder, "write_metrics", die)
+        patch.setattr(RunFolder, "write_metrics", die)
         with pytest.raises(KeyError):
-            agentgym(*words, "--checkpoint-minutes", 0, "--output", "cut")
-    (tmp_path / "cut" / "model.safetensors").unlink()  # which a kill would not have left
+            agentgym(*words, "--checkpoint.every", 1, "--output", "cut")
     refused = agentgym("sft", "--resume", "--output", "cut", "--batch-size", 3)
     assert refused.code == 2 and "batch_size: 2 there, 3 here" in refused.err
     done = agentgym("sft", "--resume", "--output", "cut", "--json")
@@ -202,16 +202,55 @@ def test_a_command_that_was_killed_goes_on_to_the_same_bytes(
     assert [[json.loads(line)["loss"] for line in own] for own in lines] == [
         [json.loads(line)["loss"] for line in lines[0]]
     ] * 2
-    assert not (tmp_path / "cut" / "checkpoints").exists()
-    ended = agentgym("sft", "--resume", "--output", "cut")
-    assert ended.code == 2 and "has no checkpoint to go on from" in ended.err
+    longer = agentgym("sft", "--resume", "--output", "cut", "--steps", 7, "--json")
+    assert longer.code == 0 and longer.json["steps"] == 7, "the checkpoint of the last step stays"
+
+
+def test_settings_of_the_learner_are_read_by_their_short_names_too(
+    agentgym: Command, model: Path, tmp_path: Path
+) -> None:
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 1, "--batch-size", 1)
+    short = ("--lora.rank", 2, "--micro-batch-tokens=500", "--activation-checkpointing", "--threads", 1)
+    assert agentgym(*words, *short, "--output", "short").code == 0
+    learner = yaml.safe_load((tmp_path / "short" / "config.yaml").read_text())["learner"]
+    assert (learner["lora"]["rank"], learner["micro_batch_tokens"], learner["threads"]) == (2, 500, 1)
+    assert learner["activation_checkpointing"] and learner["device"] == "cpu"
+    old = {"env": "GuessNumber-v0", "model": str(model), "steps": 1, "batch_size": 1, "device": "cpu", "threads": 1}
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump(old | {"lora": {"rank": 2}, "micro_batch_tokens": 500}))
+    assert agentgym("sft", "--config", "old.yaml", "--activation-checkpointing", "--output", "old").code == 0
+    made = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("short", "old")]
+    assert made[0] == made[1]
+    refused = agentgym(*words, "--learner.epochs", 2, "--output", "refused")
+    assert refused.code == 2 and "learner.epochs is for runs that play episodes: leave it out" in refused.err
+    assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.long
+def test_held_out_tasks_are_played_between_steps_and_name_the_best_checkpoint(
+    agentgym: Command, model: Path, tmp_path: Path
+) -> None:
+    played = ("--eval.episodes", 2, "--eval.every", 2, "--limits.max-turns", 2, "--limits.turn-tokens", 8)
+    kept = ("--checkpoint.every", 2, "--checkpoint.keep-best", "eval_success")
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 4, *QUICK[2:], *played, *kept)
+    done = agentgym(*words, "--output", "out", "--json")
+    assert done.code == 0, done.err
+    assert {"success_before", "success_after"} <= done.json.keys()
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "eval_success" in line] == [1, 3]
+    assert (tmp_path / "out" / "checkpoints" / "best").read_text().startswith("step-00000")
+    phases = [(record.phase, record.step) for record in read_episodes(tmp_path / "out")]
+    assert phases == [(phase, step) for phase, step in PLAYED for _ in range(2)]
+    assert agentgym("verify", "out").code == 0
+
+
+PLAYED = [("eval_before", 0), ("eval_during", 2), ("eval_after", 4)]
 
 
 def test_trackers_get_the_numbers_of_the_steps(agentgym: Command, model: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "class Lines:\n"
         "    def begin(self, run):\n"
-        "        self.lines, self.folder = [(run.step, run.project, run.config['kind'])], run.folder\n"
+        "        self.lines, self.folder = [(run.step, run.project, run.config['algo'])], run.folder\n"
         "    def step(self, step, metrics): self.lines.append((step, 'loss' in metrics, 'grad_norm' in metrics))\n"
         "    def episodes(self, step, episodes): pass\n"
         "    def finish(self): (self.folder / 'lines.txt').write_text(repr(self.lines))\n"
@@ -234,16 +273,58 @@ def test_a_tokenizer_of_another_model_is_refused_before_there_is_a_folder(
     assert not (tmp_path / "out").exists()
 
 
+def test_processes_of_torchrun_are_named_the_ranks_of_ray(
+    agentgym: Command, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused = agentgym("sft", "--env", "GuessNumber-v0", "--model", model)
+    assert refused.code == 2 and "agentgym sft --executor ray --ray.learners 2" in refused.err
+
+
 def test_a_gpu_without_memory_is_one_line_that_says_what_takes_less(
     agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fill(*_: object) -> None:
+    def fill(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
 
-    monkeypatch.setattr("agentgym.trainers.sft.loop.imitation_losses", fill)
+    monkeypatch.setattr("agentgym.trainers.learner.learner.Learner.update", fill)
     done = agentgym("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK, "--output", "out")
     assert done.code == 1 and "error: a GPU has no memory left (CUDA out of memory)" in done.err
     assert "micro-batch-tokens" in done.err and "Traceback" not in done.err
+
+
+def test_a_folder_of_an_earlier_version_is_a_model_and_is_not_resumed(
+    agentgym: Command, model: Path, tmp_path: Path
+) -> None:
+    words = ("sft", "--env", "GuessNumber-v0", *QUICK)
+    shutil.copytree(model, tmp_path / "old")
+    settings = {
+        "kind": "sft",
+        "agentgym": "0.1.0",
+        "env": "GuessNumber-v0",
+        "model": str(model),
+        "steps": 1,
+        "epochs": 3,
+        "batch_size": 1,
+        "device": "cpu",
+        "dtype": "auto",
+        "threads": 1,
+        "lora": {"rank": 0},
+        "date": None,
+        "checkpoint_minutes": 10.0,
+        "trackers": [],
+        "project": "lessons",
+        "optimizer": {"learning_rate": 0.01},
+    }
+    (tmp_path / "old" / "config.yaml").write_text(yaml.safe_dump(settings))
+    refused = agentgym("sft", "--resume", "--output", "old")
+    assert refused.code == 2 and "is of an earlier version, and cannot be resumed" in refused.err
+    assert agentgym(*words, "--model", "old", "--output", "new").code == 0
+    again = agentgym("sft", "--config", "old/config.yaml", "--output", "again")
+    assert again.code == 0 and "checkpoint_minutes is left out" in again.err
+    recorded = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
+    assert (recorded["steps"], recorded["learner"]["threads"], recorded["tracking"]["project"]) == (1, 1, "lessons")
 
 
 def test_what_cannot_be_resumed_is_refused(agentgym: Command) -> None:

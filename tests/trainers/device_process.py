@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, replace
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pretend_device
 import torch
 
-from agentgym.chat_templates import open_renderer
-from agentgym.embedded import embedded_folder
 from agentgym.engines.local.config import LocalSettings
-from agentgym.envs.catalog.resolve import make_env
-from agentgym.model.policy import load_policy_on
 from agentgym.rollout.limits import Limits
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.lessons.config import DpoConfig, LessonConfig, SftConfig
 from agentgym.trainers.loop.trainer import Trainer
-from agentgym.trainers.preferences.loop import Pair, PreferenceConfig, learn_preferences
 from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
-from agentgym.trainers.sft.demonstrations import DemonstrationConfig, stream
-from agentgym.trainers.sft.loop import ImitationConfig, learn
 
 LEARNER = LearnerConfig(threads=1)
 REGULARIZED = replace(
@@ -63,23 +56,15 @@ def config_of(case: str, device: str) -> TrainConfig:
     )
 
 
-def lessons(device: str) -> dict[str, list[dict[str, Any]]]:
-    """Imitates demonstrations, and prefers some over others, with passes for a row or two."""
-    renderer, env = open_renderer(embedded_folder()), make_env("TextGame-v0")
-    shown = list(islice(stream([env], renderer, 0, DemonstrationConfig()), 8))
-    env.close()
-    seen: dict[str, list[dict[str, Any]]] = {"sft": [], "dpo": []}
-
-    def see(lesson: str) -> Any:
-        return lambda step: seen[lesson].append({**asdict(step), "cores": torch.get_num_threads()})
-
-    passes = {"threads": 1, "micro_batch_tokens": 2 * len(shown[0].ids)}
-    model = load_policy_on(device, embedded_folder())
-    learn(model, renderer, iter(shown), ImitationConfig(steps=2, episodes=4, **passes), on_step=see("sft"))
-    pairs = iter([Pair(*rows) for rows in zip(shown[::2], shown[1::2], strict=True)])
-    learn_preferences(model, pairs, PreferenceConfig(steps=2, pairs=2, **passes), on_step=see("dpo"))
-    assert model.embed.device.type == device
-    return seen
+def lesson_of(case: str, device: str, folder: Path) -> LessonConfig:
+    """Imitates demonstrations, or prefers some replies over others, with passes for a row or two."""
+    learner = LearnerConfig(threads=1, micro_batch_tokens=600, device=device)
+    if case == "sft":
+        return SftConfig(env="TextGame-v0", steps=2, batch_size=4, learner=learner)
+    path = folder / f"pairs-{device}.jsonl"
+    pairs = [{"prompt": "go " * number, "chosen": "north " * number, "rejected": "take lamp"} for number in range(1, 5)]
+    path.write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    return DpoConfig(pairs=(str(path),), steps=2, batch_size=2, learner=learner)
 
 
 def main(folder: str, device: str) -> None:
@@ -96,14 +81,15 @@ def main(folder: str, device: str) -> None:
         return stats
 
     Learner.update = count
-    for case in CASES:
-        trainer = Trainer(config_of(case, device), Path(folder, f"{case}-{device}"))
+    for case in (*CASES, "sft", "dpo"):
+        config = config_of(case, device) if case in CASES else lesson_of(case, device, Path(folder))
+        trainer = Trainer(config, Path(folder, f"{case}-{device}"))
         trainer.fit()
         assert trainer.model.embed.device.type == device
         assert torch.get_num_threads() == 2
         found[case] = [{**step, **counted} for step, counted in zip(trainer.metrics, counts, strict=True)]
         counts.clear()
-    print(json.dumps(found | lessons(device)), flush=True)
+    print(json.dumps(found), flush=True)
     os._exit(0)  # torch ends its threads for a device of Python by an abort
 
 

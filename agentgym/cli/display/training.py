@@ -118,6 +118,7 @@ class TrainingDisplay:
     def on_step(self, metrics: StepMetrics) -> None:
         """Shows a step's row."""
         rollout, sync = metrics.rollout, metrics.sync
+        assert rollout is not None and sync is not None, "a lesson has a display of its own"
         update = metrics.update if metrics.update and metrics.update.optimizer_steps else None
         row = {
             "step": f"{metrics.step}/{self._config.steps}",

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 import yaml
@@ -24,10 +24,7 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
 from agentgym.trainers.config import TrainConfig, config_from_mapping, flatten_settings
-
-if TYPE_CHECKING:
-    from agentgym.cli.lessons.dpo import DpoOptions
-    from agentgym.cli.lessons.sft import SftOptions
+from agentgym.trainers.lessons.config import DpoConfig, SftConfig
 
 __all__ = ["main"]
 
@@ -117,12 +114,9 @@ def _translate(options: ImportOptions) -> tuple[str, Translation]:
     return trainer, translate(given, keys, defaults=flatten_settings(defaults))
 
 
-def _lesson(command: str) -> type[SftOptions | DpoOptions]:
-    """Returns the options of a command, whose file needs torch."""
-    from agentgym.cli.lessons.dpo import DpoOptions
-    from agentgym.cli.lessons.sft import SftOptions
-
-    return SftOptions if command == "sft" else DpoOptions
+def _lesson(command: str) -> type[SftConfig | DpoConfig]:
+    """Returns the settings of a command."""
+    return SftConfig if command == "sft" else DpoConfig
 
 
 def _some_rows(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:

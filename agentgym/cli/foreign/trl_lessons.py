@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from agentgym.cli.foreign import trl_values as values
@@ -23,7 +22,7 @@ __all__ = ["DPO_KEYS", "DPO_OWN", "SFT_KEYS", "SFT_OWN"]
 CODE = "code of one's own is for agentgym.trainers from Python"
 MEMORY = "how much memory a step takes; the numbers are the same"
 MEASURED = "validation is measured after every pass"
-SAVED = "checkpoint_minutes, --resume: the newest checkpoint is kept until the model is written"
+SAVED = "checkpoint.every, checkpoint.keep and checkpoint.keep_best, --resume"
 LOSSES = ("sigmoid", "ipo", "hinge")
 SHARED = ("model", "optimizer.", "learner.lora.")
 """The beginnings of the settings that `train`, `sft` and `dpo` have in common."""
@@ -86,26 +85,10 @@ def reference_model(value: Any, theirs: Theirs) -> Any:
     raise (SameMeaning if value == theirs.get("model") else NoCounterpart)("the reference is the model as it begins")
 
 
-def kept_for_lessons(key: Key) -> Key:
-    """Returns a key of GRPO's table, for a command whose adapters are `lora` and not `learner.lora`."""
-
-    def convert(value: Any, theirs: Theirs) -> Any:
-        try:
-            found = value if key.convert is None else key.convert(value, theirs)
-        except (NoCounterpart, SameMeaning) as reason:
-            raise type(reason)(str(reason).replace("learner.lora", "lora")) from reason
-        if not isinstance(found, Several):
-            return found
-        return Several({name.removeprefix("learner."): own for name, own in found.items()})
-
-    ours, remark = (text.replace("learner.lora", "lora") for text in (key.ours, key.remark))
-    return replace(key, ours=ours, remark=remark, convert=convert)
-
-
 def lesson_device(value: Any, _: Theirs) -> str:
     """Returns the CPU, if that is asked for."""
     if not value:
-        raise SameMeaning("device: cpu; set it to cuda on a machine with a GPU")
+        raise SameMeaning("learner.device: cpu; set it to cuda on a machine with a GPU")
     return "cpu"
 
 
@@ -134,14 +117,14 @@ def common(rows: str, rate: float) -> tuple[Key, ...]:
         *(same(name, "rows are packed, without padding") for name in ("padding_free", "pad_to_multiple_of")),
         *(same(name, "the model's own tokenizer") for name in ("processing_class", "pad_token", "eos_token")),
         same("dataset_num_proc", "rows are read in this process"),
-        Key("gradient_checkpointing", "activation_checkpointing"),
-        same("gradient_checkpointing_kwargs", "activation_checkpointing"),
+        Key("gradient_checkpointing", "learner.activation_checkpointing"),
+        same("gradient_checkpointing_kwargs", "learner.activation_checkpointing"),
         *(same(name, MEMORY) for name in ("activation_offloading", "cast_lm_head_to_fp32")),
         skip("use_liger_kernel", MEMORY),
         skip("liger_kernel_config", MEMORY),
-        Key("bf16", "dtype", convert=values.trl_dtype),
-        same("fp16", "dtype is float32 or bfloat16", False),
-        Key("use_cpu", "device", convert=lesson_device),
+        Key("bf16", "learner.dtype", convert=values.trl_dtype),
+        same("fp16", "learner.dtype is float32 or bfloat16", False),
+        Key("use_cpu", "learner.device", convert=lesson_device),
         skip("model_init_kwargs", "a commit of a model is named as ID@COMMIT"),
         skip("router_aux_loss_coef", "sft takes that of the model's config.json"),
         same("eval_strategy", MEASURED, "epoch", "no"),
@@ -149,7 +132,7 @@ def common(rows: str, rate: float) -> tuple[Key, ...]:
         *(skip(name, SAVED) for name in ("save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end")),
         *(skip(name, SAVED) for name in ("metric_for_best_model", "greater_is_better", "resume_from_checkpoint")),
         Key("report_to", "trackers", convert=values.trl_trackers),
-        Key("project", "project"),
+        Key("project", "tracking.project"),
         same("remove_unused_columns", "other columns are ignored"),
         same("do_*", "the command trains"),
         same("log_*", "metrics.jsonl has a line for each step"),
@@ -162,7 +145,7 @@ def with_shared(own: tuple[Key, ...]) -> tuple[Key, ...]:
     names = {key.theirs for key in own}
     shared = [key for key in (*TRAINER, *OPTIMIZER, *RUN) if key.theirs not in names]
     known = [key for key in shared if key.kind != "translated" or key.ours.startswith(SHARED)]
-    return (*own, *map(kept_for_lessons, known))
+    return (*own, *known)
 
 
 SFT_OWN = (

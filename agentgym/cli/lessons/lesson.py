@@ -1,333 +1,92 @@
-"""The parts of every training on recorded text: its model, its steps with an interrupt, and its settings."""
+"""The run of `agentgym sft` and `agentgym dpo`: its options, its display and its report."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
-from functools import partial
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, TypeVar, cast
 
 import tyro
 
-import agentgym
-from agentgym.chat_templates.families import format_to_record, renderer_for
-from agentgym.chat_templates.recorded_format import recorded_format
-from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
-from agentgym.chat_templates.template_date import present_date
-from agentgym.cli.display.tables import progress
-from agentgym.cli.options import path_after, read_mapping
+from agentgym.cli.options import parse_options, path_after, read_mapping, text_after
 from agentgym.cli.run_folder import resumed_config
-from agentgym.cli.signals import interrupted_between_steps
-from agentgym.cli.terminal import say
-from agentgym.errors import AgentGymError, ConfigError, TrainingHalted, nearest
-from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_name import EMBEDDED, model_folder
-from agentgym.model.policy import backend_line, empty_policy, load_policy_on
-from agentgym.trainers.checkpoints.checkpoint import learner_folders
-from agentgym.trainers.learner.lora import adapt
-from agentgym.trainers.learner.optimizer import check_optimizer
-from agentgym.trainers.parallel.world import Sharded
-from agentgym.trainers.settings.lora import LoraConfig
-from agentgym.trainers.settings.optimizer import OptimizerConfig
-from agentgym.trainers.settings.tracking import TrackingConfig
-from agentgym.trainers.sft.lesson_batches import check_vocabulary
-from agentgym.trainers.sft.lesson_ranks import join_ranks, of_rank_0
-from agentgym.trainers.sft.lesson_state import LessonState
-from agentgym.trainers.sft.sft_folder import SftFolder
-from agentgym.trainers.trackers.tracking import Tracking
-from agentgym.types import JSON, Task
+from agentgym.cli.train import refuse_torchrun
+from agentgym.errors import RunFolderError
+from agentgym.trainers.config import config_from_mapping
+from agentgym.trainers.former_settings import OF_BLOCK, with_current_lesson_names
+from agentgym.trainers.lessons.config import LessonConfig
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+__all__ = ["MAIN_SETTINGS", "LessonOptions", "read_lesson"]
 
-    from agentgym.trainers.parallel.ranks import Ranks
+logger = logging.getLogger(__name__)
 
-__all__ = [
-    "LessonOptions",
-    "Pupil",
-    "config_as_options",
-    "interrupted_hint",
-    "open_folder",
-    "open_lesson",
-    "open_pupil",
-    "play_options",
-    "recorded_settings",
-    "run_lesson",
-    "run_steps",
-]
-
-S = TypeVar("S", bound="DataclassInstance")
-ABOUT = ("kind", "agentgym")
-"""The keys of a run's config.yaml that are no settings."""
-
-
-@dataclass(frozen=True)
-class Pupil:
-    """A model that learns, with its chat format."""
-
-    source: Path
-    """The folder of its first weights, with the tokenizer."""
-    renderer: TemplateRenderer
-    model: LanguageModel
-    """The model; without weights if ranks will have their shards of it."""
-    chat_format: dict[str, Any]
-    """The settings of the chat format to record: `family`, `chat_template_kwargs`, and `date`, which is that of the
-    template if it writes one, else the one that was given."""
+Options = TypeVar("Options", bound="LessonOptions")
+MAIN_SETTINGS = (
+    *("episodes", "validation", "model", "steps", "epochs", "batch_size", "optimizer.learning_rate", "seed"),
+    *("learner.device", "learner.lora.rank", "executor", "eval.episodes", "eval.every", "trackers"),
+    *("output", "resume", "config", "json"),
+)
+"""The settings of both commands that `--help` shows, and the options of the commands themselves."""
+SHORT = {name.replace("_", "-"): block for block, names in OF_BLOCK.items() for name in names}
+"""The block of each option that needs none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LessonOptions:
-    """The options that all commands have which train on recorded text."""
+    """The options of a command that learns from recorded text."""
 
-    model: str = EMBEDDED
-    """The model to begin with, which is the reference of `dpo` too: `embedded`, a folder with a model and its
-    tokenizer, or an id of the hub."""
-    model_backend: str = "auto"
-    """The code that computes the model: `auto`, `fast`, `transformers`, or a class of your own that derives from one of
-    transformers', as `path/to/file.py:Class`."""
-    family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
-    function `(tokenizer)` that returns a `TemplateRenderer`; None goes by its chat template."""
-    chat_template: str = ""
-    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
-    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
-    """Variables of the chat template, such as enable_thinking=false for Qwen3."""
-    date: str | None = None
-    """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
-    the run begins. If the template writes it, config.yaml then holds that moment."""
-    device: str = "cpu"
-    """The device on which the model learns: `cpu`, `cuda`, `cuda:1`. With torchrun, each process has a GPU of its own
-    (`cuda`) and a shard of the model."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """The type of weights and passes, and of the model that is written; `auto` is bfloat16 on a GPU, with an optimizer
-    that steps on float32 copies, and float32 on a CPU."""
-    micro_batch_tokens: int | None = None
-    """The most tokens of a forward pass; a row or pair is never split. None is no bound on a CPU, and on a GPU
-    what its memory allows, up to 16,384."""
-    activation_checkpointing: bool = False
-    """Recompute inner states in the backward pass: a third more arithmetic, and far less memory."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    lora: LoraConfig = field(default_factory=LoraConfig)
+    run: Annotated[LessonConfig, tyro.conf.arg(name="")]
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A YAML file with these settings; options on the command line win."""
+    """A YAML file with settings; options on the command line win."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """The folder for the model; by default a new one under runs/."""
-    checkpoint_minutes: float | None = 10.0
-    """Minutes between checkpoints, of which the newest is kept until the model is written; None writes none."""
+    """The folder of the run, in which the model is left; by default a new one under runs/."""
     resume: bool = False
     """Go on in the folder of --output, with its settings, after its newest checkpoint."""
-    trackers: tuple[str, ...] = ()
-    """The trackers that receive the numbers of the steps besides the folder: any of tensorboard, wandb, mlflow and
-    trackio, or your own as `path/to/file.py:name`."""
-    project: str = TrackingConfig.project
-    """The project or experiment of the trackers."""
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
 
 
-Options = TypeVar("Options", bound=LessonOptions)
+def read_lesson(kind: type[Options], config: type[LessonConfig], args: Sequence[str], shown: Sequence[str]) -> Options:
+    """Reads the options of the command of a kind of settings; `shown` are settings of its own that `--help` shows.
 
-
-def run_lesson(options: Options, run: Callable[[Options, Ranks | None, Tracking], int]) -> int:
-    """Calls `run` with the ranks of this process, and with the trackers, which are checked first; only rank 0 prints.
-
-    Returns its exit code.
+    Raises ConfigError, UnknownName or RunFolderError for what cannot be read, or not be resumed.
     """
-    tracking = Tracking(options.trackers, TrackingConfig(project=options.project))
-    with join_ranks(options.device, options.dtype) as ranks:
-        if ranks is not None and ranks.rank:
-            options = replace(options, json=False)
-        return run(options, ranks, tracking)
+    command = config.algo
+    refuse_torchrun(command)
+    args = [_full_name(arg) for arg in args]
+    default = _defaults(kind, config, args)
+    options = parse_options(kind, args, prog=f"agentgym {command}", default=default, shown=(*shown, *MAIN_SETTINGS))
+    run = options.run
+    for path in map(Path, (*run.episodes, *(run.validation if run.episodes else ()))):
+        if not path.exists():
+            hint = f"; for so many rows a step, --batch-size {path}" if path.name.isdigit() else ""
+            raise RunFolderError(f"there is no run folder {str(path)!r}{hint}")
+    return options
 
 
-def open_pupil(options: LessonOptions, ranks: Ranks | None) -> Pupil:
-    """Loads the model that the options name, or its sizes alone for `ranks`, and says which code computes it.
-
-    Raises ConfigError for a tokenizer that is another model's.
-    """
-    check_optimizer(options.optimizer, is_resumed=options.resume)
-    source = model_folder(options.model, options.chat_template)
-    date = options.date or of_rank_0(ranks, present_date())
-    variables = recorded_format(source).variables_with(options.chat_template_kwargs)
-    renderer = renderer_for(source, options.family, date=date, variables=variables)
-    if ranks is None:
-        model = load_policy_on(options.device, source, dtype=options.dtype, backend=options.model_backend)
-    else:
-        model = empty_policy(source, backend=options.model_backend)
-    check_vocabulary(renderer, model)
-    if line := backend_line(model, source):
-        say(line)
-    family, written = format_to_record(renderer, options.family, date=date, given_date=options.date)
-    return Pupil(source, renderer, model, {"family": family, "chat_template_kwargs": variables, "date": written})
+def _full_name(arg: str) -> str:
+    """Returns an option with its block, which the most used ones need not have: `--device` is `--learner.device`."""
+    match = re.match(r"--(?:no-)?([\w-]+)", arg)
+    block = SHORT.get(match[1].replace("_", "-")) if match else None
+    return f"--{block}.{arg[2:]}" if block else arg
 
 
-def open_folder(
-    path: Path, settings: Mapping[str, JSON], options: LessonOptions, ranks: Ranks | None, tracking: Tracking
-) -> SftFolder:
-    """Makes or opens the folder of the run; with several ranks, rank 0 does before the others read it."""
-    resume, minutes = options.resume, options.checkpoint_minutes
-    path, folder = of_rank_0(ranks, path), None
-    if ranks is None or ranks.rank == 0:
-        folder = SftFolder(path, settings, resume=resume, minutes=minutes, tracking=tracking)
-    of_rank_0(ranks, None)  # the others wait for it
-    return folder or SftFolder(path, settings, resume=resume, minutes=minutes, is_writer=False)
-
-
-def open_lesson(
-    options: LessonOptions,
-    pupil: Pupil,
-    folder: SftFolder,
-    begin: Callable[[LanguageModel | Sharded, Callable[[], LanguageModel | Sharded] | None], LessonState],
-    ranks: Ranks | None,
-) -> LessonState:
-    """Returns the state at the folder's checkpoint, or that of a model that has learned nothing yet.
-
-    `begin` makes a state of a model, and of a function that returns the model as it was first, if that is another.
-    """
-    checkpoint, lora = folder.checkpoint, options.lora if options.lora.rank else None
-
-    def load(weights: Path) -> LanguageModel | Sharded:
-        if ranks is None:
-            if weights == pupil.source:
-                return pupil.model
-            return load_policy_on(options.device, weights, dtype=options.dtype, backend=options.model_backend)
-        if lora is None:
-            return ranks.load(weights, backend=options.model_backend)
-        seed = getattr(options, "seed", 0) if lora.seed is None else lora.seed
-        prepare = partial(adapt, config=replace(lora, seed=seed))
-        return ranks.load(weights, backend=options.model_backend, prepare=prepare)
-
-    if checkpoint is None or lora is not None:
-        state = begin(load(pupil.source), None)
-    else:
-        state = begin(load(checkpoint.path), lambda: load(pupil.source))
-    if checkpoint is not None:
-        state.load(checkpoint.learner_state() if ranks is None else _open_learner(checkpoint.path))
-        state.elapsed_s = float(folder.recorded[-1]["elapsed_s"])
-        say(f"goes on after step {state.num_done}")
-    return state
-
-
-def _open_learner(checkpoint: Path) -> dict[str, Any]:
-    """Returns the state of a checkpoint, of which each rank reads its shards."""
-    from agentgym.trainers.checkpoints.sharded_state import open_state  # here: it takes a second
-
-    (folder,) = learner_folders(checkpoint)
-    return open_state(folder)
-
-
-def run_steps(
-    pupil: Pupil,
-    state: LessonState,
-    folder: SftFolder,
-    num_steps: int,
-    learn: Callable[[Callable[[S], None]], None],
-    note: Callable[[S], str],
-) -> bool:
-    """Learns with a bar of so many steps, and saves the model however it ends; returns True if it was interrupted.
-
-    `learn` takes the function that is called after each step, `note` gives the text next to the bar.
-    """
-    is_done, are_together = False, True
-    try:
-        with (
-            folder.tracking_from(state.num_done),
-            progress("steps", num_steps, state.num_done) as count,
-            interrupted_between_steps() as check,
-        ):
-
-            def on_step(step: S) -> None:
-                folder.write_metrics(step)
-                count(note(step))
-                if state.agree(_is_interrupted(check)):
-                    folder.save_state(state, pupil.source, pupil.renderer, at_once=True)
-                    raise KeyboardInterrupt
-                folder.save_state(state, pupil.source, pupil.renderer)
-
-            learn(on_step)
-        is_done = True
-    except KeyboardInterrupt:
-        return True
-    except AgentGymError as error:
-        if state.ranks is not None and not isinstance(error, TrainingHalted):
-            are_together = False  # the other ranks go on, until they miss this one
-            raise
-        folder.save_state(state, pupil.source, pupil.renderer, at_once=True)
-        say(f"what was learned in {state.num_done} steps is in {folder.path}")
-        raise
-    finally:
-        if are_together:
-            state.merge()
-            folder.save_model(state, pupil.source, pupil.renderer, is_last=is_done)
-        folder.close()
-    return False
-
-
-def _is_interrupted(check: Callable[[], None]) -> bool:
-    """Returns True if an interrupt has arrived."""
-    try:
-        check()
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
-def interrupted_hint(command: str, folder: SftFolder) -> str:
-    """Returns what to do with the folder of an interrupted command."""
-    again = f"; agentgym {command} --resume --output {folder.path} goes on" if folder.saves else ""
-    return f"what was learned is in {folder.path}{again}"
-
-
-def config_as_options(kind: type[object], args: Sequence[str]) -> list[str]:
-    """Returns the options with those of the YAML file after `--config` before them, so that later ones win.
-
-    A run that is resumed has the file in its folder. Raises ConfigError for a file that is none, and for settings that
-    `kind`, the command's dataclass, does not have; RunFolderError for a folder without a run.
-    """
-    path = path_after("--config", args) or resumed_config(args)
-    if path is None:
-        return list(args)
-    given = read_mapping(path)
-    settings = {name: value for name, value in given.items() if name not in ABOUT}
-    return [*_option_words(kind, settings, ""), *args]
-
-
-def _option_words(kind: type[object], given: Mapping[str, object], where: str) -> Iterator[str]:
-    """Yields the options that set the settings of a mapping."""
-    hints = get_type_hints(kind)
-    for name, value in given.items():
-        if name not in hints:
-            raise ConfigError(f"unknown setting {where + name!r}{nearest(name, hints) or '.'}")
-        option = f"--{where}{name}".replace("_", "-")
-        part = hints[name]
-        if isinstance(part, type) and is_dataclass(part):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"setting {where + name!r} holds settings of its own, got {value!r}")
-            yield from _option_words(part, value, f"{where}{name}.")
-        elif isinstance(value, Mapping):
-            yield from (option, *(f"{key}={json.dumps(item)}" for key, item in value.items()))
-        elif isinstance(value, list):
-            yield from (option, *map(str, value))
-        elif isinstance(value, bool):
-            yield option if value else f"--no-{where}{name}".replace("_", "-")
-        else:
-            yield f"{option}={value}"
-
-
-def recorded_settings(kind: str, given: Mapping[str, object]) -> dict[str, JSON]:
-    """Returns the settings of a command as config.yaml has them."""
-    kept = {name: value for name, value in given.items() if name not in ("config", "output", "resume", "json")}
-    plain: dict[str, JSON] = json.loads(
-        json.dumps({"kind": kind, "agentgym": agentgym.__version__, **kept}, default=str)
-    )
-    return plain
-
-
-def play_options(task: Task | None) -> str:
-    """Returns the options that name a task's environment to another command."""
-    if task is None:
-        return "--env ID"
-    keywords = "".join(f" {name}={json.dumps(value)}" for name, value in task.kwargs.items())
-    return f"--env {task.env_id}" + (f" --env-kwargs{keywords}" if keywords else "")
+def _defaults(kind: type[Options], config: type[LessonConfig], args: Sequence[str]) -> Options | None:
+    """Returns the options of the file after `--config`, or of the run that is resumed; None without either."""
+    path = path_after("--config", args)
+    resumed = resumed_config(args)
+    if path is None and resumed is None:
+        return None
+    given = read_mapping(path or cast(Path, resumed))
+    if resumed is not None and "kind" in read_mapping(resumed):
+        folder = str(resumed.parent)
+        remedy = f"begin a new one with its weights, --model {folder}"
+        raise RunFolderError(f"{folder!r} is of an earlier version, and cannot be resumed: {remedy}")
+    settings = with_current_lesson_names(given, logger.warning)
+    if not any(settings.get(name) for name in config.sources):
+        named = {name: text for name in config.sources if (text := text_after(f"--{name}", args))}
+        settings |= {name: text if name == "env" else (text,) for name, text in named.items()}
+    return kind(run=config_from_mapping(config, settings), config=path)

@@ -38,7 +38,7 @@ from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.types import JSON
 from agentgym.viewer import TokenText, read_run, write_curve, write_report
 
-__all__ = ["check_algorithm_and_envs", "open_trainer", "print_config", "print_plan", "report"]
+__all__ = ["check_algorithm_and_envs", "open_trainer", "print_config", "print_plan", "report", "score_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def report(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
     if any((folder / "profile").glob("step-*")):
         files["profile"] = str(folder / "profile")
     scored = [("before", result.before), ("after", result.after)]
-    if rows := [row for name, score in scored for row in _score_rows(name, score)]:
+    if rows := [row for name, score in scored for row in score_rows(name, score)]:
         show_table(["held-out", "success", "95% interval", "reward", "episodes"], rows)
     peak = f"peak memory {result.peak_memory_mb:,.0f} MB"
     say(f"{result.steps} steps in {result.train_s / 60:.1f} minutes of training, {peak}")
@@ -153,7 +153,7 @@ def _say_what_is_left(folder: Path, error: str) -> None:
 
 
 def _environments(config: TrainConfig) -> list[EnvChoice]:
-    return env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
+    return env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs)) if config.env else []
 
 
 def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
@@ -184,7 +184,7 @@ def _keywords(given: Mapping[str, JSON]) -> str:
     return f"--env-kwargs {' '.join(pairs)} " if pairs else ""
 
 
-def _score_rows(name: str, score: EvalScore | None) -> list[list[str]]:
+def score_rows(name: str, score: EvalScore | None) -> list[list[str]]:
     """Returns the score's row, and one for each environment of a mix."""
     if score is None:
         return []

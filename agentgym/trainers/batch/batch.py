@@ -1,9 +1,6 @@
-"""Trajectories as packed, padding-free tensors; the only place in the project with a shift by one.
+"""Rows as packed, padding-free tensors, aligned to their TARGET tokens; see `trained_row.py`.
 
-Every tensor is aligned to its TARGET token: entry n holds the token before the target (the model's input), the target,
-and the numbers that belong to the target. A row of T tokens has T - 1 entries.
-
-Shapes: `N` packed tokens, `B` row, `T` token of one row before the shift.
+Shapes: `N` packed tokens, `B` row.
 """
 
 from __future__ import annotations
@@ -11,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +21,10 @@ from agentgym.model.packed_layout import MIN_SHARED, shared_length
 from agentgym.trainers.algorithms.aggregation import RowCounts, StepTotals, turn_weights
 from agentgym.trainers.batch.batch_faults import batch_faults
 from agentgym.trainers.batch.credits import Advantages, GroupCredit, flat_credit
+from agentgym.trainers.batch.trained_row import DTYPES, TrainedRow
 from agentgym.trajectory import Group, Row, Trajectory
 
-__all__ = ["TrainingBatch", "build_batch", "plain_batch"]
+__all__ = ["TrainingBatch", "batch_of_rows", "build_batch", "plain_batch"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +79,15 @@ class TrainingBatch:
     """int16 `[N, R, K]`; the experts that each of R routers gave the input token to, -1 where that is not known."""
     reference_logp_N: Tensor | None = None
     """float32; the target's logprob under the reference of the KL term, if ranks of its own have computed it."""
+    divides_trajectories: bool = True
+    """False keeps the rows of a trajectory in one micro-batch, for losses that compare them."""
 
     def __post_init__(self) -> None:
         for name, tensor in self._tensors().items():
             if tensor.shape != (sum(self.seqlens),):
                 raise InvalidTrajectory(f"{name} has shape {tuple(tensor.shape)}, seqlens say ({sum(self.seqlens)},)")
-            if tensor.dtype != _DTYPES[name]:
-                raise InvalidTrajectory(f"{name} is {tensor.dtype}, wanted {_DTYPES[name]}")
+            if tensor.dtype != DTYPES[name]:
+                raise InvalidTrajectory(f"{name} is {tensor.dtype}, wanted {DTYPES[name]}")
         if any(length < 1 for length in self.seqlens):
             raise InvalidTrajectory("a row of a batch holds at least one target")
         if self.ids_N.device.type != "cpu":  # it was checked before it was moved, and each look would wait for a GPU
@@ -96,7 +97,7 @@ class TrainingBatch:
                 raise InvalidTrajectory(message)
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in _DTYPES}
+        return {name: getattr(self, name) for name in DTYPES}
 
     @property
     def num_rows(self) -> int:
@@ -162,7 +163,8 @@ class TrainingBatch:
         tensors = {name: change(tensor) for name, tensor in self._tensors().items()} | dict(further or {})
         known = {"experts_NRK": self.experts_NRK, "reference_logp_N": self.reference_logp_N}
         tensors |= {name: change(tensor) for name, tensor in known.items() if tensor is not None}
-        return TrainingBatch(**tensors, seqlens=tuple(seqlens), totals=self.totals)
+        divides = self.divides_trajectories
+        return TrainingBatch(**tensors, seqlens=tuple(seqlens), totals=self.totals, divides_trajectories=divides)
 
     def minibatches(self, number: int) -> list[TrainingBatch]:
         """Splits the batch into parts of about equally many trajectories, in order, one per optimizer step.
@@ -187,17 +189,32 @@ class TrainingBatch:
         if max_tokens < 1:
             raise ConfigError(f"max_tokens is {max_tokens}; a micro-batch holds at least one token")
         parts: list[list[int]] = []
-        room, before = 0, np.zeros(0, np.int64)
-        for row, ids_N in enumerate(self.on_cpu.ids_N.split(self.seqlens)):
-            ids = ids_N.numpy()
-            shared = shared_length(before, ids)
-            cost = len(ids) - (shared if shared >= MIN_SHARED else 0)
+        room, shared_B = 0, self.shared_B
+        for rows in self.units:
+            whole = sum(self.seqlens[row] for row in rows) - sum(shared_B[row] for row in rows[1:])
+            cost = whole - shared_B[rows[0]]
             if cost > room or not parts:
                 parts.append([])
-                room, cost = max_tokens, len(ids)
-            parts[-1].append(row)
-            room, before = room - cost, ids
+                room, cost = max_tokens, whole
+            parts[-1] += rows
+            room -= cost
         return parts
+
+    @property
+    def shared_B(self) -> list[int]:
+        """The number of entries of each row that the row before it begins with too; 0 for fewer than `MIN_SHARED`."""
+        rows = [ids_N.numpy() for ids_N in self.on_cpu.ids_N.split(self.seqlens)] if self.seqlens else []
+        lengths = [0, *(shared_length(before, ids) for before, ids in pairwise(rows))]
+        return [length if length >= MIN_SHARED else 0 for length in lengths[: len(rows)]]
+
+    @property
+    def units(self) -> list[list[int]]:
+        """The rows that stay in one micro-batch: each alone, or those of a trajectory that is not divided."""
+        if self.divides_trajectories:
+            return [[row] for row in range(self.num_rows)]
+        first_B = [0, *accumulate(self.seqlens)][: self.num_rows]
+        trajectory_B = self.on_cpu.trajectory_N[first_B].tolist()
+        return [list(rows) for _, rows in groupby(range(self.num_rows), trajectory_B.__getitem__)]
 
     def split(self, max_tokens: int) -> list[TrainingBatch]:
         """Micro-batches of at most `max_tokens` entries each; a row is never cut, and a longer row is its own part.
@@ -207,43 +224,6 @@ class TrainingBatch:
         ConfigError when `max_tokens` is below 1.
         """
         return [self.select(part) for part in self.portions(max_tokens)]
-
-
-_DTYPES = {
-    "ids_N": torch.int64,
-    "target_N": torch.int64,
-    "position_N": torch.int64,
-    "mask_N": torch.bool,
-    "sampled_logp_N": torch.float32,
-    "old_logp_N": torch.float32,
-    "correction_N": torch.float32,
-    "advantage_N": torch.float32,
-    "return_N": torch.float32,
-    "old_value_N": torch.float32,
-    "weight_N": torch.float32,
-    "policy_version_N": torch.int64,
-    "reply_version_N": torch.int64,
-    "row_N": torch.int64,
-    "trajectory_N": torch.int64,
-}
-
-
-@dataclass(frozen=True)
-class _TrainedRow:
-    """A row that enters the loss, with the credit of its trajectory."""
-
-    row: Row
-    row_index: int
-    trajectory_index: int
-    advantages: NDArray[np.float32]
-    """The advantage of each sampled id; the two fields below have one number for each of them too."""
-    returns: NDArray[np.float32]
-    values: NDArray[np.float32]
-
-    @property
-    def turn_tokens(self) -> tuple[int, ...]:
-        """The number of tokens of each trained turn; a turn is one span."""
-        return tuple(len(span.ids) for span in self.row.spans if span.is_trained and span.ids)
 
 
 def build_batch(
@@ -267,21 +247,35 @@ def build_batch(
     UnknownName for an unknown aggregation.
     """
     rows = _trained_rows(groups, advantages)
+    return batch_of_rows(rows, aggregation=aggregation, norm_tokens=norm_tokens, drop_zero=drop_zero, totals=totals)
+
+
+def batch_of_rows(
+    rows: Sequence[TrainedRow],
+    *,
+    aggregation: str,
+    norm_tokens: int | None = None,
+    drop_zero: bool = False,
+    totals: StepTotals | None = None,
+) -> TrainingBatch:
+    """The batch of rows, of which those of a trajectory are together; settings as in `build_batch`."""
     counts = RowCounts(
         tuple(trained.trajectory_index for trained in rows), tuple(trained.turn_tokens for trained in rows)
     )
     weights_B = turn_weights(aggregation, counts, totals, norm_tokens=norm_tokens)
     loud = {trained.trajectory_index for trained in rows if trained.advantages.any()}
     kept = [pair for pair in zip(rows, weights_B, strict=True) if pair[0].trajectory_index in loud or not drop_zero]
-    columns = [_columns(trained, weights) for trained, weights in kept]
-    tensors = {
+    columns = [trained.columns(weights) for trained, weights in kept]
+    tensors: dict[str, Any] = {
         name: torch.cat([torch.zeros(0, dtype=dtype), *(column[name].to(dtype) for column in columns)])
-        for name, dtype in _DTYPES.items()
+        for name, dtype in DTYPES.items()
     }
-    seqlens = tuple(len(trained.row) - 1 for trained, _ in kept)
-    experts_NRK = _experts_of_rows([trained.row for trained, _ in kept])
-    totals = counts.totals if totals is None else totals
-    return TrainingBatch(**tensors, seqlens=seqlens, totals=totals, experts_NRK=experts_NRK)
+    return TrainingBatch(
+        **tensors,
+        seqlens=tuple(len(trained.row) - 1 for trained, _ in kept),
+        totals=counts.totals if totals is None else totals,
+        experts_NRK=_experts_of_rows([trained.row for trained, _ in kept]),
+    )
 
 
 def _experts_of_rows(rows: Sequence[Row]) -> Tensor | None:
@@ -300,10 +294,10 @@ def plain_batch(trajectories: Sequence[Trajectory]) -> TrainingBatch:
     return build_batch(groups, [flat_credit(group, [1.0]) for group in groups], aggregation="token-mean")
 
 
-def _trained_rows(groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> list[_TrainedRow]:
+def _trained_rows(groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> list[TrainedRow]:
     if len(groups) != len(advantages):
         raise InvalidTrajectory(f"{len(groups)} groups need as many advantages, got {len(advantages)}")
-    trained: list[_TrainedRow] = []
+    trained: list[TrainedRow] = []
     row_index = trajectory_index = 0
     for group, credit in zip(groups, advantages, strict=True):
         for place, (trajectory, member) in enumerate(zip(group.trajectories, _members(group, credit), strict=True)):
@@ -311,7 +305,7 @@ def _trained_rows(groups: Sequence[Group], advantages: Sequence[GroupCredit]) ->
                 if member is not None and row.num_trained_tokens:
                     further = (credit.returns, credit.values)
                     returns, values = (_numbers(numbers, place, number, member) for numbers in further)
-                    trained.append(_TrainedRow(row, row_index, trajectory_index, member[number], returns, values))
+                    trained.append(TrainedRow(row, row_index, trajectory_index, member[number], returns, values))
                 row_index += 1
             trajectory_index += 1
     return trained
@@ -349,39 +343,3 @@ def _check_trainable(trajectory: Trajectory, member: Advantages) -> None:
             f"member {trajectory.member} of group {trajectory.group!r} sampled {sampled} ids in its rows, and has "
             f"{given} advantages"
         )
-
-
-def _columns(trained: _TrainedRow, weights: Sequence[float]) -> dict[str, Tensor]:
-    """The entries of one row; here, and only here, inputs and targets are shifted against each other."""
-    row = trained.row
-    ids_T, mask_T = torch.tensor(row.ids), torch.tensor(row.mask)
-    mask_N = mask_T[1:]
-    sampled_T = torch.tensor(row.sampled_mask)
-
-    def scatter_to_targets(numbers: NDArray[np.float32]) -> Tensor:
-        """Puts the numbers of the sampled ids at their targets."""
-        number_T = torch.zeros(len(row))
-        number_T[sampled_T] = torch.tensor(numbers)
-        return torch.where(mask_N, number_T[1:], 0.0)
-
-    weight_T = torch.zeros(len(row))
-    weight_T[mask_T] = torch.from_numpy(np.repeat(np.asarray(weights, np.float32), trained.turn_tokens))
-    length = len(mask_N)
-    logp_N = torch.where(mask_N, torch.tensor(row.logprobs)[1:], 0.0)
-    return {
-        "ids_N": ids_T[:-1],
-        "target_N": ids_T[1:],
-        "position_N": torch.arange(length),
-        "mask_N": mask_N,
-        "sampled_logp_N": logp_N,
-        "old_logp_N": logp_N,
-        "correction_N": mask_N.float(),
-        "advantage_N": scatter_to_targets(trained.advantages),
-        "return_N": scatter_to_targets(trained.returns),
-        "old_value_N": scatter_to_targets(trained.values),
-        "weight_N": weight_T[1:],
-        "policy_version_N": torch.where(mask_N, torch.tensor(row.policy_versions)[1:], -1),
-        "reply_version_N": torch.where(mask_N, torch.tensor(row.reply_versions)[1:], -1),
-        "row_N": torch.full((length,), trained.row_index),
-        "trajectory_N": torch.full((length,), trained.trajectory_index),
-    }

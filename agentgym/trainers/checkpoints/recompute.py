@@ -21,6 +21,7 @@ from agentgym.trainers.checkpoints.checkpoint import checkpoint_folders, step_of
 from agentgym.trainers.checkpoints.run_folder import read_settings
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.lessons.config import config_kind
 from agentgym.trainers.parts.engine import load_model
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trajectory import Group, Trajectory
@@ -39,7 +40,8 @@ MEAN_BOUND = 0.05
 
 def config_of(run: Path) -> TrainConfig:
     """Returns the configuration of a training run from its config.yaml."""
-    return config_from_mapping(TrainConfig, read_settings(run))
+    settings = read_settings(run)
+    return config_from_mapping(config_kind(settings), settings)
 
 
 class RecomputedAdvantages:
@@ -197,6 +199,8 @@ class RecomputedLogprobs:
 def _why_not_credited(config: TrainConfig) -> str:
     """Returns the input of the estimator that is not recorded; "" if all inputs are."""
     learner = config.learner
+    if config.is_lesson:
+        return "a lesson credits no episodes"
     if learner.critic.exists:
         return f"the estimator {config.estimator} takes the critic's values, which are not recorded"
     if needs_input(config.estimator, "proxy_BT"):

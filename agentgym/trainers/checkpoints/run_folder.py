@@ -43,6 +43,9 @@ FREE = (
 """The prefixes of settings that may differ when a run is resumed: the location of its parts, its end, its checkpoints,
 its evaluations, its record, its trackers, and access to its server."""
 
+OF_PLAY = ("limits.", "sampling.", "sampler.", "local.")
+"""The prefixes of settings that only the evaluations of a lesson depend on."""
+
 
 class RunFolder:
     """Writes a run's files; all that was written before an error or a kill stays readable.
@@ -62,6 +65,8 @@ class RunFolder:
     def create(cls, path: Path, config: TrainConfig) -> RunFolder:
         """Creates a new run; refuses a folder that already contains one."""
         check_new_run(path)
+        if config.is_lesson and path.exists() and any(path.iterdir()):
+            raise RunFolderError(f"{str(path)!r} is taken already: give another --output, or remove it")
         folder = cls(path, config.checkpoint)
         settings = yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False)
         try:
@@ -82,7 +87,7 @@ class RunFolder:
     def reopen(cls, path: Path, config: TrainConfig) -> tuple[RunFolder, Checkpoint | None]:
         """Opens a run and its newest checkpoint; refuses a configuration that differs in more than the run's length."""
         stored, given = (
-            flatten_settings(_fill_defaults(read_settings(path))),
+            flatten_settings(_fill_defaults(read_settings(path), type(config))),
             flatten_settings(json.loads(json.dumps(asdict(config)))),
         )
         free = {"steps", "epochs", "max_minutes", "target_success"}
@@ -90,7 +95,8 @@ class RunFolder:
         if stored.get("date") is None:  # no date was recorded: each process used its own
             free.add("date")
         changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
-        changed = [name for name in changed if not name.startswith(FREE)]
+        prefixes = (*FREE, *OF_PLAY) if config.is_lesson else FREE
+        changed = [name for name in changed if not name.startswith(prefixes)]
         if changed:
             diff = "; ".join(f"{name}: {stored.get(name)!r} there, {given.get(name)!r} here" for name in changed)
             raise RunFolderError(f"the run in {str(path)!r} has other settings ({diff}); resume with the same ones")
@@ -170,7 +176,7 @@ class RunFolder:
 def _environments_of(config: TrainConfig) -> list[str]:
     """Returns the names of all environments that a run plays."""
     mixed = [entry.env for mix in (config.practice.mix, config.eval.mix) for entry in read_mix(mix).values()]
-    return [config.env, *mixed, *config.data.agents.values()]
+    return [name for name in (config.env, *mixed, *config.data.agents.values()) if name]
 
 
 def _step_of_line(line: bytes, number: int, path: Path) -> int:
@@ -199,7 +205,7 @@ def check_new_run(path: Path) -> None:
 
 def free_run_folder(config: TrainConfig) -> Path:
     """Returns a new path under `runs/`, named after the environment, the algo and the seed."""
-    name = f"{stem_of(config.env)}-{config.algo.rpartition(':')[2]}-seed{config.seed}"
+    name = f"{stem_of(config.subject)}-{config.algo.rpartition(':')[2]}-seed{config.seed}"
     return next(path for n in range(1, 10_000) if not (path := Path("runs", f"{name}-{n}")).exists())
 
 
@@ -212,6 +218,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
         settings = parse_yaml(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunFolderError(f"{str(path)!r} cannot be read: {error}") from error
+    if isinstance(settings, dict) and settings.get("kind") in ("sft", "dpo"):
+        remedy = f"begin a new one with its weights, --model {folder}"
+        raise RunFolderError(f"{str(folder)!r} is of an earlier version, and cannot be resumed: {remedy}")
     if not isinstance(settings, dict) or "algo" not in settings:
         raise RunFolderError(f"{str(folder)!r} holds no training run: its config.yaml is that of another command")
     return with_current_names(settings, _warn_once)
@@ -228,13 +237,13 @@ def recorded_run_date(folder: Path) -> str | None:
     return None if date is None else str(date)
 
 
-def _fill_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns a run's settings with defaults for those that did not exist when it began.
+def _fill_defaults(settings: dict[str, Any], kind: type[TrainConfig]) -> dict[str, Any]:
+    """Returns a run's settings of this kind with defaults for those that did not exist when it began.
 
     If they contain settings that no longer exist, they are returned unchanged.
     """
     try:
-        config = config_from_mapping(TrainConfig, settings)
+        config = config_from_mapping(kind, settings)
     except ConfigError:
         return settings
     completed: dict[str, Any] = json.loads(json.dumps(asdict(config)))

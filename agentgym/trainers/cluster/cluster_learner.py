@@ -91,6 +91,10 @@ class ClusterLearner:
         update = partial(Learner.update, version=version, bound=bound)
         return self.ranks.ask(RankActor.act_on, update, self._with_reference(batch))
 
+    def measure(self, batch: TrainingBatch) -> StepStats:
+        """See `Learner.measure`."""
+        return self.ranks.ask(RankActor.act_on, Learner.measure, self._with_reference(batch))
+
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
         """See `Learner.update_critic`."""
         if self.critic is None:

@@ -22,7 +22,9 @@ from agentgym.trainers.cluster.rank_process import Beginning, RankProcess
 from agentgym.trainers.cluster.trained_weights import ClusterWeights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parallel.mesh import check_mesh
+from agentgym.trainers.parts.engine import IdleEngine
 from agentgym.trainers.parts.parts import Origin, RunParts
+from agentgym.trainers.parts.stage import LocalStage
 from agentgym.trainers.settings.cluster import ROLES
 
 __all__ = ["open_cluster"]
@@ -48,20 +50,23 @@ async def open_cluster(
     begun = _Beginning(config, origin, cluster, board, files)
     learner = ClusterLearner(config, begun.ranks(RankActor), begun.ranks(ReferenceActor), begun.ranks(CriticActor))
     actors = begun.engines()
-    engines = await _gather_engines(actors, config)
-    workers = begun.workers(engines)
+    engines = await _gather_engines(actors, config) if actors else None
+    workers = begun.workers(engines) if engines else []
     meeting = asyncio.to_thread(learner.begin, begun.beginning())
     await asyncio.gather(
         meeting,
         *(worker.call(EpisodeActor.ready) for worker in workers),
         *(actor.call(EngineActor.prepare) for actor in actors),
     )
+    if engines is None:
+        idle = IdleEngine(origin.model)
+        weights = ClusterWeights(None, learner, origin.model.to_hf())
+        return RunParts(idle, LocalStage(config, idle, origin.renderer), learner, weights)
     engine = ClusterEngine(engines, keeper, version=origin.version)
     stage = ClusterStage(config, workers)
     stack.push_async_callback(engine.close)
     stack.push_async_callback(stage.close)
-    weights = ClusterWeights(engine, learner, origin.model.to_hf())
-    return RunParts(engine, stage, learner, weights)
+    return RunParts(engine, stage, learner, ClusterWeights(engine, learner, origin.model.to_hf()))
 
 
 def _open_files(origin: Origin, cluster: Cluster) -> NodeFiles:

@@ -27,14 +27,18 @@ POLL_S = 0.2
 
 
 class ClusterWeights:
-    """See `TrainedWeights`; `config` is the contents of the model's `config.json`."""
+    """See `TrainedWeights`; `config` is the contents of the model's `config.json`.
 
-    def __init__(self, engine: ClusterEngine, learner: ClusterLearner, config: Mapping[str, JSON]) -> None:
+    Without an engine they are only saved.
+    """
+
+    def __init__(self, engine: ClusterEngine | None, learner: ClusterLearner, config: Mapping[str, JSON]) -> None:
         self._engine, self._learner, self._config = engine, learner, config
         self._numbers = count()
 
     async def send(self, version: int) -> WeightSync:
         """Has the ranks store the weights in the cluster, and the engines take them there."""
+        assert self._engine is not None, "a lesson that plays nothing sends no weights"
         shipment = await asyncio.to_thread(self._learner.ranks.ask, RankActor.ship, self._engine.dtype)
         assert shipment is not None, "it is of rank 0"
         return await self._engine.take_shipment(shipment, version)

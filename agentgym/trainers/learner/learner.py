@@ -19,13 +19,13 @@ from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.routing import BatchRouting, experts_of_routers
 from agentgym.trainers.algorithms.kl import penalty_of
-from agentgym.trainers.algorithms.losses import LOSSES, is_elementwise
+from agentgym.trainers.algorithms.losses import LOSSES, PairSums, traits_of
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.batch.off_policy import corrected_batch
 from agentgym.trainers.learner.critic import Critic, CriticStats
 from agentgym.trainers.learner.finite import NotFinite
 from agentgym.trainers.learner.lora import Adapters, Unadapted
-from agentgym.trainers.learner.micro_batch import FoundLoss, MicroBatch
+from agentgym.trainers.learner.micro_batch import MicroBatch, parts_of_step
 from agentgym.trainers.learner.mismatch import UNBOUNDED, MismatchBound, MismatchFound, MismatchSums
 from agentgym.trainers.learner.objective import balance_weight, has_further_loss, policy_loss
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
@@ -80,7 +80,8 @@ class Learner:
         self._balance = balance_weight(config, self.model.balance_coefficient)
         optimizer = optimizer.for_size(self.model.num_parameters)
         self.reference: ReferenceModel | None = None
-        if config.kl.coefficient and reference != "elsewhere":
+        self._traits = traits_of(LOSSES[config.loss_name])
+        if (config.kl.coefficient or self._traits.against_reference) and reference != "elsewhere":
             known = self._reference_model(given)
             self.reference = ReferenceModel(known, config, temperature, self.world, self.model.vocab_size)
         num_steps = total_steps * config.steps_per_batch
@@ -97,7 +98,6 @@ class Learner:
         self._loss = policy_loss(config)
         self._score = scorer(config.head_kernel, self.model.softcap)
         self._kl_penalty = penalty_of("k2" if config.kl.compares_whole else config.kl.penalty)
-        self._elementwise = is_elementwise(LOSSES[config.loss_name])
 
     def _reference_model(self, given: LanguageModel | None) -> LanguageModel | Unadapted:
         """The model of the KL term: a teacher, the base of adapters, or the first weights."""
@@ -129,6 +129,8 @@ class Learner:
         """
         self._fresh_from = version
         batch = self._correct_batch(batch, version)
+        if self._traits.within_trajectory:
+            batch = replace(batch, divides_trajectories=False)
         steps: list[StepStats] = []
         self.optimizer.skip_to(version * self.config.steps_per_batch)  # past those of batches without an update
         end = self.optimizer.position + self.config.steps_per_batch
@@ -145,6 +147,16 @@ class Learner:
             stats = replace(stats, kl=self._kl_of_rewards)
         self.kl = self.kl.update(stats.kl, len(batch.trajectory_N.unique()))
         return stats if self.adapters is None else replace(stats, merge_lost=self.adapters.merge_lost)
+
+    @torch.no_grad()
+    def measure(self, batch: TrainingBatch) -> StepStats:
+        """The statistics of the batch under the current weights, without an update."""
+        if self._traits.within_trajectory:
+            batch = replace(batch, divides_trajectories=False)
+        share = self._share(batch)
+        reports = self.world.map(lambda micro: self._compute(micro).report, self._parts(batch, share))
+        total = self._total(reports, share.sizes)
+        return total.result(batch.num_trained_tokens, 0.0, self.optimizer.learning_rate, self.kl.coefficient)
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
         """Fits the critic to the returns of the batch, as often as the policy is updated; None without a critic."""
@@ -314,26 +326,9 @@ class Learner:
         Such a loss is computed here, from one pass without gradient. Its derivative by each logprob is exact, so that a
         micro-batch that propagates these back has its share of the step's gradient, however the step is split.
         """
-        if self._elementwise or not share.parts:
+        if self._traits.elementwise or self._traits.within_trajectory or not share.parts:
             return [MicroBatch(part, is_idle=share.is_idle(number)) for number, part in enumerate(share.parts)]
-        logp_M = self._every_target(self._logp, share).requires_grad_()
-        names = ("old_logp_N", "advantage_N", "trajectory_N", "weight_N", "correction_N")
-        old_M, advantage_M, trajectory_M, weight_M, correction_M = (
-            getattr(batch, name)[batch.mask_N].to(self.world.device) for name in names
-        )
-        all_M = torch.ones_like(logp_M, dtype=torch.bool)
-        policy = self._loss(logp_M, old_M, advantage_M, all_M, sequences=trajectory_M)
-        corrected_M = correction_M * policy.loss
-        (slope_M,) = torch.autograd.grad((weight_M * corrected_M).sum(), logp_M)
-        own, idle = share.parts[: share.num_own], share.parts[share.num_own :]
-        here, sizes = share.targets.here, [part.num_trained_tokens for part in own]
-        losses, slopes = corrected_M.detach()[here].split(sizes), (slope_M / weight_M)[here].split(sizes)
-        stats = [policy.stats if self.world.portion == 0 else policy.stats.nothing, *[policy.stats.nothing] * len(own)]
-        found = (FoundLoss(*numbers) for numbers in zip(losses, slopes, stats, strict=False))
-        return [
-            *(MicroBatch(part, found_here) for part, found_here in zip(own, found, strict=True)),
-            *(MicroBatch(part, is_idle=True) for part in idle),
-        ]
+        return parts_of_step(batch, share, self._every_target(self._logp, share), self._loss, self.world)
 
     def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor, Tensor, RouterSums]:
         """The policy's scores of the targets, the loss of experts and of a shared critic, whole divergences, sums."""
@@ -360,7 +355,7 @@ class Learner:
         part, config = micro.batch, self.config
         place_M = part.trained_M
         reference_M, is_loss = None, config.kl.coefficient > 0 and config.kl.place == "loss"
-        if is_loss and not config.kl.compares_whole:
+        if (is_loss and not config.kl.compares_whole) or self._traits.against_reference:
             known_N = part.reference_logp_N
             reference_M = self._reference.logprobs_of(part) if known_N is None else known_N[place_M]
         (logp_M, entropy_M), further, kl_M, router = self._forward(part)
@@ -372,7 +367,11 @@ class Learner:
             loss_M = policy.loss
         else:
             all_M = torch.ones_like(logp_M, dtype=torch.bool)
-            policy = self._loss(logp_M, part.old_logp_N[place_M], part.advantage_N[place_M], all_M)
+            old_M = part.old_logp_N[place_M]
+            if self._traits.against_reference and reference_M is not None:
+                old_M = reference_M
+            whole = {"sequences": part.trajectory_N[place_M]} if self._traits.within_trajectory else {}
+            policy = self._loss(logp_M, old_M, part.advantage_N[place_M], all_M, **whole)
             loss_M = policy.loss if config.correction is None else correction_M * policy.loss
         if reference_M is not None:
             kl_M = self._kl_penalty(logp_M, reference_M)
@@ -391,6 +390,7 @@ class Learner:
             stats=policy.stats,
             correction=correction_M.sum(),
             num_rejected=(correction_M == 0).sum(),
+            pairs=policy.pairs or PairSums.nothing(loss),
             router=router,
         )
         return MicroResult(loss, report)

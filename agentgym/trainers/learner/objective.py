@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentgym.settings import is_bundled
 from agentgym.trainers.algorithms.corrections import CORRECTIONS
 from agentgym.trainers.algorithms.kl import penalty_of
-from agentgym.trainers.algorithms.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
+from agentgym.trainers.algorithms.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with, traits_of
 from agentgym.trainers.batch.off_policy import check_correction
 from agentgym.trainers.settings.kl import WHOLE
 from agentgym.trainers.settings.learner import LearnerConfig
@@ -26,7 +26,12 @@ def policy_loss(config: LearnerConfig) -> PolicyLossFn:
 
 
 def balance_weight(config: LearnerConfig, own: float) -> float:
-    """Returns the weight of the load balancing loss; `own` is that of the model's config.json, which holds for None."""
+    """Returns the weight of the load balancing loss; `own` is that of the model's config.json, which holds for None.
+
+    With a loss that compares with a reference, None is 0: the gain of a reply is that of its tokens alone.
+    """
+    if config.router.balance is None and traits_of(LOSSES[config.loss_name]).against_reference:
+        return 0.0
     return own if config.router.balance is None else config.router.balance
 
 

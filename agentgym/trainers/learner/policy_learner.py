@@ -39,6 +39,9 @@ class PolicyLearner(Protocol):
     def update(self, batch: TrainingBatch, *, version: int = 0, bound: MismatchBound = ...) -> StepStats:
         """Updates the policy on a batch."""
 
+    def measure(self, batch: TrainingBatch) -> StepStats:
+        """The statistics of a batch, without an update."""
+
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
         """Fits the critic to a batch."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from agentgym.trainers.algorithms.losses import LossStats
+from agentgym.trainers.algorithms.losses import LossStats, PairStats, PairSums
 from agentgym.trainers.learner.mismatch import MismatchSums
 from agentgym.trainers.learner.router_stats import RouterStats, RouterSums
 
@@ -56,6 +56,8 @@ class StepStats:
     """The share of trained tokens whose loss was multiplied by 0."""
     router: RouterStats | None = None
     """Those of the routers in the first optimizer step; None for a model without experts."""
+    pairs: PairStats | None = None
+    """Those of pairs of replies in the first optimizer step; None for a loss without pairs."""
     merge_lost: float | None = None
     """The share of what the adapters add that rounding took from the merged weights; see `Adapters.merge_lost`."""
 
@@ -85,6 +87,7 @@ class StepStats:
             mismatch_kl=first.mismatch_kl,
             stale_tokens=sum(step.stale_tokens for step in steps) // epochs,
             router=first.router,
+            pairs=first.pairs,
         )
 
 
@@ -99,6 +102,7 @@ class Report:
     stats: LossStats
     correction: Tensor
     num_rejected: Tensor
+    pairs: PairSums
     router: RouterSums
 
     def __add__(self, other: Report) -> Report:
@@ -107,7 +111,8 @@ class Report:
     @property
     def scalars_K(self) -> Tensor:
         """All sums in the order of their fields, float64, as processes exchange them."""
-        found = [*self._plain, *self.mismatch.scalars, *vars(self.stats).values(), *self.router.scalars]
+        found = [*self._plain, *self.mismatch.scalars, *vars(self.stats).values()]
+        found += [*vars(self.pairs).values(), *self.router.scalars]
         return torch.stack([scalar.detach().double() for scalar in found])
 
     @property
@@ -120,6 +125,7 @@ class Report:
         loss, entropy, kl, correction, num_rejected, *further = scalars_K.unbind()
         middle = MismatchSums.num_scalars()
         end = middle + len(fields(LossStats))
+        last = end + len(fields(PairSums))
         return cls(
             loss=loss,
             entropy=entropy,
@@ -128,13 +134,14 @@ class Report:
             stats=LossStats(*further[middle:end]),
             correction=correction,
             num_rejected=num_rejected,
-            router=RouterSums.of_scalars(further[end:]),
+            pairs=PairSums(*further[end:last]),
+            router=RouterSums.of_scalars(further[last:]),
         )
 
     @classmethod
     def nothing(cls, router: RouterSums) -> Report:
         """The sums of no token, with as many experts as these sums have."""
-        number = len(fields(cls)) - 3 + MismatchSums.num_scalars() + len(fields(LossStats))
+        number = len(fields(cls)) - 4 + MismatchSums.num_scalars() + len(fields(LossStats)) + len(fields(PairSums))
         zeros = [torch.zeros_like(router.loss)] * number
         return cls.of_scalars(torch.stack([scalar.double() for scalar in [*zeros, *router.nothing.scalars]]))
 
@@ -162,4 +169,5 @@ class Report:
             correction_mean=float(self.correction) / num_tokens,
             corrected_away=float(self.num_rejected) / num_tokens,
             router=self.router.result,
+            pairs=self.pairs.result,
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from agentgym.engines.protocol import WeightSync
+from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import TrainingHalted
 from agentgym.trainers.batch.batch import build_batch
@@ -18,14 +18,14 @@ from agentgym.trainers.checkpoints.random_states import random_states
 from agentgym.trainers.learner.finite import NotFinite, check_finite
 from agentgym.trainers.learner.mismatch import MismatchFound
 from agentgym.trainers.learner.objective import needs_all_rows
-from agentgym.trainers.loop.session import TrainingSession
+from agentgym.trainers.loop.session import TrainingSession, WeightPublisher
 from agentgym.trainers.loop.step_credit import credit_step
 from agentgym.trainers.monitoring.halt import HaltedStep
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.parallel.gradient_threads import one_core
 from agentgym.trainers.tasks import StepGroups
 
-__all__ = ["learn_step"]
+__all__ = ["learn_step", "publish"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ async def learn_step(
             step = step or HaltedStep.without_credit(done + 1, groups.kept)
             await _leave_out(session, step, halted, is_whole=learner.num_steps == num_steps)
         waited_s = await _wait_for(evaluation)
-        sync = await _publish(session, done + 1, is_paused=not is_beside)
+        sync = await publish(session.engine, session.publisher, done + 1, is_paused=not is_beside)
     learned = time.perf_counter() - waited_s
     session.progress.add_step(learned - started)
     times = {"generate_s": played - started, "update_s": learned - played}
@@ -99,7 +99,7 @@ async def _record(
         step=session.progress.step,
         rollout=rollout,
         elapsed_s=session.progress.train_s,
-        speed=session.instruments.lap(rollout),
+        speed=session.instruments.lap(rollout.trained_tokens),
         practice=practice,
         **known,
     )
@@ -136,17 +136,16 @@ def _with_batch(session: TrainingSession, groups: StepGroups, credits: Sequence[
     return HaltedStep(step=session.progress.step + 1, groups=groups.kept, credits=credits, batch=batch)
 
 
-async def _publish(session: TrainingSession, version: int, *, is_paused: bool) -> WeightSync:
+async def publish(engine: Engine, publisher: WeightPublisher, version: int, *, is_paused: bool = False) -> WeightSync:
     """Publishes the weights while the engine is paused, and resumes it.
 
     An engine that loads weights while it samples is not paused at all.
     """
-    engine = session.engine
     if not is_paused:
         if isinstance(engine, ReplicatedEngine) and engine.updates_running:
-            return await session.publisher.publish(version)
+            return await publisher.publish(version)
         await engine.pause()
-    sync = await session.publisher.publish(version)
+    sync = await publisher.publish(version)
     await engine.resume()
     return sync
 

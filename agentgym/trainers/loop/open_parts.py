@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,11 +22,15 @@ from agentgym.trainers.checkpoints.checkpoint import LocalContent, load_learner
 from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.monitoring.collapse import MAX_MERGE_LOST
+from agentgym.trainers.parallel.gradient_threads import one_core
 from agentgym.trainers.parts.engine import load_model, open_engine, weights_for
 from agentgym.trainers.parts.parts import Origin, RunParts
 from agentgym.trainers.parts.stage import LocalStage
 
 __all__ = ["import_cluster", "open_parts"]
+
+logger = logging.getLogger(__name__)
 
 NO_RAY = "executor ray needs Ray ({error}): pip install 'agentgym-llm[ray]'"
 
@@ -45,7 +50,7 @@ async def open_parts(
     if config.executor == "ray":
         parts: RunParts = await import_cluster().open_cluster(config, origin, stack, show)
         return parts
-    if config.engine != "local":
+    if config.plays and config.engine != "local":
         show(f"start {config.engine}")
     engine = await open_engine(
         config, origin.model, origin.model_folder, version=origin.version, log_folder=origin.logs
@@ -54,13 +59,14 @@ async def open_parts(
     if isinstance(engine, LocalEngine) and engine.compiles:
         show("compile")
         await engine.prepare()
+    needs_first = config.learner.needs_first_weights and not config.adapts_in_place
     learner = Learner(
         origin.model,
         config.learner,
         config.optimizer,
         total_steps=config.steps,
         temperature=config.sampling.temperature,
-        reference=load_model(origin.model_folder, config) if config.learner.needs_first_weights else None,
+        reference=load_model(origin.model_folder, config) if needs_first else None,
     )
     stack.callback(learner.close)
     weights = LocalWeights(engine, origin.model, learner)
@@ -92,7 +98,16 @@ class LocalWeights:
 
     def copy(self) -> LocalContent:
         """Copies all tensors in memory."""
-        return LocalContent.of(self.model, published_views(self.model), self.learner.state_dict(), self.memory)
+        adapters, weights = self.learner.adapters, published_views(self.model)
+        if adapters is None or adapters.published is not None:
+            return LocalContent.of(self.model, weights, self.learner.state_dict(), self.memory)
+        with one_core():  # for the same bits whatever the threads
+            weights = adapters.merged_weights(adapted_only=False)
+            content = LocalContent.of(self.model, weights, self.learner.state_dict(), self.memory)
+        if (lost := adapters.merge_lost or 0.0) > MAX_MERGE_LOST:
+            text = "the model lacks %.0f%% of what its adapters learned, less than a bit: learn in float32 (%s)"
+            logger.warning(text, 100 * lost, "--dtype float32")
+        return content
 
     def load(self, checkpoint: Path) -> None:
         """Loads the learner's whole state."""

@@ -10,16 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
-from agentgym.chat_templates.families import format_to_record, open_renderer
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.chat_templates.recorded_format import recorded_format
-from agentgym.chat_templates.template_date import present_date
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_name import is_model_id, model_folder, revised_name
 from agentgym.model.policy import backend_line
-from agentgym.model.transformers_check import check_forward
 from agentgym.rewards import RewardFunction, open_rewards
 from agentgym.rollout.hosting.event_loop import finish_uninterrupted
 from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes
@@ -27,18 +22,16 @@ from agentgym.rollout.record.folder_digests import discard_digests
 from agentgym.rollout.sampling.sampler import TooManyFailures
 from agentgym.trainers.algorithms.estimators import needs_input
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint
-from agentgym.trainers.checkpoints.random_states import random_states, seed_random, set_random_states
-from agentgym.trainers.checkpoints.run_copy import fetch_missing_run
-from agentgym.trainers.checkpoints.run_folder import RunFolder, read_settings, recorded_run_date
+from agentgym.trainers.checkpoints.random_states import seed_random, set_random_states
+from agentgym.trainers.checkpoints.run_folder import RunFolder
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.learner.reference import check_teacher
-from agentgym.trainers.loop.learn_step import learn_step
+from agentgym.trainers.lessons.lesson import Lesson
+from agentgym.trainers.loop.learn_step import learn_step, publish
+from agentgym.trainers.loop.lesson_step import lesson_step
 from agentgym.trainers.loop.observer import Observer
 from agentgym.trainers.loop.open_parts import open_parts
 from agentgym.trainers.loop.player import Player, open_player
-from agentgym.trainers.loop.run_tasks import held_out_source, open_tasks
 from agentgym.trainers.loop.session import Progress, TrainingSession, WeightPublisher
-from agentgym.trainers.loop.token_budget import with_token_budget
 from agentgym.trainers.loop.train_result import RunEnd, TrainResult
 from agentgym.trainers.monitoring.halt import keep_episodes
 from agentgym.trainers.monitoring.instruments import Instruments
@@ -46,16 +39,13 @@ from agentgym.trainers.monitoring.metrics import EvalScore, score
 from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.monitoring.target import has_stalled, is_target_near
 from agentgym.trainers.monitoring.watch import CollapseWatch
-from agentgym.trainers.parts.engine import check_model_settings, model_of_run, with_pass_tokens
 from agentgym.trainers.parts.parts import Origin, RunParts
-from agentgym.trainers.resolve import inapplicable_symptoms, with_optimizer
 from agentgym.trainers.settings.optimizer import BIG
 from agentgym.trainers.speed.memory import peak_memory_mb
 from agentgym.trainers.tasks import StepGroups, TaskSource
-from agentgym.trainers.trackers import Tracking
 from agentgym.trajectory import Group
 
-__all__ = ["Run", "open_run"]
+__all__ = ["Run"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +67,8 @@ class Run:
     source: TaskSource
     held_out: TaskSource
     """The source of the tasks of evaluations."""
+    lesson: Lesson[object] | None
+    """What a lesson learns from, in place of episodes."""
     reward: RewardFunction | None
     """A function that replaces the configured one."""
     instruments: Instruments
@@ -104,14 +96,7 @@ class Run:
                         self.instruments.begin()
                     self.folder.checkpoints.check()
                     with self.instruments.step(self.progress.step + 1):
-                        started = time.perf_counter()
-                        with self.instruments.doing("generate"):
-                            groups = await self._play_groups(session)
-                            greedy = await self._play_greedy(session, groups.kept)
-                        async with self._evaluation_beside(session) as evaluation:
-                            times = {"started": started, "played": time.perf_counter()}
-                            step = learn_step(session, groups, greedy, **times, evaluation=evaluation)
-                            await finish_uninterrupted(step)  # an interrupt waits until weights and files agree
+                        await self._take_step(session)
                     if self.progress.step % self.config.checkpoint.every == 0:
                         await self.folder.checkpoints.ready()
                         session.save()
@@ -121,6 +106,19 @@ class Run:
             except asyncio.CancelledError:
                 return self._result(session, before, after, "interrupted")
             return self._result(session, before, after, end)
+
+    async def _take_step(self, session: TrainingSession) -> None:
+        """Plays and learns a step, or takes one of the lesson; an interrupt waits until weights and files agree."""
+        if self.lesson is not None:
+            await finish_uninterrupted(lesson_step(session, self.lesson))
+            return
+        started = time.perf_counter()
+        with self.instruments.doing("generate"):
+            groups = await self._play_groups(session)
+            greedy = await self._play_greedy(session, groups.kept)
+        async with self._evaluation_beside(session) as evaluation:
+            times = {"started": started, "played": time.perf_counter()}
+            await finish_uninterrupted(learn_step(session, groups, greedy, **times, evaluation=evaluation))
 
     async def _open(self, stack: AsyncExitStack) -> TrainingSession:
         """Opens the parts of the run; the stack closes them, the last one first."""
@@ -176,9 +174,13 @@ class Run:
             self._show(f"{config.optimizer.name} at a learning rate of {config.optimizer.peak_rate:g}")
         publisher = WeightPublisher(parts.weights, player, self.instruments)
         gate = ParityGate(config.parity, parts, player, publisher, is_mixture=bool(self.model.routers))
+        if self.lesson is not None:
+            stack.callback(self.lesson.close)
+            for line in self.lesson.report:
+                self._show(line)
+            return parts, player, publisher, gate
         await parts.engine.pause()
-        await publisher.publish(step)
-        await parts.engine.resume()
+        await publish(parts.engine, publisher, step, is_paused=True)
         await gate.start(step)
         return parts, player, publisher, gate
 
@@ -284,6 +286,8 @@ class Run:
         if not self.config.eval.episodes:
             return None
         player, step = session.player, self.progress.step
+        if self.lesson is not None:
+            await publish(session.engine, session.publisher, step)
         episodes = player.held_out_episodes(phase)
         self.observer.on_phase(phase, len(episodes))
         trajectories = await player.evaluate(episodes, self.observer.on_episode)
@@ -320,80 +324,3 @@ class Run:
             peak_memory_mb=peak_memory_mb(),
             end=end,
         )
-
-
-def open_run(
-    config: TrainConfig,
-    path: Path,
-    observer: Observer,
-    reward: RewardFunction | None = None,
-    *,
-    resume: bool = False,
-) -> Run:
-    """Returns the run in the folder `path` at its newest checkpoint, or a new one, whose settings are recorded there.
-
-    Raises for environments, files and models that do not exist before anything is written.
-    """
-    if resume:
-        fetch_missing_run(path, config.checkpoint.copy_to)
-    config, first_folder = _find_model(config, path if resume else None)
-    config = with_optimizer(config, first_folder, path if resume else None)
-    date = config.date or (recorded_run_date(path) if resume else None) or present_date()
-    variables = recorded_format(first_folder).variables_with(config.chat_template_kwargs)
-    renderer = open_renderer(first_folder, config.family, date=date, variables=variables)
-    family, written = format_to_record(renderer, config.family, date=date, given_date=config.date)
-    config = replace(config, family=family, date=written, chat_template_kwargs=variables)
-    config = with_token_budget(config, is_resumed=resume)
-    check_teacher(config.learner.kl.reference, first_folder)
-    source, config = open_tasks(config, renderer)
-    tracking = Tracking(config.trackers, config.tracking)
-    config, folder, checkpoint, model = _open_folder(config, path, first_folder, resume=resume)
-    if checkpoint:
-        source.load(checkpoint.tasks)
-    recorded: list[dict[str, Any]] = folder.steps() if resume else []
-    return Run(
-        config=config,
-        folder=folder,
-        checkpoint=checkpoint,
-        model_folder=first_folder,
-        model=model,
-        renderer=renderer,
-        source=source,
-        held_out=held_out_source(config, source),
-        reward=reward,
-        instruments=Instruments(config, renderer, tracking, folder.path, model),
-        watch=CollapseWatch(config.collapse, recorded, inapplicable_symptoms(config)),
-        observer=observer,
-        progress=Progress(
-            step=checkpoint.step if checkpoint else 0,
-            train_s=float(cast(float, recorded[-1]["elapsed_s"])) if recorded else 0.0,
-            random=random_states(),
-        ),
-    )
-
-
-def _open_folder(
-    config: TrainConfig, path: Path, first_folder: Path, *, resume: bool
-) -> tuple[TrainConfig, RunFolder, Checkpoint | None, LanguageModel]:
-    """Returns the run's settings, its folder, a new one or that which is resumed, its checkpoint and its model."""
-    if resume:
-        folder, checkpoint = RunFolder.reopen(path, config)
-        return config, folder, checkpoint, model_of_run(checkpoint.path if checkpoint else first_folder, config)
-    model = model_of_run(first_folder, config)
-    check_forward(model, first_folder)
-    check_model_settings(model, config)
-    config = with_pass_tokens(config, model)
-    return config, RunFolder.create(path, config), None, model
-
-
-def _find_model(config: TrainConfig, resumed: Path | None) -> tuple[TrainConfig, Path]:
-    """Returns the folder of the first weights, and the settings with the commit of a model of the hub.
-
-    A run that is resumed keeps its commit, unless another one is named.
-    """
-    if resumed is not None and is_model_id(config.model):
-        recorded = str(read_settings(resumed).get("model"))
-        config = replace(config, model=recorded) if recorded.startswith(f"{config.model}@") else config
-    folder = model_folder(config.model)
-    config = replace(config, model=revised_name(config.model, folder))
-    return config, model_folder(config.model, config.chat_template) if config.chat_template else folder

@@ -27,7 +27,7 @@ from agentgym.trainers.tasks import (
 )
 from agentgym.types import JSON, Message, Task
 
-__all__ = ["held_out_source", "open_tasks"]
+__all__ = ["held_out_source", "open_tasks", "played_choices"]
 
 
 def open_tasks(config: TrainConfig, renderer: Renderer) -> tuple[TaskSource, TrainConfig]:
@@ -39,11 +39,20 @@ def open_tasks(config: TrainConfig, renderer: Renderer) -> tuple[TaskSource, Tra
     for choice in _held_out_choices(config):
         resolve_env(choice.env, choice.kwargs)
     source, num_rows = _source(config, renderer)
-    if config.epochs is not None:
+    if config.epochs is not None and not config.is_lesson:
         config = replace(config, steps=max(1, ceil(config.epochs * num_rows / config.tasks)))
     if config.practice.sampler is not None:
         source = own_sampler(config.practice.sampler, source, config.seed)
     return AheadTasks(source, config.tasks) if config.max_staleness else source, config
+
+
+def played_choices(config: TrainConfig) -> list[EnvChoice]:
+    """Returns the environments that a run plays: those that it learns from, or of a lesson those of its evaluations."""
+    if config.is_lesson and not config.plays:
+        return []
+    if config.is_lesson and config.eval.mix:
+        return _held_out_choices(config)
+    return env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
 
 
 def held_out_source(config: TrainConfig, source: TaskSource) -> TaskSource:
@@ -62,6 +71,8 @@ def _held_out_choices(config: TrainConfig) -> list[EnvChoice]:
 def _source(config: TrainConfig, renderer: Renderer) -> tuple[TaskSource, int]:
     """Returns the source that the settings describe, and the number of rows of data to train on."""
     env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
+    if config.is_lesson:
+        return EnvTasks(config.env, config.seed, env_kwargs), 0
     if config.data.has_files:
         return _of_data(config, renderer, env_kwargs)
     for choice in env_choices(config.practice, config.env, env_kwargs):

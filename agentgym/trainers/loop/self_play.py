@@ -39,7 +39,7 @@ def trained_seats(config: TrainConfig) -> tuple[str, ...]:
 
     Raises ConfigError for settings that self-play does not support.
     """
-    if config.env_kwargs.get("opponent") != SELF:
+    if config.is_lesson or config.env_kwargs.get("opponent") != SELF:
         if config.rival is not None:
             raise ConfigError("a rival plays the other seats of a game in self-play: add --env-kwargs opponent=self")
         return ()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
 
 from agentgym.envs.catalog.resolve import turn_limit
 from agentgym.model.decoder_config import folder_window
 from agentgym.model.model_name import model_folder
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.loop.run_tasks import played_choices
 from agentgym.trainers.resolve import resolve_config
-from agentgym.trainers.tasks import env_choices
-from agentgym.types import JSON
 
 __all__ = ["with_token_budget"]
 
@@ -29,12 +26,9 @@ def with_token_budget(config: TrainConfig, *, is_resumed: bool = False) -> Train
     if limits.turn_tokens is not None and not needs_norm:
         return config
     window = _window(config)
-    env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
-    turns = [
-        turn_limit(choice.env, kwargs)
-        for choice in env_choices(config.practice, config.env, env_kwargs)
-        for kwargs in choice.variants
-    ]
+    turns = [turn_limit(choice.env, kwargs) for choice in played_choices(config) for kwargs in choice.variants]
+    if not turns:
+        return config
     turn_tokens = max(limits.turn_tokens_in(window, num_turns) for num_turns in turns)
     config = replace(config, limits=replace(limits, turn_tokens=turn_tokens))
     most_turns = min(limits.max_turns, max(limits.max_turns if limit is None else limit for limit in turns))

@@ -19,8 +19,10 @@ from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.trainers.checkpoints.checkpoint import newest_whole
 from agentgym.trainers.checkpoints.run_folder import RunFolder, free_run_folder, read_settings, save_model
 from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.lessons.config import config_kind
+from agentgym.trainers.lessons.lesson import Lesson
 from agentgym.trainers.loop.observer import Observer, Observers, Unobserved, own_observers
-from agentgym.trainers.loop.run import open_run
+from agentgym.trainers.loop.open_run import open_run
 from agentgym.trainers.loop.train_result import TrainResult
 from agentgym.trainers.parts.parts import LearnerLost
 from agentgym.types import JSON
@@ -78,7 +80,11 @@ class Trainer:
         """
         settings = read_settings(Path(folder))
         return cls(
-            config_from_mapping(TrainConfig, {**settings, **changes}), folder, observer, reward=reward, resume=True
+            config_from_mapping(config_kind(settings), {**settings, **changes}),
+            folder,
+            observer,
+            reward=reward,
+            resume=True,
         )
 
     @property
@@ -93,12 +99,20 @@ class Trainer:
 
     @property
     def model(self) -> LanguageModel:
-        """The model that is trained. Of a run on Ray it is that of the newest checkpoint, loaded by each call."""
-        if not self._run.model.embed.is_meta:
+        """The model that is trained, with its adapters merged.
+
+        Of a run on Ray, and of a lesson with adapters, it is that of the newest checkpoint, loaded by each call.
+        """
+        if not self._run.model.embed.is_meta and not self.config.adapts_in_place:
             return self._run.model
         newest = newest_whole(self.folder.path) if self.folder.has_run else None
         folder = self._run.model_folder if newest is None else newest.path
         return load_policy(folder, dtype=self.config.learner.weights_dtype, backend=self.config.model_backend)
+
+    @property
+    def lesson(self) -> Lesson[object] | None:
+        """What the run learns from in place of episodes; None for a run that plays."""
+        return self._run.lesson
 
     @property
     def renderer(self) -> Renderer:

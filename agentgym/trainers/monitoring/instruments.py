@@ -16,7 +16,7 @@ from agentgym.engines.protocol import Engine
 from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.monitoring.metrics import EvalScore, RolloutSummary, StepMetrics
+from agentgym.trainers.monitoring.metrics import EvalScore, StepMetrics
 from agentgym.trainers.speed.clock import Activity, StepClock
 from agentgym.trainers.speed.metered import MeteredEngine
 from agentgym.trainers.speed.peak import peak_flops
@@ -87,10 +87,10 @@ class Instruments:
         """Records the work of an update of the policy on the batch."""
         self._work = update_work(batch, self.config.learner, self.model)
 
-    def lap(self, rollout: RolloutSummary) -> StepSpeed:
+    def lap(self, sampled_tokens: int) -> StepSpeed:
         """Returns the speed of the step that ends here."""
         work, self._work = self._work, None
-        return StepSpeed.of(self.clock.lap(), rollout.trained_tokens, work, self._peak_flops)
+        return StepSpeed.of(self.clock.lap(), sampled_tokens, work, self._peak_flops)
 
     def log_step(self, metrics: StepMetrics, groups: Sequence[Group]) -> None:
         """Logs a step's numbers to the trackers and, if due, some of its episodes."""

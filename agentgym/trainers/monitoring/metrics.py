@@ -145,16 +145,18 @@ class StepMetrics:
 
     step: int
     """The optimizer step, from 1; also the policy version that it produced."""
-    rollout: RolloutSummary
+    rollout: RolloutSummary | None = None
+    """The episodes of the step; None for a lesson, which plays none."""
     update: StepStats | None
     """The statistics of the update; None if no group carried a signal, so that there was no update.
 
     In an update without an optimizer step, an off-policy correction rejected all tokens."""
     critic: CriticStats | None = None
     """The statistics of the critic; None without one, and if there was nothing to learn."""
-    sync: WeightSync
-    """The transfer of the step's weights to the engine."""
+    sync: WeightSync | None = None
+    """The transfer of the step's weights to the engine; None for a lesson, which samples from no engine."""
     generate_s: float
+    """The seconds of playing the step's episodes, or of reading its rows."""
     update_s: float
     """The seconds of learning and the weight update together."""
     elapsed_s: float
@@ -163,7 +165,7 @@ class StepMetrics:
     """The speed of the step; None if it was not measured."""
     practice: Mapping[str, float] = field(default_factory=dict)
     """The metrics of mixes, curriculum, replay and filter, by name, and how far ahead the step was played:
-    `docs/sampling.md` and `docs/asynchronous.md` list them."""
+    `docs/sampling.md` and `docs/asynchronous.md` list them. Of a lesson, those of its rows and of its validation."""
     symptoms: tuple[Symptom, ...] = ()
     """The symptoms of collapse at this step."""
     held_out: EvalScore | None = None
@@ -172,26 +174,30 @@ class StepMetrics:
     def to_json(self) -> dict[str, JSON]:
         """Returns a flat mapping with the names that curves and viewers use; `warnings` has the step's new symptoms."""
         update: dict[str, JSON] = asdict(self.update) if self.update else dict(NO_UPDATE)
-        router = update.pop("router", None)
-        update |= router if isinstance(router, dict) else {}
+        for name in ("router", "pairs"):
+            part = update.pop(name, None)
+            update |= part if isinstance(part, dict) else {}
         if self.update and self.update.merge_lost is None:
             del update["merge_lost"]
         if self.update and not self.update.kl_coefficient:
             update["kl"] = None  # without a reference model there is none, which is not the same as 0
         update |= asdict(self.critic) if self.critic else {}
         times = {"generate_s": self.generate_s, "update_s": self.update_s, "elapsed_s": self.elapsed_s}
-        times |= {f"sync_{name}": getattr(self.sync, name) for name in ("gather_s", "transfer_s", "load_s")}
+        sync: dict[str, JSON] = {}
+        if self.sync:
+            times |= {f"sync_{name}": getattr(self.sync, name) for name in ("gather_s", "transfer_s", "load_s")}
+            names = {"version": "version", "bytes": "num_bytes", "checksum": "checksum"}
+            sync = {f"sync_{name}": getattr(self.sync, field) for name, field in names.items()}
         rounded = {name: round(value, 4) for name, value in times.items()}
-        sent = {"sync_bytes": self.sync.num_bytes, "sync_checksum": self.sync.checksum}
-        sync = {"sync_version": self.sync.version, **sent}
         symptoms: dict[str, JSON] = {
             "signs": [symptom.name for symptom in self.symptoms],
             "warnings": [str(symptom) for symptom in self.symptoms if symptom.step == self.step],
         }
         speed = asdict(self.speed) if self.speed else {}
+        rollout: dict[str, JSON] = asdict(self.rollout) if self.rollout else {}
         return {
             "step": self.step,
-            **asdict(self.rollout),
+            **rollout,
             **update,
             **sync,
             **rounded,

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.packed_layout import MIN_SHARED, shared_length
 from agentgym.trainers.batch.batch import TrainingBatch
 
-__all__ = ["RowCost", "balance_rows", "row_costs"]
+__all__ = ["RowCost", "balance_rows", "divide_batch", "row_costs"]
 
 
 @dataclass(frozen=True)
@@ -28,23 +25,29 @@ class RowCost:
 
 
 def row_costs(batch: TrainingBatch, model: LanguageModel) -> list[RowCost]:
-    """The cost of each row of the batch: linear in its tokens, and by attention in the square of its length.
+    """The cost of each row of the batch, or of the rows that stay together (`TrainingBatch.units`).
 
-    A model that does not pack rows computes each of them whole.
+    It is linear in the tokens of a row, and by attention in the square of its length. A model that does not pack rows
+    computes each of them whole.
     """
     token, pair = model.layer_cost
 
     def cost(length: int) -> int:
         return length * token + length * (length + 1) // 2 * pair
 
-    found, before = [], np.zeros(0, np.int64)
-    for ids_N in batch.ids_N.cpu().split(batch.seqlens):
-        ids = ids_N.numpy()
-        shared = shared_length(before, ids) if model.packs else 0
-        whole = cost(len(ids))
-        found.append(RowCost(whole, whole - (cost(shared) if shared >= MIN_SHARED else 0)))
-        before = ids
+    shared_B = batch.shared_B if model.packs else [0] * batch.num_rows
+    found = []
+    for rows in batch.units:
+        whole = sum(cost(batch.seqlens[row]) for row in rows) - sum(cost(shared_B[row]) for row in rows[1:])
+        found.append(RowCost(whole, whole - cost(shared_B[rows[0]])))
     return found
+
+
+def divide_batch(batch: TrainingBatch, model: LanguageModel, num_portions: int) -> list[range]:
+    """Returns the consecutive rows of each portion, whose costs are balanced."""
+    starts = [*(rows[0] for rows in batch.units), batch.num_rows]
+    portions = balance_rows(row_costs(batch, model), num_portions)
+    return [range(starts[units.start], starts[units.stop]) for units in portions]
 
 
 def balance_rows(costs: Sequence[RowCost], num_portions: int) -> list[range]:

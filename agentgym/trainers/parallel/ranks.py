@@ -32,7 +32,7 @@ from agentgym.model.model_folder import decoder_config, fill_decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import is_fast, load_policy
 from agentgym.trainers.batch.batch import TrainingBatch
-from agentgym.trainers.parallel.balance import balance_rows, row_costs
+from agentgym.trainers.parallel.balance import divide_batch
 from agentgym.trainers.parallel.block_exchange import PassExchange
 from agentgym.trainers.parallel.expert_split import split_experts
 from agentgym.trainers.parallel.gradient_threads import MicroResult
@@ -226,7 +226,7 @@ class Ranks:
         assert self._empty is not None
         if not batch.num_rows:
             return Share((), 0, IndexRange(0, 0, 0), IndexRange(0, 0, 0))
-        rows = balance_rows(row_costs(batch, self._empty), self._mesh.num_data)[self.portion]
+        rows = divide_batch(batch, self._empty, self._mesh.num_data)[self.portion]
         own = [part.to(self.device) for part in batch.select(rows).split(max_tokens)]
         # An idle part has a trained target, so that every parameter is in its graph: gradients are summed in groups.
         idle = [batch.one_target().to(self.device)] * (self._most_micro_batches(len(own), batch) - len(own))

@@ -18,7 +18,7 @@ from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
-from agentgym.trainers.parallel.balance import balance_rows, row_costs
+from agentgym.trainers.parallel.balance import divide_batch
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
 from agentgym.trainers.parallel.sharded_tensor import is_sharded
 from agentgym.trainers.settings.learner import LearnerConfig
@@ -156,7 +156,7 @@ class OneProcess(GradientWorkers):
         """The whole batch."""
         portions = [batch]
         if self._portions > 1 and self._model is not None and batch.num_rows:
-            ranges = balance_rows(row_costs(batch, self._model), self._portions)
+            ranges = divide_batch(batch, self._model, self._portions)
             portions = [batch.select(rows) for rows in ranges if len(rows)]
         cut = [[part.to(self.device) for part in portion.split(max_tokens)] for portion in portions]
         parts = tuple(part for portion in cut for part in portion)

@@ -7,6 +7,7 @@ import inspect
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,13 +16,13 @@ import torch
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.local.kv_cache import fitting_slots
-from agentgym.engines.protocol import Engine
+from agentgym.engines.protocol import Completion, Engine, Sampling, WeightSync
 from agentgym.engines.server_kind import SERVERS
 from agentgym.engines.servers.gpus import has_gpu_of_its_own
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerLaunch
 from agentgym.engines.servers.serving_settings import EngineServing
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, EngineError
 from agentgym.loading import Wanted, is_place, load_named
 from agentgym.model.architectures import quantization
 from agentgym.model.decoder import Decoder
@@ -36,6 +37,7 @@ from agentgym.trainers.learner.pass_tokens import fitting_tokens
 from agentgym.trainers.settings.router import RouterConfig
 
 __all__ = [
+    "IdleEngine",
     "check_model_settings",
     "engine_window",
     "learner_bytes",
@@ -104,6 +106,8 @@ async def open_engine(
     In process it samples from the model itself, or from a copy if it goes on while the model is trained. Servers load
     `model_folder` and keep their logs in `log_folder`; their weights are those of the folder until the first update.
     """
+    if not config.plays:
+        return IdleEngine(model)
     if config.engine == "local":
         sampled = copy.deepcopy(model).requires_grad_(False) if config.max_staleness else model
         settings = local_settings(config, model)
@@ -121,7 +125,7 @@ def learner_bytes(config: TrainConfig, model: LanguageModel) -> int:
     """Returns the bytes that the learner of this process takes later: gradients, optimizer, copies of the model."""
     learner, size = config.learner, model.num_parameters
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    copies = weights if learner.needs_first_weights else 0
+    copies = weights if learner.needs_first_weights and not config.adapts_in_place else 0
     if learner.lora.rank:  # adapters are small beside the base
         return copies
     masters = 4 * size if learner.weights_dtype == "bfloat16" else 0
@@ -135,7 +139,7 @@ def with_pass_tokens(config: TrainConfig, model: LanguageModel) -> TrainConfig:
         return config
     if config.on_servers:
         kept += _SHARED_GPU * _gpu_memory(model) if not config.servers_sleep else 0.0
-    else:
+    elif config.plays:
         share = 0.5  # the engine in process takes as much for keys and values
     tokens = fitting_tokens(model, recomputes=learner.activation_checkpointing, kept=kept, share=share)
     return replace(config, learner=replace(learner, micro_batch_tokens=tokens))
@@ -212,6 +216,29 @@ def _server_args(config: TrainConfig) -> tuple[str, ...]:
         shares = any(word.startswith(_SEVERAL_GPUS) for word in server.server_args)
         shares = shares or not has_gpu_of_its_own(server.replicas, learner)
     return (f"{option}={_SHARED_GPU}", *server.server_args) if shares else server.server_args
+
+
+class IdleEngine:
+    """The `Engine` of a lesson that plays nothing."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.vocab_size, self.context_window = model.vocab_size, model.context_window
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+        """Raises EngineError."""
+        raise EngineError("a lesson without held-out tasks samples nothing")
+
+    async def update_weights(self, weights: Weights, version: int) -> WeightSync:
+        """Keeps nothing."""
+        return WeightSync(version=version)
+
+    async def pause(self) -> None:
+        """Does nothing, like all below."""
+
+    resume = close = pause
+
+    async def abort(self, session: str) -> None:
+        """Does nothing."""
 
 
 def weights_for(engine: Engine, model: LanguageModel) -> Weights:

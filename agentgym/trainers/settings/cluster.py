@@ -58,8 +58,8 @@ class ClusterConfig:
     """Seconds that the cluster may take to provide the requested resources."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "learners", "engines", "workers", where="ray.")
-        check_at_least(0, self, "references", "critics", "max_restarts", where="ray.")
+        check_at_least(1, self, "learners", where="ray.")
+        check_at_least(0, self, "engines", "workers", "references", "critics", "max_restarts", where="ray.")
         check_named_numbers("ray.cpus", self.cpus, CORES)
         if min(self.cpus.values(), default=0) < 0:
             raise ConfigError(f"ray.cpus are at least 0, got {dict(self.cpus)}")

@@ -136,8 +136,9 @@ class LearnerConfig:
 
     @property
     def needs_first_weights(self) -> bool:
-        """True if the weights that the run began with stay in memory: as the base of adapters, or for a KL term."""
-        return bool(self.lora.rank or (self.kl.coefficient and self.kl.reference is None))
+        """True if the weights that the run began with stay in memory: as the base of adapters, or as a reference."""
+        compares = self.kl.coefficient or self.loss == "preference"
+        return bool(self.lora.rank or (compares and self.kl.reference is None))
 
     @property
     def steps_per_batch(self) -> int:

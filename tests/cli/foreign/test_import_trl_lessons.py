@@ -13,16 +13,15 @@ import yaml
 
 from agentgym.cli.foreign.keys import Key, find_key, translate
 from agentgym.cli.foreign.trl_lessons import DPO_KEYS, SFT_KEYS
-from agentgym.cli.lessons.dpo import DpoOptions
-from agentgym.cli.lessons.sft import SftOptions
 from agentgym.trainers.config import flatten_settings
+from agentgym.trainers.lessons.config import DpoConfig, SftConfig
 
 Command = Callable[..., Any]
 HERE = Path(__file__).parent
 KEYS = {"sft": SFT_KEYS, "dpo": DPO_KEYS}
 DEFAULTS = {
-    "sft": flatten_settings(asdict(SftOptions(conversations=("rows.jsonl",)))),
-    "dpo": flatten_settings(asdict(DpoOptions(pairs=("rows.jsonl",)))),
+    "sft": flatten_settings(asdict(SftConfig(conversations=("rows.jsonl",)))),
+    "dpo": flatten_settings(asdict(DpoConfig(pairs=("rows.jsonl",)))),
 }
 SFT_SCRIPT = """from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
@@ -112,11 +111,11 @@ def test_a_script_of_dpo_is_imported_and_learns(agentgym: Command) -> None:
         ("sft", {"max_steps": 7}, {"steps": 7, "epochs": None}),
         ("sft", {"num_train_epochs": 1}, {"epochs": 1}),
         ("sft", {"per_device_train_batch_size": 4, "num_processes": 8}, {"batch_size": 32}),
-        ("sft", {"bf16": True, "use_cpu": True}, {"dtype": "bfloat16", "device": None}),
-        ("dpo", {"gradient_checkpointing": True, "use_cpu": False}, {"activation_checkpointing": True, "device": None}),
-        ("sft", {"report_to": ["wandb"], "project": "mine"}, {"trackers": ["wandb"], "project": "mine"}),
+        ("sft", {"bf16": True, "use_cpu": True}, {"learner.dtype": "bfloat16", "learner.device": None}),
+        ("dpo", {"gradient_checkpointing": True}, {"learner.activation_checkpointing": True}),
+        ("sft", {"report_to": ["wandb"], "project": "mine"}, {"trackers": ["wandb"], "tracking.project": "mine"}),
         ("sft", {"weight_decay": 0.1}, {"optimizer.weight_decays": {"norm|bias": 0.0}}),
-        ("sft", {"lora_r": 8, "lora_alpha": 4}, {"lora.rank": 8, "lora.learning_rate": 2e-5, "lora.alpha": 4.0}),
+        ("sft", {"lora_r": 8, "lora_alpha": 4}, {"learner.lora.rank": 8, "learner.lora.learning_rate": 2e-5}),
         ("sft", {"dataset_name": "trl-lib/Capybara"}, {"conversations": ["trl-lib/Capybara:train"]}),
         ("dpo", {}, {"epochs": 3, "loss": None, "beta": None, "optimizer.learning_rate": 1e-6}),
         ("dpo", {"loss_type": "hinge"}, {"loss": "hinge"}),
@@ -177,7 +176,7 @@ def test_arguments_without_a_script_name_their_trainer(agentgym: Command) -> Non
         ("a: [\n", "is not YAML"),
         ("optimizer: {lerning_rate: 3}\n", "unknown setting 'optimizer.lerning_rate': did you mean 'learning_rate'?"),
         ("optimizer: 3\n", "setting 'optimizer' holds settings of its own, got 3"),
-        ("pairs: [x.jsonl]\nbeta: much\n", "a number was wanted, got 'much'"),
+        ("pairs: [x.jsonl]\nbeta: much\n", "setting 'beta' is a number, got 'much'"),
     ],
 )
 def test_a_file_of_settings_that_cannot_be_read_is_one_line(agentgym: Command, text: str, words: str) -> None:

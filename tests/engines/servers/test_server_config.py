@@ -120,7 +120,7 @@ def test_a_setting_that_is_gone_is_left_out_with_a_line_unless_it_had_its_value_
     ray = {"engines": 2, "deltas": True, "broadcast": False}
     config = config_from_mapping(TrainConfig, with_current_names({"env": "TextGame-v0", "ray": ray}, notes.append))
     assert config.ray == ClusterConfig(engines=2)
-    assert notes == ["the setting ray.deltas is left out: it is always False"]
+    assert notes == ["the setting ray.deltas is left out: engines read new weights from the object store"]
 
 
 @pytest.mark.parametrize("command", ["train --env X", "eval --env X", "generate --input a --output b"])

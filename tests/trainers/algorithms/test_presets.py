@@ -38,6 +38,12 @@ def test_the_settings_of_a_preset_exist(name: str) -> None:
     assert preset.summary.endswith(".") and "20" in preset.summary
 
 
+def test_the_loss_of_pairs_is_none_of_a_run_that_plays() -> None:
+    config = TrainConfig(env="TextGame-v0", learner=LearnerConfig(loss="preference"))
+    with pytest.raises(ConfigError, match="is of pairs of replies, which `agentgym dpo` learns from"):
+        resolve_config(config)
+
+
 def test_what_is_set_beside_an_algo_wins_and_the_rest_is_the_algos() -> None:
     config = resolve_config(TrainConfig(env="X", algo="gspo", aggregation="token-sum"))
     assert (config.aggregation, config.learner.loss, config.estimator) == ("token-sum", "gspo", "grpo")

@@ -26,6 +26,7 @@ from agentgym.trainers.algorithms.aggregation import AGGREGATIONS
 from agentgym.trainers.algorithms.losses import ppo_clip
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.learner.learner import LearnerConfig
+from agentgym.trainers.lessons.recorded_episodes import choose_episodes, read_played
 from agentgym.trainers.loop.observer import Unobserved
 from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.monitoring.metrics import StepMetrics
@@ -35,7 +36,6 @@ from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.record import RecordConfig
-from agentgym.trainers.sft.recorded_episodes import choose_episodes, read_played
 from agentgym.trajectory import Status
 
 HERE = "tests.trainers.loop.test_trainer"

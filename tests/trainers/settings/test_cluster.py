@@ -12,7 +12,9 @@ from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError
 from agentgym.rollout.limits import Limits
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.lessons.config import SftConfig
 from agentgym.trainers.settings.cluster import ClusterConfig, Role
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 
@@ -67,7 +69,7 @@ def test_a_server_that_sleeps_is_not_to_sample_meanwhile() -> None:
         ({"layout": "colocated", "engines": 2}, "got ray.learners=1 and ray.engines=2"),
         ({"layout": "colocated", "gpus_per_engine": 1}, "both 1, or both 0, got 0 and 1"),
         ({"learners": 0}, "ray.learners must be at least 1, got 0"),
-        ({"workers": -1}, "ray.workers must be at least 1, got -1"),
+        ({"workers": -1}, "ray.workers must be at least 0, got -1"),
         ({"cpus": {"engine": -0.5}}, "at least 0, got {'engine': -0.5}"),
         ({"cpus": {"workers": 1}}, "has no 'workers': did you mean 'worker'"),
         ({"max_restarts": -1}, "max_restarts must be at least 0"),
@@ -77,6 +79,16 @@ def test_a_server_that_sleeps_is_not_to_sample_meanwhile() -> None:
 def test_impossible_clusters_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         ClusterConfig(**settings)
+
+
+@pytest.mark.parametrize("role", ["engines", "workers"])
+def test_only_a_lesson_that_plays_nothing_has_no_engine_and_no_worker(role: str) -> None:
+    with pytest.raises(ConfigError, match=f"ray.{role} must be at least 1, got 0"):
+        TrainConfig(env="TextGame-v0", executor="ray", ray=ClusterConfig(**{role: 0}))
+    lesson = SftConfig(env="TextGame-v0", executor="ray", ray=ClusterConfig(learners=2))
+    assert (lesson.cluster.learners, lesson.cluster.engines, lesson.cluster.workers) == (2, 0, 0)
+    playing = replace(lesson, eval=HeldOutConfig(episodes=2))
+    assert (playing.cluster.engines, playing.cluster.workers) == (1, 2)
 
 
 def test_learners_that_no_blocks_fill_are_refused() -> None:

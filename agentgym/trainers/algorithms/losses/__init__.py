@@ -2,6 +2,7 @@
 
 from agentgym.trainers.algorithms.losses.clipped import ppo_clip
 from agentgym.trainers.algorithms.losses.covariance import clip_cov, kl_cov
+from agentgym.trainers.algorithms.losses.pair_sums import PairStats, PairSums
 from agentgym.trainers.algorithms.losses.policy_loss import (
     LOSSES,
     LossStats,
@@ -13,7 +14,9 @@ from agentgym.trainers.algorithms.losses.policy_loss import (
     loss_stats,
     loss_with,
     traits,
+    traits_of,
 )
+from agentgym.trainers.algorithms.losses.preference import PreferenceForm, preference
 from agentgym.trainers.algorithms.losses.sequence import geo_mean, gspo
 from agentgym.trainers.algorithms.losses.smooth import dro, sapo
 from agentgym.trainers.algorithms.losses.value import ValueLoss, value_clip
@@ -22,8 +25,11 @@ from agentgym.trainers.algorithms.losses.weighted import cispo, dppo_kl, dppo_tv
 __all__ = [
     "LOSSES",
     "LossStats",
+    "PairStats",
+    "PairSums",
     "PolicyLoss",
     "PolicyLossFn",
+    "PreferenceForm",
     "Tokens",
     "ValueLoss",
     "cispo",
@@ -40,8 +46,10 @@ __all__ = [
     "loss_stats",
     "loss_with",
     "ppo_clip",
+    "preference",
     "reinforce",
     "sapo",
     "traits",
+    "traits_of",
     "value_clip",
 ]

@@ -24,6 +24,7 @@ from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
 from agentgym.settings import Contract, convert_function_errors, is_bundled, with_inputs, with_settings
 from agentgym.trainers.algorithms.kl import MAX_LOG_RATIO, k3
+from agentgym.trainers.algorithms.losses.pair_sums import PairSums
 
 __all__ = [
     "LOSSES",
@@ -39,6 +40,7 @@ __all__ = [
     "loss_with",
     "require",
     "traits",
+    "traits_of",
 ]
 
 
@@ -103,6 +105,8 @@ class PolicyLoss:
     loss: Tensor
     """The loss of each token, of the shape and type of `logp`; 0 outside of the mask."""
     stats: LossStats
+    pairs: PairSums | None = None
+    """The sums over pairs of replies, of a loss that compares them."""
 
 
 PolicyLossFn: TypeAlias = Callable[..., PolicyLoss]
@@ -118,29 +122,53 @@ LOSSES: Registry[PolicyLossFn] = Registry(
 F = TypeVar("F", bound=PolicyLossFn)
 
 
-def traits(*, elementwise: bool = False, silent_at_zero: bool = False) -> Callable[[F], F]:
+@dataclass(frozen=True)
+class Traits:
+    """The properties of a loss, see `traits`."""
+
+    elementwise: bool = False
+    silent_at_zero: bool = False
+    within_trajectory: bool = False
+    against_reference: bool = False
+
+
+def traits(
+    *,
+    elementwise: bool = False,
+    silent_at_zero: bool = False,
+    within_trajectory: bool = False,
+    against_reference: bool = False,
+) -> Callable[[F], F]:
     """Declares properties of a loss that the learner may rely on; the default, none, is always right and costs more.
 
     `elementwise`: a token's loss depends on that token alone, so a step may be cut into micro-batches as it is; any
-    other loss is computed over the whole step first. `silent_at_zero`: a trajectory whose advantages are all 0 has no
-    gradient and changes no other's, so it may be left out of the step.
+    other loss is computed over the whole step first. `within_trajectory`: it depends on the tokens of its trajectory,
+    whose rows then stay in one micro-batch. `against_reference`: `old_logp` is that of the first weights.
+    `silent_at_zero`: a trajectory whose advantages are all 0 has no gradient and changes no other's, so it may be left
+    out of the step.
     """
 
     def mark(loss: F) -> F:
-        vars(loss).update(elementwise=elementwise, silent_at_zero=silent_at_zero)
+        vars(loss).update(traits=Traits(elementwise, silent_at_zero, within_trajectory, against_reference))
         return loss
 
     return mark
 
 
+def traits_of(loss: PolicyLossFn) -> Traits:
+    """Returns the declared properties of a loss."""
+    found: Traits = getattr(loss, "traits", Traits())
+    return found
+
+
 def is_elementwise(loss: PolicyLossFn) -> bool:
     """True if a token's loss depends on that token alone (see `traits`)."""
-    return bool(getattr(loss, "elementwise", False))
+    return traits_of(loss).elementwise
 
 
 def is_silent_at_zero(loss: PolicyLossFn) -> bool:
     """True if a trajectory whose advantages are all 0 may be left out (see `traits`)."""
-    return bool(getattr(loss, "silent_at_zero", False))
+    return traits_of(loss).silent_at_zero
 
 
 def loss_with(name: str, settings: Mapping[str, object]) -> PolicyLossFn:
@@ -239,11 +267,9 @@ class Tokens:
         )
 
 
-def bundled_loss(
-    name: str, *, elementwise: bool = False, silent_at_zero: bool = False
-) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Registers a loss of `(tokens, *, <settings>)` as an entry of `LOSSES`, with the traits given (see `traits`)."""
-    mark = traits(elementwise=elementwise, silent_at_zero=silent_at_zero)
+def bundled_loss(name: str, **properties: bool) -> Callable[[PolicyLossFn], PolicyLossFn]:
+    """Registers a loss of `(tokens, *, <settings>)` as an entry of `LOSSES`, with its properties (see `traits`)."""
+    mark = traits(**properties)
     return lambda loss: LOSSES.add(name, mark(with_inputs(loss, Tokens.of)))
 
 

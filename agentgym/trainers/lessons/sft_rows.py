@@ -10,9 +10,9 @@ from pathlib import Path
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.data.sources import open_sources
 from agentgym.errors import ConfigError, RenderError
-from agentgym.trainers.sft.conversations import TOOLS, conversation_of, conversation_rows
-from agentgym.trainers.sft.demonstrations import Demonstration
-from agentgym.trainers.sft.recorded_episodes import choose_episodes, episode_rows, held_out_lines, read_played
+from agentgym.trainers.lessons.conversations import TOOLS, conversation_of, conversation_rows
+from agentgym.trainers.lessons.demonstrations import Demonstration
+from agentgym.trainers.lessons.recorded_episodes import choose_episodes, episode_rows, held_out_lines, read_played
 from agentgym.types import Task
 
 __all__ = ["ConversationSource", "EpisodeSource", "SftRows", "rows_of_file"]

@@ -20,8 +20,8 @@ from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.errors import ConfigError, RenderError
-from agentgym.trainers.sft.conversations import Conversation, conversation_of, conversation_rows
-from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.trainers.lessons.conversations import Conversation, conversation_of, conversation_rows
+from agentgym.trainers.lessons.demonstrations import Demonstration
 from agentgym.types import Message, ToolCall
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import ConfigError, RenderError, nearest
-from agentgym.trainers.preferences.loop import Pair
-from agentgym.trainers.sft.conversations import Conversation, conversation_of, conversation_rows
-from agentgym.trainers.sft.demonstrations import Demonstration
-from agentgym.trainers.sft.recorded_episodes import episode_rows, held_out_lines, read_played
-from agentgym.trainers.sft.sft_rows import rows_of_file
+from agentgym.trainers.lessons.conversations import Conversation, conversation_of, conversation_rows
+from agentgym.trainers.lessons.demonstrations import Demonstration, Pair
+from agentgym.trainers.lessons.recorded_episodes import episode_rows, held_out_lines, read_played
+from agentgym.trainers.lessons.sft_rows import rows_of_file
 from agentgym.trajectory import Trajectory
 from agentgym.types import Task
 

@@ -17,9 +17,10 @@ from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, describe_error
 from agentgym.rollout.episode.replies import reply_ids
 from agentgym.rollout.hosting.env_code import CallOutcome, attempt
+from agentgym.trajectory import Row, Source, TokenSpan
 from agentgym.types import Message, ToolCall
 
-__all__ = ["Demonstration", "DemonstrationConfig", "ReplyEncoder", "demonstrate", "stream"]
+__all__ = ["Demonstration", "DemonstrationConfig", "Pair", "ReplyEncoder", "demonstrate", "stream"]
 
 T = TypeVar("T")
 
@@ -60,9 +61,38 @@ class Demonstration:
     success: bool | None = None
     """True if the episode succeeded; None if unknown, as for a conversation from a file."""
 
+    @property
+    def row(self) -> Row:
+        """The ids as a training sequence, as if version 0 of the policy had been certain of each masked id.
+
+        The first id has nothing before it, and is never trained.
+        """
+        spans: list[TokenSpan] = []
+        flags = (False, *self.mask[1:])
+        for is_reply, members in itertools.groupby(zip(self.ids, flags, strict=True), lambda member: member[1]):
+            ids = tuple(token for token, _ in members)
+            if is_reply:
+                spans.append(TokenSpan(ids, Source.POLICY, (0.0,) * len(ids), (0,) * len(ids)))
+            else:
+                spans.append(TokenSpan(ids, Source.ENV if spans else Source.PROMPT))
+        return Row(tuple(spans))
+
     def first(self, num_ids: int) -> Demonstration:
         """Returns the first `num_ids` ids, for a model with a shorter context window."""
         return replace(self, ids=self.ids[:num_ids], mask=self.mask[:num_ids])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A better and a worse continuation of the same prompt, as rows whose masks cover the replies."""
+
+    chosen: Demonstration
+    rejected: Demonstration
+
+    @property
+    def num_tokens(self) -> int:
+        """The ids of both rows."""
+        return len(self.chosen.ids) + len(self.rejected.ids)
 
 
 def demonstrate(

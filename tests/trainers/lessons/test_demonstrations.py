@@ -23,7 +23,7 @@ from agentgym.rollout.episode.replies import reply_ids
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
 from agentgym.tools import tool
-from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, demonstrate, stream
+from agentgym.trainers.lessons.demonstrations import Demonstration, DemonstrationConfig, demonstrate, stream
 from agentgym.trajectory import Trajectory
 from agentgym.types import Message, Task
 

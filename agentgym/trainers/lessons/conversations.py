@@ -13,7 +13,7 @@ from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.renderers.written_reply import encode_written_reply
 from agentgym.errors import NOT_JSON, ConfigError, RenderError, nearest
 from agentgym.openai_wire import WireError, message_from_openai, tool_from_openai
-from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.trainers.lessons.demonstrations import Demonstration
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
 __all__ = ["Conversation", "conversation_of", "conversation_rows"]

@@ -15,10 +15,10 @@ from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import ConfigError
 from agentgym.openai_wire import REASONING
-from agentgym.trainers.sft.conversations import conversation_of
-from agentgym.trainers.sft.demonstrations import Demonstration
-from agentgym.trainers.sft.loop import passes
-from agentgym.trainers.sft.sft_rows import ConversationSource, SftRows, rows_of_file
+from agentgym.trainers.lessons.conversations import conversation_of
+from agentgym.trainers.lessons.demonstrations import Demonstration
+from agentgym.trainers.lessons.lesson import passes
+from agentgym.trainers.lessons.sft_rows import ConversationSource, SftRows, rows_of_file
 
 GO = {"type": "function", "function": {"name": "go", "description": "Walks.", "parameters": {"type": "object"}}}
 CALL = {"id": "call00000", "type": "function", "function": {"name": "go", "arguments": '{"direction": "north"}'}}

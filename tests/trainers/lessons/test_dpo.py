@@ -27,23 +27,36 @@ from agentgym.model.model_folder import load_decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.openai_wire import REASONING
 from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes
-from agentgym.trainers.parallel.world import OneProcess
-from agentgym.trainers.preferences.loop import (
-    Pair,
-    PreferenceConfig,
-    PreferenceStep,
-    learn_preferences,
-    preference_loss,
-    row_logprobs,
-)
-from agentgym.trainers.preferences.pairs import pair_of_row, pairs_of_episodes, pairs_of_files
+from agentgym.trainers.algorithms.losses import PairStats, loss_with
+from agentgym.trainers.checkpoints.run_folder import RunFolder
+from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.learner.objective import balance_weight
+from agentgym.trainers.learner.step_stats import StepStats
+from agentgym.trainers.lessons.batches import pair_batch
+from agentgym.trainers.lessons.config import DpoConfig
+from agentgym.trainers.lessons.demonstrations import Demonstration, Pair
+from agentgym.trainers.lessons.pairs import pair_of_row, pairs_of_episodes, pairs_of_files
+from agentgym.trainers.parallel.balance import divide_batch
+from agentgym.trainers.resolve import resolve_config
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
-from agentgym.trainers.sft.demonstrations import Demonstration
-from agentgym.trainers.sft.loop import Validation
-from agentgym.trainers.sft.sft_folder import SftFolder
+from agentgym.trainers.settings.router import RouterConfig
 
 Tiny = Callable[..., Decoder]
+Learn = Callable[..., list[StepStats]]
+
+
+def preferring(beta: float = 0.1, **settings: Any) -> LearnerConfig:
+    """The settings of a learner with the loss of pairs."""
+    threads = {name: settings.pop(name) for name in ("threads", "lora") if name in settings}
+    return LearnerConfig(loss="preference", loss_settings={"beta": beta, **settings}, **threads)
+
+
+def pairs_of(stats: StepStats) -> PairStats:
+    """The statistics of the pairs of a step."""
+    assert stats.pairs is not None
+    return stats.pairs
 
 
 def pairs_for(model: Decoder, count: int = 4) -> list[Pair]:
@@ -69,28 +82,40 @@ def plain_logprob(model: Decoder, row: Demonstration) -> Tensor:
     return logp[torch.tensor(row.mask[1:])].sum()
 
 
+def loss_of_gains(chosen: Tensor, rejected: Tensor, **settings: Any) -> Tensor:
+    """The loss of pairs of one token each."""
+    gains = torch.stack([chosen, rejected], 1).reshape(-1).float()
+    advantages = torch.tensor([1.0, -1.0]).repeat(len(chosen))
+    numbers = torch.arange(len(chosen)).repeat_interleave(2)
+    mask = torch.ones(len(gains), dtype=torch.bool)
+    loss = loss_with("preference", settings)
+    return loss(gains, torch.zeros_like(gains), advantages, mask, sequences=numbers).loss[::2]
+
+
 def test_the_losses_are_those_of_their_papers() -> None:
     chosen, rejected = torch.tensor([1.0, -2.0, 0.3]), torch.tensor([0.5, 1.0, 0.3])
     h = chosen - rejected
-    config = PreferenceConfig(beta=0.5)
-    torch.testing.assert_close(preference_loss(chosen, rejected, config), -(0.5 * h).sigmoid().log())
-    smooth = preference_loss(chosen, rejected, replace(config, label_smoothing=0.1))
+    torch.testing.assert_close(loss_of_gains(chosen, rejected, beta=0.5), -(0.5 * h).sigmoid().log())
+    smooth = loss_of_gains(chosen, rejected, beta=0.5, label_smoothing=0.1)
     torch.testing.assert_close(smooth, -0.9 * (0.5 * h).sigmoid().log() - 0.1 * (-0.5 * h).sigmoid().log())
-    torch.testing.assert_close(preference_loss(chosen, rejected, replace(config, loss="ipo")), (h - 1.0) ** 2)
-    torch.testing.assert_close(preference_loss(chosen, rejected, replace(config, loss="hinge")), F.relu(1 - 0.5 * h))
-    assert preference_loss(h, h, config)[0] == pytest.approx(math.log(2))
+    torch.testing.assert_close(loss_of_gains(chosen, rejected, beta=0.5, form="ipo"), (h - 1.0) ** 2)
+    torch.testing.assert_close(loss_of_gains(chosen, rejected, beta=0.5, form="hinge"), F.relu(1 - 0.5 * h))
+    assert loss_of_gains(h, h, beta=0.5)[0] == pytest.approx(math.log(2))
+
+
+def test_pairs_stay_whole_in_micro_batches_and_shares(tiny: Tiny) -> None:
+    batch = replace(pair_batch(pairs_for(tiny())), divides_trajectories=False)
+    assert batch.portions(1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [list(rows) for rows in divide_batch(batch, tiny(), 2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, loss: Any, threads: int) -> None:
+def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, learn: Learn, loss: Any, threads: int) -> None:
     model = tiny()
     pairs = pairs_for(model)
-    config = PreferenceConfig(
-        loss=loss, beta=0.3, sft_weight=0.2, steps=2, pairs=4, threads=threads,
-        optimizer=OptimizerConfig(name="sgd", learning_rate=0.5, warmup_steps=0, max_grad_norm=1e9),
-    )  # fmt: skip
+    optimizer = OptimizerConfig(name="sgd", learning_rate=0.5, warmup_steps=0, max_grad_norm=1e9)
     first, wanted = copy.deepcopy(model), copy.deepcopy(model)
     losses = []
     for _ in range(2):
@@ -101,15 +126,15 @@ def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, loss: Any
                 gain = plain_logprob(wanted, row) - plain_logprob(first, row).detach()
                 gains.append(gain / sum(row.mask[1:]) if loss == "ipo" else gain)
             told = -plain_logprob(wanted, pair.chosen) / sum(pair.chosen.mask[1:])
-            terms.append(preference_loss(gains[0], gains[1], config) + 0.2 * told)
+            terms.append(loss_of_gains(gains[0][None], gains[1][None], form=loss, beta=0.3) + 0.2 * told)
         total = torch.stack(terms).mean()
         losses.append(float(total.detach()))
         slopes = torch.autograd.grad(total, list(wanted.parameters()))
         with torch.no_grad():
             for parameter, slope in zip(wanted.parameters(), slopes, strict=True):
                 parameter -= 0.5 * slope
-    steps: list[PreferenceStep] = []
-    learn_preferences(model, iter(pairs * 2), config, on_step=steps.append)
+    config = preferring(0.3, form=loss, sft_weight=0.2, threads=threads)
+    steps = learn(model, [pair_batch(pairs)] * 2, config, optimizer)
     assert [step.loss for step in steps] == pytest.approx(losses, rel=1e-5)
     for one, other in zip(model.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-6)
@@ -118,67 +143,73 @@ def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, loss: Any
 def test_the_report_is_of_the_gains_before_the_update(tiny: Tiny) -> None:
     model = tiny()
     pairs = pairs_for(model)
-    optimizer = OptimizerConfig(learning_rate=3e-2, warmup_steps=1)
-    config = PreferenceConfig(beta=0.5, steps=12, pairs=4, optimizer=optimizer)
-    steps: list[PreferenceStep] = []
-    learn_preferences(model, iter(pairs * 12), config, validation=Validation(pairs, 11), on_step=steps.append)
-    assert [step.step for step in steps if step.validation_loss is not None] == [11, 12]
-    assert (steps[10].validation_loss, steps[10].validation_accuracy) == (pytest.approx(steps[11].loss), 1.0)
-    assert (steps[0].accuracy, steps[0].margin) == (0.0, 0.0) and steps[0].loss == pytest.approx(math.log(2))
-    assert steps[-1].accuracy == 1.0 and steps[-1].margin > 1.0 and steps[-1].loss < 0.3
-    assert steps[-1].margin == pytest.approx(steps[-1].chosen_reward - steps[-1].rejected_reward)
+    batch, optimizer = pair_batch(pairs), OptimizerConfig(learning_rate=3e-2, warmup_steps=1)
+    learner = Learner(model, preferring(0.5), optimizer, total_steps=12)
+    first = learner.update(batch)
+    for version in range(1, 11):
+        learner.update(batch, version=version)
+    measured, last = learner.measure(batch), learner.update(batch, version=11)
+    learner.close()
+    assert measured.loss == pytest.approx(last.loss) and pairs_of(measured).accuracy == 1.0
+    assert (pairs_of(first).accuracy, pairs_of(first).margin) == (0.0, 0.0) and first.loss == pytest.approx(math.log(2))
+    pairs_last = pairs_of(last)
+    assert pairs_last.accuracy == 1.0 and pairs_last.margin > 1.0 and last.loss < 0.3
+    assert pairs_last.margin == pytest.approx(pairs_last.chosen_reward - pairs_last.rejected_reward)
+
+
+def test_the_loads_of_experts_are_balanced_only_where_that_is_set() -> None:
+    config = DpoConfig(pairs=("pairs.jsonl",))
+    assert balance_weight(config.learner, 0.5) == 0.0  # whatever the model's config.json says
+    assert balance_weight(replace(config.learner, router=RouterConfig(balance=0.1)), 0.5) == 0.1
+    assert balance_weight(LearnerConfig(), 0.5) == 0.5
 
 
 @pytest.mark.parametrize("given", [{"micro_batch_tokens": 1}, {"activation_checkpointing": True}])
-def test_passes_of_few_tokens_or_that_recompute_learn_the_same(given: dict[str, Any], tiny: Tiny) -> None:
-    found: list[tuple[PreferenceStep, torch.Tensor]] = []
+def test_passes_of_few_tokens_or_that_recompute_learn_the_same(given: dict[str, Any], tiny: Tiny, learn: Learn) -> None:
+    learned: list[tuple[StepStats, torch.Tensor]] = []
     for settings in ({}, given):
-        model, steps = tiny(), []
-        pairs = pairs_for(model)
+        model = tiny()
+        batch = pair_batch(pairs_for(model))
         optimizer = OptimizerConfig(name="sgd", learning_rate=1e-2, warmup_steps=0)
-        config = PreferenceConfig(steps=2, pairs=4, optimizer=optimizer, **settings)
-        learn_preferences(model, iter(pairs * 2), config, validation=Validation(pairs, 1), on_step=steps.append)
-        found.append((steps[-1], model.embed.detach()))
-    (plain, weights), (other, same) = found
+        steps = learn(model, [batch] * 2, replace(preferring(), **settings), optimizer)
+        learned.append((steps[-1], model.embed.detach()))
+    (plain, weights), (other, same) = learned
     torch.testing.assert_close(same, weights, rtol=1e-4, atol=1e-6)
-    numbers = [(step.loss, step.grad_norm, step.margin, step.validation_loss) for step in (plain, other)]
+    numbers = [(step.loss, step.grad_norm, pairs_of(step).margin) for step in (plain, other)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-3)
 
 
-def test_adapters_learn_with_their_base_as_the_reference_and_are_merged(tiny: Tiny) -> None:
+def test_adapters_learn_with_their_base_as_the_reference_and_are_merged(tiny: Tiny, learn: Learn) -> None:
     model, first = tiny(), tiny()
     pairs = pairs_for(model)
-    config = PreferenceConfig(
-        steps=6, pairs=4, lora=LoraConfig(rank=4, seed=0), optimizer=OptimizerConfig(learning_rate=1e-1, warmup_steps=1)
-    )
-    steps: list[PreferenceStep] = []
-    learn_preferences(model, iter(pairs * 6), config, on_step=steps.append)
-    assert steps[0].margin == pytest.approx(0.0, abs=1e-6) and steps[-1].margin > 0.1
-    alone = OneProcess(torch.device("cpu"), 1)
+    optimizer = OptimizerConfig(learning_rate=1e-1, warmup_steps=1)
+    steps = learn(model, [pair_batch(pairs)] * 6, preferring(lora=LoraConfig(rank=4, seed=0)), optimizer)
+    margins = [pairs_of(step).margin for step in steps]
+    assert margins[0] == pytest.approx(0.0, abs=1e-6) and margins[-1] > 0.1
     with torch.no_grad():
-        gained = row_logprobs(model, [pairs[0].chosen], alone) - row_logprobs(first, [pairs[0].chosen], alone)
+        gained = plain_logprob(model, pairs[0].chosen) - plain_logprob(first, pairs[0].chosen)
     assert gained.abs() > 1e-3
 
 
-def test_a_gradient_that_is_not_finite_halts(tiny: Tiny) -> None:
+def test_a_gradient_that_is_not_finite_halts(tiny: Tiny, learn: Learn) -> None:
     model = tiny()
-    config = PreferenceConfig(optimizer=OptimizerConfig(learning_rate=1e38, warmup_steps=0))
-    with pytest.raises(TrainingHalted, match="lower the learning rate"):
-        learn_preferences(model, iter(pairs_for(model) * 9), config)
+    optimizer = OptimizerConfig(learning_rate=1e38, warmup_steps=0)
+    with pytest.raises(TrainingHalted, match="Lower the learning rate"):
+        learn(model, [pair_batch(pairs_for(model))] * 9, preferring(), optimizer)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beta": 0.0}, "beta must be above 0"),
-        ({"label_smoothing": 0.5}, r"label_smoothing is in \[0, 0.5\)"),
-        ({"label_smoothing": 0.1, "loss": "ipo"}, "label_smoothing is of the loss sigmoid"),
-        ({"pairs": 0}, "pairs must be at least 1"),
+        ({"beta": 0.0}, "beta is 0.0; it must be above 0"),
+        ({"label_smoothing": 0.5}, r"label_smoothing is 0.5; it must be in \[0, 0.5\)"),
+        ({"label_smoothing": 0.1, "loss": "ipo"}, "label_smoothing is 0.1; it must be 0 for the form ipo"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        PreferenceConfig(**settings)
+        resolve_config(DpoConfig(pairs=("pairs.jsonl",), **settings))
 
 
 @pytest.fixture(scope="module")
@@ -306,21 +337,18 @@ def test_pairs_of_held_out_tasks_are_named_as_by_sft(
     assert report[0] == "1 pairs of 3 episodes of 1 tasks" and report[1:] == ((line,) if told else ())
 
 
-def test_the_report_has_both_parts_of_the_loss(tiny: Tiny) -> None:
+def test_the_report_has_both_parts_of_the_loss(tiny: Tiny, learn: Learn) -> None:
     model = tiny()
-    config = PreferenceConfig(steps=2, pairs=4, sft_weight=0.3, optimizer=OptimizerConfig(learning_rate=3e-2))
-    steps: list[PreferenceStep] = []
     pairs = pairs_for(model)
-    learn_preferences(model, iter(pairs * 2), config, on_step=steps.append)
-    assert steps[0].preference_loss == pytest.approx(math.log(2))
+    steps = learn(model, [pair_batch(pairs)] * 2, preferring(sft_weight=0.3), OptimizerConfig(learning_rate=3e-2))
+    assert pairs_of(steps[0]).preference_loss == pytest.approx(math.log(2))
     for step in steps:
-        assert step.preference_loss is not None and step.sft_loss is not None
-        assert step.loss == pytest.approx(step.preference_loss + 0.3 * step.sft_loss)
+        assert step.loss == pytest.approx(pairs_of(step).preference_loss + 0.3 * pairs_of(step).sft_loss)
     rows = [pair.chosen for pair in pairs]
     length_R = torch.tensor([sum(row.mask[1:]) for row in rows])
     with torch.no_grad():
-        nats_R = -row_logprobs(tiny(), rows, OneProcess(torch.device("cpu"), 1)) / length_R
-    assert steps[0].sft_loss == pytest.approx(float(nats_R.mean()))
+        nats_R = -torch.stack([plain_logprob(tiny(), row) for row in rows]) / length_R
+    assert pairs_of(steps[0]).sft_loss == pytest.approx(float(nats_R.mean()))
 
 
 @pytest.mark.long
@@ -336,13 +364,13 @@ def test_the_command_learns_writes_a_model_and_says_what_it_did(
     assert numbers["steps"] == 4 and not numbers["interrupted"] and "agentgym eval --env TextGame-v0" in shown
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert lines[0]["loss"] == pytest.approx(math.log(2)) and len(lines) == 4
-    assert "kind: dpo" in (output / "config.yaml").read_text()
+    assert "algo: dpo" in (output / "config.yaml").read_text()
     assert (
         main(["eval", "--env", "TextGame-v0", "--policy", str(output), "-n", "1", "--output", str(tmp_path / "e")]) == 0
     )
     capsys.readouterr()
     assert main([*words]) == 2
-    assert "is taken already" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
     assert main(["dpo"]) == 2
     assert "--pairs FILE or --episodes RUN" in capsys.readouterr().err
     assert main(["dpo", "--pairs", str(tmp_path / "none.jsonl")]) == 2
@@ -356,18 +384,17 @@ def test_the_command_goes_on_against_the_first_weights(
 ) -> None:
     words = ["dpo", "--episodes", str(finished_run), "--steps", "5", "--batch-size", "2", *more]
     assert main([*words, "--optimizer.learning-rate", "1e-3", "--output", str(tmp_path / "whole")]) == 0
-    write = SftFolder.write_metrics
+    write = RunFolder.write_metrics
 
-    def die(folder: SftFolder, step: Any) -> None:
-        write(folder, step)
+    def die(folder: RunFolder, step: Any, head: str) -> None:
+        write(folder, step, head)
         if step.step == 4:
-            folder.close()
             raise KeyError("power")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SftFolder, "write_metrics", die)
+        patch.setattr(RunFolder, "write_metrics", die)
         with pytest.raises(KeyError):
-            cut = ["--checkpoint-minutes", "0", "--optimizer.learning-rate", "1e-3", "--output", str(tmp_path / "cut")]
+            cut = ["--checkpoint.every", "1", "--optimizer.learning-rate", "1e-3", "--output", str(tmp_path / "cut")]
             main([*words, *cut])
     assert main(["dpo", "--resume", "--output", str(tmp_path / "cut")]) == 0
     whole, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut"))

@@ -12,7 +12,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.episodes_file import EpisodeWriter
-from agentgym.trainers.sft.recorded_episodes import choose_episodes, episode_rows, held_out_lines, read_played
+from agentgym.trainers.lessons.recorded_episodes import choose_episodes, episode_rows, held_out_lines, read_played
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 

@@ -1,4 +1,4 @@
-"""Makes the embedded model: `python -m agentgym.trainers.sft.make_embedded --output FOLDER`.
+"""Makes the embedded model: `python -m agentgym.trainers.lessons.make_embedded --output FOLDER`.
 
 It trains a tokenizer on the environments' own text, and a small Qwen3-architecture model by imitation in three lessons.
 The first has easy worlds, the second the whole game. Random moves disturb the play so that every situation is seen, but
@@ -14,20 +14,24 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.policies import policy_for
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import save_model_folder
+from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.lessons.batches import imitation_batch
+from agentgym.trainers.lessons.demonstrations import DemonstrationConfig, stream
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
-from agentgym.trainers.sft.demonstrations import DemonstrationConfig
-from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, imitate
 
 __all__ = ["RecipeConfig", "make_embedded"]
 
@@ -58,6 +62,16 @@ TEMPLATE_TEXT = ("\n\nTools:\n", "string)\n", "integer)\n", "any)\n", "Call: ", 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Imitation:
+    """One lesson of the recipe."""
+
+    steps: int
+    batch_size: int = 8
+    demonstrations: DemonstrationConfig
+    optimizer: OptimizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecipeConfig:
     """The recipe; its defaults made the model that ships."""
 
@@ -69,27 +83,27 @@ class RecipeConfig:
     num_kv_heads: int = 2
     ffn_width: int = 384
     context_window: int = 1024
-    copying: ImitationConfig = field(
-        default_factory=lambda: ImitationConfig(
+    copying: Imitation = field(
+        default_factory=lambda: Imitation(
             steps=1000,
             demonstrations=DemonstrationConfig(mistakes=0.25),
             optimizer=OptimizerConfig(name="muon", learning_rate=3e-3, warmup_steps=30),
         )
     )
     """Easy worlds, where naming the right thing is most of the play: copying a word has to exist before the rest."""
-    clean: ImitationConfig = field(
-        default_factory=lambda: ImitationConfig(
+    clean: Imitation = field(
+        default_factory=lambda: Imitation(
             steps=2000,
             demonstrations=DemonstrationConfig(mistakes=0.25),
             optimizer=OptimizerConfig(name="muon", learning_rate=3e-3, warmup_steps=1, decay="linear"),
         )
     )
     """The whole game, played well."""
-    careless: ImitationConfig = field(
-        default_factory=lambda: ImitationConfig(
+    careless: Imitation = field(
+        default_factory=lambda: Imitation(
             steps=300,
             demonstrations=DemonstrationConfig(mistakes=0.38, learn_mistakes=True),
-            optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10, decay="linear"),
+            optimizer=OptimizerConfig(name="muon", learning_rate=3e-4, warmup_steps=10, decay="linear"),
         )
     )
     """The whole game, played badly."""
@@ -123,9 +137,23 @@ def make_embedded(output: Path, config: RecipeConfig) -> None:
         ("careless", config.careless, whole),
     ):
         _log.info("lesson: %s", name)
-        imitate(model, renderer, lesson_envs(levels), lesson, first_seed=seed, on_step=_show)
-        seed += lesson.steps * lesson.episodes
+        imitate(model, renderer, lesson_envs(levels), lesson, seed)
+        seed += lesson.steps * lesson.batch_size
         save_model_folder(model, output / name if name != "careless" else output)
+
+
+def imitate(
+    model: Decoder, renderer: TemplateRenderer, envs: Sequence[TextEnv], lesson: Imitation, first_seed: int
+) -> None:
+    """Trains the model in place on fresh demonstrations, the environments in turn; no task is seen twice."""
+    learner = Learner(model, LearnerConfig(loss="reinforce"), lesson.optimizer, total_steps=lesson.steps)
+    shown = stream(envs, renderer, first_seed, lesson.demonstrations)
+    for step in range(lesson.steps):
+        rows = [row.first(model.context_window + 1) for row in islice(shown, lesson.batch_size)]
+        stats = learner.update(imitation_batch(rows), version=step)
+        if (step + 1) % 50 == 0:
+            _log.info("step %d  loss %.4f", step + 1, stats.loss)
+    learner.close()
 
 
 def lesson_envs(levels: Sequence[int]) -> list[TextEnv]:
@@ -188,12 +216,6 @@ def _episode_texts(env: TextEnv, episodes: int) -> Iterator[str]:
                 yield "\n" + str(action).partition("\n")[2]
                 observation, _, terminated, truncated, _ = env.step(action)
                 over = terminated or truncated
-
-
-def _show(step: ImitationStep) -> None:
-    if step.step % 50 == 0:
-        rate = step.tokens * step.step / step.elapsed_s
-        _log.info("step %d  loss %.4f  %.0f s  about %.0f tokens/s", step.step, step.loss, step.elapsed_s, rate)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.errors import ConfigError
 from agentgym.rollout.record.episodes_file import read_episodes
-from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.trainers.lessons.demonstrations import Demonstration
 from agentgym.trajectory import Row, Trajectory
 
 __all__ = ["Chosen", "choose_episodes", "episode_rows", "held_out_lines", "read_played"]

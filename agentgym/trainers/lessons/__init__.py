@@ -1,0 +1,1 @@
+"""Learning without playing: from demonstrations, conversations, recorded episodes and pairs of replies."""
