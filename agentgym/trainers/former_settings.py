@@ -42,15 +42,15 @@ class FormerSetting:
     """The index in the numbers of today's setting, if that has several."""
 
 
-def _gone(block: str, why: str, **defaults: object) -> dict[str, FormerSetting]:
+def _removals(block: str, why: str, **defaults: object) -> dict[str, FormerSetting]:
     return {f"{block}.{name}": FormerSetting(default, why=why) for name, default in defaults.items()}
 
 
-def _moved(block: str, target: str, **defaults: object) -> dict[str, FormerSetting]:
+def _renames(block: str, target: str, **defaults: object) -> dict[str, FormerSetting]:
     return {f"{block}.{name}": FormerSetting(default, f"{target}.{name}") for name, default in defaults.items()}
 
 
-def _joined(block: str, name: str, **defaults: object) -> dict[str, FormerSetting]:
+def _pair(block: str, name: str, **defaults: object) -> dict[str, FormerSetting]:
     """Returns the settings that became the numbers of `block.name`."""
     settings = enumerate(defaults.items())
     return {f"{block}.{part}": FormerSetting(default, f"{block}.{name}", index=n) for n, (part, default) in settings}
@@ -67,37 +67,39 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "collapse.max_kl": FormerSetting(2.0, "collapse.thresholds.kl_exploded"),
     "collapse.max_repetition_rise": FormerSetting(0.3, "collapse.thresholds.repetition"),
     "collapse.max_tool_faults": FormerSetting(0.1, "collapse.thresholds.tool_faults"),
-    **_gone("learner.fsdp", "gradients are always summed in float32", reduce_dtype="float32"),
-    **_gone("learner.lora", "adapters have no dropout", dropout=0.0),
+    **_removals("learner.fsdp", "gradients are always summed in float32", reduce_dtype="float32"),
+    **_removals("learner.lora", "adapters have no dropout", dropout=0.0),
     "local.window": FormerSetting(None, "limits.context_window"),
-    **_gone("local", "the engine compiles where it can", compile=False),
-    **_gone("local", "it is always 0.5 s", keep_idle_s=0.5),
-    **_gone("local", _REPLAYED, record_experts=False),
-    **_joined("optimizer", "betas", beta1=0.9, beta2=0.98),
-    **_gone("parity", "a probe has 4 episodes of at most 3 replies", episodes=4, turns=3),
-    **_moved("practice.curriculum", "practice.curriculum.settings", raise_at=0.8, lower_at=0.2, window=16),
-    **_moved("practice.curriculum", "practice.curriculum.settings", explore=0.1, keep=0.9),
-    **_joined("practice.replay", "success", min_success=0.0, max_success=0.5),
+    **_removals("local", "the engine compiles where it can", compile=False),
+    **_removals("local", "it is always 0.5 s", keep_idle_s=0.5),
+    **_removals("local", _REPLAYED, record_experts=False),
+    **_pair("optimizer", "betas", beta1=0.9, beta2=0.98),
+    **_removals("parity", "a probe has 4 episodes of at most 3 replies", episodes=4, turns=3),
+    **_renames("practice.curriculum", "practice.curriculum.settings", raise_at=0.8, lower_at=0.2, window=16),
+    **_renames("practice.curriculum", "practice.curriculum.settings", explore=0.1, keep=0.9),
+    **_pair("practice.replay", "success", min_success=0.0, max_success=0.5),
     "ray.cpus_per_learner": FormerSetting(1.0, "ray.cpus.learner"),
     "ray.cpus_per_engine": FormerSetting(1.0, "ray.cpus.engine"),
     "ray.cpus_per_worker": FormerSetting(0.5, "ray.cpus.worker"),
-    **_gone("ray", "engines read new weights from the object store", deltas=False, broadcast=False),
-    **_gone("ray", "these ranks have the cores of the learner's", cpus_per_reference=1.0, cpus_per_critic=1.0),
-    **_gone("ray", "these ranks have the GPUs of the learner's", gpus_per_reference=0.0, gpus_per_critic=0.0),
-    **_gone("reward.judge.endpoint", _TESTED, price_prompt=None, price_cached=None, price_completion=None),
-    **_gone("reward.judge.endpoint", _TESTED, stream=True, token_ids=True, text_marks=True, strict_tools=False),
-    **_joined("reward.judge", "scale", lowest=0.0, highest=10.0),
-    **_gone("sampler", "it is always 64", max_leaked_threads=64),
-    **_gone("sampling", UNCUT, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
-    **_gone("sampling", UNCUT, presence_penalty=0.0, frequency_penalty=0.0),
-    **_gone("server", "a run keeps the logs of its servers in its folder", log_folder=""),
-    **_gone("server.serving", "it is always 512", bucket_mb=512),
-    **_gone("server.serving", "every update is verified", verify_sync=True),
-    **_gone("server.serving", _REPLAYED, record_experts=False),
-    **_gone("server.serving", "it is always 3", max_retries=3),
-    **_gone("server.serving", f"it is always {COMMAND_S:g}", update_s=COMMAND_S),
-    **_gone("server.serving", "it is always 2", affinity_margin=2.0),
-    **_gone("tracking", "256 entries may wait for a tracker, and the end of a run for 60 s", room=256, finish_s=60.0),
+    **_removals("ray", "engines read new weights from the object store", deltas=False, broadcast=False),
+    **_removals("ray", "these ranks have the cores of the learner's", cpus_per_reference=1.0, cpus_per_critic=1.0),
+    **_removals("ray", "these ranks have the GPUs of the learner's", gpus_per_reference=0.0, gpus_per_critic=0.0),
+    **_removals("reward.judge.endpoint", _TESTED, price_prompt=None, price_cached=None, price_completion=None),
+    **_removals("reward.judge.endpoint", _TESTED, stream=True, token_ids=True, text_marks=True, strict_tools=False),
+    **_pair("reward.judge", "scale", lowest=0.0, highest=10.0),
+    **_removals("sampler", "it is always 64", max_leaked_threads=64),
+    **_removals("sampling", UNCUT, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
+    **_removals("sampling", UNCUT, presence_penalty=0.0, frequency_penalty=0.0),
+    **_removals("server", "a run keeps the logs of its servers in its folder", log_folder=""),
+    **_removals("server.serving", "it is always 512", bucket_mb=512),
+    **_removals("server.serving", "every update is verified", verify_sync=True),
+    **_removals("server.serving", _REPLAYED, record_experts=False),
+    **_removals("server.serving", "it is always 3", max_retries=3),
+    **_removals("server.serving", f"it is always {COMMAND_S:g}", update_s=COMMAND_S),
+    **_removals("server.serving", "it is always 2", affinity_margin=2.0),
+    **_removals(
+        "tracking", "256 entries may wait for a tracker, and the end of a run for 60 s", room=256, finish_s=60.0
+    ),
 }
 """The settings of `train` that earlier versions had, with their blocks; other commands have some of them too."""
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from agentgym.errors import ConfigError, nearest
 from agentgym.settings import check_named_numbers
 
-__all__ = ["SYMPTOMS", "THRESHOLDS", "CollapseConfig", "SymptomName", "Threshold"]
+__all__ = ["SYMPTOMS", "THRESHOLDS", "CollapseConfig", "SymptomName"]
 
 SymptomName: TypeAlias = Literal[
     "nan",
@@ -35,22 +35,14 @@ SYMPTOMS: tuple[SymptomName, ...] = get_args(SymptomName)
 """Every symptom by name; `docs/collapse.md` describes how each is detected."""
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """The default of a symptom's threshold, and the bound that any is above."""
-
-    default: float
-    above: float = 0.0
-
-
-THRESHOLDS: Mapping[str, Threshold] = {
-    "tool_faults": Threshold(0.1),
-    "repetition": Threshold(0.3),
-    "clipped": Threshold(0.9),
-    "gradient_exploded": Threshold(10.0, above=1.0),
-    "kl_exploded": Threshold(2.0),
+THRESHOLDS: Mapping[str, float] = {
+    "tool_faults": 0.1,
+    "repetition": 0.3,
+    "clipped": 0.9,
+    "gradient_exploded": 10.0,
+    "kl_exploded": 2.0,
 }
-"""The symptoms with a threshold that a run may set: the share of a tool's calls that fail by no mistake of the model;
+"""The thresholds that a run may set, all above 0: the share of a tool's calls that fail by no mistake of the model;
 the rise of `repeated_ngrams` or `repeated_replies` while the success does not rise; the share of clipped tokens; the
 gradient norm as a multiple of its median over the last 20 steps; the nats a token from the reference model."""
 
@@ -77,12 +69,9 @@ class CollapseConfig:
         if self.patience < 1:
             raise ConfigError(f"collapse.patience must be at least 1, got {self.patience}")
         check_named_numbers("collapse.thresholds", self.thresholds, THRESHOLDS)
-        for symptom, value in self.thresholds.items():
-            if not value > THRESHOLDS[symptom].above:
-                raise ConfigError(
-                    f"collapse.thresholds {symptom} must be above {THRESHOLDS[symptom].above:g}, got {value}"
-                )
+        if not min(self.thresholds.values(), default=1) > 0:
+            raise ConfigError(f"collapse.thresholds are above 0, got {dict(self.thresholds)}")
 
     def threshold(self, symptom: SymptomName) -> float:
         """Returns the threshold of a symptom in `THRESHOLDS`."""
-        return self.thresholds.get(symptom, THRESHOLDS[symptom].default)
+        return self.thresholds.get(symptom, THRESHOLDS[symptom])
