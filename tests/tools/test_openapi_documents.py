@@ -267,7 +267,9 @@ def test_a_nullable_schema_made_of_others_takes_null(schema: dict[str, Any]) -> 
     assert tool.check({"body": {"pet": None}}) is not None
 
 
-def test_a_nullable_enum_without_a_type_takes_null() -> None:
+def test_a_nullable_enum_without_a_type_takes_null(caplog: pytest.LogCaptureFixture) -> None:
+    odd = {"/a": posting("a", {"enum": 5, "nullable": True}), "/b": posting("b", {"type": "string"})}
+    assert [tool.name for tool in openapi_tools(document(odd), HOST)] == ["b"] and "left out" in caplog.text
     (tool,) = openapi_tools(document({"/a": posting("a", {"enum": ["a", 1], "nullable": True})}), HOST)
     assert tool.check({"body": None}) is None and tool.check({"body": "b"}) is not None
 

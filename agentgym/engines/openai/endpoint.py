@@ -236,7 +236,7 @@ class ChatEndpoint:
                 self._limit.settle(estimate, used)
                 if reader.remark not in self._remarks:
                     self._remarks.add(reader.remark)
-                    logger.warning("%s %s", self.url, reader.remark)
+                    logger.warning("%s %s", self.url, self._clean(reader.remark))
 
     def _complete_reply(
         self, reply: ChatReply, question: _Question, failures: Mapping[str, int], *, cut_by_window: bool
@@ -304,6 +304,6 @@ class ChatEndpoint:
         listed = answer.get("data") if isinstance(answer, dict) else None
         return [model for model in listed or () if isinstance(model, dict) and "id" in model]
 
-    def _clean(self, error: Exception) -> str:
-        """Returns an error's message with the key removed."""
+    def _clean(self, error: Exception | str) -> str:
+        """Returns a message with the key removed."""
         return self._http.secrets.mask_secrets(str(error))

@@ -133,8 +133,8 @@ class OpenApiDocument:
             if schema.pop("nullable"):
                 if isinstance(schema.get("type"), str):
                     schema["type"] = [schema["type"], "null"]
-                if None not in schema.get("enum", [None]):
-                    schema["enum"] = [*schema["enum"], None]
+                if isinstance(values := schema.get("enum"), list) and None not in values:
+                    schema["enum"] = [*values, None]
                 if schema.keys() & OF_OTHERS:
                     schema = {"anyOf": [schema, {"type": "null"}]}
         for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):

@@ -108,6 +108,20 @@ def test_an_answer_of_another_form_fails_its_own_question_alone(
         Asker("http://127.0.0.1:9/v1", config).ask()
 
 
+def test_a_key_in_a_finish_reason_is_not_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
+
+    async def post(*_: object, **__: object) -> object:
+        return {"choices": [{"message": {"content": "x"}, "finish_reason": "odd sk-secret-123"}]}
+
+    monkeypatch.setattr(HttpClient, "post", post)
+    config = ChatEndpointConfig(model="m", stream=False, token_ids=False)
+    assert Asker("http://127.0.0.1:9/v1", config).ask().message.content == "x"
+    assert "odd ***" in caplog.text and "secret" not in caplog.text
+
+
 def test_history_goes_back_word_for_word_and_bad_arguments_as_good_json(chat_endpoint: Start) -> None:
     said = chat_endpoint.said(reasoning="Hm.", calls=[("call_7", "go", '{"direction":"north"}'), ("call_8", "go", "{")])
     endpoint = chat_endpoint(lambda body, number: said)
