@@ -16,10 +16,10 @@ from types import ModuleType
 
 from agentgym.errors import AgentGymError, ConfigError, UnknownName, UserCodeFault, describe_error, nearest
 
-__all__ = ["Wanted", "convert_user_errors", "is_place", "load_module", "load_named", "place_of"]
+__all__ = ["Wanted", "code_path_of", "convert_user_errors", "is_code_path", "load_module", "load_named"]
 
 _LOADING = threading.RLock()
-MOST_SHOWN = 8
+MAX_SHOWN = 8
 """The most names of a module that a message lists."""
 
 
@@ -39,7 +39,7 @@ class Wanted:
     """True for an object of a module that may be the wanted one; messages list these."""
 
 
-def is_place(name: str) -> bool:
+def is_code_path(name: str) -> bool:
     """True if a name gives a location; `own.py`, which lacks the name after the colon, counts as one too."""
     return ":" in name or name.endswith(".py")
 
@@ -62,7 +62,7 @@ def load_named(name: str, wanted: Wanted) -> object:
         return found
     fitting = [key for key, value in vars(module).items() if wanted.fits(value)]
     own = [key for key in fitting if getattr(getattr(module, key), "__module__", None) == module.__name__]
-    shown = ", ".join([*own[:MOST_SHOWN], *(["and more"] if len(own) > MOST_SHOWN else [])])
+    shown = ", ".join([*own[:MAX_SHOWN], *(["and more"] if len(own) > MAX_SHOWN else [])])
     near = nearest(attribute, own) or (f"; it has {shown}." if own else "; it has none.")
     raise UnknownName(f"{place!r} has no {wanted.noun} {attribute!r}{near} {wanted.hint}")
 
@@ -77,7 +77,7 @@ def load_module(place: str, name: str, wanted: Wanted) -> ModuleType:
         return _from_file(Path(place), wanted) if place.endswith(".py") else _import(place, name, wanted)
 
 
-def place_of(thing: object) -> str:
+def code_path_of(thing: object) -> str:
     """Returns `module:name`, by which a class or function can be found again if at all; a string is returned as is."""
     if isinstance(thing, str):
         return thing

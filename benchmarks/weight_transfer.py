@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.trainers.cluster.bucket_broadcast import BucketSender
 from agentgym.trainers.cluster.shipment import Seat, Shipment
 from agentgym.trainers.cluster.weight_store import HeldWeights, store_weights
@@ -42,7 +42,7 @@ class Rank:
         self._shipment = store_weights((name, torch.randn(LAYER_BYTES // 4)) for name in names)
         return [self._shipment]
 
-    def invite(self, num_ranks: int) -> Invitation:
+    def invite(self, num_ranks: int) -> GroupAddress:
         """Begins the group of all."""
         return self._sender.invite(num_ranks)
 

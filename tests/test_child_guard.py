@@ -1,4 +1,4 @@
-"""The guard of a child: what a server leaves goes with it, however it ends, and how a speaker ended is told."""
+"""The guard of a child: what a server leaves goes with it, however it ends; the end of a stdio program is reported."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize("kind", ["server", "speaker"])
+@pytest.mark.parametrize("kind", ["server", "stdio"])
 @pytest.mark.parametrize("lasts_s", [0, 600])
 def test_a_process_in_a_session_of_its_own_ends_with_the_program(kind: Kind, lasts_s: int, tmp_path: Path) -> None:
     told = tmp_path / "told"
@@ -104,7 +104,7 @@ def test_a_process_in_a_session_of_its_own_ends_with_the_program(kind: Kind, las
 
 
 def test_a_program_that_is_not_there_is_named_and_leaves_no_folder(tmp_path: Path) -> None:
-    for kind, told in (("server", "cannot run"), ("speaker", "[agentgym: cannot run")):
+    for kind, told in (("server", "cannot run"), ("stdio", "[agentgym: cannot run")):
         words = guard_command(kind, [str(tmp_path / "absent")])  # type: ignore[arg-type]
         done = subprocess.run(
             words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={"TMPDIR": str(tmp_path)}
@@ -114,7 +114,7 @@ def test_a_program_that_is_not_there_is_named_and_leaves_no_folder(tmp_path: Pat
 
 def test_how_a_server_ended_is_told_where_it_was_written_to_meanwhile() -> None:
     command = ["sh", "-c", "exec <&-; echo deaf >&2; sleep 0.3; exit 3"]
-    words = guard_command("speaker", command)
+    words = guard_command("stdio", command)
     guard = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with guard:
         assert guard.stdin is not None and guard.stderr is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import ConfigError, UnknownName, UserCodeFault
-from agentgym.loading import Wanted, convert_user_errors, is_place, load_module, load_named
+from agentgym.loading import Wanted, convert_user_errors, is_code_path, load_module, load_named
 
 SCORE = Wanted(noun="scorer", example="function", hint="See `scorers`.", new="write one")
 
@@ -70,7 +70,7 @@ def test_a_long_list_of_names_is_cut() -> None:
 
 @pytest.mark.parametrize("name", ["own_scores.py", "own_scores.py:", ":exact"])
 def test_a_place_without_a_name_is_refused(name: str) -> None:
-    assert is_place(name) and not is_place("exact")
+    assert is_code_path(name) and not is_code_path("exact")
     with pytest.raises(ConfigError, match=r"names no scorer: write 'path/to/file\.py:function'"):
         load_named(name, SCORE)
 

@@ -29,7 +29,7 @@ FRAGMENT = re.compile(
     r"(Of|By|Likewise|As|For|In|On|To|With|Without|From|At|Beside|Behind|Around|Out|Where|Who|Whose|None)\b"
 )
 QUESTION = re.compile(r"(What|Whether|How|Where|Who|Which|When|Of|By)\b")
-MOST_QUESTIONS = 0.03
+MAX_QUESTIONS = 0.03
 
 
 def files() -> list[Path]:
@@ -126,4 +126,4 @@ def test_few_docstrings_begin_as_a_question() -> None:
     num = len(found("docstring"))
     questions = found("question")
     assert num > 3000
-    assert len(questions) <= MOST_QUESTIONS * num, questions
+    assert len(questions) <= MAX_QUESTIONS * num, questions

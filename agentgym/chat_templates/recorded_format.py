@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import ConfigError, RunFolderError
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.types import JSON
 
 __all__ = ["RecordedFormat", "recorded_format"]
@@ -32,7 +32,7 @@ class RecordedFormat:
 
     def family_for(self, folder: str | Path) -> str | None:
         """Returns the family; raises ConfigError for the user's own code, which runs only where it is named."""
-        if self.family is not None and is_place(self.family):
+        if self.family is not None and is_code_path(self.family):
             raise ConfigError(
                 f"{str(folder)!r} was trained with a renderer of its own: name it with --family {self.family}, or"
                 " another format"

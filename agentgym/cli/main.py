@@ -46,7 +46,7 @@ COMMANDS = {
     "generate": "sample replies to the prompts of a file",
     "serve": "let agents outside play episodes, over OpenAI's chat completions",
     "play": "play an environment yourself, in the terminal",
-    "env": "list, check or begin environments",
+    "env": "list, check or create environments",
     "new": "write a small environment, tool, reward or other part of your own, with its test",
     "tools": "list tools; read replies and the calls in them",
     "corpus": "make documents searchable for tools; search and read them",

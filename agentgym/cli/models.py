@@ -19,7 +19,7 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.engines.server_kind import check_engine_name
 from agentgym.errors import AgentGymError, ConfigError, nearest
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.model.architectures import check_backend, refusal
 from agentgym.model.decoder_config import folder_config
 from agentgym.model.model_name import EMBEDDED, model_folder
@@ -113,7 +113,7 @@ def _check(args: Sequence[str]) -> int:
     options = parse_options(ModelCheckOptions, args, prog="agentgym models check")
     check_engine_name(options.engine)
     check_backend(options.model_backend, options.engine)
-    if options.family is not None and not is_place(options.family):
+    if options.family is not None and not is_code_path(options.family):
         FORMATS[options.family]  # an unknown name is reported before anything is loaded
     name = options.model
     is_folder = name == EMBEDDED or "/" in name or Path(name).is_dir()
@@ -188,7 +188,7 @@ def _computed_folder(folder: Path | None, options: ModelCheckOptions) -> Iterato
         else:
             config = folder_config(folder)
             say("a small random model of the same shape is checked")
-            own = options.model_backend if is_place(options.model_backend) else None
+            own = options.model_backend if is_code_path(options.model_backend) else None
             small_models.save_small_model(small_models.shrink(config), Path(made), own)
         yield Path(made)
 

@@ -261,7 +261,7 @@ class TransformersModel(LanguageModel):
         if self._short_rope is None:
             return False
         kinds = {length > self._short_rope for length in layout.seqlens if length}
-        return bool(layout.exchange.most(int(len(kinds) > 1)))
+        return bool(layout.exchange.max_over_ranks(int(len(kinds) > 1)))
 
     def _packed_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         every, entry_N = layout.every, torch.arange(len(ids_N), device=ids_N.device)
@@ -275,7 +275,7 @@ class TransformersModel(LanguageModel):
         parts, entries = [self.embed.new_zeros(0, self.width)], [ids_N.new_zeros(0)]
         alone = [[row] for row, length in enumerate(layout.seqlens) if length]
         groups = similar_rows(layout.seqlens) if self._keeps_state else alone
-        num_passes = layout.exchange.most(len(groups))
+        num_passes = layout.exchange.max_over_ranks(len(groups))
         for group in groups:
             longest = max(layout.seqlens[row] for row in group)
             length = padded_size(longest)

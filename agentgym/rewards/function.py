@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeAlias
 
 from agentgym.errors import ConfigError, nearest
-from agentgym.loading import Wanted, is_place, load_named
+from agentgym.loading import Wanted, is_code_path, load_named
 from agentgym.rewards.registry import REWARDS
 from agentgym.rewards.reply import ground_truth, whole_reply
 from agentgym.rewards.reward import InvalidReward
@@ -155,7 +155,7 @@ def find_reward(name: str) -> RewardFunction:
 
     Raises UnknownName, and UserCodeFault if the module raises while it is loaded.
     """
-    if not is_place(name):
+    if not is_code_path(name):
         return REWARDS[name]
     found = load_named(name, WANTED)
     if not callable(found):

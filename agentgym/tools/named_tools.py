@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import ConfigError, UnknownName, nearest
-from agentgym.loading import is_place, load_named
+from agentgym.loading import is_code_path, load_named
 from agentgym.registry import Registry
 from agentgym.tools.calling.definition import TOOLS, Tool, as_tool, register_tool
 from agentgym.tools.calling.resolve import WANTED
@@ -61,7 +61,7 @@ def named_tools(names: Sequence[str]) -> NamedTools:
 
 
 def _of_place(name: str) -> NamedTools:
-    if not is_place(name):
+    if not is_code_path(name):
         if name not in TOOLS:
             near = nearest(name, TOOLS) or "."
             raise UnknownName(f"unknown tool {name!r}{near} Write path/to/file.py:name, tools.json or mcp:COMMAND")

@@ -41,7 +41,7 @@ TITLES: dict[Outcome, str] = {
 """The outcomes in the order in which they are printed."""
 SOURCES = {"sft": "conversations", "dpo": "pairs"}
 """The settings for the files of rows, by the command."""
-MOST_ALIKE = 3
+MAX_ALIKE = 3
 """The keys of one pattern that are printed one by one."""
 
 
@@ -143,7 +143,7 @@ def _show_lines(title: str, lines: Sequence[Line]) -> None:
         return
     say(f"{title} ({len(lines)}):")
     counted = Counter((line.pattern, line.ours) for line in lines if line.pattern)
-    many = {group for group, count in counted.items() if count > MOST_ALIKE}
+    many = {group for group, count in counted.items() if count > MAX_ALIKE}
     shown = set()
     for line in lines:
         group = (line.pattern, line.ours)

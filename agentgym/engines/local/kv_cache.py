@@ -181,13 +181,13 @@ class SlotCache:
         same_S[slot] = False
         open_S = np.flatnonzero(same_S & (self.num_known_S >= at_least))
         least_S[open_S] = at_least
-        most_S = np.minimum(self.num_known_S, self.num_known_S[slot])
-        middle_S = most_S  # most share all or no more
-        while (open_S := open_S[least_S[open_S] < most_S[open_S]]).size:
+        max_S = np.minimum(self.num_known_S, self.num_known_S[slot])
+        middle_S = max_S  # most share all or no more
+        while (open_S := open_S[least_S[open_S] < max_S[open_S]]).size:
             middle = middle_S[open_S]
             same = self._hash_SW[open_S, middle - 1] == self._hash_SW[slot, middle - 1]
-            least_S[open_S[same]], most_S[open_S[~same]] = middle[same], middle[~same] - 1
-            middle_S = (least_S + most_S + 1) // 2
+            least_S[open_S[same]], max_S[open_S[~same]] = middle[same], middle[~same] - 1
+            middle_S = (least_S + max_S + 1) // 2
         return least_S
 
     def shares(self, source: int, target: int, num_tokens: int) -> bool:

@@ -26,7 +26,7 @@ __all__ = ["SamplingRequest", "Scheduler", "checked_prompt"]
 # Shape suffixes: S slots, W window, R sampled rows, J stop ids.
 
 _MIN_SHARED = 16  # copying a prefix, or waiting a step for one that is being computed, pays from this many tokens on
-_MOST_KNOWN = 100_000  # ids of which it is known whether they may complete a stop string
+_MAX_KNOWN = 100_000  # ids of which it is known whether they may complete a stop string
 
 
 class Prefix(NamedTuple):
@@ -240,7 +240,7 @@ class Scheduler:
         slot, sampling = request.slot, request.sampling
         assert sampling.decode is not None
         key = int(self.cache.tokens_SW[slot, self.cache.num_known_S[slot] - 1]), sampling.stop
-        if len(self._may_end) > _MOST_KNOWN:
+        if len(self._may_end) > _MAX_KNOWN:
             self._may_end.clear()
         if key not in self._may_end:
             self._may_end[key] = may_end_stop(*key, sampling.decode)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Backend, GroupName, PrefixStore, _new_process_group_helper, _world
 
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.errors import EngineError
 
 __all__ = ["WeightBroadcast"]
@@ -27,7 +27,7 @@ class WeightBroadcast:
     NCCL for tensors on a GPU (untested there), Gloo for those on CPU.
     """
 
-    def __init__(self, invitation: Invitation, rank: int = 0) -> None:
+    def __init__(self, invitation: GroupAddress, rank: int = 0) -> None:
         self.invitation = invitation
         """The group, for the other ranks."""
         self._rank = rank
@@ -40,7 +40,7 @@ class WeightBroadcast:
         """Returns rank 0 of a new group, which others may join; `address` is where they reach this process's node."""
         address = address or ("127.0.0.1" if backend == "gloo" else socket.gethostbyname(socket.gethostname()))
         name = f"agentgym-{secrets.token_hex(4)}"
-        group = cls(Invitation(address=address, port=0, num_ranks=num_ranks, name=name, backend=backend))
+        group = cls(GroupAddress(address=address, port=0, num_ranks=num_ranks, name=name, backend=backend))
         group._open_store()
         group.invitation = replace(group.invitation, port=int(group._store.port))
         return group

@@ -26,8 +26,8 @@ from agentgym.types import JSON, ToolSpec
 
 __all__ = ["GymnasiumText", "names"]
 
-MOST_ACTIONS = 64
-MOST_NUMBERS = 128
+MAX_ACTIONS = 64
+MAX_NUMBERS = 128
 DEFAULT_TURNS = 100
 """The turn limit of an environment that is registered without one."""
 ACTIONS = {
@@ -192,9 +192,9 @@ def _words(env_id: str, space: Space[Any]) -> tuple[str, ...] | None:
     """The words for the actions, in their order; None if an action is a text."""
     if isinstance(space, GymnasiumTextSpace | Text):
         return None
-    if not isinstance(space, Discrete) or space.n > MOST_ACTIONS:
+    if not isinstance(space, Discrete) or space.n > MAX_ACTIONS:
         raise ConfigError(
-            f"{env_id} cannot be played: its actions are {space}, and a text names one of at most {MOST_ACTIONS} "
+            f"{env_id} cannot be played: its actions are {space}, and a text names one of at most {MAX_ACTIONS} "
             "actions (Discrete) or is one (Text)"
         )
     named = ACTIONS.get(re.sub(r"-v\d+$", "", env_id), ())
@@ -202,9 +202,9 @@ def _words(env_id: str, space: Space[Any]) -> tuple[str, ...] | None:
 
 
 def _check_observations(env_id: str, space: Space[Any]) -> None:
-    if _size(space) > MOST_NUMBERS:
+    if _size(space) > MAX_NUMBERS:
         raise ConfigError(
-            f"{env_id} cannot be shown as text: its observations are {space}, more than {MOST_NUMBERS} numbers"
+            f"{env_id} cannot be shown as text: its observations are {space}, more than {MAX_NUMBERS} numbers"
         )
 
 

@@ -19,7 +19,7 @@ from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
-from agentgym.tools.calling.blame import is_outside
+from agentgym.tools.calling.error_attribution import is_outside
 from agentgym.tools.line_process import LineProcess
 from agentgym.types import Message
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 """The memory for an answer, beyond what the libraries have reserved."""
 READ = (
     *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Load),
@@ -66,7 +66,7 @@ def main(questions: TextIO, answers: TextIO) -> None:
     warnings.simplefilter("ignore")
     statm = Path("/proc/self/statm")
     taken = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_BYTES, taken + MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MAX_BYTES, taken + MAX_BYTES))
     for name, module in list(sys.modules.items()):
         if name.startswith("reasoning_gym.") or name == "sympy.parsing.sympy_parser":
             vars(module)["eval"] = checked_eval  # in place of the builtin

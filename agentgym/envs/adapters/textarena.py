@@ -20,7 +20,7 @@ from agentgym.types import Message
 __all__ = ["TextArena", "names"]
 
 LARGEST_SEED = 2**31
-MOST_PLAYERS = 15
+MAX_PLAYERS = 15
 DEFAULT_TURNS = 200
 """The turns of the agent after which a game without an end of its own is truncated."""
 LISTED = "listed"
@@ -109,7 +109,7 @@ class TextArena(TextEnv):
     def _players_needed(self) -> int:
         """Opens the game with the fewest players that it takes; returns their number."""
         refused = ""
-        for num_players in range(1, MOST_PLAYERS + 1):
+        for num_players in range(1, MAX_PLAYERS + 1):
             try:
                 self._deal(0, num_players)
                 return num_players
@@ -117,7 +117,7 @@ class TextArena(TextEnv):
                 refused = str(error)
             except Exception as error:  # the boundary: some games need data, keys or another Python
                 raise _unplayable(self.game, error) from error
-        raise ConfigError(f"TextArena's {self.game} takes no number of players up to {MOST_PLAYERS}: {refused}")
+        raise ConfigError(f"TextArena's {self.game} takes no number of players up to {MAX_PLAYERS}: {refused}")
 
     def _deal(self, seed: int, num_players: int) -> None:
         """Makes a new game and resets it."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentgym.errors import EnvironmentFault, describe_error
 from agentgym.tools.calling.background_loop import BackgroundLoop
-from agentgym.tools.calling.blame import is_models_mistake
+from agentgym.tools.calling.error_attribution import is_models_mistake
 
 __all__ = ["Asked", "Rollout", "RolloutEnded", "library", "watch"]
 

@@ -24,7 +24,7 @@ from agentgym.evaluation.play.evaluate import policy_loop
 from agentgym.evaluation.play.generation import GenerationConfig, Prompt, Reply, ReplyGenerator
 from agentgym.evaluation.play.open_model import LocalModel, ServedModel, open_model
 from agentgym.evaluation.play.policies import played_env
-from agentgym.loading import place_of
+from agentgym.loading import code_path_of
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
@@ -220,7 +220,7 @@ def run_episode(
     An environment that fails gives a trajectory with that `status` and `error`. Raises ConfigError or UnknownName for
     an environment or player that does not exist.
     """
-    task = Task(place_of(env), seed, kwargs=env_kwargs or {})
+    task = Task(code_path_of(env), seed, kwargs=env_kwargs or {})
     num_turns = turn_limit(
         task.env_id, task.kwargs
     )  # an environment that does not exist is an error here, not a failed episode

@@ -37,8 +37,8 @@ class AttentionLevel:
     row_end_B: Tensor
     """int32 `[B + 1]`, from 0: where the rows of each run end; `key_end_B` likewise."""
     key_end_B: Tensor
-    most_rows: int
-    most_keys: int
+    max_rows: int
+    max_keys: int
     is_causal: bool
     """True if the last row of a run attends to all its keys, and each row to one key more than the row before it."""
     window: int | None = None
@@ -166,7 +166,7 @@ def _pad(x: Tensor, size: int) -> Tensor:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, level: AttentionLevel, scale: float) -> Sequence[Tensor]:
     """Returns outputs `[T, H, D]`, the logs of the sums of exponentials `[H, T]`, and the state of random numbers."""
-    sizes = level.row_end_B, level.key_end_B, level.most_rows, level.most_keys
+    sizes = level.row_end_B, level.key_end_B, level.max_rows, level.max_keys
     found: Sequence[Tensor] = torch.ops.aten._flash_attention_forward(
         q, k, v, *sizes, 0.0, level.is_causal, False, scale=scale, **_window(level)
     )
@@ -186,7 +186,7 @@ def _backward(
     scale: float,
 ) -> Sequence[Tensor]:
     """Returns the gradients by queries, keys and values; `results` are outputs and logs of sums of whole rows."""
-    sizes = level.row_end_B, level.key_end_B, level.most_rows, level.most_keys
+    sizes = level.row_end_B, level.key_end_B, level.max_rows, level.max_keys
     found: Sequence[Tensor] = torch.ops.aten._flash_attention_backward(
         grad_THD, *qkv, *results, *sizes, 0.0, level.is_causal, *random, scale=scale, **_window(level)
     )

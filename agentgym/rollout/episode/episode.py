@@ -13,7 +13,7 @@ from agentgym.rollout.seeds import derive
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn, shortest_floats
 from agentgym.types import JSON, MalformedCall, Message, Task, ToolSpec
 
-__all__ = ["Draft", "Ending", "Episode"]
+__all__ = ["Episode", "EpisodeBuilder", "EpisodeEnd"]
 
 _RESULT_COUNTERS = {
     "unknown_tool": "unknown_tools",
@@ -54,7 +54,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class EpisodeEnd:
     """The status, the stop reason and, for an episode that cannot be trained on, the line that names the failure."""
 
     status: Status
@@ -63,7 +63,7 @@ class Ending:
     info: Mapping[str, JSON] | None = None
 
 
-class Draft:
+class EpisodeBuilder:
     """The growing record of an episode.
 
     `ids` are all ids of the current row; new ids are only appended.
@@ -184,7 +184,7 @@ class Draft:
         """Adds the metrics and info that the source of the replies reports about the episode."""
         self._noted_metrics, self._noted_info = dict(metrics), dict(info)
 
-    def finish(self, ending: Ending) -> Trajectory:
+    def finish(self, ending: EpisodeEnd) -> Trajectory:
         """Returns the finished record; a reply that the environment failed to answer has no reward."""
         if self._reply is not None:
             self.turns.append(self._reply)

@@ -304,7 +304,7 @@ class EnvProcesses:
     async def open(self, task: Task, *, alone: bool = False) -> HostedEnv:
         """Makes the task's environment in the process with the fewest environments.
 
-        Raises as `Home.open` does, and EnvProcessLost if that process ended over another environment.
+        Raises as `EnvHost.open` does, and EnvProcessLost if that process ended over another environment.
         """
         _check_task(task)
         if alone:

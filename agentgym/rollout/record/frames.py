@@ -16,12 +16,12 @@ import zstandard
 
 from agentgym.errors import RunFolderError
 
-__all__ = ["FRAME_BYTES", "MOST_BYTES", "SUFFIX", "Frame", "pack_lines", "read_frames", "unpack_frame"]
+__all__ = ["FRAME_BYTES", "MAX_BYTES", "SUFFIX", "Frame", "pack_lines", "read_frames", "unpack_frame"]
 
 SUFFIX = ".zst"
 FRAME_BYTES = 1 << 20
 """The bytes of lines after which a frame ends."""
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """The most bytes that are read of one line, and so of one frame: an episode has a hundredth of them at most."""
 LEVEL = 3
 _ENTRY = struct.Struct("<IIQQII")
@@ -84,7 +84,7 @@ def read_frames(file: BinaryIO, size: int) -> Iterator[Frame]:
             return
         *head, packed_bytes, num_bytes, num_lines, checksum = _ENTRY.unpack(entry)
         is_whole = tuple(head) == _HEAD and checksum == _checksum(packed_bytes, num_bytes, num_lines)
-        if not is_whole or num_bytes > MOST_BYTES or num_lines > min(num_bytes, FRAME_BYTES):
+        if not is_whole or num_bytes > MAX_BYTES or num_lines > min(num_bytes, FRAME_BYTES):
             raise RunFolderError(f"{file.name!r} is damaged at byte {offset}")
         frame = Frame(offset, packed_bytes, num_bytes, num_lines)
         if frame.end > size:

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from agentgym.errors import RunFolderError
-from agentgym.rollout.record.frames import FRAME_BYTES, MOST_BYTES, SUFFIX, Frame, read_frames, unpack_frame
+from agentgym.rollout.record.frames import FRAME_BYTES, MAX_BYTES, SUFFIX, Frame, read_frames, unpack_frame
 
 __all__ = ["FILE_NAME", "PACKED_NAME", "LineReader", "find_episodes"]
 
@@ -60,8 +60,8 @@ class LineReader:
 
     def _read_line(self) -> bytes:
         """Returns the next line of a plain file; one that no episode has is damaged, and is not held."""
-        line = self._file.readline(MOST_BYTES)
-        if len(line) < MOST_BYTES:
+        line = self._file.readline(MAX_BYTES)
+        if len(line) < MAX_BYTES:
             return line
         while not line.endswith(b"\n") and (line := self._file.readline(FRAME_BYTES)):
             pass

@@ -126,10 +126,10 @@ class GroupStream:
         if too many episodes fail, of these groups and of those that the same step took `earlier`, and StreamEnded if
         the groups that are waited for are no longer played.
         """
-        if num_groups > self._plan.most:
+        if num_groups > self._plan.max_ahead:
             raise ConfigError(
-                f"{num_groups} groups at once, and only {self._plan.most} can be ahead of a step: take fewer, or raise"
-                " max_staleness"
+                f"{num_groups} groups at once, and only {self._plan.max_ahead} can be ahead of a step: "
+                "take fewer, or raise max_staleness"
             )
         if not self._is_begun:
             self._is_begun = True

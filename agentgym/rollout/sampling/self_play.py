@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from agentgym.envs.base.multi_agent import MultiAgentEnv
 from agentgym.envs.base.opponents import SELF
 from agentgym.errors import ConfigError, EngineError, EnvironmentFault
-from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, GameAbandoned, failed_ending, replay_info
 from agentgym.rollout.hosting.answer import EnvStep, read_reset, read_step
 from agentgym.rollout.hosting.env_code import ENV_CODE, EnvCallTimeout, attempt
@@ -184,10 +184,10 @@ class SelfPlaySampler(Sampler):
         try:
             table = await self._find_table(episode)
         except (EnvironmentFault, EnvCallTimeout) as error:
-            return Draft(episode).finish(failed_ending(error, episode))
+            return EpisodeBuilder(episode).finish(failed_ending(error, episode))
         except GameAbandoned as error:
-            ending = Ending(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
-            return Draft(episode).finish(ending)
+            ending = EpisodeEnd(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
+            return EpisodeBuilder(episode).finish(ending)
         try:
             return await self._play_at(table, episode, self.loop)
         finally:
@@ -209,7 +209,7 @@ class SelfPlaySampler(Sampler):
         return await asyncio.shield(known)
 
     async def _set_up(self, name: TableName, episode: Episode) -> SelfPlayGame:
-        hosted = await self.home.open(self._make, episode.task)
+        hosted = await self.env_host.open(self._make, episode.task)
         assert isinstance(hosted, LocalEnv)
         game = hosted.env.unwrapped
         if not isinstance(game, MultiAgentEnv) or episode.seat not in seats_of(game):
@@ -226,7 +226,9 @@ class SelfPlaySampler(Sampler):
         return table
 
     async def _play_at(self, table: SelfPlayGame, episode: Episode, loop: EpisodeLoop) -> Trajectory:
-        trajectory = cancelled = Draft(episode).finish(Ending(Status.CANCELLED, StopReason.CANCELLED, "given up"))
+        trajectory = cancelled = EpisodeBuilder(episode).finish(
+            EpisodeEnd(Status.CANCELLED, StopReason.CANCELLED, "given up")
+        )
         try:
             trajectory = await loop.play(SeatEnv(table, episode.seat), episode)
         finally:

@@ -74,7 +74,7 @@ class StalenessPlan:
         self._due: Counter[int] = Counter()
 
     @property
-    def most(self) -> int:
+    def max_ahead(self) -> int:
         """The number of groups that can be ahead at once."""
         return self.groups_per_step * (self.max_staleness + 1)
 

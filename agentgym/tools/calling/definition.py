@@ -59,7 +59,7 @@ class Tool:
     """The meaning of an exception of `fn`: "answer", "raise" or "auto".
 
     "answer" is something that the model reads. "raise" is a fault of the environment (no reward, its traceback
-    logged). "auto" decides by the exception's kind: `agentgym.tools.calling.blame`.
+    logged). "auto" decides by the exception's kind: `agentgym.tools.calling.error_attribution`.
     """
     on_timeout: OnTimeout = "answer"
     """The meaning of a call beyond `timeout_s`: "answer" or "raise".

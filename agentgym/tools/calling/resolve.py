@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentgym.errors import UnknownName
-from agentgym.loading import Wanted, is_place, load_named
+from agentgym.loading import Wanted, is_code_path, load_named
 from agentgym.tools.calling.definition import MARK, TOOLS, Tool, ToolFunction, as_tool
 
 __all__ = ["find_tool", "resolve_tool"]
@@ -22,7 +22,7 @@ def resolve_tool(name: str) -> Tool:
     Raises UnknownName if there is none, ToolSchemaError if no schema can be derived, and UserCodeFault if the module
     raises as it is loaded.
     """
-    if not is_place(name):
+    if not is_code_path(name):
         return TOOLS[name]
     found: ToolFunction = load_named(name, WANTED)  # type: ignore[assignment]  # as_tool reports what is wrong
     return as_tool(found)

@@ -23,7 +23,7 @@ __all__ = ["Container", "ContainerPlan", "ContainerStream", "Daemon", "Found"]
 
 CALL_S, END_S = 120.0, 10.0
 HEAD, STDERR = struct.Struct("!BxxxI"), 2
-MOST_KEPT = 256
+MAX_KEPT = 256
 """The most unused connections that are kept; there are as many as requests were made at once."""
 STREAMS = ("/attach", "/start")
 """Ends of URL paths whose connection becomes a stream, and leaves its pool permanently."""
@@ -262,8 +262,8 @@ class Container:
         self._api.put_archive(self.id, folder, archive)
 
     @_translate_errors
-    def archive(self, path: str, most_bytes: int) -> bytes | None:
-        """Returns a path of it as a tar archive, cut off after `most_bytes`; None if nothing is there."""
+    def archive(self, path: str, max_bytes: int) -> bytes | None:
+        """Returns a path of it as a tar archive, cut off after `max_bytes`; None if nothing is there."""
         import docker.errors
 
         try:
@@ -274,7 +274,7 @@ class Container:
         with contextlib.closing(parts):
             for part in parts:
                 content += part
-                if len(content) >= most_bytes:
+                if len(content) >= max_bytes:
                     break
         return bytes(content)
 
@@ -352,7 +352,7 @@ def _share_pool(api: Any) -> None:
     # The SDK has a pool for each URL, and closes the least recently used one even while a thread waits for its answer.
     adapter, any_url = api.get_adapter(api.base_url), api.base_url
     if hasattr(adapter, "socket_path"):  # other adapters have a pool for each host
-        pool_for, adapter.max_pool_size = adapter.get_connection, MOST_KEPT
+        pool_for, adapter.max_pool_size = adapter.get_connection, MAX_KEPT
         adapter.get_connection = lambda url, _=None: pool_for(url if urlsplit(url).path.endswith(STREAMS) else any_url)
 
 

@@ -191,7 +191,7 @@ class Connection:
                 yield client
             return
         with self._stderr.writing() as errlog:
-            program, *args = guard_command("speaker", self.server.command)
+            program, *args = guard_command("stdio", self.server.command)
             parameters = StdioServerParameters(
                 command=program, args=args, env=dict(self.server.env), cwd=self.server.cwd
             )

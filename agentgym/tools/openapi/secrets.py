@@ -42,10 +42,15 @@ def _of_headers(headers: Mapping[str, str]) -> Iterator[str]:
             yield from value.split()[1:]
 
 
-def _spelling_pattern(sign: str) -> str:
+def _spelling_pattern(character: str) -> str:
     """Returns a pattern of all ways to write a character, longest first."""
-    if sign.isascii() and sign.isalnum():
-        return sign
-    code = "".join(f"%{byte:02x}" for byte in sign.encode("utf-8", "surrogatepass"))
-    ways = {sign, json.dumps(sign)[1:-1], html.escape(sign), {" ": "+", "/": r"\/"}.get(sign, sign)}
+    if character.isascii() and character.isalnum():
+        return character
+    code = "".join(f"%{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
+    ways = {
+        character,
+        json.dumps(character)[1:-1],
+        html.escape(character),
+        {" ": "+", "/": r"\/"}.get(character, character),
+    }
     return f"(?:{'|'.join(map(re.escape, sorted(ways, key=len, reverse=True)))}|(?i:{code}))"

@@ -17,7 +17,7 @@ from agentgym.errors import ConfigError, SandboxError
 from agentgym.tools.containers.daemon import Container, ContainerPlan, ContainerStream, Daemon
 from agentgym.tools.containers.python_image import host_image
 from agentgym.tools.sandbox.box import frames
-from agentgym.tools.sandbox.box.contained import HOME
+from agentgym.tools.sandbox.box.container_box import HOME
 from agentgym.tools.sandbox.docker_profile import docker_profile
 from agentgym.tools.sandbox.exchange import MIB, TASK_DATA, lost_outcome, outcome_of, plan_of, send_request
 from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
@@ -30,7 +30,7 @@ ANSWER_S = 10.0
 START_S = 60.0
 CLEAN_S = 0.5
 """The seconds that emptying a container may take; one that takes longer is discarded."""
-MOST_IDLE = 16
+MAX_IDLE = 16
 AROUND = 3
 """The number of our processes around a program: PID 1, its supervisor and the box's first."""
 AROUND_MB = 64
@@ -150,7 +150,7 @@ class DockerSandbox(Runner):
         """
         if box.is_clean():
             with self._lock:
-                if not self._closed and len(self._idle) < MOST_IDLE:
+                if not self._closed and len(self._idle) < MAX_IDLE:
                     self._idle.append(box)
                     return
         removal = threading.Thread(target=self._remove, args=(box,), name="agentgym-sandbox-removal")

@@ -30,7 +30,7 @@ ANSWER_S = 60.0
 """The seconds after a program's own limit in which the service has to answer."""
 PAUSES_S = (0.5, 2.0, 8.0)
 """The seconds before each further try of a request that the service could not serve."""
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """The most bytes of an answer."""
 BUSY = (429, 500, 502, 503, 504)
 
@@ -85,7 +85,7 @@ class ServiceSandbox(Runner):
         for pause_s in (*PAUSES_S, None):
             try:
                 with self._open(urllib.request.Request(self._url, body, self._headers), timeout=timeout_s) as answer:
-                    said: Mapping[str, Any] = json.loads(answer.read(MOST_BYTES))
+                    said: Mapping[str, Any] = json.loads(answer.read(MAX_BYTES))
                 if said["status"] != "SandboxError":
                     return said
                 why = f"it failed: {said.get('message')}"

@@ -18,7 +18,7 @@ from agentgym.trainers.algorithms.advantages.registry import ADVANTAGES, ESTIMAT
 
 __all__ = ["check_estimator", "check_penalized", "check_settings", "estimate", "needs_groups", "needs_input"]
 
-MOST_COMPONENTS = 16
+MAX_COMPONENTS = 16
 """The most reward components that a trial tries; their actual number is known once an episode was played."""
 
 
@@ -53,7 +53,7 @@ def check_penalized(name: str, settings: Mapping[str, object]) -> None:
 def _try_estimator(name: str, settings: Mapping[str, object]) -> tuple[dict[str, Tensor], Credit]:
     """Returns a step that the estimator can credit, and its credit."""
     check_settings(name, settings)
-    most = MOST_COMPONENTS if needs_input(name, "components_BTK") else 1
+    most = MAX_COMPONENTS if needs_input(name, "components_BTK") else 1
     refusals: list[AgentGymError] = []
     for num_components in range(1, most + 1):
         step = _trial(num_components)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.engines.weights.broadcast import WeightBroadcast
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.trainers.cluster.actors import own_address
 from agentgym.trainers.cluster.shipment import Bucket, Seat, Shipment
 
@@ -58,7 +58,7 @@ class BucketSender(_Member):
         super().__init__()
         self._backend = "nccl" if on_gpu else "gloo"
 
-    def invite(self, num_ranks: int) -> Invitation:
+    def invite(self, num_ranks: int) -> GroupAddress:
         """Begins a new group of so many ranks, this one included, and leaves the one before."""
         group = WeightBroadcast.begin(num_ranks, self._backend, own_address())
         self._enter(group)

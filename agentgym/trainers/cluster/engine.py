@@ -14,7 +14,7 @@ from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.servers.replicated import Replica, ReplicatedEngine
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.engines.weights.check import WeightCheck
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import Weights
 from agentgym.trainers.cluster.actors import Actor, ActorLost, ParcelLost
@@ -156,7 +156,7 @@ class ClusterEngine(ReplicatedEngine):
         self._patience_s = engines.patience_s
         self._keeper = keeper
         self._search: asyncio.Task[None] | None = None
-        self._invitation: Invitation | None = None
+        self._invitation: GroupAddress | None = None
         """The group in which the learner broadcasts weights."""
 
     def _check_versions(self, completion: Completion, name: str) -> None:

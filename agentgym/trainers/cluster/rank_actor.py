@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from agentgym.engines.weights.buckets import cast_tensor
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_name import model_folder
 from agentgym.trainers.batch.batch import TrainingBatch
@@ -97,7 +97,7 @@ class RankActor(SavingRank):
             torch.cuda.empty_cache()  # an engine on this GPU takes its memory back
         return self._shipment
 
-    def invite(self, num_ranks: int) -> Invitation:
+    def invite(self, num_ranks: int) -> GroupAddress:
         """Begins a group to which this rank broadcasts what it shipped."""
         return self._sender.invite(num_ranks)
 

@@ -91,7 +91,7 @@ class RankCopy:
 
 
 class RankProcess:
-    """One of the processes that have a model together; a single one has it as a run in one process does."""
+    """One learner process of a model; a single process has the model unsharded, as a run without Ray does."""
 
     role: ModelRole
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.trainers.cluster.actors import Parcel
 
 __all__ = ["Bucket", "Delta", "PackedTensor", "Seat", "Shipment"]
@@ -67,5 +67,5 @@ class Shipment:
 class Seat:
     """An engine's place in the group to which rank 0 of the learner broadcasts weights."""
 
-    invitation: Invitation
+    invitation: GroupAddress
     rank: int

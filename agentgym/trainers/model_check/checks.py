@@ -24,7 +24,7 @@ from agentgym.engines.local.step import StepRunner
 from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import AgentGymError
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.model.architectures import dequantization, quantization
 from agentgym.model.decoder import Decoder
 from agentgym.model.decoder_config import folder_config
@@ -118,7 +118,7 @@ def _reason(error: Exception) -> str:
 def _load_theirs(folder: Path, backend: str) -> Any:
     given = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
     given |= dequantization(folder_config(folder))
-    theirs = class_of_model(folder, backend if is_place(backend) else None)[1].from_pretrained(folder, **given)
+    theirs = class_of_model(folder, backend if is_code_path(backend) else None)[1].from_pretrained(folder, **given)
     if hasattr(theirs, "_weight_conversions") and quantization(folder_config(folder)):
         del theirs._weight_conversions
     return theirs.eval()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from agentgym.errors import TrainingHalted
 from agentgym.trainers.monitoring.collapse import Symptom, symptoms_of_collapse
 from agentgym.trainers.monitoring.metrics import StepMetrics
-from agentgym.trainers.monitoring.vitals import Vitals
+from agentgym.trainers.monitoring.step_health import StepHealth
 from agentgym.trainers.settings.collapse import SYMPTOMS, CollapseConfig, SymptomName
 from agentgym.types import JSON
 
@@ -32,12 +32,12 @@ class CollapseWatch:
     ) -> None:
         self.config = config
         self._ignored = ignored
-        self._history: list[Vitals] = []
+        self._history: list[StepHealth] = []
         self._named: dict[SymptomName, Symptom] = {}
         self._found: dict[SymptomName, str] = {}
         self._now: tuple[Symptom, ...] = ()
         for line in lines:
-            self._history.append(Vitals.of(line))
+            self._history.append(StepHealth.of(line))
             self._recall(line)
 
     def _recall(self, line: Mapping[str, JSON]) -> None:
@@ -54,7 +54,7 @@ class CollapseWatch:
 
     def see(self, metrics: StepMetrics) -> StepMetrics:
         """Returns the step's metrics with the symptoms of the step; logs those that are new."""
-        self._history.append(Vitals.of(metrics.to_json()))
+        self._history.append(StepHealth.of(metrics.to_json()))
         found = {**self._found, **symptoms_of_collapse(self._history, self.config)}
         texts = {name: text for name, text in found.items() if name not in self._ignored}
         self._found = {}
@@ -68,7 +68,7 @@ class CollapseWatch:
     @property
     def successes(self) -> Sequence[float]:
         """The share of successes of each step, from the first."""
-        return [vitals.success for vitals in self._history]
+        return [health.success for health in self._history]
 
     @property
     def is_finished(self) -> bool:

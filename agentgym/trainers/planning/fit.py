@@ -12,7 +12,7 @@ from agentgym.trainers.planning.shapes import ModelShape
 
 __all__ = ["MemoryPlan", "memory_plan", "what_would_fit"]
 
-MOST_GPUS = 4096
+MAX_GPUS = 4096
 ENGINE_GPUS = (1, 2, 4, 8)
 Changes = dict[str, object]
 """Settings by their names, such as `{"learner.fsdp.gradients": "sharded"}`."""
@@ -105,7 +105,7 @@ def _more_gpus(shape: ModelShape, config: PlanConfig, engine: Changes) -> list[C
     for count in range(len(MEMORY_SAVERS) + 1):
         further = dict(list(MEMORY_SAVERS.items())[:count])
         ranks = 2 ** config.ranks.bit_length()
-        while ranks <= MOST_GPUS:
+        while ranks <= MAX_GPUS:
             changes: Changes = {"ray.learners": ranks, **further}
             if config.is_colocated:
                 changes["ray.engines"] = ranks

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import cast
 
 from agentgym.errors import ConfigError, UnknownName, nearest
-from agentgym.loading import Wanted, convert_user_errors, is_place, load_named
+from agentgym.loading import Wanted, convert_user_errors, is_code_path, load_named
 from agentgym.trainers.trackers.protocol import Tracker
 
 __all__ = ["TRACKERS", "open_tracker"]
@@ -30,7 +30,7 @@ def open_tracker(name: str) -> Tracker:
     Raises ConfigError if its library is not installed, with the command that installs it, or if it is no tracker, and
     UnknownName for an unknown name.
     """
-    if is_place(name):
+    if is_code_path(name):
         return _open_own(name)
     if name not in TRACKERS:
         raise UnknownName(

@@ -61,7 +61,7 @@ def test_a_call_that_hangs_holds_up_the_others_for_a_while_only(
     wanted = draws(7)
     random.seed(1)
     before = random.getstate()
-    monkeypatch.setattr(own_randomness, "MOST_S", 0.3)
+    monkeypatch.setattr(own_randomness, "MAX_S", 0.3)
     hangs, goes_on = threading.Event(), threading.Event()
 
     def hang() -> None:

@@ -177,7 +177,7 @@ def test_sizes_that_no_writer_gives_take_no_memory(tmp_path: Path, content: byte
 def test_a_line_longer_than_any_episode_is_damaged_and_the_next_one_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_reader, "MOST_BYTES", 100)
+    monkeypatch.setattr(line_reader, "MAX_BYTES", 100)
     monkeypatch.setattr(line_reader, "FRAME_BYTES", 30)
     path = tmp_path / FILE_NAME
     path.write_bytes(b"{}\n" + b"x" * 150 + b"\n" + b"[]\n" + b"y" * 150)

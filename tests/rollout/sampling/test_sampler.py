@@ -223,14 +223,14 @@ def test_failing_and_hanging_environments_have_a_status_and_no_reward_and_touch_
     assert [one.reward for one in groups[1].trajectories] == [None] * 4
     assert {one.status for one in groups[1].trajectories} == {Status.ENV_ERROR}
     assert {one.status for one in groups[2].trajectories} == {Status.TIMEOUT}
-    assert sampler.home.num_leaked == 4
+    assert sampler.env_host.num_leaked == 4
     clean = asyncio.run(sampler_of(renderer, digits(raw), lambda task: Guess()).sample(tasks_of(8), 4))
     assert lines([groups[0], *groups[3:]]) == lines([clean[0], *clean[3:]])
     Faulty.gate.set()
     deadline = time.monotonic() + 30
-    while sampler.home.num_leaked and time.monotonic() < deadline:
+    while sampler.env_host.num_leaked and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert sampler.home.num_leaked == 0
+    assert sampler.env_host.num_leaked == 0
     Faulty.gate.clear()
 
 
@@ -303,7 +303,7 @@ def test_an_environment_that_ignores_cancellation_delays_nobody(renderer: Render
     sampler = sampler_of(renderer, digits(raw), lambda task: Stubborn(), limits, max_failure_rate=1.0)
     groups = asyncio.run(sampler.sample(tasks_of(2), 4))  # while all are still in their step
     assert len(by_status(groups, Status.TIMEOUT)) == 8
-    assert sampler.home.num_leaked == 8
+    assert sampler.env_host.num_leaked == 8
     Stubborn.over.set()
 
 

@@ -45,7 +45,7 @@ def test_whatever_order_groups_are_finished_in_each_is_taken_in_time_and_every_s
         plan.take([due for _, due in taken])
         begin_some()  # while the step learns
         plan.advance(version + 1)
-        assert plan.num_ahead == len(began) <= plan.most
+        assert plan.num_ahead == len(began) <= plan.max_ahead
 
 
 def test_with_a_bound_of_0_nothing_begins_while_a_step_learns() -> None:

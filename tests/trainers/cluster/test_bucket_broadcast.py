@@ -19,7 +19,7 @@ import torch
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
 
 from agentgym.engines.protocol import WeightSync
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.errors import ConfigError, EngineError
 from agentgym.trainers.cluster import bucket_broadcast
 from agentgym.trainers.cluster.actors import ActorLost
@@ -157,7 +157,7 @@ class FakeActor:
             raise self.failure
         if method == "invite":
             name = f"group {len(self.calls)}"
-            return Invitation(address="a", port=1, num_ranks=arguments[0], name=name, backend="gloo")
+            return GroupAddress(address="a", port=1, num_ranks=arguments[0], name=name, backend="gloo")
         if method == "update":
             posted, seat = arguments
             self.group = seat and seat.invitation.name

@@ -44,7 +44,7 @@ IDENTIFIER = re.compile(
     r"\bW\d{5}\b|\b(?:visa|mastercard)-\d{4}\b|\b[a-z]+_[a-z]+_\d{4}\b|\bitem #?\d{4}\b", re.IGNORECASE
 )
 """The names of orders, cards, customers and items, which are no numbers that a customer asks for."""
-MOST_NUMBERS = 8
+MAX_NUMBERS = 8
 """A message with more numbers reports none: the customer does not search for the right one."""
 
 
@@ -172,4 +172,4 @@ def tells(text: str, number: str) -> bool:
     True
     """
     numbers = numbers_in(text)
-    return not number or (number in numbers and len(numbers) <= MOST_NUMBERS)
+    return not number or (number in numbers and len(numbers) <= MAX_NUMBERS)

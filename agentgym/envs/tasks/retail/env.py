@@ -11,7 +11,7 @@ from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
-from agentgym.envs.tasks.retail.customer import MOST_NUMBERS, Brief, ScriptedUser, SimulatedUser, numbers_in, tells
+from agentgym.envs.tasks.retail.customer import MAX_NUMBERS, Brief, ScriptedUser, SimulatedUser, numbers_in, tells
 from agentgym.envs.tasks.retail.shop import Customer, Shop, ShopError
 from agentgym.envs.tasks.retail.stock import NUM_CUSTOMERS, WINDOW_DAYS, draw_shop
 from agentgym.envs.tasks.retail.wishes import CancelReason, EscalationReason, Wish, draw_wishes
@@ -24,7 +24,7 @@ __all__ = ["Retail"]
 
 LEVELS = (1, 2, 3)
 SCRIPTED = "scripted"
-MOST_SAID = 50
+MAX_SAID = 50
 """The most different numbers of an episode: after more, none counts as an answer, as they may be guesses."""
 POLICY = f"""You are the desk of a shop. What you write goes to the customer; tools are for the shop's system. Policy:
 1. Identify the customer first, by e-mail address, or by name and zip code. Serve only orders of this customer.
@@ -101,9 +101,9 @@ class Retail(ToolEnv):
     def on_message(self, text: str) -> str:
         """Passes a text to the customer, who answers or leaves."""
         numbers = numbers_in(text)
-        if len(numbers) <= MOST_NUMBERS:
+        if len(numbers) <= MAX_NUMBERS:
             self._numbers |= numbers
-        if self.shop.identified and len(self._numbers) <= MOST_SAID:  # no one else may know
+        if self.shop.identified and len(self._numbers) <= MAX_SAID:  # no one else may know
             self._to_tell = {number for number in self._to_tell if not tells(text, number)}
         answer = self._user.answer(text)
         if self._user.is_over:

@@ -10,14 +10,14 @@ __all__ = ["empty_folder", "holds_too_much", "unlinked_bytes"]
 
 ENTERED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAMED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-MOST_DEPTH = 256
+MAX_DEPTH = 256
 """The deepest nesting of folders: the kernel looks every one of them up at each access."""
 
 
-def holds_too_much(folder: str, most_bytes: int, most_files: int) -> bool:
+def holds_too_much(folder: str, max_bytes: int, max_files: int) -> bool:
     """Returns whether a folder's content is over the limits, or cannot be counted in time.
 
-    It cannot be counted if it is deeper than `MOST_DEPTH`, or below a folder that its owner cannot list.
+    It cannot be counted if it is deeper than `MAX_DEPTH`, or below a folder that its owner cannot list.
     """
     size = number = 0
     waiting = [(folder, 0)]
@@ -35,7 +35,7 @@ def holds_too_much(folder: str, most_bytes: int, most_files: int) -> bool:
             continue
         except OSError:
             return True
-        if size > most_bytes or number > most_files or depth > MOST_DEPTH:
+        if size > max_bytes or number > max_files or depth > MAX_DEPTH:
             return True
     return False
 

@@ -9,7 +9,7 @@ from typing import Protocol
 __all__ = ["Channel", "Frame", "Pipes", "receive", "send"]
 
 HEAD = struct.Struct("!II")
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 
 Frame = tuple[dict[str, object], list[bytes]]
 
@@ -53,7 +53,7 @@ def receive(channel: Channel) -> Frame | None:
     if head is None:
         return None
     num_text, num_rest = HEAD.unpack(head)
-    if num_text + num_rest > MOST_BYTES:
+    if num_text + num_rest > MAX_BYTES:
         return None
     body = _exactly(channel, num_text + num_rest)
     if body is None:

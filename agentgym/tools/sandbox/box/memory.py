@@ -33,11 +33,11 @@ class MemoryWatch:
     again when the bound passes the limit.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes // PAGE
+    def __init__(self, max_bytes: int) -> None:
+        self._most = max_bytes // PAGE
         self._exact = 0
         self._known: dict[int, _Usage] = {}
-        self.headroom_bytes = most_bytes
+        self.headroom_bytes = max_bytes
         """The bytes that can certainly be added before the limit is passed."""
         self.num_running = 0
         """The number of processes that computed, or waited for a core to do so, at the last check."""

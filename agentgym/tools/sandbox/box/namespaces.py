@@ -1,4 +1,4 @@
-"""Box 1: kernel namespaces. A program has a read-only system, one folder, its own processes and no network.
+"""Kernel namespaces. A program has a read-only system, one folder, its own processes and no network.
 
 The server runs in a user, mount, network, IPC, UTS and PID namespace and has no other files than the box's. Each
 execution has a PID and a mount namespace in it, and its program a user namespace in that. So the program's processes

@@ -14,8 +14,8 @@ import sys
 from pathlib import PurePosixPath
 
 from agentgym.tools.sandbox.box import frames
-from agentgym.tools.sandbox.box.contained import ContainerBox
-from agentgym.tools.sandbox.box.landlocked import LandlockBox
+from agentgym.tools.sandbox.box.container_box import ContainerBox
+from agentgym.tools.sandbox.box.landlock_box import LandlockBox
 from agentgym.tools.sandbox.box.namespaces import NamespaceBox
 from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.box.program import adopt, new_main, run_python, run_to_the_end

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from agentgym.types import AnyCall, Message, ToolCall
 
-__all__ = ["hide_stop", "shown_messages"]
+__all__ = ["hide_stop", "visible_messages"]
 
 
-def shown_messages(messages: Sequence[Message], tools: Collection[str]) -> list[Message]:
+def visible_messages(messages: Sequence[Message], tools: Collection[str]) -> list[Message]:
     """Returns the messages for an agent that has the tools of these names.
 
     A call that cannot be parsed, or that names another tool, becomes a part of the reply's text, as it was sampled; its

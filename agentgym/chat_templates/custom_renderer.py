@@ -12,9 +12,9 @@ from agentgym.loading import Wanted, load_named
 from agentgym.settings import Contract, convert_function_errors
 from agentgym.types import JSON
 
-__all__ = ["make_own_renderer"]
+__all__ = ["make_custom_renderer"]
 
-OWN_RENDERER = Wanted(
+CUSTOM_RENDERER = Wanted(
     noun="renderer",
     example="function",
     hint="It takes (tokenizer) and returns an agentgym.chat_templates.Renderer.",
@@ -23,15 +23,15 @@ OWN_RENDERER = Wanted(
 CONTRACT = Contract("renderer", ("tokenizer",))
 
 
-def make_own_renderer(place: str, tokenizer: ChatTokenizer, variables: Mapping[str, JSON]) -> Renderer:
+def make_custom_renderer(place: str, tokenizer: ChatTokenizer, variables: Mapping[str, JSON]) -> Renderer:
     """Returns the renderer that a user's function or class makes of a tokenizer.
 
     A keyword `variables` gets those of the template, with the run's date. Raises ConfigError for an object that is no
     such function, and for a result without the methods of `Renderer`.
     """
-    make = load_named(place, OWN_RENDERER)
+    make = load_named(place, CUSTOM_RENDERER)
     if not callable(make):
-        raise ConfigError(f"{place!r} is no function that makes a renderer. {OWN_RENDERER.hint}")
+        raise ConfigError(f"{place!r} is no function that makes a renderer. {CUSTOM_RENDERER.hint}")
     CONTRACT.check(place, make)
     given = {"variables": variables} if "variables" in inspect.signature(make).parameters else {}
     with convert_function_errors(place, make):
