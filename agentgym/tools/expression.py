@@ -97,14 +97,14 @@ class _Reader:
         self._tokens: list[str] = []
         token, position = PLAIN_TOKEN if plain else TOKEN, 0
         while position < len(text):
-            found = token.match(text, position)
-            if found is None:
+            match = token.match(text, position)
+            if match is None:
                 allowed = "whole numbers, + - * /" if plain else "numbers, + - * / // % ^"
                 raise ExpressionError(
                     f"an expression has {allowed} and ( ) alone, not {text[position : position + 10]!r}"
                 )
-            self._tokens.append(found.group(1))
-            position = found.end()
+            self._tokens.append(match.group(1))
+            position = match.end()
         self._tokens.reverse()
 
     @property

@@ -60,15 +60,15 @@ class LineProcess:
         if running is None or running.owner != os.getpid():  # a forked child does not share its parent's
             running = _Running(self._program, self._lacks)
         try:
-            said = running.ask(question, wait_s)
+            line = running.ask(question, wait_s)
         except BaseException:  # its answer would be read as the next question's
             running.kill()
             raise
-        if said is None:
+        if line is None:
             running.kill()
         else:
             self._running = running
-        return said
+        return line
 
 
 class _Lost(Exception):

@@ -80,8 +80,8 @@ class Tool:
             object.__setattr__(self, "on_timeout", "raise")
         for setting, kind in (("on_error", OnError), ("on_timeout", OnTimeout)):
             if getattr(self, setting) not in get_args(kind):
-                known = ", ".join(get_args(kind))
-                raise ConfigError(f"tool {self.name!r}: {setting} is one of {known}; got {getattr(self, setting)!r}")
+                choices = ", ".join(get_args(kind))
+                raise ConfigError(f"tool {self.name!r}: {setting} is one of {choices}; got {getattr(self, setting)!r}")
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise ConfigError(f"tool {self.name!r}: timeout_s must be positive, or None for no limit")
         if self.max_concurrency is not None and self.max_concurrency < 1:
@@ -205,8 +205,8 @@ def register_tool(
     bare form (`{"name", "description", "parameters"}`) or MCP's (`inputSchema`). `fn` gets the validated arguments by
     name, unconverted. Settings are the fields of `Tool`. Raises ToolSchemaError for an invalid schema.
     """
-    made = Tool(spec=_read_spec(schema), fn=fn, **settings)
-    return (TOOLS if registry is None else registry).add(made.name, made, replace=True)
+    new_tool = Tool(spec=_read_spec(schema), fn=fn, **settings)
+    return (TOOLS if registry is None else registry).add(new_tool.name, new_tool, replace=True)
 
 
 def _read_spec(source: Mapping[str, JSON] | str | Path) -> ToolSpec:

@@ -54,13 +54,13 @@ class Fields:
             elif hasattr(default, "default") and hasattr(default, "default_factory"):
                 what = f"{default!r:.80} of {type(default).__module__}"
                 raise ToolSchemaError(f"{name!r}: the default {what} is not read; use pydantic's Field")
-        given = {
+        settings = {
             name: entry
             for name in moved.keys() - plain.keys()
             for entry in getattr(moved[name], "__metadata__", ())
             if _is_field(entry) and _has_default(entry)
         }
-        return cls(moved, plain, given)
+        return cls(moved, plain, settings)
 
     def shown_default(self, name: str) -> object:
         """Returns the default that a schema shows, if it is JSON; `MISSING` if there is none."""

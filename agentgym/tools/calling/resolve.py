@@ -24,8 +24,8 @@ def resolve_tool(name: str) -> Tool:
     """
     if not is_code_path(name):
         return TOOLS[name]
-    found: ToolFunction = load_named(name, WANTED)  # type: ignore[assignment]  # as_tool reports what is wrong
-    return as_tool(found)
+    function: ToolFunction = load_named(name, WANTED)  # type: ignore[assignment]  # as_tool reports what is wrong
+    return as_tool(function)
 
 
 def find_tool(name: str) -> Tool | None:
@@ -35,7 +35,7 @@ def find_tool(name: str) -> Tool | None:
     if ":" not in name:
         return None
     try:
-        found = load_named(name, WANTED)
+        target = load_named(name, WANTED)
     except UnknownName:
         return None
-    return as_tool(found) if isinstance(found, Tool) or isinstance(getattr(found, MARK, None), Tool) else None  # type: ignore[arg-type]
+    return as_tool(target) if isinstance(target, Tool) or isinstance(getattr(target, MARK, None), Tool) else None  # type: ignore[arg-type]

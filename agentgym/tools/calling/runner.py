@@ -155,9 +155,9 @@ class ToolRunner:
         if isinstance(tool, ToolResult):
             return tool
         assert isinstance(call, ToolCall)
-        kept = self._kept_answer(tool, call)
-        if kept is not None:
-            return kept
+        stored_answer = self._kept_answer(tool, call)
+        if stored_answer is not None:
+            return stored_answer
         limiter = limiter_for(tool.fn, tool.max_concurrency, tool.rate_limit_per_s)
         if tool.is_async:
             async with limiter:

@@ -61,7 +61,7 @@ class Operation:
     """
 
     def __init__(
-        self, document: OpenApiDocument, name: str, method: str, path: str, given: frozenset[tuple[str, str]]
+        self, document: OpenApiDocument, name: str, method: str, path: str, preset_names: frozenset[tuple[str, str]]
     ) -> None:
         item = document.object_at(document.root["paths"][path], f"path {path!r}")
         node = item[method]
@@ -72,7 +72,7 @@ class Operation:
         required: list[str] = []
         for parameter in self._parameters(document, item, node):
             where, lower = parameter["in"], parameter["name"].lower()
-            if (where, lower) in given or (where == "header" and lower in IGNORED_HEADERS):
+            if (where, lower) in preset_names or (where == "header" and lower in IGNORED_HEADERS):
                 continue
             place, schema = _read_place(parameter)
             self._add(place, schema, parameter.get("description"), properties)
@@ -167,10 +167,10 @@ def list_operations(document: OpenApiDocument) -> dict[str, tuple[str, str, str]
             )
         for method, node in document.object_at(item, f"path {path!r}").items():
             if method in METHODS:
-                named = document.object_at(node, f"{method} of path {path!r}").get("operationId")
-                own = re.sub(r"[^A-Za-z0-9_.-]+", "_", str(named or f"{method}{path}")).strip("_")
+                operation_id = document.object_at(node, f"{method} of path {path!r}").get("operationId")
+                own = re.sub(r"[^A-Za-z0-9_.-]+", "_", str(operation_id or f"{method}{path}")).strip("_")
                 own = f"{own} {method}{path}" if own in listed else own
-                listed[own] = str(named or own), method, path
+                listed[own] = str(operation_id or own), method, path
     return dict(zip(fit_names(listed, others="_.-"), listed.values(), strict=True))
 
 

@@ -42,15 +42,15 @@ def holds_too_much(folder: str, max_bytes: int, max_files: int) -> bool:
 
 def unlinked_bytes(pids: Iterable[int]) -> int:
     """Returns the bytes of unlinked files that processes hold open."""
-    held: dict[tuple[int, int], int] = {}
+    bytes_by_file: dict[tuple[int, int], int] = {}
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
             for name in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     about = os.stat(f"/proc/{pid}/fd/{name}")
                     if stat.S_ISREG(about.st_mode) and not about.st_nlink:
-                        held[about.st_dev, about.st_ino] = about.st_blocks * 512
-    return sum(held.values())
+                        bytes_by_file[about.st_dev, about.st_ino] = about.st_blocks * 512
+    return sum(bytes_by_file.values())
 
 
 def empty_folder(folder: str) -> None:
@@ -58,8 +58,8 @@ def empty_folder(folder: str) -> None:
     top = os.open(folder, ENTERED)
     names = (f"{os.urandom(8).hex()}-{number}" for number in itertools.count())
     try:
-        while found := os.listdir(top):
-            for name in found:
+        while entries := os.listdir(top):
+            for name in entries:
                 try:
                     os.unlink(name, dir_fd=top)
                 except IsADirectoryError:

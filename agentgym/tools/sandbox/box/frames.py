@@ -31,13 +31,11 @@ class Pipes:
         self.reading, self._writing = reading, writing
 
     def sendall(self, data: bytes) -> None:
-        """See `Channel.sendall`."""
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(self._writing, rest) :]
 
     def recv(self, size: int) -> bytes:
-        """See `Channel.recv`."""
         return os.read(self.reading, size)
 
 

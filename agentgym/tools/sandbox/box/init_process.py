@@ -115,10 +115,10 @@ def _collect_files(patterns: list[str], max_bytes: int) -> tuple[list[str], list
     if not patterns:
         return names, contents
     walk = itertools.islice(os.fwalk(".", follow_symlinks=False), MAX_FOLDERS)
-    for folder, folders, found, handle in walk:
+    for folder, folders, file_names, handle in walk:
         if folder.count("/") >= MAX_DEPTH:
             folders.clear()
-        for name in sorted(found):
+        for name in sorted(file_names):
             path = os.path.normpath(os.path.join(folder, name))
             if len(names) < MAX_FILES_OUT and any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
                 content = _content(name, handle, max_bytes - sum(map(len, contents)))

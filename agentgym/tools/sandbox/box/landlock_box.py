@@ -65,7 +65,7 @@ class LandlockBox:
         kernel.drop_capabilities()
         limit_resources(self._plan)
         kernel.forbid_new_privileges()
-        restrict_files(self._version, listed=self._listed, read=self._read, devices=DEVICES, write=[self.home])
+        restrict_files(self._version, listed=self._listed, readable=self._read, devices=DEVICES, write=[self.home])
         if self._version < SIGNALS_STAY_INSIDE:  # then the filter keeps them inside, and names this very process
             install_filter(assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=False))
         else:

@@ -46,7 +46,7 @@ def enter_namespaces() -> None:
     """
     if os.geteuid() == 0:
         os.setgroups([])
-        ready, told = os.pipe()
+        ready, ready_writer = os.pipe()
         mapper = os.fork()
         if mapper == 0:
             os.read(ready, 1)
@@ -54,10 +54,10 @@ def enter_namespaces() -> None:
         try:
             kernel.unshare(SERVER_NAMESPACES)
         finally:
-            os.write(told, b"x")
+            os.write(ready_writer, b"x")
             mapped = os.waitpid(mapper, 0)[1] == 0
             os.close(ready)
-            os.close(told)
+            os.close(ready_writer)
         if mapped:
             return
         _map_self(0, 0)  # in another root's container there is one user

@@ -135,5 +135,5 @@ def install_filter(program: bytes) -> None:
     """Applies `program` permanently to this process and its future children; needs no_new_privs."""
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(code))
-    held = ctypes.create_string_buffer(header, len(header))
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(held))
+    buffer = ctypes.create_string_buffer(header, len(header))
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffer))

@@ -177,16 +177,16 @@ class _Supervisor:
             running.why = self._overrun(running)
 
     def _hear_keeper(self, running: _Running) -> None:
-        said = frames.receive(self._orders)
-        if said is None:
+        message = frames.receive(self._orders)
+        if message is None:
             running.why, running.is_over, running.code = running.why or "killed", True, -signal.SIGKILL
-        elif "ended" in said[0]:
-            code, names = said[0]["ended"], said[0]["files"]
+        elif "ended" in message[0]:
+            code, names = message[0]["ended"], message[0]["files"]
             assert isinstance(code, int) and isinstance(names, list)
             running.why, running.is_over, running.code = running.why or "exited", True, code
-            running.files = (names, said[1])
+            running.files = (names, message[1])
         else:
-            program = said[0]["ready"]
+            program = message[0]["ready"]
             assert isinstance(program, int)
             self._box.set_program(program)
             self._is_up = True
@@ -194,13 +194,13 @@ class _Supervisor:
     def _hear_report(self, running: _Running) -> None:
         """Reads the report of the program's process. It may lie: then its own state is lost."""
         try:
-            said = self._reports.recv(64)
+            report = self._reports.recv(64)
         except OSError:
-            said = b""
-        if len(said) != REPORT.size:
+            report = b""
+        if len(report) != REPORT.size:
             running.why, running.is_over, running.code = "killed", True, -signal.SIGKILL
             return
-        holder, running.code, rolled_back = REPORT.unpack(said)
+        holder, running.code, rolled_back = REPORT.unpack(report)
         running.holder, running.rolled_back, running.why = holder, bool(rolled_back), "exited"
 
     def _overrun(self, running: _Running) -> str:
@@ -209,10 +209,10 @@ class _Supervisor:
             return "time_limit"
         if not self._is_up or self._watch.wait_s():
             return ""
-        found = self._watch.look(self._first) or ("memory" if self._ran_out_of_memory(running) else "")
-        if not found:
+        reason = self._watch.look(self._first) or ("memory" if self._ran_out_of_memory(running) else "")
+        if not reason:
             self._make_way()
-        return found
+        return reason
 
     def _make_way(self) -> None:
         """Lowers the priority of a box in which many processes compute: many machines share cores by process."""
