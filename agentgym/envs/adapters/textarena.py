@@ -92,11 +92,11 @@ class TextArena(TextEnv):
         with self._randomness.again():
             if not (self._play_reply(str(action)) or self._others_play()):
                 return self._new_messages(), 0.0, False, False, {}
-            rewards, told = self._env.close()
+            rewards, infos = self._env.close()
         if self.seat not in (rewards or {}):
             raise EnvironmentFault(f"{self.game} ended without a reward for seat {self.seat}: it gave {rewards}")
         reward = float(rewards[self.seat])
-        mine = told.get(self.seat, {})
+        mine = infos.get(self.seat, {})
         texts = [self._new_messages(), str(mine.get("reason") or "")]
         metrics = {"success": float(reward >= 1.0), "invalid_move": float(bool(mine.get("invalid_move")))}
         observation = "\n".join(text for text in texts if text) or "The game is over."
@@ -200,10 +200,10 @@ def _unplayable(game: str, error: Exception) -> ConfigError:
 def _opponent(name: str, seed: int) -> Opponent:
     if name == LISTED:
         return _Listed(seed)
-    found = load_named(name, OPPONENT)
-    if not callable(found):
-        raise ConfigError(f"the opponent {name!r} is a {type(found).__name__}, not a function from text to text")
-    return found
+    opponent = load_named(name, OPPONENT)
+    if not callable(opponent):
+        raise ConfigError(f"the opponent {name!r} is a {type(opponent).__name__}, not a function from text to text")
+    return opponent
 
 
 class _Listed:

@@ -59,10 +59,10 @@ class DockerEnv(ToolEnv, abstract=True):
         """
         self._discard()
         kind = Kind(image=self.image, dockerfile=self.dockerfile, limits=self.limits, num_warm=self.num_warm)
-        given = dict(files or {})
+        contents = dict(files or {})
 
         def prepare(container: Workspace) -> None:
-            container.write(given)
+            container.write(contents)
             if setup and (ran := container.run(setup)).exit_code:
                 container.close()
                 raise EnvironmentFault(f"the setup of a task ended with {ran.exit_code}: {ran.output[-500:]}")
@@ -70,7 +70,7 @@ class DockerEnv(ToolEnv, abstract=True):
         try:
             pool = shared_pool(kind)
             if keeps:
-                self._container = pool.take_prepared(repr((sorted(given.items()), setup)), prepare)
+                self._container = pool.take_prepared(repr((sorted(contents.items()), setup)), prepare)
             else:
                 self._container = pool.take()
                 prepare(self._container)

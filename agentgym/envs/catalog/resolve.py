@@ -110,8 +110,8 @@ def _from_registry(env_id: str) -> Callable[..., object]:
     if env_id not in registry:
         load_packages()
     if env_id not in registry:
-        known = sorted(set(registry) - set(_FOREIGN))
-        near = nearest(env_id, [*known, *(namespace.example for namespace in NAMESPACES.values())]) or "."
+        env_ids = sorted(set(registry) - set(_FOREIGN))
+        near = nearest(env_id, [*env_ids, *(namespace.example for namespace in NAMESPACES.values())]) or "."
         raise UnknownName(
             f"unknown env {env_id!r}{near} `agentgym env list` shows all; "
             "your own is written 'package.module:Class' or 'path/to/file.py:Class'"
@@ -128,8 +128,8 @@ _FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).
 
 
 def _from_path(name: str) -> Callable[..., object]:
-    found = load_named(name, WANTED)
-    if not callable(found):
-        raise ConfigError(f"{name!r} is a {type(found).__name__}, not an environment class")
-    made: Callable[..., object] = found
-    return made
+    target = load_named(name, WANTED)
+    if not callable(target):
+        raise ConfigError(f"{name!r} is a {type(target).__name__}, not an environment class")
+    factory: Callable[..., object] = target
+    return factory

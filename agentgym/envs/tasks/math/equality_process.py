@@ -37,9 +37,9 @@ def main() -> None:
     for line in sys.stdin:
         gold, answer, limit_s = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, limit_s)
-        said = equal(gold, answer)
+        verdict = equal(gold, answer)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(said), flush=True)
+        print(json.dumps(verdict), flush=True)
 
 
 if __name__ == "__main__":

@@ -60,13 +60,13 @@ class Brief:
     def instructions(self) -> str:
         """The same knowledge as a text, for a model that plays the customer."""
         customer = self.customer
-        known = (
+        facts = (
             f"zip code {customer.zip_code}"
             if self.level == 3
             else f"e-mail {customer.email}, zip code {customer.zip_code}"
         )
         lines = [
-            f"You are {customer.first_name} {customer.last_name} ({known}), "
+            f"You are {customer.first_name} {customer.last_name} ({facts}), "
             "a customer who writes to the desk of a shop."
         ]
         for number, wish in enumerate(self.wishes, 1):
@@ -107,13 +107,13 @@ class ScriptedUser:
     def answer(self, text: str) -> str:
         """Answers what was asked for; if nothing was, the message counts as the answer to the wish."""
         self._was_told = self._was_told or tells(text, self._wish.told)
-        said = text.casefold().replace("’", "'")
-        if not REQUEST.search(said) or CLOSING.search(said):
-            return self._next(is_report=bool(REPORT.search(said) or CLOSING.search(said)))
-        facts = [self._fact(topic) for topic, words in TOPICS.items() if re.search(words, said)]
+        request = text.casefold().replace("’", "'")
+        if not REQUEST.search(request) or CLOSING.search(request):
+            return self._next(is_report=bool(REPORT.search(request) or CLOSING.search(request)))
+        facts = [self._fact(topic) for topic, words in TOPICS.items() if re.search(words, request)]
         facts = [fact for fact in facts if fact != NO_MATTER] or facts
-        is_wanted = not facts or re.search(rf"\b{re.escape(self._wish.insists)}\b", said)
-        if is_wanted and CONFIRM.search(said):
+        is_wanted = not facts or re.search(rf"\b{re.escape(self._wish.insists)}\b", request)
+        if is_wanted and CONFIRM.search(request):
             facts.append("Yes, please.")
         if not facts:
             return self._lose_patience(self._state_wish())
@@ -151,18 +151,18 @@ class ScriptedUser:
         self._was_told = False
         return f"Thank you. There is something else. {self._state_wish()}"
 
-    def _lose_patience(self, said: str) -> str:
+    def _lose_patience(self, text: str) -> str:
         self._patience -= 1
         if self._patience > 0:
-            return said
+            return text
         self.is_over = True
         return "This leads nowhere. Goodbye."
 
 
 def numbers_in(text: str) -> set[str]:
     """The numbers of a message, but for those that name an order, a card, a customer or an item."""
-    found = NUMBER.findall(IDENTIFIER.sub(" ", text))
-    return {number.replace(",", "").removesuffix(".00").removesuffix(".0") for number in found}
+    numbers = NUMBER.findall(IDENTIFIER.sub(" ", text))
+    return {number.replace(",", "").removesuffix(".00").removesuffix(".0") for number in numbers}
 
 
 def tells(text: str, number: str) -> bool:

@@ -212,13 +212,13 @@ class Retail(ToolEnv):
 
     def _as_it_has_to_be(self) -> Shop:
         """A copy of the shop after the policy was followed."""
-        wanted = copy.deepcopy(self.shop)
-        wanted.identified.add(self.customer.user_id)
+        target = copy.deepcopy(self.shop)
+        target.identified.add(self.customer.user_id)
         for wish in self.wishes:
             if wish.call is not None:
                 name, arguments = wish.call
-                getattr(wanted, DONE_BY[name])(**arguments)
-        return wanted
+                getattr(target, DONE_BY[name])(**arguments)
+        return target
 
     def _made_user(self) -> SimulatedUser:
         user = self._make_user()
@@ -258,8 +258,8 @@ class _Oracle:
             if wish.call is not None:
                 name, arguments = wish.call
                 self._replies += [Message("assistant", "Shall I go ahead?"), tool_call_reply(name, **arguments)]  # type: ignore[arg-type]
-            told = f"It cost {wish.told} dollars in all." if wish.told else "That is dealt with."
-            self._replies.append(Message("assistant", f"{told} Is there anything else?"))
+            outcome = f"It cost {wish.told} dollars in all." if wish.told else "That is dealt with."
+            self._replies.append(Message("assistant", f"{outcome} Is there anything else?"))
 
     def act(self, observation: str) -> Message:
         return self._replies.pop(0)

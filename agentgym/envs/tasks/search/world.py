@@ -144,9 +144,9 @@ def _page(draw: np.random.Generator, entity: Entity, facts: dict[tuple[Entity, R
         "company": f"{name} is a company with {number} workers.",
         "river": f"The {name} is {number} miles long.",
     }
-    told = [
+    sentences = [
         relation.fact.format(subject=name, object=facts[entity, relation].name)
         for relation in RELATIONS
         if relation.subject == entity.kind
     ]
-    return Document(entity.url, name, " ".join([about[entity.kind], *_shuffle_items(draw, told)]))
+    return Document(entity.url, name, " ".join([about[entity.kind], *_shuffle_items(draw, sentences)]))

@@ -29,8 +29,8 @@ class TerminalTask:
 
     def is_done(self, files: Mapping[str, bytes]) -> bool:
         """True if these are the files that should be there; blanks at the end of a file do not count."""
-        wanted = {path: content.rstrip().encode() for path, content in self.after.items()}
-        return {path: content.rstrip() for path, content in files.items()} == wanted
+        target = {path: content.rstrip().encode() for path, content in self.after.items()}
+        return {path: content.rstrip() for path, content in files.items()} == target
 
 
 class _Draw:
@@ -160,15 +160,15 @@ def _ranking(draw: _Draw) -> TerminalTask:
 def _merge(draw: _Draw) -> TerminalTask:
     names = draw.words(5)
     before = {f"parts/{name}.txt": draw.text(draw.number(1, 4)) for name in names}
-    kept = [path for path in sorted(before) if before[path].count("\n") > 1]
-    if not kept:
-        kept = [min(before)]
-        before[kept[0]] = draw.text(3)
+    long_paths = [path for path in sorted(before) if before[path].count("\n") > 1]
+    if not long_paths:
+        long_paths = [min(before)]
+        before[long_paths[0]] = draw.text(3)
     return TerminalTask(
         text="Join the files in parts/ that have more than one line, in the order of their names, to whole.txt, and "
         "remove the folder parts.",
         before=before,
-        after={"whole.txt": "".join(before[path] for path in kept)},
+        after={"whole.txt": "".join(before[path] for path in long_paths)},
         solution="for f in parts/*; do [ $(grep -c '' $f) -gt 1 ] && cat $f; done > whole.txt; rm -r parts",
     )
 
