@@ -87,26 +87,26 @@ class Penalties(Protocol):
 
     @property
     def repetition_penalty(self) -> float:
-        """See `Sampling`."""
+        """The divisor of positive logits, and factor of negative ones, of ids that prompt or reply have."""
 
     @property
     def presence_penalty(self) -> float:
-        """See `Sampling`."""
+        """The number that is subtracted from the logit of each id that the reply has already."""
 
     @property
     def frequency_penalty(self) -> float:
-        """See `Sampling`."""
+        """The number that is subtracted as often as the reply has the id."""
 
 
-def check_penalties(given: Penalties) -> None:
+def check_penalties(penalties: Penalties) -> None:
     """Raises ConfigError for penalties that do not exist; the bounds are those of the servers."""
-    if not 0.0 < given.repetition_penalty <= 2.0:
+    if not 0.0 < penalties.repetition_penalty <= 2.0:
         raise ConfigError(
-            f"repetition_penalty must be above 0 and at most 2 (1 is off), got {given.repetition_penalty}"
+            f"repetition_penalty must be above 0 and at most 2 (1 is off), got {penalties.repetition_penalty}"
         )
     for name in ("presence_penalty", "frequency_penalty"):
-        if not -2.0 <= getattr(given, name) <= 2.0:
-            raise ConfigError(f"{name} must be in [-2, 2] (0 is off), got {getattr(given, name)}")
+        if not -2.0 <= getattr(penalties, name) <= 2.0:
+            raise ConfigError(f"{name} must be in [-2, 2] (0 is off), got {getattr(penalties, name)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,22 +154,22 @@ class Scheduler:
     def _with_extends(self, decode: NDArray[np.int64], extend: NDArray[np.int64]) -> Rows:
         room = max(self.max_step_tokens - len(decode), 64)
         slot_parts, position_parts = [decode], [self.cache.num_valid_S[decode]]
-        extends, wanted, row = [], list(range(len(decode))), len(decode)
+        extends, last_rows, row = [], list(range(len(decode))), len(decode)
         for slot in extend.tolist():
-            start, known = int(self.cache.num_valid_S[slot]), int(self.cache.num_known_S[slot])
-            num_rows = min(known - start, room)
+            start, num_known = int(self.cache.num_valid_S[slot]), int(self.cache.num_known_S[slot])
+            num_rows = min(num_known - start, room)
             if self.cache.states:  # parts that depend on this request alone, and the last token is always decoded
-                num_rows = min(known - start - 1, self.max_step_tokens)
+                num_rows = min(num_known - start - 1, self.max_step_tokens)
             if not num_rows:
                 break
             extends.append((slot, start, num_rows))
             slot_parts.append(np.full(num_rows, slot, np.int64))
             position_parts.append(np.arange(start, start + num_rows))
             room, row = room - num_rows, row + num_rows
-            if start + num_rows == known:
-                wanted.append(row - 1)
+            if start + num_rows == num_known:
+                last_rows.append(row - 1)
         slot_N, position_N = np.concatenate(slot_parts), np.concatenate(position_parts)
-        return Rows(slot_N, position_N, len(decode), tuple(extends), np.array(wanted, np.int64))
+        return Rows(slot_N, position_N, len(decode), tuple(extends), np.array(last_rows, np.int64))
 
     def _share(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Copies prefixes into fresh slots; leaves out slots that gain by waiting for a prefix being computed."""

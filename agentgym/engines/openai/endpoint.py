@@ -140,10 +140,10 @@ class ChatEndpoint:
             self.model = names[0]
         elif names and self.model not in names and self.model.partition(":")[0] not in names:
             raise unknown_model(self.url, self.model, names)
-        found = next((model for model in models if model["id"] == self.model), {})
-        window = found.get("max_model_len") or found.get("context_window") or found.get("context_length")
+        entry = next((model for model in models if model["id"] == self.model), {})
+        window = entry.get("max_model_len") or entry.get("context_window") or entry.get("context_length")
         self.context_window = window if isinstance(window, int) else None
-        self._owner = str(found.get("owned_by", ""))
+        self._owner = str(entry.get("owned_by", ""))
 
     async def complete(
         self,

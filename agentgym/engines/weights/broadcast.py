@@ -61,26 +61,26 @@ class WeightBroadcast:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _open_store(self) -> None:
-        given, is_first = self.invitation, self._rank == 0
-        timeout = timedelta(seconds=given.timeout_s)
+        address, is_first = self.invitation, self._rank == 0
+        timeout = timedelta(seconds=address.timeout_s)
         make: Any = dist.TCPStore  # type: ignore[attr-defined]
-        self._store = make(given.address, given.port, given.num_ranks, is_first, timeout, wait_for_workers=False)
+        self._store = make(address.address, address.port, address.num_ranks, is_first, timeout, wait_for_workers=False)
 
     def _join(self) -> None:
-        given = self.invitation
+        address = self.invitation
         if self._store is None:
             self._open_store()
         # The public constructor makes the process's only default group, which a trainer may have or need for itself.
         group, _ = _new_process_group_helper(
-            given.num_ranks,
+            address.num_ranks,
             self._rank,
             [],
-            Backend(given.backend),
-            PrefixStore(given.name, self._store),
-            group_name=GroupName(given.name),
-            timeout=timedelta(seconds=given.timeout_s),
+            Backend(address.backend),
+            PrefixStore(address.name, self._store),
+            group_name=GroupName(address.name),
+            timeout=timedelta(seconds=address.timeout_s),
         )
-        _world.pg_group_ranks[group] = {rank: rank for rank in range(given.num_ranks)}
+        _world.pg_group_ranks[group] = {rank: rank for rank in range(address.num_ranks)}
         self._group = group
 
     def _share(self, tensors: Sequence[Tensor]) -> None:

@@ -97,13 +97,13 @@ class _Memory:
             for part in portions(weights, self.max_bytes):
                 num_sent += len(part)
                 await self.receiver.take(part, end if num_sent == len(weights) else None)
-            sent = time.perf_counter()
+            transfer_end = time.perf_counter()
         return WeightSync(
             version=end.version,
             num_tensors=len(weights),
             num_bytes=sum(tensor.nbytes for tensor in weights.values()),
-            transfer_s=sent - started,
-            load_s=time.perf_counter() - sent,
+            transfer_s=transfer_end - started,
+            load_s=time.perf_counter() - transfer_end,
         )
 
     async def close(self) -> None:
@@ -156,14 +156,14 @@ class _Broadcast:
                 num_sent += len(part)
                 order = self.receiver.receive(part, group.invitation.name, end if num_sent == len(weights) else None)
                 await asyncio.gather(order, group.share([tensor.contiguous() for tensor in part.values()]))
-            sent = time.perf_counter()
+            transfer_end = time.perf_counter()
         return WeightSync(
             version=end.version,
             num_tensors=len(weights),
             num_bytes=sum(tensor.nbytes for tensor in weights.values()),
             gather_s=joined - started,
-            transfer_s=sent - joined,
-            load_s=time.perf_counter() - sent,
+            transfer_s=transfer_end - joined,
+            load_s=time.perf_counter() - transfer_end,
         )
 
     async def close(self) -> None:
