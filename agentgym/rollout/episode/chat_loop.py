@@ -59,7 +59,7 @@ class _Talk:
 
     def info(self, endpoint: ChatEndpoint, opening: Sequence[JSON]) -> dict[str, JSON]:
         """Returns the seconds of each reply, the failed requests, and the opening messages if no row holds them."""
-        said: dict[str, JSON] = {
+        facts: dict[str, JSON] = {
             "model": endpoint.model,
             **({"failures": dict(self.failures)} if self.failures else {}),
             **({"left_out": [*endpoint.left_out]} if endpoint.left_out else {}),
@@ -67,7 +67,7 @@ class _Talk:
             "first_token_s": [round(r.first_token_s, 4) for r in self.replies if r.first_token_s is not None],
         }
         without_ids: dict[str, JSON] = {"token_ids": False, "opening": opening}
-        return {"chat_endpoint": {**said, **({"token_ids": True} if self.has_ids else without_ids)}}
+        return {"chat_endpoint": {**facts, **({"token_ids": True} if self.has_ids else without_ids)}}
 
 
 class ChatLoop(EpisodeLoop):

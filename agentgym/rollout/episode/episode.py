@@ -151,11 +151,11 @@ class EpisodeBuilder:
         timings = {"generate_s": generate_s}
         self._reply = Turn(message, None, finish_reason=finish_reason, stop=stop, timings=timings)
 
-    def add_summary(self, completion: Completion, message: Message, asked: str, *, trained: bool) -> None:
+    def add_summary(self, completion: Completion, message: Message, request: str, *, trained: bool) -> None:
         """Appends a reply that the rollout asked for, as a turn without an answer."""
         self._add_sampled(completion, trained=trained)
         finish_reason, stop = completion.finish_reason, completion.stop
-        self.turns.append(Turn(message, 0.0, finish_reason=finish_reason, asked=asked, stop=stop))
+        self.turns.append(Turn(message, 0.0, finish_reason=finish_reason, asked=request, stop=stop))
         self.num_summaries += 1
 
     def end_turn(self, answer: EnvStep | None, env_s: float = 0.0) -> None:
@@ -164,11 +164,13 @@ class EpisodeBuilder:
         self._answer = answer or self._answer
         turn, self._reply = self._reply, None
         answer = answer or EnvStep("", ())
-        said, told = (answer.observation, answer.tool_results), answer.messages or None
-        if told is not None and told in plain_answers(*said):
-            told = None
-        observation, tool_results = said
-        turn = replace(turn, reward=answer.reward, observation=observation, tool_results=tool_results, messages=told)
+        observation_parts, messages = (answer.observation, answer.tool_results), answer.messages or None
+        if messages is not None and messages in plain_answers(*observation_parts):
+            messages = None
+        observation, tool_results = observation_parts
+        turn = replace(
+            turn, reward=answer.reward, observation=observation, tool_results=tool_results, messages=messages
+        )
         self.turns.append(replace(turn, timings={**turn.timings, "env_s": env_s}))
 
     def keep_info(self) -> None:

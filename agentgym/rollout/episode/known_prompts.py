@@ -24,9 +24,13 @@ class KnownPrompts:
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
         """Returns the prompt's ids, or None if it is not known."""
-        given = list(messages)
-        for known, shown, ids in self._known:
-            if len(shown) == len(tools) and all(map(is_, shown, tools)) and known == given:
+        message_list = list(messages)
+        for prompt_messages, prompt_tools, ids in self._known:
+            if (
+                len(prompt_tools) == len(tools)
+                and all(map(is_, prompt_tools, tools))
+                and prompt_messages == message_list
+            ):
                 return list(ids)
         return None
 

@@ -263,8 +263,8 @@ class RolloutLoop(EpisodeLoop):
     ) -> EnvStep:
         """Returns the answer after a summary by the model, or the answer unchanged if no summary fits."""
         ask = EnvStep(ASK, (Message("user", ASK),))
-        asked = [*messages, *ask.messages]
-        if await self._extend(builder, ask, asked, tools) is not None:
+        conversation = [*messages, *ask.messages]
+        if await self._extend(builder, ask, conversation, tools) is not None:
             return answer
         max_tokens, _ = self._budget(len(builder.ids), builder.num_tokens)
         completion = await self._sample(builder, min(max_tokens, self.compaction.tokens))
@@ -309,10 +309,10 @@ async def parse_completion(
 async def end_at_stop(completion: Completion, sampling: Sampling) -> Completion:
     """Returns a reply up to the id that completes its first stop string, or the whole reply if it has none."""
     ids = completion.ids
-    found = await run_if_short(len(ids), sampling.find_stop, ids) if sampling.stop else None
-    if found is None:
+    match = await run_if_short(len(ids), sampling.find_stop, ids) if sampling.stop else None
+    if match is None:
         return completion
-    num_ids, stop = found
+    num_ids, stop = match
     experts, num_cut = completion.experts, len(ids) - num_ids
     if experts is not None and num_cut:
         experts = RoutedExperts.of(experts.experts_TRK[:-num_cut], experts.start)

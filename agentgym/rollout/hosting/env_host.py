@@ -215,17 +215,17 @@ class EnvHost:
                 env = as_text_env(make(task))
             return LocalEnv(env, "inline", self, name=name)
         thread = self.threads.acquire()
-        made: list[Env] = []
+        envs: list[Env] = []
         try:
-            await self.run_on(thread, named_call(label, lambda: made.append(as_text_env(make(task)))))
+            await self.run_on(thread, named_call(label, lambda: envs.append(as_text_env(make(task)))))
         except EnvCallTimeout:
             self.threads.abandon(thread)
             raise
         except BaseException:  # cancelled while it was made: it closes as soon as it is ready
-            thread.submit(lambda: _close_all(made), self.mailbox())
+            thread.submit(lambda: _close_all(envs), self.mailbox())
             self.threads.release(thread)
             raise
-        env = made[0]
+        env = envs[0]
         kind = hosting_kind(env)
         kind = self._kinds[name] = "thread" if kind == "inline" and not self._runs_inline else kind
         if kind == "thread":

@@ -131,17 +131,17 @@ class EnvProcess:
         self._link.send(number, env, method, payload)
         try:
             async with asyncio.timeout(self._limits.deadline_s):
-                found = await answer
+                content = await answer
         except TimeoutError:
             raise EnvCallTimeout(
                 f"the environment's process gave no answer for {self._limits.deadline_s:g} s (limits.deadline_s)"
             ) from None
         finally:
             del self._calls[number]
-        if found is None:
+        if content is None:
             raise ProcessEnded
         try:
-            value: object = pickle.loads(found)
+            value: object = pickle.loads(content)
         except Exception as error:  # of a class that exists only in that process
             raise EnvironmentFault(f"what {method}() gave cannot be read in the run's process: {error}") from error
         if isinstance(value, Failure):
@@ -213,10 +213,10 @@ class EnvProcess:
         text = self._report.read().decode(errors="replace").strip()
         if not text.startswith("{"):
             return _End(reason, stack=text[:MAX_STACK])
-        found = json.loads(text)
-        held_s = float(found["stalled_s"])
+        report = json.loads(text)
+        held_s = float(report["stalled_s"])
         reason = f"was ended, because an environment held Python's interpreter for {held_s:.0f} s"
-        return _End(reason, found["call"], held_s, found["stack"])
+        return _End(reason, report["call"], held_s, report["stack"])
 
 
 class ProcessEnded(AgentGymError):

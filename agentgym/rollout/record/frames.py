@@ -49,16 +49,16 @@ class Frame(NamedTuple):
 def pack_lines(lines: list[bytes]) -> Iterator[bytes]:
     """Yields the frames of whole lines, each with its index entry; which lines share a frame depends on them alone."""
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
-    held: list[bytes] = []
+    frame_lines: list[bytes] = []
     num_bytes = 0
     for line in lines:
-        held.append(line)
+        frame_lines.append(line)
         num_bytes += len(line)
         if num_bytes >= FRAME_BYTES:
-            yield _pack(compressor, held)
-            held, num_bytes = [], 0
-    if held:
-        yield _pack(compressor, held)
+            yield _pack(compressor, frame_lines)
+            frame_lines, num_bytes = [], 0
+    if frame_lines:
+        yield _pack(compressor, frame_lines)
 
 
 def _pack(compressor: zstandard.ZstdCompressor, lines: list[bytes]) -> bytes:

@@ -25,10 +25,10 @@ DAMAGED = b"(damaged)\n"
 
 def find_episodes(folder: Path) -> Path | None:
     """Returns the file of a run's episodes, plain or compressed; None if there is none. Raises if there are both."""
-    found = [path for name in (FILE_NAME, PACKED_NAME) if (path := folder / name).is_file()]
-    if len(found) > 1:
+    paths = [path for name in (FILE_NAME, PACKED_NAME) if (path := folder / name).is_file()]
+    if len(paths) > 1:
         raise RunFolderError(f"{str(folder)!r} holds {FILE_NAME} and {PACKED_NAME}: remove the one that is a copy")
-    return found[0] if found else None
+    return paths[0] if paths else None
 
 
 class LineReader:

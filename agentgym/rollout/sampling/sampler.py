@@ -160,20 +160,20 @@ class Sampler:
         """
         if group_size < 1:
             raise ConfigError(f"group_size is at least 1, got {group_size}")
-        wanted = len(tasks) if num_groups is None else min(num_groups, len(tasks))
+        num_wanted = len(tasks) if num_groups is None else min(num_groups, len(tasks))
         keys = [f"{step}/{index}" for index in range(len(tasks))]
         episodes = [
             Episode(task, key, member, run_seed, step, phase)
             for task, key in zip(tasks, keys, strict=True)
             for member in range(group_size)
         ]
-        played = await self.run(episodes, num_groups=wanted)
+        played = await self.run(episodes, num_groups=num_wanted)
         groups = []
         for index, (task, key) in enumerate(zip(tasks, keys, strict=True)):
             members = tuple(played[index * group_size : (index + 1) * group_size])
             if not any(trajectory.status is Status.CANCELLED for trajectory in members):
                 groups.append(Group(key, task, members))
-        return groups[:wanted]
+        return groups[:num_wanted]
 
     async def run(
         self,
@@ -357,14 +357,14 @@ class Sampler:
         for result in (result for record in trajectories for turn in record.turns for result in turn.tool_results):
             if result.name and result.error in (None, "tool_error", "timeout"):  # a call beyond the limit may have none
                 results.setdefault(result.name, []).append(result)
-        for name, made in results.items():
-            if name not in self._warned_tools and all(result.error for result in made):
+        for name, tool_results in results.items():
+            if name not in self._warned_tools and all(result.error for result in tool_results):
                 self._warned_tools.add(name)
                 logger.warning(
                     "tool %r failed in all of its %d calls, and only the model saw the errors. The first: %s",
                     name,
-                    len(made),
-                    made[0].content,
+                    len(tool_results),
+                    tool_results[0].content,
                 )
 
 

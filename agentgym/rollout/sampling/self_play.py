@@ -81,12 +81,12 @@ class SelfPlayGame:
         """Plays a reply; returns what the agent sees when it is its turn again, or when the game is over."""
         with ENV_CODE:
             *_, truncated, _ = self.game.step(action)
-        said, results = self.game.answered
+        reply, results = self.game.answered
         self._truncated = self._truncated or truncated
         self._wake()
         await self._turn_of(agent)
         with ENV_CODE:
-            observation, reward, over, _, info = self.game.step_result(agent, said, results)
+            observation, reward, over, _, info = self.game.step_result(agent, reply, results)
         return observation, reward, over, self._truncated and not over, info
 
     def leave(self, agent: str, trajectory: Trajectory, *, is_rival: bool = False) -> None:
@@ -102,8 +102,8 @@ class SelfPlayGame:
             if error is not None:
                 self._error = GameAbandoned(f"the game raised when {agent} forfeited it: {error}")
         else:
-            told = f"{agent} ended as {trajectory.status}: {trajectory.error}"
-            self._error = EngineError(f"the rival {told}") if is_rival else GameAbandoned(f"the game ended when {told}")
+            line = f"{agent} ended as {trajectory.status}: {trajectory.error}"
+            self._error = EngineError(f"the rival {line}") if is_rival else GameAbandoned(f"the game ended when {line}")
         self._wake()
 
     @property
@@ -197,16 +197,16 @@ class SelfPlaySampler(Sampler):
         """Returns the table of the episode's game, which the first episode sets up."""
         game = episode.group.removesuffix(group_of("", episode.seat))
         name = (game, episode.member, episode.step, episode.phase)
-        known = self._tables.get(name)
-        if known is None:
-            known = self._tables[name] = asyncio.get_running_loop().create_future()
-            known.add_done_callback(lambda done: done.exception())  # asyncio would complain if no task waits for it
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = asyncio.get_running_loop().create_future()
+            table.add_done_callback(lambda done: done.exception())  # asyncio would complain if no task waits for it
             try:
-                known.set_result(await self._set_up(name, episode))
+                table.set_result(await self._set_up(name, episode))
             except BaseException as error:
-                known.set_exception(GameAbandoned(f"there is no game: {str(error) or 'it was given up'}"))
+                table.set_exception(GameAbandoned(f"there is no game: {str(error) or 'it was given up'}"))
                 raise
-        return await asyncio.shield(known)
+        return await asyncio.shield(table)
 
     async def _set_up(self, name: TableName, episode: Episode) -> SelfPlayGame:
         hosted = await self.env_host.open(self._make, episode.task)

@@ -168,14 +168,14 @@ class ServedLoop(RolloutLoop):
         claim: asyncio.Future[AgentSession | None] = asyncio.get_running_loop().create_future()
         self._claims.append(claim)
         try:
-            given = await claim
+            next_session = await claim
         except asyncio.CancelledError:
             if claim.done() and not claim.cancelled() and (returned := claim.result()) is not None:
                 self._offer(returned)
             raise
-        if given is None:
+        if next_session is None:
             raise EpisodeEnded("the run is over: there are no more episodes", "run_over")
-        return given
+        return next_session
 
     def _offer(self, session: AgentSession) -> None:
         while self._claims and not session.is_over:
@@ -264,18 +264,18 @@ class ServedLoop(RolloutLoop):
             )
         builder, turn = talk.builder, len(talk.builder.turns)
         answer = await self._act(talk.env, builder, talk.reply)
-        shown = visible_messages([talk.reply, *answer.messages], talk.names)[1:]
+        visible = visible_messages([talk.reply, *answer.messages], talk.names)[1:]
         talk.reply = None
         ending = self._ending(answer, builder)
         if ending is None:
             talk.messages = self._conversation_after(talk.env, talk.messages, answer)
             is_retold = answer.history is not None
-            talk.shown = visible_messages(talk.messages, talk.names) if is_retold else [*talk.shown, *shown]
+            talk.shown = visible_messages(talk.messages, talk.names) if is_retold else [*talk.shown, *visible]
             ending = await self._lengthen(talk, answer)
         is_completed = ending is not None and ending.status is Status.COMPLETED
         is_cut = ending is not None and not is_completed
         history = None if answer.history is None else tuple(talk.shown)
-        talk.session.answer(StepAnswer(tuple(shown), answer.reward, is_completed, is_cut, turn, history))
+        talk.session.answer(StepAnswer(tuple(visible), answer.reward, is_completed, is_cut, turn, history))
         return ending
 
     async def _lengthen(self, talk: _Talk, answer: EnvStep) -> EpisodeEnd | None:
@@ -305,9 +305,9 @@ class ServedLoop(RolloutLoop):
         """Returns the agent's own answer to a reply, if it can be recorded: a result for each call, and one text."""
         assert talk.reply is not None
         results = [message for message in new if message.role == "tool"]
-        said = [message for message in new if message.role == "user"]
+        user_messages = [message for message in new if message.role == "user"]
         calls = talk.reply.tool_calls
-        is_told = [*results, *said] == list(new) and len(said) <= 1 and (said or results)
+        is_told = [*results, *user_messages] == list(new) and len(user_messages) <= 1 and (user_messages or results)
         if not is_told or (results and [result.tool_call_id for result in results] != [call.id for call in calls]):
             return None
         try:
@@ -317,8 +317,10 @@ class ServedLoop(RolloutLoop):
         self._check_room(len(talk.builder.ids) + len(ids))
         names = [getattr(call, "name", "") for call in calls]
         pairs = zip(results, names, strict=False)
-        told = tuple(ToolResult(result.tool_call_id or "", name, result.content) for result, name in pairs)
-        return EnvStep("\n".join(message.content for message in said or results), tuple(new), tool_results=told)
+        tool_results = tuple(ToolResult(result.tool_call_id or "", name, result.content) for result, name in pairs)
+        return EnvStep(
+            "\n".join(message.content for message in user_messages or results), tuple(new), tool_results=tool_results
+        )
 
     async def _render(self, request: ChatRequest) -> list[int]:
         """Returns the ids of what the agent sent; raises RequestRefused if the chat format cannot render it."""
@@ -337,8 +339,8 @@ class ServedLoop(RolloutLoop):
         if left < 1 and builder.turns:
             return EpisodeEnd(Status.TRUNCATED, reason)
         if left < 1:
-            said = f"the messages have {len(prompt_ids)} tokens, which leaves none for a reply ({reason})"
-            raise RequestRefused(said, CONTEXT_EXCEEDED, "messages")
+            problem = f"the messages have {len(prompt_ids)} tokens, which leaves none for a reply ({reason})"
+            raise RequestRefused(problem, CONTEXT_EXCEEDED, "messages")
         builder.begin_row(prompt_ids, request.messages, request.tools)
         talk.messages, talk.tools, talk.shown = list(request.messages), request.tools, list(request.messages)
         return None
@@ -368,27 +370,27 @@ class ServedLoop(RolloutLoop):
             )
 
 
-def new_messages(said: Sequence[Message], known: Sequence[Message]) -> tuple[Message, ...] | None:
-    """Returns the messages of `said` after `known`, or None if it does not begin with them."""
-    begins = len(said) >= len(known) and all(map(is_same, said, known))
-    return tuple(said[len(known) :]) if begins else None
+def new_messages(messages: Sequence[Message], record: Sequence[Message]) -> tuple[Message, ...] | None:
+    """Returns the messages of `messages` after `record`, or None if it does not begin with them."""
+    begins = len(messages) >= len(record) and all(map(is_same, messages, record))
+    return tuple(messages[len(record) :]) if begins else None
 
 
-def is_same(said: Message, known: Message) -> bool:
+def is_same(message: Message, original: Message) -> bool:
     """Returns whether a message that came back is the one that was given out."""
-    if said.role == known.role == "assistant":
-        reasoning = said.reasoning if said.reasoning is not None else known.reasoning
-        said = replace(said, content=said.content.strip(), reasoning=reasoning)
-        known = replace(known, content=known.content.strip())
-    return said == known
+    if message.role == original.role == "assistant":
+        reasoning = message.reasoning if message.reasoning is not None else original.reasoning
+        message = replace(message, content=message.content.strip(), reasoning=reasoning)
+        original = replace(original, content=original.content.strip())
+    return message == original
 
 
-def is_same_menu(said: Sequence[ToolSpec], known: Sequence[ToolSpec]) -> bool:
+def is_same_menu(tools: Sequence[ToolSpec], originals: Sequence[ToolSpec]) -> bool:
     """Returns whether the tools that came back are those that were given out, in their order."""
-    said_tools, known_tools = (
-        [json.dumps(tool.to_openai(), sort_keys=True, default=dict) for tool in menu] for menu in (said, known)
+    tools_json, originals_json = (
+        [json.dumps(tool.to_openai(), sort_keys=True, default=dict) for tool in menu] for menu in (tools, originals)
     )
-    return said_tools == known_tools
+    return tools_json == originals_json
 
 
 def _name(episode: Episode) -> str:
