@@ -33,11 +33,11 @@ def make_custom_renderer(place: str, tokenizer: ChatTokenizer, variables: Mappin
     if not callable(make):
         raise ConfigError(f"{place!r} is no function that makes a renderer. {CUSTOM_RENDERER.hint}")
     CONTRACT.check(place, make)
-    given = {"variables": variables} if "variables" in inspect.signature(make).parameters else {}
+    keywords = {"variables": variables} if "variables" in inspect.signature(make).parameters else {}
     with convert_function_errors(place, make):
-        made: object = make(tokenizer, **given)
-    if not isinstance(made, Renderer):
+        renderer: object = make(tokenizer, **keywords)
+    if not isinstance(renderer, Renderer):
         names = [name for name in vars(Renderer) if not name.startswith("_")]
-        lacking = ", ".join(name for name in names if not hasattr(made, name))
-        raise ConfigError(f"{place!r} returns a {type(made).__name__}, no renderer: it lacks {lacking}")
-    return made
+        lacking = ", ".join(name for name in names if not hasattr(renderer, name))
+        raise ConfigError(f"{place!r} returns a {type(renderer).__name__}, no renderer: it lacks {lacking}")
+    return renderer

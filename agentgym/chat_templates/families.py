@@ -179,28 +179,30 @@ def renderer_for(
                 " with an agentgym.chat_templates.TemplateRenderer or a class that derives from it"
             )
         return own
-    found = family_of(tokenizer)
+    own_family = family_of(tokenizer)
     if family is not None:
-        wanted = FORMATS[family]
-        if found is None or FORMATS[found.name] is not wanted:
-            found = Family(
-                wanted.name, (), next((f.renderer for f in FAMILIES if FORMATS[f.name] is wanted), TemplateRenderer)
+        reply_format = FORMATS[family]
+        if own_family is None or FORMATS[own_family.name] is not reply_format:
+            own_family = Family(
+                reply_format.name,
+                (),
+                next((f.renderer for f in FAMILIES if FORMATS[f.name] is reply_format), TemplateRenderer),
             )
-    if found is None:
+    if own_family is None:
         return _reading(TemplateRenderer(tokenizer, reply_format=HERMES, variables=variables), variables)
-    renderer = _of_family(found, tokenizer, variables)
+    renderer = _of_family(own_family, tokenizer, variables)
     return renderer if family is not None else _reading(renderer, variables)
 
 
-def _of_family(found: Family, tokenizer: ChatTokenizer, variables: Mapping[str, JSON] | None) -> TemplateRenderer:
+def _of_family(family: Family, tokenizer: ChatTokenizer, variables: Mapping[str, JSON] | None) -> TemplateRenderer:
     """Returns the family's renderer, or the general one if the family's does not fit the template."""
     try:
-        return found.renderer(tokenizer, reply_format=FORMATS[found.name], variables=variables)
+        return family.renderer(tokenizer, reply_format=FORMATS[family.name], variables=variables)
     except RenderError as error:
-        if found.renderer is TemplateRenderer:
+        if family.renderer is TemplateRenderer:
             raise
         _log.warning("the chat template of %r is driven by Jinja at every turn: %s", tokenizer.name, error)
-    return TemplateRenderer(tokenizer, reply_format=FORMATS[found.name], variables=variables)
+    return TemplateRenderer(tokenizer, reply_format=FORMATS[family.name], variables=variables)
 
 
 def _reading(renderer: TemplateRenderer, variables: Mapping[str, JSON] | None) -> TemplateRenderer:

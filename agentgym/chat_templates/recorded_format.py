@@ -39,14 +39,16 @@ class RecordedFormat:
             )
         return self.family
 
-    def variables_with(self, given: Mapping[str, Any]) -> dict[str, JSON]:
+    def variables_with(self, own_variables: Mapping[str, Any]) -> dict[str, JSON]:
         """Returns the variables of the template: the recorded ones, and those that are given instead of or beside them.
 
         Raises ConfigError for what a renderer sets itself.
         """
-        if taken := [name for name in given if name in OWN]:
-            raise ConfigError(f"chat_template_kwargs {taken[0]!r} is set for each conversation: {OWN[taken[0]]}")
-        return {**self.chat_template_kwargs, **given}
+        if conflicts := [name for name in own_variables if name in OWN]:
+            raise ConfigError(
+                f"chat_template_kwargs {conflicts[0]!r} is set for each conversation: {OWN[conflicts[0]]}"
+            )
+        return {**self.chat_template_kwargs, **own_variables}
 
 
 def recorded_format(folder: Path) -> RecordedFormat:

@@ -42,8 +42,8 @@ def encode_written_reply(
         )
     prompt_ids = renderer.marks.encode(prompt, guard)
     ids = _cut_after_end(renderer, prompt_ids, renderer.marks.encode(text, guard), reply)
-    known = [*tools, *_stand_in_tools(reply.tool_calls, tools)]
-    _check_read(renderer, reply, renderer.parse(ids, known, prompt_ids))
+    all_tools = [*tools, *_stand_in_tools(reply.tool_calls, tools)]
+    _check_read(renderer, reply, renderer.parse(ids, all_tools, prompt_ids))
     return ids
 
 
@@ -98,35 +98,35 @@ def _first_stop(renderer: TemplateRenderer, ids: Sequence[int]) -> int | None:
     return next((place for place, index in enumerate(ids) if index in renderer.stop_ids), None)
 
 
-def _check_read(renderer: TemplateRenderer, reply: Message, said: Message) -> None:
+def _check_read(renderer: TemplateRenderer, reply: Message, reading: Message) -> None:
     """Raises RenderError if the ids parse into something else than the reply."""
-    wanted = [getattr(call, "name", "") for call in reply.tool_calls]
-    read = [getattr(call, "name", "") for call in said.tool_calls]
-    unread = next((call.error for call in said.tool_calls if isinstance(call, MalformedCall)), "")
-    if read != wanted or unread:
-        lost = "calls" if len(wanted) < 2 or not read else "further calls"
+    names_written = [getattr(call, "name", "") for call in reply.tool_calls]
+    names_read = [getattr(call, "name", "") for call in reading.tool_calls]
+    unread = next((call.error for call in reading.tool_calls if isinstance(call, MalformedCall)), "")
+    if names_read != names_written or unread:
+        lost = "calls" if len(names_written) < 2 or not names_read else "further calls"
         why = unread or renderer.drops.get(lost) or renderer.drops.get("calls with text") or renderer.unread
         raise RenderError(
-            f"the chat template renders calls of {', '.join(wanted) or 'no tool'} so that {', '.join(read) or 'none'}"
-            f" is read{f': {why}' if why else ''}"
+            f"the chat template renders calls of {', '.join(names_written) or 'no tool'} so that "
+            f"{', '.join(names_read) or 'none'} is read{f': {why}' if why else ''}"
         )
-    for written, got in zip(reply.tool_calls, said.tool_calls, strict=True):
+    for written, got in zip(reply.tool_calls, reading.tool_calls, strict=True):
         if isinstance(written, ToolCall) and isinstance(got, ToolCall):
             _check_arguments(renderer, written, got)
-    if _words(said.content) != _words(reply.content):
-        why = renderer.drops.get("text with calls") or f"{said.content[:40]!r} is read"
+    if _words(reading.content) != _words(reply.content):
+        why = renderer.drops.get("text with calls") or f"{reading.content[:40]!r} is read"
         raise RenderError(f"the chat template renders the reply {reply.content[:40]!r} otherwise: {why}")
 
 
 def _check_arguments(renderer: TemplateRenderer, written: ToolCall, got: ToolCall) -> None:
     """Raises RenderError if the template renders a call so that it is read with other arguments."""
-    wanted, read = _spellings(written.arguments), _spellings(got.arguments)
-    if wanted == read:
+    spellings_written, spellings_read = _spellings(written.arguments), _spellings(got.arguments)
+    if spellings_written == spellings_read:
         return
     why = renderer.drops.get("arguments")
     raise RenderError(
-        f"the chat template renders the call of {written.name} with {_differences(wanted, read)} so that"
-        f" {_differences(read, wanted)} is read{f': {why}' if why else ''}"
+        f"the chat template renders the call of {written.name} with {_differences(spellings_written, spellings_read)} "
+        f"so that {_differences(spellings_read, spellings_written)} is read{f': {why}' if why else ''}"
     )
 
 
