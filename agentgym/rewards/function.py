@@ -113,8 +113,8 @@ class RewardCall:
 
             return call_verl_data(self.name, self.function, trajectories)
         if self.form is Form.EPISODE:
-            given = dict(zip(PARTS, (trajectories[0], tasks[0], environment), strict=True))
-            return self._call_by_name({parameter: given[part] for parameter, part in self.parts.items()})
+            values_by_part = dict(zip(PARTS, (trajectories[0], tasks[0], environment), strict=True))
+            return self._call_by_name({parameter: values_by_part[part] for parameter, part in self.parts.items()})
         rows = [
             (
                 task.options.get("data_source", task.env_id),
@@ -130,13 +130,17 @@ class RewardCall:
             **{f"{name}s": list(column) for name, column in zip(VERL, zip(*rows, strict=True), strict=True)}
         )
 
-    def _call_by_name(self, given: Mapping[str, object]) -> object:
-        known = inspect.signature(self.function).parameters
-        positional = [value for name, value in given.items() if known[name].kind is inspect.Parameter.POSITIONAL_ONLY]
-        named = {
-            name: value for name, value in given.items() if known[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+    def _call_by_name(self, inputs: Mapping[str, object]) -> object:
+        parameters = inspect.signature(self.function).parameters
+        positional = [
+            value for name, value in inputs.items() if parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY
+        ]
+        keywords = {
+            name: value
+            for name, value in inputs.items()
+            if parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
         }
-        return self.function(*positional, **named)
+        return self.function(*positional, **keywords)
 
     def values(self, result: object, num_episodes: int) -> list[object]:
         """Returns one value per episode from the result of a call; raises InvalidReward for another number of them."""
@@ -157,10 +161,10 @@ def find_reward(name: str) -> RewardFunction:
     """
     if not is_code_path(name):
         return REWARDS[name]
-    found = load_named(name, WANTED)
-    if not callable(found):
-        raise ConfigError(f"{name!r} is a {type(found).__name__}, not a reward function")
-    function: RewardFunction = found
+    target = load_named(name, WANTED)
+    if not callable(target):
+        raise ConfigError(f"{name!r} is a {type(target).__name__}, not a reward function")
+    function: RewardFunction = target
     return function
 
 
@@ -204,7 +208,7 @@ def _parts(name: str, function: RewardFunction) -> dict[str, str]:
     A name may begin with `_`. One letter or `_` alone, as in `lambda t, k: 1.0`, names nothing: such a parameter is
     the trajectory in the first place, and the task in the second.
     """
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
         plain, is_required = parameter.name.strip("_"), parameter.default is parameter.empty
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or not is_required:
@@ -212,12 +216,12 @@ def _parts(name: str, function: RewardFunction) -> dict[str, str]:
         if parameter.kind is parameter.KEYWORD_ONLY and plain not in PARTS:
             continue  # a setting
         part = plain if plain in PARTS else "".join(PARTS[:2][index : index + 1]) if len(plain) < 2 else ""
-        if not part or part in found.values():
+        if not part or part in parts.values():
             raise _unfit(name, function, [parameter.name])
-        found[parameter.name] = part
-    if not found:
+        parts[parameter.name] = part
+    if not parts:
         raise _unfit(name, function, [])
-    return found
+    return parts
 
 
 def _unfit(name: str, function: RewardFunction, stray: Sequence[str]) -> ConfigError:
@@ -252,22 +256,22 @@ def _signature(function: RewardFunction) -> str:
 def _verl_with_settings(name: str, function: RewardFunction, settings: Mapping[str, object]) -> RewardFunction:
     """Binds the settings of a function of verl's form, where any parameter with a default is a setting."""
     parameters = inspect.signature(function).parameters
-    taken = {*VERL, *(f"{part}s" for part in VERL)}
+    verl_names = {*VERL, *(f"{part}s" for part in VERL)}
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    known = [
+    setting_names = [
         parameter.name
         for parameter in parameters.values()
-        if parameter.name not in taken and parameter.kind is not parameter.VAR_KEYWORD
+        if parameter.name not in verl_names and parameter.kind is not parameter.VAR_KEYWORD
     ]
     for setting in settings:
-        if setting in taken or (setting not in known and not open_ended):
-            told = ", ".join(known) or "none"
+        if setting in verl_names or (setting not in setting_names and not open_ended):
+            listing = ", ".join(setting_names) or "none"
             raise ConfigError(
-                f"reward {name!r} has no setting {setting!r}{nearest(setting, known) or '.'} It has: {told}"
+                f"reward {name!r} has no setting {setting!r}{nearest(setting, setting_names) or '.'} It has: {listing}"
             )
     required = [
         setting
-        for setting in known
+        for setting in setting_names
         if parameters[setting].default is inspect.Parameter.empty and setting not in settings
     ]
     required = [setting for setting in required if parameters[setting].kind is not inspect.Parameter.VAR_POSITIONAL]
@@ -279,6 +283,6 @@ def _verl_with_settings(name: str, function: RewardFunction, settings: Mapping[s
     return partial(_without_extra, partial(function, **settings))
 
 
-def _without_extra(function: RewardFunction, **given: object) -> object:
+def _without_extra(function: RewardFunction, **inputs: object) -> object:
     """Calls a function of verl's form that takes no extra_info."""
-    return function(**{name: value for name, value in given.items() if not name.startswith("extra_info")})
+    return function(**{name: value for name, value in inputs.items() if not name.startswith("extra_info")})

@@ -128,9 +128,9 @@ class _Process:
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         answer = await self._ask(self.job, START_S)
-        for known in (UnknownName, ConfigError):
-            if answer.get("kind") == known.__name__:
-                raise known(answer["words"])
+        for error_kind in (UnknownName, ConfigError):
+            if answer.get("kind") == error_kind.__name__:
+                raise error_kind(answer["words"])
         if "error" in answer:
             raise ConfigError(f"reward {self.job.function!r} does not load: {answer['error']}\n{answer['traceback']}")
         return bool(answer["together"])
@@ -192,5 +192,5 @@ class _Process:
 
 
 def _read_failure(answer: Mapping[str, Any]) -> RewardFailure:
-    told = answer["refused"]
-    return RewardFailure(told["error"], told["traceback"])
+    refusal = answer["refused"]
+    return RewardFailure(refusal["error"], refusal["traceback"])

@@ -71,8 +71,8 @@ class RemoteReward:
     async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
         """Requests the reward of one episode until it is answered or the retries are used up."""
         trajectory = trajectories[0]
-        told = await run_if_short(trajectory.num_tokens, episode_text, trajectory)
-        payload = f'{{"trajectory":{told},"settings":{encode_json(dict(self.settings))}}}'.encode()
+        episode_json = await run_if_short(trajectory.num_tokens, episode_text, trajectory)
+        payload = f'{{"trajectory":{episode_json},"settings":{encode_json(dict(self.settings))}}}'.encode()
         num_retries = 0
         while True:
             await self._limit.acquire(_num_tokens(trajectory))
@@ -110,5 +110,5 @@ class RemoteReward:
 
 def _num_tokens(trajectory: Trajectory) -> int:
     """Returns the number of its ids, or without ids an estimate from its text."""
-    said = sum(len(turn.message.content) + len(turn.observation) for turn in trajectory.turns)
-    return trajectory.num_tokens or said // CHARACTERS_PER_TOKEN
+    num_characters = sum(len(turn.message.content) + len(turn.observation) for turn in trajectory.turns)
+    return trajectory.num_tokens or num_characters // CHARACTERS_PER_TOKEN
