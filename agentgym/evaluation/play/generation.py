@@ -98,10 +98,10 @@ class Reply:
 
 def messages_of_prompt(prompt: Prompt) -> list[Message]:
     """Returns the messages of a prompt; raises ConfigError for something else, or for none."""
-    given: object = [prompt] if isinstance(prompt, str | Message | Mapping) else prompt
-    if not isinstance(given, Sequence) or not given:
+    parts: object = [prompt] if isinstance(prompt, str | Message | Mapping) else prompt
+    if not isinstance(parts, Sequence) or not parts:
         raise ConfigError(f"a prompt is a text or a list of messages that is not empty, got {prompt!r}")
-    return [_message(part) for part in given]
+    return [_message(part) for part in parts]
 
 
 def _message(part: object) -> Message:
