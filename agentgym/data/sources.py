@@ -43,10 +43,10 @@ def open_sources(names: tuple[str, ...], limit: int | None = None) -> Iterator[T
 def _expand_pattern(name: str) -> list[str]:
     if not any(mark in name for mark in "*?[") or Path(name).exists():
         return [name]
-    found = sorted(glob.glob(name, recursive=True))
-    if not found and not DATASET.fullmatch(name):
+    paths = sorted(glob.glob(name, recursive=True))
+    if not paths and not DATASET.fullmatch(name):
         raise ConfigError(f"no file matches {name!r}")
-    return found or [name]
+    return paths or [name]
 
 
 def _open(name: str, limit: int | None) -> Table:
