@@ -83,9 +83,9 @@ def quantization(config: Mapping[str, JSON]) -> str | None:
         return None
     method = str(quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized)
     if method not in DEQUANTIZED:
-        known = " and ".join(DEQUANTIZED)
+        methods = " and ".join(DEQUANTIZED)
         raise ConfigError(
-            f"quantized weights ({method}) are not supported, only {known} are: give a model in bfloat16 or float32"
+            f"quantized weights ({method}) are not supported, only {methods} are: give a model in bfloat16 or float32"
         )
     return method
 

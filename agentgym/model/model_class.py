@@ -21,12 +21,12 @@ OWN_CLASS = Wanted(
 
 def own_class(place: str) -> Any:
     """Returns a user's class of transformers' kind; raises ConfigError for another object."""
-    found = load_named(place, OWN_CLASS)
-    lacking = [name for name in ("from_pretrained", "config_class") if getattr(found, name, None) is None]
-    if not isinstance(found, type) or lacking:
-        what = f"has no {lacking[0]}" if isinstance(found, type) else "is no class"
+    model_class = load_named(place, OWN_CLASS)
+    lacking = [name for name in ("from_pretrained", "config_class") if getattr(model_class, name, None) is None]
+    if not isinstance(model_class, type) or lacking:
+        what = f"has no {lacking[0]}" if isinstance(model_class, type) else "is no class"
         raise ConfigError(f"model_backend {place!r} {what}. {OWN_CLASS.hint}")
-    return found
+    return model_class
 
 
 def class_of_model(folder: Path, place: str | None) -> tuple[Any, Any]:
@@ -41,8 +41,8 @@ def class_of_model(folder: Path, place: str | None) -> tuple[Any, Any]:
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     # In lower case, as old folders have LLaMAForCausalLM; `dir(transformers)` has the same classes and takes 0.3 s.
-    known = {name.lower() for name in transformers.__all__}
-    if unknown := [name for name in config.architectures or () if name.lower() not in known]:
+    class_names = {name.lower() for name in transformers.__all__}
+    if unknown := [name for name in config.architectures or () if name.lower() not in class_names]:
         raise ConfigError(
             f"{str(folder)!r} is a model of the class {unknown[0]}, which transformers lacks: name yours by"
             f" model_backend (--model-backend path/to/file.py:{unknown[0]})"
