@@ -88,9 +88,9 @@ class _Script:
         reasoning: str | None = None,
     ) -> _Script:
         """Adds a reply with calls and, if `results` holds any, a tool message for each."""
-        made = tuple(ToolCall(self._next_id(), name, arguments) for name, arguments in calls)
-        self.messages.append(Message("assistant", content, reasoning, made))
-        for call, result in zip(made, results, strict=False):
+        tool_calls = tuple(ToolCall(self._next_id(), name, arguments) for name, arguments in calls)
+        self.messages.append(Message("assistant", content, reasoning, tool_calls))
+        for call, result in zip(tool_calls, results, strict=False):
             self.messages.append(Message("tool", result, tool_call_id=call.id, name=call.name))
         return self
 

@@ -108,5 +108,10 @@ def plan_reply(reply: Sequence[int] | ScriptedReply, sampling: Sampling, end_ids
     elif ids:
         ids *= -(-sampling.max_tokens // len(ids))
     ids = ids[: sampling.max_tokens]
-    known = [] if logprobs is None else list(logprobs)[: len(ids)]
-    return PlannedReply(ids, known + [DEFAULT_LOGPROB] * (len(ids) - len(known)), scripted.delay_s, scripted.fault)
+    scripted_logprobs = [] if logprobs is None else list(logprobs)[: len(ids)]
+    return PlannedReply(
+        ids,
+        scripted_logprobs + [DEFAULT_LOGPROB] * (len(ids) - len(scripted_logprobs)),
+        scripted.delay_s,
+        scripted.fault,
+    )

@@ -89,12 +89,12 @@ class FakeWeights:
         parts = self._load_parts()
         for name, tensor in tensors:
             target, place = self._place(name)
-            known = parts.get(target, {}).get(place)
-            if known is None and self._files:
+            tensor_before = parts.get(target, {}).get(place)
+            if tensor_before is None and self._files:
                 continue
-            if known is not None and known.shape != tensor.shape:
-                raise UpdateRefused(f"{name} has the shape {known.shape}, got {tensor.shape}")
-            parts.setdefault(target, {})[place] = tensor if known is None else tensor.to(known.dtype)
+            if tensor_before is not None and tensor_before.shape != tensor.shape:
+                raise UpdateRefused(f"{name} has the shape {tensor_before.shape}, got {tensor.shape}")
+            parts.setdefault(target, {})[place] = tensor if tensor_before is None else tensor.to(tensor_before.dtype)
             self._hashes.pop(target, None)
             self.num_tensors += 1
 
