@@ -166,10 +166,12 @@ def _command(args: Sequence[str]) -> Callable[[Sequence[str]], int]:
         return _show_help
     if args[0] in ("-V", "--version"):
         return _show_version
-    name, known = args[0], _available()
-    if name not in known:
+    name, commands = args[0], _available()
+    if name not in commands:
         what = "option" if name.startswith("-") else "command"
-        raise UnknownName(f"unknown {what} {name!r}{nearest(name, known) or '.'} `agentgym --help` shows all commands")
+        raise UnknownName(
+            f"unknown {what} {name!r}{nearest(name, commands) or '.'} `agentgym --help` shows all commands"
+        )
     command: Callable[[Sequence[str]], int] = import_module(_module(name)).main
     return command
 

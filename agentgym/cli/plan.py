@@ -49,7 +49,7 @@ class PlanOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym plan ...`."""
-    options = parse_options(PlanOptions, _gpu_as_option(args), prog="agentgym plan", shown=MAIN_SETTINGS)
+    options = parse_options(PlanOptions, _gpu_as_option(args), prog="agentgym plan", main_options=MAIN_SETTINGS)
     config = options.run
     shape = shape_of(config.model)
     plan = memory_plan(shape, config)

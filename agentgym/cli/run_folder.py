@@ -94,8 +94,8 @@ def renderer_of_run(run: Path, tokenizer: str | None = None, *, may_fetch: bool 
 
 def own_code_options(family: str | None, model_backend: str) -> str:
     """Returns the options that name a renderer and a model class of the user's own to another command."""
-    given = {"family": family or "", "model-backend": model_backend}
-    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if is_code_path(value))
+    values = {"family": family or "", "model-backend": model_backend}
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in values.items() if is_code_path(value))
 
 
 def settings_of_run(run: Path) -> Mapping[str, Any]:

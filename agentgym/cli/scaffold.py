@@ -222,8 +222,8 @@ def _is_free(module: str) -> bool:
     """True if no keyword and no module has the name, except for files in the folder where the command is run."""
     here = {"", str(Path.cwd())}
     elsewhere = [place for place in sys.path if place not in here]
-    taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module in sys.modules
-    return not taken and PathFinder.find_spec(module, elsewhere) is None
+    is_used = keyword.iskeyword(module) or module in sys.stdlib_module_names or module in sys.modules
+    return not is_used and PathFinder.find_spec(module, elsewhere) is None
 
 
 def _imported_names(text: str) -> set[str]:

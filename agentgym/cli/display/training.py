@@ -146,11 +146,11 @@ class TrainingDisplay:
     def _draw(self) -> None:
         if not self._live:
             return
-        shown = self._rows[-SHOWN_STEPS:]
-        columns = self._fitting(shown, self._live.console.width, 3)
+        last_rows = self._rows[-SHOWN_STEPS:]
+        columns = self._fitting(last_rows, self._live.console.width, 3)
         title = f"{self._config.algo} on {self._envs}, seed {self._config.seed}   {self._folder}"
         table = Table(*columns, title=title, title_justify="left", caption=self._caption(), caption_justify="left")
-        for row in shown:
+        for row in last_rows:
             table.add_row(*(row[column] for column in columns))
         self._live.update(table)
 

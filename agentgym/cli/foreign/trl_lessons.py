@@ -91,12 +91,12 @@ def kept_for_lessons(key: Key) -> Key:
 
     def convert(value: Any, theirs: Theirs) -> Any:
         try:
-            found = value if key.convert is None else key.convert(value, theirs)
+            translated_value = value if key.convert is None else key.convert(value, theirs)
         except (NoCounterpart, SameMeaning) as reason:
             raise type(reason)(str(reason).replace("learner.lora", "lora")) from reason
-        if not isinstance(found, Several):
-            return found
-        return Several({name.removeprefix("learner."): own for name, own in found.items()})
+        if not isinstance(translated_value, Several):
+            return translated_value
+        return Several({name.removeprefix("learner."): own for name, own in translated_value.items()})
 
     ours, remark = (text.replace("learner.lora", "lora") for text in (key.ours, key.remark))
     return replace(key, ours=ours, remark=remark, convert=convert)
@@ -161,8 +161,8 @@ def with_shared(own: tuple[Key, ...]) -> tuple[Key, ...]:
     """Returns a trainer's own keys, and those that it shares with GRPO's."""
     names = {key.theirs for key in own}
     shared = [key for key in (*TRAINER, *OPTIMIZER, *RUN) if key.theirs not in names]
-    known = [key for key in shared if key.kind != "translated" or key.ours.startswith(SHARED)]
-    return (*own, *map(kept_for_lessons, known))
+    translated_keys = [key for key in shared if key.kind != "translated" or key.ours.startswith(SHARED)]
+    return (*own, *map(kept_for_lessons, translated_keys))
 
 
 SFT_OWN = (
