@@ -109,5 +109,5 @@ def preset_of(algo: str) -> Preset:
         return PRESETS[algo]
     if algo in ADVANTAGES or is_code_path(algo):
         return Preset(summary=f"The advantage estimator {algo}, with the clipped loss.", advantage=algo)
-    known = sorted({*PRESETS, *ADVANTAGES})
-    raise UnknownName(f"unknown algo {algo!r}{nearest(algo, known) or '.'} `agentgym algorithms list` shows all")
+    names = sorted({*PRESETS, *ADVANTAGES})
+    raise UnknownName(f"unknown algo {algo!r}{nearest(algo, names) or '.'} `agentgym algorithms list` shows all")

@@ -100,13 +100,13 @@ def check_model(folder: Path, backend: str = "auto") -> Iterator[CheckResult]:
         way = "fast decoder" if isinstance(ours, Decoder) else "transformers"
         yield CheckResult.judge("loads", True, way)
         subject = _Subject(folder, ours, theirs, backend)
-        wanted = {name: check for name, check in _CHECKS.items() if ours.routers or name != "replay"}
-        for name, check in wanted.items():
+        checks = {name: check for name, check in _CHECKS.items() if ours.routers or name != "replay"}
+        for name, check in checks.items():
             try:
-                passed, found = check(subject)
+                passed, measurement = check(subject)
             except Exception as error:  # noqa: BLE001  # the boundary: the code of any architecture may fail
-                passed, found = False, _reason(error)
-            yield CheckResult.judge(name, passed, found)
+                passed, measurement = False, _reason(error)
+            yield CheckResult.judge(name, passed, measurement)
 
 
 def _reason(error: Exception) -> str:
@@ -116,9 +116,9 @@ def _reason(error: Exception) -> str:
 
 
 def _load_theirs(folder: Path, backend: str) -> Any:
-    given = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
-    given |= dequantization(folder_config(folder))
-    theirs = class_of_model(folder, backend if is_code_path(backend) else None)[1].from_pretrained(folder, **given)
+    settings = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
+    settings |= dequantization(folder_config(folder))
+    theirs = class_of_model(folder, backend if is_code_path(backend) else None)[1].from_pretrained(folder, **settings)
     if hasattr(theirs, "_weight_conversions") and quantization(folder_config(folder)):
         del theirs._weight_conversions
     return theirs.eval()
@@ -169,12 +169,14 @@ def _check_gradients(subject: _Subject) -> tuple[bool, str]:
     return result
 
 
-def _judge_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], bound: float) -> tuple[bool, str]:
+def _judge_tensors(
+    own_tensors: Mapping[str, Tensor], expected_tensors: Mapping[str, Tensor], bound: float
+) -> tuple[bool, str]:
     """Judges the largest difference relative to the largest number of its tensor, and names the tensor if it fails."""
     worst, where = 0.0, ""
-    for name, own in found.items():
-        size = float(wanted[name].abs().max())
-        difference = float((own - wanted[name]).abs().max()) / (size or 1.0)
+    for name, own in own_tensors.items():
+        size = float(expected_tensors[name].abs().max())
+        difference = float((own - expected_tensors[name]).abs().max()) / (size or 1.0)
         if not difference <= worst:  # also for what is not a number
             worst, where = difference, name
             if difference != difference:
@@ -186,13 +188,13 @@ def _judge_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], bo
 @contextmanager
 def _gradients_as_weights(model: torch.nn.Module) -> Iterator[None]:
     """Puts each parameter's gradient in its place, inside the context."""
-    kept = [(parameter, parameter.data) for parameter in model.parameters()]
-    for parameter, _ in kept:
+    originals = [(parameter, parameter.data) for parameter in model.parameters()]
+    for parameter, _ in originals:
         parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     try:
         yield
     finally:
-        for parameter, weights in kept:
+        for parameter, weights in originals:
             parameter.data = weights
 
 
@@ -267,8 +269,13 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
         save_model_folder(adapters.merge(), folder)
         subject.theirs = _load_theirs(Path(folder), subject.backend)
         wanted_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
-    passed, found = _judge(float((adapted_NV - wanted_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers")
-    return passed and moved > 10 * _NATS, found if moved > 10 * _NATS else f"adapters move logprobs by {moved:.1e} nats"
+    passed, measurement = _judge(
+        float((adapted_NV - wanted_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers"
+    )
+    return (
+        passed and moved > 10 * _NATS,
+        measurement if moved > 10 * _NATS else f"adapters move logprobs by {moved:.1e} nats",
+    )
 
 
 def _check_ranks(subject: _Subject) -> tuple[bool, str]:

@@ -63,8 +63,8 @@ def _case(renderer: TemplateRenderer, name: str, exchange: ChatExchange, prompt:
         appended = renderer.extend(prompt, exchange.new)
     except RenderError as error:
         refusal = str(error)
-    said = _reply_ids(renderer, exchange, prompt, whole, appended)
-    return Case(name, exchange, prompt, whole, appended, refusal, said)
+    reply_ids = _reply_ids(renderer, exchange, prompt, whole, appended)
+    return Case(name, exchange, prompt, whole, appended, refusal, reply_ids)
 
 
 def _reply_ids(
@@ -108,7 +108,9 @@ def _is_prompted(renderer: TemplateRenderer, exchange: ChatExchange) -> bool:
     if exchange.history[-1].role != "assistant":
         return True
     try:
-        bare, prompted = (renderer.text([ASK], exchange.tools, generation_prompt=wanted) for wanted in (False, True))
+        bare, prompted = (
+            renderer.text([ASK], exchange.tools, generation_prompt=has_prompt) for has_prompt in (False, True)
+        )
     except RenderError:
         return True
     return renderer.text(exchange.history, exchange.tools).endswith(prompted[first_difference(bare, prompted) :])

@@ -71,10 +71,10 @@ class _View:
 
         The first list is empty if the newest step did not measure the value, or too few steps did.
         """
-        known = [value for health in self.history if (value := getattr(health, name)) is not None]
-        if getattr(self.history[-1], name) is None or len(known) < self.patience:
-            return [], known
-        return known[-self.patience :], known[: -self.patience]
+        values = [value for health in self.history if (value := getattr(health, name)) is not None]
+        if getattr(self.history[-1], name) is None or len(values) < self.patience:
+            return [], values
+        return values[-self.patience :], values[: -self.patience]
 
     @property
     def improves(self) -> bool:

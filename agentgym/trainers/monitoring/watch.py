@@ -43,9 +43,9 @@ class CollapseWatch:
     def _recall(self, line: Mapping[str, JSON]) -> None:
         warnings, step = line.get("warnings"), line.get("step")
         for text in warnings if isinstance(warnings, list) else ():
-            given, _, sentence = str(text).partition(": ")
+            symptom, _, sentence = str(text).partition(": ")
             for name in SYMPTOMS:
-                if name == given and isinstance(step, int):
+                if name == symptom and isinstance(step, int):
                     self._named.setdefault(name, Symptom(name, step, sentence))
 
     def add_symptom(self, name: SymptomName, text: str) -> None:
@@ -55,8 +55,8 @@ class CollapseWatch:
     def see(self, metrics: StepMetrics) -> StepMetrics:
         """Returns the step's metrics with the symptoms of the step; logs those that are new."""
         self._history.append(StepHealth.of(metrics.to_json()))
-        found = {**self._found, **symptoms_of_collapse(self._history, self.config)}
-        texts = {name: text for name, text in found.items() if name not in self._ignored}
+        symptoms = {**self._found, **symptoms_of_collapse(self._history, self.config)}
+        texts = {name: text for name, text in symptoms.items() if name not in self._ignored}
         self._found = {}
         for name, text in texts.items():
             if name not in self._named:
@@ -79,7 +79,7 @@ class CollapseWatch:
     def halt(self) -> TrainingHalted | None:
         """The error that ends the run after the last step; None if it goes on."""
         symptom = next(
-            (found for name in self.config.stop_on if name not in ("nan", "solved") and (found := self._stops(name))),
+            (reason for name in self.config.stop_on if name not in ("nan", "solved") and (reason := self._stops(name))),
             None,
         )
         if symptom is None:

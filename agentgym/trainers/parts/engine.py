@@ -106,7 +106,7 @@ async def open_engine(
         settings = local_settings(config, model)
         if settings.num_slots is None:
             records, kept = settings.record_experts, learner_bytes(config, model)
-            num_slots = fitting_slots(model, engine_window(config, model), record_experts=records, kept=kept)
+            num_slots = fitting_slots(model, engine_window(config, model), record_experts=records, reserve_bytes=kept)
             settings = replace(settings, num_slots=num_slots)
         return LocalEngine(sampled, settings, version=version)
     if is_code_path(config.engine):

@@ -32,9 +32,9 @@ class MlflowTracker:
         if not uri:
             home.mkdir(exist_ok=True)
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{home / 'mlflow.db'}")
-        if known := run.recall("mlflow"):
-            self._id = known
-            self._client.update_run(known, status="RUNNING")
+        if run_id := run.recall("mlflow"):
+            self._id = run_id
+            self._client.update_run(run_id, status="RUNNING")
             return
         experiment = self._client.get_experiment_by_name(run.project)
         place = None if uri else (home / "artifacts").as_uri()

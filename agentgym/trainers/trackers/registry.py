@@ -56,7 +56,7 @@ def _open_own(name: str) -> Tracker:
     if not callable(make):
         raise ConfigError(f"the tracker {name} is a {type(make).__name__}: a class without arguments was wanted")
     with convert_user_errors(f"the tracker {name} cannot be made"):
-        made = cast(Callable[[], object], make)()
-    if lacking := [method for method in _METHODS if not callable(getattr(made, method, None))]:
+        tracker = cast(Callable[[], object], make)()
+    if lacking := [method for method in _METHODS if not callable(getattr(tracker, method, None))]:
         raise ConfigError(f"the tracker {name} lacks {', '.join(lacking)}: a tracker has {', '.join(_METHODS)}")
-    return cast(Tracker, made)
+    return cast(Tracker, tracker)

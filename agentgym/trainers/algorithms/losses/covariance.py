@@ -65,8 +65,8 @@ def kl_cov(tokens: Tokens, *, fraction: float = 2e-4, kl_coefficient: float = 1.
     chosen = torch.zeros_like(tokens.mask).reshape(-1)
     chosen[first] = True
     chosen = chosen.reshape(tokens.mask.shape) & tokens.mask
-    held = kl_coefficient * torch.where(chosen, tokens.difference, 0.0).abs()
-    return PolicyLoss(held - tokens.gain * tokens.ratio, loss_stats(tokens, chosen))
+    penalty = kl_coefficient * torch.where(chosen, tokens.difference, 0.0).abs()
+    return PolicyLoss(penalty - tokens.gain * tokens.ratio, loss_stats(tokens, chosen))
 
 
 def _share(fraction: float, mask: Tensor) -> int:
