@@ -94,8 +94,8 @@ def _environment(folder: str) -> dict[str, str]:
     except (KeyError, OSError):  # a user id that the system has no name for
         user = str(os.getuid())
     compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
-    given = {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ}
-    return {**given, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder}
+    variables = {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ}
+    return {**variables, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder}
 
 
 def _watch(server: Child) -> None:
@@ -224,7 +224,7 @@ def _children() -> list[tuple[int, bytes]]:
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    found, own = [], str(os.getpid())
+    children, own = [], str(os.getpid())
     for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else ()):
         with (
             suppress(OSError),  # it ended meanwhile
@@ -232,8 +232,8 @@ def _children() -> list[tuple[int, bytes]]:
             open(f"/proc/{name}/cmdline", "rb") as command,
         ):
             if stat.read().rpartition(")")[2].split()[1] == own:
-                found.append((int(name), command.read()))
-    return found
+                children.append((int(name), command.read()))
+    return children
 
 
 def _control_process(option: int, value: int) -> None:

@@ -139,11 +139,11 @@ def tool_from_openai(value: object, where: str = "tool") -> ToolSpec:
     if function is None and isinstance(value, Mapping) and tool_schema(value) is not None:
         function = value
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        wanted = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
-        raise WireError(f"{where} is {wanted}, got {str(value)[:80]}", where)
+        form = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
+        raise WireError(f"{where} is {form}, got {str(value)[:80]}", where)
     schema = tool_schema(function)
-    given = {**value, **function} if isinstance(value, Mapping) else function
-    other = next((key for key in _OTHER_SCHEMAS if isinstance(given.get(key), Mapping)), None)
+    fields = {**value, **function} if isinstance(value, Mapping) else function
+    other = next((key for key in _OTHER_SCHEMAS if isinstance(fields.get(key), Mapping)), None)
     if not schema and other is not None:
         raise WireError(f"{where} has its schema under {other!r}: write it under 'parameters'", where)
     parameters = schema or {"type": "object", "properties": {}}

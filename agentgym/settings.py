@@ -56,8 +56,8 @@ class Contract:
         except ValueError as error:
             raise ConfigError(f"{self.kind} {name!r} does not say what it takes. {self._signature}") from error
         if problem := self._problem(parameters):
-            taken = str(inspect.signature(function).replace(return_annotation=inspect.Signature.empty))
-            raise ConfigError(f"{self.kind} {name!r} takes {taken}, where {problem}. {self._signature}")
+            signature = str(inspect.signature(function).replace(return_annotation=inspect.Signature.empty))
+            raise ConfigError(f"{self.kind} {name!r} takes {signature}, where {problem}. {self._signature}")
 
     def _problem(self, parameters: Mapping[str, inspect.Parameter]) -> str:
         plain = [
@@ -65,12 +65,14 @@ class Contract:
             for parameter in parameters.values()
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
-        named = [parameter for parameter in parameters.values() if parameter.kind is parameter.KEYWORD_ONLY]
+        keyword_parameters = [
+            parameter for parameter in parameters.values() if parameter.kind is parameter.KEYWORD_ONLY
+        ]
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        known = (*self.inputs, *self.optional)
+        names = (*self.inputs, *self.optional)
         for parameter in plain:
-            if parameter.name not in known:
-                near = nearest(parameter.name, known).removeprefix(": ").removesuffix("?")
+            if parameter.name not in names:
+                near = nearest(parameter.name, names).removeprefix(": ").removesuffix("?")
                 return f"{parameter.name!r} is no input ({near or 'a setting comes after a *'})"
         if lacking := [name for name in self.inputs if name not in parameters]:
             return f"it lacks {', '.join(lacking)}"
@@ -78,10 +80,12 @@ class Contract:
             return "the inputs are in another order"
         if self.optional and any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in plain):
             return "its inputs are given by name"
-        for parameter in named:
-            if parameter.default is parameter.empty and parameter.name not in (*known, *self.keywords):
+        for parameter in keyword_parameters:
+            if parameter.default is parameter.empty and parameter.name not in (*names, *self.keywords):
                 return f"the setting {parameter.name!r} has no default"
-        if not takes_any and (absent := [word for word in self.keywords if word not in {n.name for n in named}]):
+        if not takes_any and (
+            absent := [word for word in self.keywords if word not in {n.name for n in keyword_parameters}]
+        ):
             return f"it lacks the keyword {', '.join(absent)}"
         return ""
 
@@ -157,8 +161,8 @@ def with_inputs(function: Callable[..., R], gather: Callable[..., object]) -> Ca
 
     @wraps(function)
     def call(*args: object, **keywords: object) -> R:
-        given = {name: keywords.pop(name) for name in inputs if name in keywords}
-        return function(gather(*args, **given), **keywords)
+        inputs_by_name = {name: keywords.pop(name) for name in inputs if name in keywords}
+        return function(gather(*args, **inputs_by_name), **keywords)
 
     vars(call)["__signature__"] = inspect.Signature([*inputs.values(), *settings])
     return call
@@ -171,12 +175,12 @@ def with_settings(
 
     Raises ConfigError for a setting that the function does not have, or a value of another type than the setting's.
     """
-    known, hints = settings_of(function, inputs), _hints(function) if settings else {}
+    setting_names, hints = settings_of(function, inputs), _hints(function) if settings else {}
     for setting, value in settings.items():
-        if setting not in known:
-            choices = ", ".join(known) or "none"
+        if setting not in setting_names:
+            choices = ", ".join(setting_names) or "none"
             raise ConfigError(
-                f"{name} has no setting {setting!r}{nearest(setting, known) or '.'} Its settings: {choices}"
+                f"{name} has no setting {setting!r}{nearest(setting, setting_names) or '.'} Its settings: {choices}"
             )
         hint = hints.get(setting)
         if get_origin(hint) is Literal and value not in get_args(hint):
