@@ -128,5 +128,5 @@ def test_a_message_script_counts_the_turns_of_each_session() -> None:
         lambda session, turn: Message("assistant", f"{session}{turn}"), lambda message: list(message.content.encode())
     )
     sampling = Sampling(max_tokens=9)
-    said = [bytes(script(session, [1], sampling)).decode() for session in ("a", "b", "a")]
-    assert said == ["a0", "b0", "a1"]
+    texts = [bytes(script(session, [1], sampling)).decode() for session in ("a", "b", "a")]
+    assert texts == ["a0", "b0", "a1"]

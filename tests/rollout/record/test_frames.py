@@ -50,8 +50,8 @@ def test_it_holds_the_lines_of_the_plain_file_for_every_reader_of_zstd(tmp_path:
     with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed), read_across_frames=True) as reader:
         assert reader.read() == plain
     with (tmp_path / "packed" / PACKED_NAME).open("rb") as file:
-        found = list(frames.read_frames(file, len(packed)))
-    assert len(found) == 8 and sum(frame.num_lines for frame in found) == 12
+        all_frames = list(frames.read_frames(file, len(packed)))
+    assert len(all_frames) == 8 and sum(frame.num_lines for frame in all_frames) == 12
     assert [*read_episodes(tmp_path / "packed" / FILE_NAME)] == [*read_episodes(tmp_path / "plain")]
 
 

@@ -56,20 +56,20 @@ COLLAPSES: dict[SymptomName, Change] = {
 
 def first_signs(history: list[StepHealth], config: CollapseConfig = CONFIG) -> dict[str, int]:
     """By name, the step (from 1) at which a symptom first stands."""
-    found: dict[str, int] = {}
+    first_steps: dict[str, int] = {}
     for end in range(1, len(history) + 1):
         for name in symptoms_of_collapse(history[:end], config):
-            found.setdefault(name, end)
-    return found
+            first_steps.setdefault(name, end)
+    return first_steps
 
 
 @pytest.mark.parametrize("name", COLLAPSES)
 @pytest.mark.parametrize("healthy", [4, 40])
 def test_a_scripted_collapse_is_named_within_three_steps_and_for_what_it_is(name: SymptomName, healthy: int) -> None:
     collapse = [replace(HEALTHY, **COLLAPSES[name](step)) for step in range(3)]
-    found = first_signs([HEALTHY] * healthy + collapse)
-    assert list(found) == [name]
-    assert healthy < found[name] <= healthy + 3
+    first_steps = first_signs([HEALTHY] * healthy + collapse)
+    assert list(first_steps) == [name]
+    assert healthy < first_steps[name] <= healthy + 3
 
 
 def test_every_sign_has_its_scripted_collapse_or_its_own_test() -> None:
@@ -90,8 +90,8 @@ def test_groups_that_are_all_dead_from_the_first_step_on_are_told_apart_by_their
     success: float, name: str
 ) -> None:
     dead = replace(HEALTHY, dead_groups=8, success=success)
-    found = first_signs([dead] * 3)
-    assert list(found) == [name] and found[name] <= 3
+    first_steps = first_signs([dead] * 3)
+    assert list(first_steps) == [name] and first_steps[name] <= 3
 
 
 def test_steps_whose_tokens_were_all_rejected_are_dead_and_named_with_the_cause() -> None:
