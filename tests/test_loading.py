@@ -33,8 +33,8 @@ def test_a_function_is_found_by_file_and_module() -> None:
 def test_threads_that_load_a_file_at_once_have_the_whole_of_it(tmp_path: Path) -> None:
     (tmp_path / "slow_scores.py").write_text("import time\ntime.sleep(0.2)\ndef exact(): return 1\n")
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: load_named("slow_scores.py:exact", SCORE), range(4)))
-    assert len(set(map(id, found))) == 1
+        functions = list(threads.map(lambda _: load_named("slow_scores.py:exact", SCORE), range(4)))
+    assert len(set(map(id, functions))) == 1
 
 
 def test_a_file_is_the_same_module_in_every_process() -> None:
