@@ -117,11 +117,9 @@ class HttpGuard:
             how = "send the token that the server printed at its start as `Authorization: Bearer TOKEN` (the API key)"
             raise RequestRejected(401, "invalid_api_key", f"a token is needed: {how}")
         if (request.can_read_body or "Content-Type" in request.headers) and not _is_json(request.content_type):
-            content_type = request.content_type
+            kind = request.content_type
             how = "send JSON with the header `Content-Type: application/json`"
-            raise RequestRejected(
-                415, "unsupported_media_type", f"a body of the type {content_type!r:.80} is refused: {how}"
-            )
+            raise RequestRejected(415, "unsupported_media_type", f"a body of the type {kind!r:.80} is refused: {how}")
         if (coding := ", ".join(request.headers.getall("Content-Encoding", ["identity"]))) != "identity":
             how = "send it without the header `Content-Encoding`"
             raise RequestRejected(

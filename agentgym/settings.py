@@ -65,9 +65,7 @@ class Contract:
             for parameter in parameters.values()
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
-        keyword_parameters = [
-            parameter for parameter in parameters.values() if parameter.kind is parameter.KEYWORD_ONLY
-        ]
+        options = [parameter for parameter in parameters.values() if parameter.kind is parameter.KEYWORD_ONLY]
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         names = (*self.inputs, *self.optional)
         for parameter in plain:
@@ -80,12 +78,10 @@ class Contract:
             return "the inputs are in another order"
         if self.optional and any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in plain):
             return "its inputs are given by name"
-        for parameter in keyword_parameters:
+        for parameter in options:
             if parameter.default is parameter.empty and parameter.name not in (*names, *self.keywords):
                 return f"the setting {parameter.name!r} has no default"
-        if not takes_any and (
-            absent := [word for word in self.keywords if word not in {n.name for n in keyword_parameters}]
-        ):
+        if not takes_any and (absent := [word for word in self.keywords if word not in {n.name for n in options}]):
             return f"it lacks the keyword {', '.join(absent)}"
         return ""
 

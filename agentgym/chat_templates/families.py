@@ -181,12 +181,12 @@ def renderer_for(
         return own
     own_family = family_of(tokenizer)
     if family is not None:
-        reply_format = FORMATS[family]
-        if own_family is None or FORMATS[own_family.name] is not reply_format:
+        form = FORMATS[family]
+        if own_family is None or FORMATS[own_family.name] is not form:
             own_family = Family(
-                reply_format.name,
+                form.name,
                 (),
-                next((f.renderer for f in FAMILIES if FORMATS[f.name] is reply_format), TemplateRenderer),
+                next((f.renderer for f in FAMILIES if FORMATS[f.name] is form), TemplateRenderer),
             )
     if own_family is None:
         return _reading(TemplateRenderer(tokenizer, reply_format=HERMES, variables=variables), variables)

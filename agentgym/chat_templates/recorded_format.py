@@ -44,10 +44,8 @@ class RecordedFormat:
 
         Raises ConfigError for what a renderer sets itself.
         """
-        if conflicts := [name for name in own_variables if name in OWN]:
-            raise ConfigError(
-                f"chat_template_kwargs {conflicts[0]!r} is set for each conversation: {OWN[conflicts[0]]}"
-            )
+        if clash := [name for name in own_variables if name in OWN]:
+            raise ConfigError(f"chat_template_kwargs {clash[0]!r} is set for each conversation: {OWN[clash[0]]}")
         return {**self.chat_template_kwargs, **own_variables}
 
 

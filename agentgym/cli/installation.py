@@ -100,13 +100,11 @@ def is_importable(name: str) -> bool:
 
 def requirements(extra: str = "") -> dict[str, Requirement]:
     """Returns the requirements of agentgym: those to run at all, or those that an extra such as `train` adds."""
-    all_requirements = (Requirement(text) for text in requires(DISTRIBUTION) or ())
-    chosen_requirements = [
-        requirement for requirement in all_requirements if (requirement.marker is None) == (not extra)
-    ]
+    every = (Requirement(text) for text in requires(DISTRIBUTION) or ())
+    chosen = [requirement for requirement in every if (requirement.marker is None) == (not extra)]
     return {
         requirement.name: _bare(requirement)
-        for requirement in chosen_requirements
+        for requirement in chosen
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
     }
 

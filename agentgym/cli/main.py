@@ -166,12 +166,10 @@ def _command(args: Sequence[str]) -> Callable[[Sequence[str]], int]:
         return _show_help
     if args[0] in ("-V", "--version"):
         return _show_version
-    name, commands = args[0], _available()
-    if name not in commands:
+    name, names = args[0], _available()
+    if name not in names:
         what = "option" if name.startswith("-") else "command"
-        raise UnknownName(
-            f"unknown {what} {name!r}{nearest(name, commands) or '.'} `agentgym --help` shows all commands"
-        )
+        raise UnknownName(f"unknown {what} {name!r}{nearest(name, names) or '.'} `agentgym --help` shows all commands")
     command: Callable[[Sequence[str]], int] = import_module(_module(name)).main
     return command
 

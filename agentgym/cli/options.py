@@ -318,15 +318,13 @@ def _value(text: str) -> JSON:
 
 def _refuse_unknown(options: type[object], args: Sequence[str], prog: str, full_help: str) -> None:
     """Raises UnknownName for the first option that `prog` does not have."""
-    option_names = [*_known_options(options, prog), full_help]
+    names = [*_known_options(options, prog), full_help]
     for before, arg in zip(["", *args], args, strict=False):
         name = arg.partition("=")[0]
-        if OPTION.fullmatch(name) and name.replace("_", "-") not in option_names:
+        if OPTION.fullmatch(name) and name.replace("_", "-") not in names:
             if before.endswith("server-args"):
                 raise UnknownName(f"arguments of a server are given in quotation marks: {before} '{arg} ...'")
-            near = _near_option(
-                _current_name(options, name), [option for option in option_names if option.startswith("--")]
-            )
+            near = _near_option(_current_name(options, name), [option for option in names if option.startswith("--")])
             raise UnknownName(f"unknown option {name!r}{near or '.'} `{prog} {full_help}` shows all options")
 
 
@@ -338,22 +336,20 @@ def _current_name(options: type[object], name: str) -> str:
     return meant.replace("_", "-")
 
 
-def _near_option(name: str, option_names: Sequence[str]) -> str:
+def _near_option(name: str, names: Sequence[str]) -> str:
     """Suggests the option for `name`: a part's setting (`--reward`, `--eval-every`), a short form (`--lr`), a typo."""
-    if inner := [option for option in option_names if option.startswith(f"{name}.")]:
+    if inner := [option for option in names if option.startswith(f"{name}.")]:
         return f": settings of {name[2:]} have names of their own, such as {inner[0]!r}."
     part, dot, last = name[2:].rpartition(".")
-    same = [option for option in option_names if option.startswith(f"--{part}{dot}")]
+    same = [option for option in names if option.startswith(f"--{part}{dot}")]
     ends = [option for option in same if _last(option).startswith(last) or _initials(option) == last]
     if ends:
         return f": did you mean {min(ends, key=lambda option: (option.count('.'), _last(option) != last))!r}?"
-    if dashed := [option for option in option_names if option.replace(".", "-") == name]:
+    if dashed := [option for option in names if option.replace(".", "-") == name]:
         return f": did you mean {dashed[0]!r}?"
     if not dot or not same:
-        near = nearest(name, [option for option in option_names if dot or "." not in option])
-        parts = [
-            option for option in option_names if dot and "." in option and part.startswith(option[2:].partition(".")[0])
-        ]
+        near = nearest(name, [option for option in names if dot or "." not in option])
+        parts = [option for option in names if dot and "." in option and part.startswith(option[2:].partition(".")[0])]
         return near or (f": did you mean a setting such as {parts[0]!r}?" if parts else "")
     prefix = f"--{part}."
     return nearest(last, [option.removeprefix(prefix) for option in same]).replace("mean '", f"mean '{prefix}")

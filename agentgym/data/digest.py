@@ -44,10 +44,8 @@ def prompt_digest(task: Task) -> str:
         for message in messages
         if isinstance(message, Mapping) and message.get("role") not in ("system", "developer")
     ]
-    prompt_messages = user_messages or [message for message in messages if isinstance(message, Mapping)]
-    return _digest(
-        [[str(message.get("role")), _normalize_text(_text(message.get("content")))] for message in prompt_messages]
-    )
+    parts = user_messages or [message for message in messages if isinstance(message, Mapping)]
+    return _digest([[str(message.get("role")), _normalize_text(_text(message.get("content")))] for message in parts])
 
 
 def _text(content: JSON) -> str:

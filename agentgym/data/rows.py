@@ -63,16 +63,15 @@ def layout_of(table: Table, config: DataConfig) -> ColumnLayout:
     for part, candidates in COLUMNS.items():
         if part == "tools" and not config.tools:
             continue
-        configured = config.columns.get(part)
+        setting = config.columns.get(part)
         path = next(
-            (column for name in ([configured] if configured else candidates) if (column := _path(name, table.columns))),
-            None,
+            (column for name in ([setting] if setting else candidates) if (column := _path(name, table.columns))), None
         )
         if path is not None:
             paths[part] = path
-        elif configured:
+        elif setting:
             raise ConfigError(
-                f"{table.name} has no column {configured!r} for {part}{_list_columns(configured, table.columns)}"
+                f"{table.name} has no column {setting!r} for {part}{_list_columns(setting, table.columns)}"
             )
     if "prompt" not in paths:
         missing = f"{table.name} has no column for the prompt ({', '.join(COLUMNS['prompt'])})"

@@ -87,12 +87,10 @@ class AdaptedWeight:
         """True for the weights of all experts of a layer."""
         return any(adapter is not None and adapter.A_RI.ndim == 3 for adapter in self.adapters.values())
 
-    def factors(self, convert: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> tuple[Tensor, Tensor]:
+    def factors(self, load: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> tuple[Tensor, Tensor]:
         """Returns the left and the right factor of what the adapters add to the weight, without their scale."""
         adapters = self.adapters.values()
-        left, right = join_adapters(
-            [None if own is None else (convert(own.A_RI), convert(own.B_OR)) for own in adapters]
-        )
+        left, right = join_adapters([None if own is None else (load(own.A_RI), load(own.B_OR)) for own in adapters])
         return (right.mT, left.mT) if self.is_transposed else (left, right)
 
     def merge(self, weight: Tensor, scale: float, convert: Callable[[Tensor], Tensor]) -> Tensor:
@@ -273,18 +271,16 @@ class AdaptedExperts(nn.Module):
             yield AdaptedWeight(f"{prefix}{parameter}", adapters, bool(getattr(self, "is_transposed", False)))
 
 
-def _adapt_experts(
-    module: nn.Module, projections: Mapping[str, Sequence[str]], target_names: Set[str], rank: int
-) -> None:
+def _adapt_experts(module: nn.Module, projections: Mapping[str, Sequence[str]], targets: Set[str], rank: int) -> None:
     """Adds adapters to a module of experts, those of the wanted projections."""
     adapter, adapted = nn.ModuleDict(), {}
     for parameter, names in projections.items():
-        if not target_names & set(names):
+        if not targets & set(names):
             continue
         weight = module.get_parameter(parameter)
         num_experts, outputs, inputs = weight.mT.shape if getattr(module, "is_transposed", False) else weight.shape
         for name in names:
-            if name in target_names:
+            if name in targets:
                 own = Adapter(outputs // len(names), inputs, rank, (num_experts,))
                 adapter[name] = own.to(weight.device, weight.dtype)
         adapted[parameter] = names

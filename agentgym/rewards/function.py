@@ -131,14 +131,10 @@ class RewardCall:
         )
 
     def _call_by_name(self, inputs: Mapping[str, object]) -> object:
-        parameters = inspect.signature(self.function).parameters
-        positional = [
-            value for name, value in inputs.items() if parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY
-        ]
+        kinds = inspect.signature(self.function).parameters
+        positional = [value for name, value in inputs.items() if kinds[name].kind is inspect.Parameter.POSITIONAL_ONLY]
         keywords = {
-            name: value
-            for name, value in inputs.items()
-            if parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+            name: value for name, value in inputs.items() if kinds[name].kind is not inspect.Parameter.POSITIONAL_ONLY
         }
         return self.function(*positional, **keywords)
 

@@ -167,16 +167,14 @@ def reward_of_score(score: object, others: Mapping[object, object], turns: Seque
 
     Numbers are components, texts and None information. `acc` is the verdict too, where it is a bool.
     """
-    others_by_name = {str(name): other for name, other in others.items()}
-    verdict = others_by_name.get(VERDICT)
+    rest = {str(name): other for name, other in others.items()}
+    verdict = rest.get(VERDICT)
     return Reward(
         _number(score, "the score"),
-        {name: cast(float, other) for name, other in others_by_name.items() if isinstance(other, (Real, np.bool_))},
+        {name: cast(float, other) for name, other in rest.items() if isinstance(other, (Real, np.bool_))},
         turns=None if turns is None else tuple(turns),
         success=bool(verdict) if isinstance(verdict, (bool, np.bool_)) else None,
-        info={
-            name: cast(JSON, other) for name, other in others_by_name.items() if other is None or isinstance(other, str)
-        },
+        info={name: cast(JSON, other) for name, other in rest.items() if other is None or isinstance(other, str)},
     )
 
 

@@ -187,18 +187,16 @@ def _round_values(values: JSON, digits: int) -> JSON:
 
 def _table(episodes: Sequence[EpisodeSummary], embedded: set[int]) -> list[JSON]:
     """Returns the table's rows; when there are too many, the embedded ones and others evenly."""
-    table_episodes = list(episodes)
-    if len(table_episodes) > MAX_TABLE_ROWS:
-        others = _evenly([e for e in table_episodes if e.line not in embedded], MAX_TABLE_ROWS - len(embedded))
-        table_episodes = sorted(
-            [*(e for e in table_episodes if e.line in embedded), *others], key=lambda episode: episode.line
-        )
+    rows = list(episodes)
+    if len(rows) > MAX_TABLE_ROWS:
+        others = _evenly([e for e in rows if e.line not in embedded], MAX_TABLE_ROWS - len(embedded))
+        rows = sorted([*(e for e in rows if e.line in embedded), *others], key=lambda episode: episode.line)
     return [
         [
             e.line, e.phase, e.step, e.group, e.member, e.env_id, e.status, e.stop_reason, e.reward, e.success,
             e.num_turns, e.num_tokens, e.num_trained_tokens, e.num_malformed_calls, int(e.line in embedded),
         ]
-        for e in table_episodes
+        for e in rows
     ]  # fmt: skip
 
 

@@ -32,26 +32,23 @@ def read_pythonic(text: str, context: ReplyContext) -> Message:
     reply = ReplyBuilder()
     begin = position = _reasoning(text, context, reply)
     while (match := LIST.search(text, position)) is not None:
-        call_list = _read_list(text, match.end(), context.tools)
+        scan = _read_list(text, match.end(), context.tools)
         # The next search begins where this one went wrong, so that no text is read twice.
-        position = call_list.end
-        if call_list.error is not None and LIST.search(text, match.end()) is None and text.rstrip().endswith("]"):
+        position = scan.end
+        if scan.error is not None and LIST.search(text, match.end()) is None and text.rstrip().endswith("]"):
             forgiven = _read_list(text, match.end(), context.tools, forgiving=True)
             if forgiven.error is None and not text[forgiven.end :].strip():
-                call_list, position = forgiven, forgiven.end
-        if call_list.error is not None and not _begins_line(text, begin, match.start()):
+                scan, position = forgiven, forgiven.end
+        if scan.error is not None and not _begins_line(text, begin, match.start()):
             continue
         reply.text(SILENT.sub("", text[begin : match.start()]))
-        for call in call_list.calls:
+        for call in scan.calls:
             reply.call(call.name, without_quotes(call.arguments, tool_named(call.name, context.tools)))
-        if call_list.error is not None:
+        if scan.error is not None:
             position = _line_end(text, position)
-            raw, error = (
-                text[call_list.read_end : position],
-                f"the call could not be read: {call_list.error}. {HOW_TO_WRITE}",
-            )
+            raw, error = (text[scan.read_end : position], f"the call could not be read: {scan.error}. {HOW_TO_WRITE}")
             if raw.strip(", \n"):  # a list that lacks its end alone is a list
-                is_cut = position == len(text) and not (call_list.end < len(text) and raw.rstrip().endswith("]"))
+                is_cut = position == len(text) and not (scan.end < len(text) and raw.rstrip().endswith("]"))
                 reply.add_malformed(raw, error, truncated=is_cut)
         begin = position
     reply.text(SILENT.sub("", text[begin:]))

@@ -110,10 +110,8 @@ class ChatMLRenderer(TemplateRenderer):
         cases += [[*cases[-1], _message("user", "Go on.", ""), _message("user", "Now.", "")], []]
         for case in cases:
             if self.extend((), case) != super().extend((), case):
-                role_names = ", ".join(message.role for message in case) or "none"
-                raise RenderError(
-                    f"the template of {self.tokenizer.name!r} changes contents (new messages: {role_names})"
-                )
+                turns = ", ".join(message.role for message in case) or "none"
+                raise RenderError(f"the template of {self.tokenizer.name!r} changes contents (new messages: {turns})")
 
 
 class BielikRenderer(ChatMLRenderer):

@@ -286,10 +286,7 @@ def _difference(chat: Probed, new: Message) -> str | None:
     for history in histories:
         for tools in ((), (TOOL,)):
             try:
-                prompts = [
-                    chat.text(history, tools, generation_prompt=has_generation_prompt)
-                    for has_generation_prompt in (True, False)
-                ]
+                prompts = [chat.text(history, tools, generation_prompt=begins) for begins in (True, False)]
                 after = chat.after_reply([new], history, tools)
             except RenderError:
                 continue  # the template refuses a system message, tools or their lack: no conversation has them

@@ -77,10 +77,8 @@ def _of_script(path: Path, trainer: TrlTrainer | None) -> tuple[TrlTrainer, dict
                 continue  # the call that made it is read itself
             settings[prefix + name] = value
     if chosen not in kinds.values():
-        other_trainers = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & OTHER_TRAINERS.keys()
-        hint = "".join(
-            f"; for {name} there is {OTHER_TRAINERS[name]}, by docs/trl.md" for name in sorted(other_trainers)
-        )
+        others = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & OTHER_TRAINERS.keys()
+        hint = "".join(f"; for {name} there is {OTHER_TRAINERS[name]}, by docs/trl.md" for name in sorted(others))
         prefix_name = chosen.upper()
         raise ConfigError(f"{str(path)!r} has no {prefix_name}Config(...) and no {prefix_name}Trainer(...){hint}")
     return chosen, settings
@@ -150,13 +148,11 @@ class _Script:
         """Returns the file of `load_dataset("json", data_files="rows.jsonl")`; of the hub `NAME:CONFIG:SPLIT`."""
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         words = [self.value(node) for node in call.args]
-        keywords: Mapping[str, Any] = {keyword.arg or "": self.value(keyword.value) for keyword in call.keywords}
-        if name != "load_dataset" or any(isinstance(word, Code) for word in [*words, *keywords.values()]) or not words:
+        args: Mapping[str, Any] = {keyword.arg or "": self.value(keyword.value) for keyword in call.keywords}
+        if name != "load_dataset" or any(isinstance(word, Code) for word in [*words, *args.values()]) or not words:
             return Code(ast.unparse(call))
-        if "data_files" in keywords:
-            files = keywords["data_files"]
-            return (
-                files.get(keywords.get("split", "train"), Code(ast.unparse(call))) if isinstance(files, dict) else files
-            )
-        parts = [*words[:2], *([keywords["name"]] if "name" in keywords else []), keywords.get("split", "train")]
+        if "data_files" in args:
+            files = args["data_files"]
+            return files.get(args.get("split", "train"), Code(ast.unparse(call))) if isinstance(files, dict) else files
+        parts = [*words[:2], *([args["name"]] if "name" in args else []), args.get("split", "train")]
         return ":".join(str(part) for part in parts)

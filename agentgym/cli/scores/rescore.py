@@ -179,14 +179,12 @@ def _show(result: dict[str, JSON], failures: Sequence[str]) -> None:
     for name in ("old", "new", "difference"):
         mean, ends = result[f"{name}_mean"], result[f"{name}_interval"]
         if isinstance(mean, float):
-            mean_text = f"{mean:+.3f}" if name == "difference" else f"{mean:.3f}"
-            rows.append([name, mean_text, str(Interval(*ends)) if isinstance(ends, list) else SAME])
+            text = f"{mean:+.3f}" if name == "difference" else f"{mean:.3f}"
+            rows.append([name, text, str(Interval(*ends)) if isinstance(ends, list) else SAME])
     show_table(("reward", "mean", "95% interval"), rows)
     correlation = result["correlation"]
-    mean_text = (
-        f"{correlation:.3f}" if isinstance(correlation, float) else "none: one of the rewards is always the same"
-    )
-    say(f"correlation {mean_text}")
+    text = f"{correlation:.3f}" if isinstance(correlation, float) else "none: one of the rewards is always the same"
+    say(f"correlation {text}")
     say(f"changed     {result['num_changed']} of {result['num_episodes']} episodes")
     if len(phases := cast("dict[str, int]", result["phases"])) > 1:
         counts = ", ".join(f"{number} of {phase}" for phase, number in phases.items())

@@ -189,12 +189,8 @@ class EmbeddedSglang:
         if path == "/model_info":
             return self._engine.get_model_info()
         if path == "/server_info":
-            server_args = self._engine.server_args.resolved_dict()
-            return {
-                **server_args,
-                **_scheduler_info(self._engine),
-                "version": importlib.import_module("sglang").__version__,
-            }
+            info = self._engine.server_args.resolved_dict()
+            return {**info, **_scheduler_info(self._engine), "version": importlib.import_module("sglang").__version__}
         raise HttpRefusal(f"{self.name} has no {path}", 404)
 
     async def _run_work(

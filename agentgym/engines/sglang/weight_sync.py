@@ -139,7 +139,7 @@ class SglangSync:
         self._check.compare(own_sums, server_sums, version)
         return overall_digest(server_sums)
 
-    def _digests(self, weights: Mapping[str, Tensor], server_sums: Mapping[str, str]) -> dict[str, str]:
+    def _digests(self, weights: Mapping[str, Tensor], theirs: Mapping[str, str]) -> dict[str, str]:
         """Returns the digests of what was sent, to compare with those that were found."""
         from agentgym.engines.weights.buckets import fused_digests, fused_sums, pad_vocabulary
 
@@ -147,9 +147,7 @@ class SglangSync:
             return fused_sums(weights)
         wholes = {name: (tensor, pad_vocabulary(name, tensor)) for name, tensor in weights.items()}
         padded = fused_digests({name: whole for name, (tensor, whole) in wholes.items() if whole is not tensor})
-        return fused_digests(weights) | {
-            name: digest for name, digest in padded.items() if server_sums.get(name) == digest
-        }
+        return fused_digests(weights) | {name: digest for name, digest in padded.items() if theirs.get(name) == digest}
 
     async def verify_version(self, version: int) -> None:
         """Raises EngineError if the engine reports that it samples from another version."""

@@ -188,7 +188,7 @@ async def _play_row(environment: Any, row: dict[str, Any], player: Any, events: 
         await environment.rubric.cleanup(state)
         if faults:
             raise EnvironmentFault(f"the rubric failed: {'; '.join(faults)}")
-        messages = normalize_messages([*state["prompt"], *(state["completion"] or ())])
+        talk = normalize_messages([*state["prompt"], *(state["completion"] or ())])
         numbers = {name: float(value) for name, value in (state["metrics"] or {}).items()}
         timed_out = bool(state.get("timed_out"))
         reward = float(state["reward"])
@@ -196,9 +196,7 @@ async def _play_row(environment: Any, row: dict[str, Any], player: Any, events: 
         events.put(error)
         return
     events.put(
-        RolloutEnded(
-            messages=messages, tool_errors=tuple(tool_errors), reward=reward, metrics=numbers, timed_out=timed_out
-        )
+        RolloutEnded(messages=talk, tool_errors=tuple(tool_errors), reward=reward, metrics=numbers, timed_out=timed_out)
     )
 
 

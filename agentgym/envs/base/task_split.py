@@ -24,10 +24,8 @@ SAME_DRAWS = 3
 def prompt_identity(system: str, messages: object, tools: Sequence[ToolSpec]) -> JSON:
     """The default identity of a task: all that the model is shown before its first reply."""
     opening = messages if isinstance(messages, tuple | list) else ()
-    messages_json: list[JSON] = [
-        [message.role, str(message.content)] for message in opening if isinstance(message, Message)
-    ]
-    return [system, messages_json, [tool.to_openai() for tool in tools]]
+    texts: list[JSON] = [[message.role, str(message.content)] for message in opening if isinstance(message, Message)]
+    return [system, texts, [tool.to_openai() for tool in tools]]
 
 
 def digest_of(identity: JSON, options: Mapping[str, Any]) -> str:

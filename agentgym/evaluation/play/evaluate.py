@@ -157,11 +157,8 @@ class EvalPlan:
 
         with closing(self.folder), watch_calls(self.config.stall_s):
             played = run_async(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
-            trajectories = {
-                **self.folder.kept,
-                **{(trajectory.group, trajectory.member): trajectory for trajectory in played},
-            }
-            ordered = tuple(trajectories[episode.group, episode.member] for episode in self.episodes)
+            whole = {**self.folder.kept, **{(trajectory.group, trajectory.member): trajectory for trajectory in played}}
+            ordered = tuple(whole[episode.group, episode.member] for episode in self.episodes)
             summary = summarize(ordered, _reward_range(self.config))
             result = EvalResult(self.config, summary, self.folder.path, ordered, endpoint_use(ordered))
             self.folder.finish(ordered, result.to_json())

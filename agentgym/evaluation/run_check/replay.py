@@ -67,18 +67,15 @@ class Replay:
         if reason:
             ledger.skip(REPLAY.name, reason)
             return
-        difference = self._difference(maker, trajectory)
-        if difference.failure:
-            ledger.skip(REPLAY.name, f"{trajectory.task.env_id} cannot be played here: {difference.failure}")
+        gap = self._difference(maker, trajectory)
+        if gap.failure:
+            ledger.skip(REPLAY.name, f"{trajectory.task.env_id} cannot be played here: {gap.failure}")
             return
-        if difference.problem and self._difference(maker, trajectory) != difference:
+        if gap.problem and self._difference(maker, trajectory) != gap:
             maker.reason = f"{trajectory.task.env_id} does not answer the same actions in the same way twice"
             ledger.skip(REPLAY.name, maker.reason)
             return
-        ledger.check(
-            REPLAY.name,
-            Violation(line, turn=difference.turn, problem=difference.problem) if difference.problem else None,
-        )
+        ledger.check(REPLAY.name, Violation(line, turn=gap.turn, problem=gap.problem) if gap.problem else None)
 
     def close(self, ledger: Ledger) -> None:
         """Records what was left out of the comparison."""

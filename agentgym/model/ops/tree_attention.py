@@ -76,10 +76,8 @@ class _TreeAttention(torch.autograd.Function):
         attended_RHD, sum_RH = torch.zeros_like(q), q.new_empty(q.shape[:2])
         for part in parts:
             rows, keys = _slices(part)
-            attended, log_sum = _forward(
-                _call(q[rows]), _call(k[keys]), _call(v[keys]), 0.0, part.is_causal, scale=scale
-            )
-            found_THD, log_sum_TH = attended[0].transpose(0, 1), log_sum[0].t()
+            out, log_sum = _forward(_call(q[rows]), _call(k[keys]), _call(v[keys]), 0.0, part.is_causal, scale=scale)
+            found_THD, log_sum_TH = out[0].transpose(0, 1), log_sum[0].t()
             if part.is_causal:
                 attended_RHD[rows], sum_RH[rows] = found_THD, log_sum_TH
                 continue

@@ -108,19 +108,15 @@ class JudgeConfig:
 
 
 def _criterion(name: str, entry: object) -> Criterion:
-    fields = {"text": entry} if isinstance(entry, str) else entry
-    if (
-        not isinstance(fields, Mapping)
-        or not {*fields} <= {"text", "weight"}
-        or not isinstance(fields.get("text"), str)
-    ):
+    parts = {"text": entry} if isinstance(entry, str) else entry
+    if not isinstance(parts, Mapping) or not {*parts} <= {"text", "weight"} or not isinstance(parts.get("text"), str):
         raise ConfigError(f"a criterion is a text, or {{text: ..., weight: 1.0}}; {name!r} is {entry!r:.80}")
-    weight = fields.get("weight", 1.0)
+    weight = parts.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
         raise ConfigError(f"the weight of criterion {name!r} is a number above 0, got {weight!r}")
     if not re.fullmatch(r"\w[^:*\n]*", name) or name != name.strip():
         raise ConfigError(f"a criterion's name begins with a letter and has no colon, got {name!r}")
-    return Criterion(name, fields["text"].strip(), float(weight))
+    return Criterion(name, parts["text"].strip(), float(weight))
 
 
 def _read_file(path: str, noun: str) -> str:

@@ -164,10 +164,10 @@ class EpisodeBuilder:
         self._answer = answer or self._answer
         turn, self._reply = self._reply, None
         answer = answer or EnvStep("", ())
-        observation_parts, messages = (answer.observation, answer.tool_results), answer.messages or None
-        if messages is not None and messages in plain_answers(*observation_parts):
+        parts, messages = (answer.observation, answer.tool_results), answer.messages or None
+        if messages is not None and messages in plain_answers(*parts):
             messages = None
-        observation, tool_results = observation_parts
+        observation, tool_results = parts
         turn = replace(
             turn, reward=answer.reward, observation=observation, tool_results=tool_results, messages=messages
         )

@@ -24,13 +24,9 @@ class KnownPrompts:
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
         """Returns the prompt's ids, or None if it is not known."""
-        message_list = list(messages)
-        for prompt_messages, prompt_tools, ids in self._known:
-            if (
-                len(prompt_tools) == len(tools)
-                and all(map(is_, prompt_tools, tools))
-                and prompt_messages == message_list
-            ):
+        start = list(messages)
+        for before, menu, ids in self._known:
+            if len(menu) == len(tools) and all(map(is_, menu, tools)) and before == start:
                 return list(ids)
         return None
 

@@ -224,16 +224,14 @@ def _max_tokens(fields: Mapping[str, object]) -> int | None:
 
 def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Returns the messages, each result with the name of its call's tool: the wire has only the call's id."""
-    messages_with_names: list[Message] = []
+    whole: list[Message] = []
     names: dict[str, str] = {}
     for message in messages:
         if message.role == "assistant":
             names = {call.id: call.name for call in message.tool_calls if isinstance(call, ToolCall)}
         is_nameless = message.role == "tool" and message.name is None
-        messages_with_names.append(
-            replace(message, name=names.get(message.tool_call_id or "")) if is_nameless else message
-        )
-    return tuple(messages_with_names)
+        whole.append(replace(message, name=names.get(message.tool_call_id or "")) if is_nameless else message)
+    return tuple(whole)
 
 
 def _rename_calls(message: Message, rename: Callable[[str], str]) -> Message:

@@ -317,9 +317,9 @@ class ServedLoop(RolloutLoop):
         self._check_room(len(talk.builder.ids) + len(ids))
         names = [getattr(call, "name", "") for call in calls]
         pairs = zip(results, names, strict=False)
-        tool_results = tuple(ToolResult(result.tool_call_id or "", name, result.content) for result, name in pairs)
+        answers = tuple(ToolResult(result.tool_call_id or "", name, result.content) for result, name in pairs)
         return EnvStep(
-            "\n".join(message.content for message in user_messages or results), tuple(new), tool_results=tool_results
+            "\n".join(message.content for message in user_messages or results), tuple(new), tool_results=answers
         )
 
     async def _render(self, request: ChatRequest) -> list[int]:

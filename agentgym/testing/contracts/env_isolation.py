@@ -56,13 +56,13 @@ env.close()
 def _global_state(make: EnvUnderTest) -> Iterator[Complaint]:
     random_state, kept_numpy = random.getstate(), np.random.get_state()
     try:
-        transcripts = []
+        plays = []
         for number in (1, 2):
             random.seed(number)
             np.random.seed(number)
             before, before_numpy = random.getstate(), np.random.get_state()
             env = make()
-            transcripts.append(transcript(env, 0))
+            plays.append(transcript(env, 0))
             env.close()
             if random.getstate() != before or str(np.random.get_state()) != str(before_numpy):
                 yield "error", "it draws from or seeds the global random state; draw from self.np_random alone"
@@ -70,11 +70,8 @@ def _global_state(make: EnvUnderTest) -> Iterator[Complaint]:
     finally:
         random.setstate(random_state)
         np.random.set_state(kept_numpy)
-    if transcripts[0] != transcripts[1]:
-        yield (
-            "error",
-            f"the global random state changes the episode: {difference(*transcripts)}; draw from self.np_random",
-        )
+    if plays[0] != plays[1]:
+        yield ("error", f"the global random state changes the episode: {difference(*plays)}; draw from self.np_random")
 
 
 def _another_process(make: EnvUnderTest) -> Iterator[Complaint]:

@@ -111,10 +111,10 @@ def _raising_tools(make: EnvUnderTest) -> Iterator[Complaint]:
         if complaints:
             yield "error", complaints[0]
         elif outcomes and all(error is not None for error, _ in outcomes):
-            messages = "; ".join(dict.fromkeys(str(error) for error, _ in outcomes))
+            errors = "; ".join(dict.fromkeys(str(error) for error, _ in outcomes))
             yield (
                 "warning",
-                f"{spec.name} raised in each of {len(outcomes)} calls that fit its schema: {messages[:500]}",
+                f"{spec.name} raised in each of {len(outcomes)} calls that fit its schema: {errors[:500]}",
             )
 
 
@@ -129,21 +129,18 @@ def _call_outcome(make: EnvUnderTest, spec: ToolSpec, seed: int) -> tuple[str | 
         if call is None:
             return None
         raised = watch_tools(env)
-        call_text = f"{spec.name}({dict(call.arguments)})"
+        line = f"{spec.name}({dict(call.arguments)})"
         try:
             env.step(_calling(call))
         except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
-            return str(error), f"{call_text}: {error}"
+            return str(error), f"{line}: {error}"
         if not raised or is_deliberate(raised[-1][0]):
             return None, ""
         failure, place = raised[-1]
-        failure_text = f"{type(failure).__name__}{place}: {failure}"
+        text = f"{type(failure).__name__}{place}: {failure}"
         if is_over_an_argument(failure, call.arguments):
-            return failure_text, ""
-        return (
-            failure_text,
-            f"{call_text} raised {failure_text}; no argument explains that, and the model would be blamed for it",
-        )
+            return text, ""
+        return (text, f"{line} raised {text}; no argument explains that, and the model would be blamed for it")
     finally:
         env.close()
 

@@ -222,13 +222,11 @@ class PlayedReply:
         if not flight.dropped_from_queue:
             meta |= {"prompt_tokens": len(request.ids), "num_retractions": 0}
         if request.with_logprobs:
-            pairs_in = zip(logprobs[:-1] if self.fault == "lengths" and finished else logprobs, ids, strict=False)
+            rows = zip(logprobs[:-1] if self.fault == "lengths" and finished else logprobs, ids, strict=False)
             words = (
                 [self.model.decode([token], skip_special=False) for token in ids] if request.text_in_logprobs else ()
             )
-            pairs = [
-                [logprob, token, words[index] if words else None] for index, (logprob, token) in enumerate(pairs_in)
-            ]
+            pairs = [[logprob, token, words[index] if words else None] for index, (logprob, token) in enumerate(rows)]
             meta |= {"input_token_logprobs": [], "output_token_logprobs": pairs}
             meta["output_token_logprobs_length"] = len(pairs)
         meta["completion_tokens"] = len(ids)

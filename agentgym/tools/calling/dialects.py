@@ -70,10 +70,8 @@ def _validator_class(dialect: str) -> type[Validator]:
 
     def check_additional(validator: Any, allowed: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
         if isinstance(value, dict) and (patterns := schema.get("patternProperties")):
-            matches: dict[str, Any] = {
-                name: {} for name in value if any(_search(pattern, name) for pattern in patterns)
-            }
-            schema = {**schema, "patternProperties": {}, "properties": {**matches, **schema.get("properties", {})}}
+            fits: dict[str, Any] = {name: {} for name in value if any(_search(pattern, name) for pattern in patterns)}
+            schema = {**schema, "patternProperties": {}, "properties": {**fits, **schema.get("properties", {})}}
         yield from plain.VALIDATORS["additionalProperties"](validator, allowed, value, schema)
 
     checks = {"pattern": _check_pattern, "patternProperties": _check_properties}

@@ -120,10 +120,10 @@ class OpenApiDocument:
         properties = {name: part for name, part in parts.items() if not _is_read_only(self.follow_reference(part))}
         if len(properties) == len(parts):
             return schema
-        required_names = (
+        names = (
             [name for name in required if name in properties or name not in parts] if isinstance(required, list) else []
         )
-        return {**schema, "properties": properties, "required": required_names}
+        return {**schema, "properties": properties, "required": names}
 
     def _modern(self, node: Mapping[str, Any]) -> dict[str, Any]:
         """Rewrites the forms of OpenAPI 3.0 and of older drafts of JSON Schema as today's."""

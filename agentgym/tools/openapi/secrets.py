@@ -42,15 +42,10 @@ def _of_headers(headers: Mapping[str, str]) -> Iterator[str]:
             yield from value.split()[1:]
 
 
-def _spelling_pattern(character: str) -> str:
+def _spelling_pattern(char: str) -> str:
     """Returns a pattern of all ways to write a character, longest first."""
-    if character.isascii() and character.isalnum():
-        return character
-    code = "".join(f"%{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
-    ways = {
-        character,
-        json.dumps(character)[1:-1],
-        html.escape(character),
-        {" ": "+", "/": r"\/"}.get(character, character),
-    }
+    if char.isascii() and char.isalnum():
+        return char
+    code = "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
+    ways = {char, json.dumps(char)[1:-1], html.escape(char), {" ": "+", "/": r"\/"}.get(char, char)}
     return f"(?:{'|'.join(map(re.escape, sorted(ways, key=len, reverse=True)))}|(?i:{code}))"

@@ -43,27 +43,21 @@ def openapi_tools(
     address = urlsplit(base_url)
     if address.scheme not in ("http", "https") or not address.hostname or address.query or address.fragment:
         raise ConfigError(f"base_url is where the API is, http://HOST or https://HOST, got {base_url!r}")
-    parsed_document = OpenApiDocument(document)
-    preset_names = {("header", name.lower()) for name in headers or ()} | {
-        ("query", name.lower()) for name in query or ()
-    }
+    source = OpenApiDocument(document)
+    fixed = {("header", name.lower()) for name in headers or ()} | {("query", name.lower()) for name in query or ()}
     service = Service(base_url, headers or {}, query or {})
-    listed = list_operations(parsed_document)
+    listed = list_operations(source)
     if names is None and not listed:
-        raise ToolSchemaError(f"{parsed_document.name} has no operations under `paths`")
+        raise ToolSchemaError(f"{source.name} has no operations under `paths`")
 
     def make(name: str, method: str, path: str) -> Tool:
-        return _tool(Operation(parsed_document, name, method, path, frozenset(preset_names)), service, settings)
+        return _tool(Operation(source, name, method, path, frozenset(fixed)), service, settings)
 
     makers = {name: partial(make, name, method, path) for name, (_, method, path) in listed.items()}
-    tools = make_tools(
-        parsed_document.name, makers, names, {own: name for name, (own, _, _) in reversed(listed.items())}
-    )
-    if parsed_document.foreign:
-        keywords = ", ".join(sorted(parsed_document.foreign))
-        warn_once(
-            f"{parsed_document.name}: keywords of other versions were read as far as their meaning is clear: {keywords}"
-        )
+    tools = make_tools(source.name, makers, names, {own: name for name, (own, _, _) in reversed(listed.items())})
+    if source.foreign:
+        keywords = ", ".join(sorted(source.foreign))
+        warn_once(f"{source.name}: keywords of other versions were read as far as their meaning is clear: {keywords}")
     return tools
 
 

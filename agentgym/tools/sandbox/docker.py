@@ -218,10 +218,8 @@ class _Box:
             self._stream.sendall(struct.pack("!I", len(payload)) + payload)
             message = frames.receive(self._stream)
         if message is None:
-            stderr_text = self._stream.stderr.decode("utf-8", "replace").strip()[-500:]
-            raise SandboxError(
-                f"the container's Python (3.11 or newer is needed) did not start: {stderr_text or 'no word'}"
-            )
+            words = self._stream.stderr.decode("utf-8", "replace").strip()[-500:]
+            raise SandboxError(f"the container's Python (3.11 or newer is needed) did not start: {words or 'no word'}")
 
     def run(self, request: ExecutionRequest, *, is_session: bool) -> Outcome:
         """Runs one execution, whatever it does to the processes around it."""

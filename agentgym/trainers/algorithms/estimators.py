@@ -88,9 +88,7 @@ def estimate(name: str, settings: Mapping[str, object], tensors: Mapping[str, Te
     """
     function, mask_BT = ADVANTAGES[name], tensors["mask_BT"]
     parameters = inspect.signature(function).parameters
-    needed = [
-        key for key, parameter in parameters.items() if key in ESTIMATOR_INPUTS and parameter.default is parameter.empty
-    ]
+    needed = [key for key, part in parameters.items() if key in ESTIMATOR_INPUTS and part.default is part.empty]
     if lacking := [key for key in needed if key not in tensors]:
         raise ConfigError(f"{name} takes {', '.join(lacking)}, which was not given with the episodes (CreditInputs)")
     check_rewards(tensors["rewards_BT"], mask_BT)

@@ -169,14 +169,12 @@ def _check_gradients(subject: _Subject) -> tuple[bool, str]:
     return result
 
 
-def _judge_tensors(
-    own_tensors: Mapping[str, Tensor], expected_tensors: Mapping[str, Tensor], bound: float
-) -> tuple[bool, str]:
+def _judge_tensors(ours: Mapping[str, Tensor], truth: Mapping[str, Tensor], bound: float) -> tuple[bool, str]:
     """Judges the largest difference relative to the largest number of its tensor, and names the tensor if it fails."""
     worst, where = 0.0, ""
-    for name, own in own_tensors.items():
-        size = float(expected_tensors[name].abs().max())
-        difference = float((own - expected_tensors[name]).abs().max()) / (size or 1.0)
+    for name, own in ours.items():
+        size = float(truth[name].abs().max())
+        difference = float((own - truth[name]).abs().max()) / (size or 1.0)
         if not difference <= worst:  # also for what is not a number
             worst, where = difference, name
             if difference != difference:
@@ -269,13 +267,8 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
         save_model_folder(adapters.merge(), folder)
         subject.theirs = _load_theirs(Path(folder), subject.backend)
         wanted_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
-    passed, measurement = _judge(
-        float((adapted_NV - wanted_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers"
-    )
-    return (
-        passed and moved > 10 * _NATS,
-        measurement if moved > 10 * _NATS else f"adapters move logprobs by {moved:.1e} nats",
-    )
+    passed, gap = _judge(float((adapted_NV - wanted_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers")
+    return (passed and moved > 10 * _NATS, gap if moved > 10 * _NATS else f"adapters move logprobs by {moved:.1e} nats")
 
 
 def _check_ranks(subject: _Subject) -> tuple[bool, str]:

@@ -49,10 +49,8 @@ def step_on_ranks(folder: Path, backend: str = "auto") -> tuple[dict[str, Tensor
     with tempfile.TemporaryDirectory() as output:
         _run_ranks(folder, backend, Path(output))
         ranks = load_file(Path(output) / "weights.safetensors")
-    changes_on_ranks, changes_alone = (
-        {name: after[name] - before for name, before in first.items()} for after in (ranks, alone)
-    )
-    return changes_on_ranks, changes_alone
+    ours, truth = ({name: after[name] - before for name, before in first.items()} for after in (ranks, alone))
+    return ours, truth
 
 
 def _run_ranks(folder: Path, backend: str, output: Path) -> None:

@@ -108,9 +108,7 @@ def _is_prompted(renderer: TemplateRenderer, exchange: ChatExchange) -> bool:
     if exchange.history[-1].role != "assistant":
         return True
     try:
-        bare, prompted = (
-            renderer.text([ASK], exchange.tools, generation_prompt=has_prompt) for has_prompt in (False, True)
-        )
+        bare, prompted = (renderer.text([ASK], exchange.tools, generation_prompt=opens) for opens in (False, True))
     except RenderError:
         return True
     return renderer.text(exchange.history, exchange.tools).endswith(prompted[first_difference(bare, prompted) :])

@@ -196,10 +196,8 @@ def check_parse(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     if not subject.renderer.reads_calls:
         findings.add_failure("parse", "a call", subject.renderer.unread)
     elif "arguments" in subject.renderer.drops:
-        consequence = (
-            "sampled calls are read and kept by history=append; prompts with calls, rerender and sft have that form"
-        )
-        findings.add_failure("parse", "a call", f"{subject.renderer.drops['arguments']}; {consequence}")
+        why = "sampled calls are read and kept by history=append; prompts with calls, rerender and sft have that form"
+        findings.add_failure("parse", "a call", f"{subject.renderer.drops['arguments']}; {why}")
     for case, reply in subject.answered_cases:
         reading = subject.renderer.parse(reply, case.exchange.tools, case.prompt)
         text = subject.renderer.decode(reply)

@@ -70,13 +70,11 @@ def what_would_fit(shape: ModelShape, config: PlanConfig) -> list[str]:
         return [_as_options(engine)]
     single = _single_changes(config)
     pairs = [first | second for index, first in enumerate(single) for second in single[index + 1 :]]
-    fitting: list[Changes] = []
+    fits: list[Changes] = []
     for changes in [*single, *pairs]:
-        if not any(smaller.items() <= changes.items() for smaller in fitting) and _fits(
-            shape, config, engine | changes
-        ):
-            fitting.append(changes)
-    return [_as_options(engine | changes) for changes in [*fitting[:4], *_more_gpus(shape, config, engine)]]
+        if not any(smaller.items() <= changes.items() for smaller in fits) and _fits(shape, config, engine | changes):
+            fits.append(changes)
+    return [_as_options(engine | changes) for changes in [*fits[:4], *_more_gpus(shape, config, engine)]]
 
 
 def _larger_engine(shape: ModelShape, config: PlanConfig) -> Changes:
