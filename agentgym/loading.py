@@ -50,13 +50,13 @@ def load_named(name: str, description: Wanted) -> object:
     Raises ConfigError for a location without a name, UnknownName with the nearest name if the object does not exist,
     and UserCodeFault if the module raises while it is loaded.
     """
-    place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
+    module_path, _, attribute = name.rpartition(":")
+    if not module_path or not attribute:
         raise ConfigError(
             f"{name!r} names no {description.noun}: write 'path/to/file.py:{description.example}' or "
             f"'package.module:{description.example}'"
         )
-    module = load_module(place, name, description)
+    module = load_module(module_path, name, description)
     if hasattr(module, attribute):
         target: object = getattr(module, attribute)
         return target
@@ -64,17 +64,21 @@ def load_named(name: str, description: Wanted) -> object:
     own = [key for key in fitting if getattr(getattr(module, key), "__module__", None) == module.__name__]
     listing = ", ".join([*own[:MAX_SHOWN], *(["and more"] if len(own) > MAX_SHOWN else [])])
     near = nearest(attribute, own) or (f"; it has {listing}." if own else "; it has none.")
-    raise UnknownName(f"{place!r} has no {description.noun} {attribute!r}{near} {description.hint}")
+    raise UnknownName(f"{module_path!r} has no {description.noun} {attribute!r}{near} {description.hint}")
 
 
-def load_module(place: str, name: str, description: Wanted) -> ModuleType:
-    """Returns the module at `place`, a dotted name or the path of a `.py` file; `name` is what the user wrote.
+def load_module(module_path: str, name: str, description: Wanted) -> ModuleType:
+    """Returns the module at `module_path`, a dotted name or the path of a `.py` file; `name` is what the user wrote.
 
     A file is run once in a process. Raises UnknownName if there is no such module, and UserCodeFault for an error of
     the module itself, or an import that it lacks.
     """
     with convert_user_errors(f"{name} cannot be loaded"):
-        return _from_file(Path(place), description) if place.endswith(".py") else _import(place, name, description)
+        return (
+            _from_file(Path(module_path), description)
+            if module_path.endswith(".py")
+            else _import(module_path, name, description)
+        )
 
 
 def code_path_of(thing: object) -> str:
@@ -95,16 +99,16 @@ def convert_user_errors(what: str) -> Iterator[None]:
         raise UserCodeFault(f"{what}: {describe_error(error)}") from error
 
 
-def _import(place: str, name: str, description: Wanted) -> ModuleType:
+def _import(module_path: str, name: str, description: Wanted) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # a command finds the user's own modules where it is run
     try:
-        return importlib.import_module(place)
+        return importlib.import_module(module_path)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{module_path}.".startswith(f"{error.name}."):
             raise  # the module exists and lacks something it imports: that error is the useful one
         raise UnknownName(
-            f"no module {place!r} for the {description.noun} {name!r}; give "
+            f"no module {module_path!r} for the {description.noun} {name!r}; give "
             f"'path/to/file.py:{description.example}', or run where the module can be imported. {description.hint}"
         ) from error
 

@@ -23,21 +23,21 @@ CUSTOM_RENDERER = Wanted(
 CONTRACT = Contract("renderer", ("tokenizer",))
 
 
-def make_custom_renderer(place: str, tokenizer: ChatTokenizer, variables: Mapping[str, JSON]) -> Renderer:
+def make_custom_renderer(code_path: str, tokenizer: ChatTokenizer, variables: Mapping[str, JSON]) -> Renderer:
     """Returns the renderer that a user's function or class makes of a tokenizer.
 
     A keyword `variables` gets those of the template, with the run's date. Raises ConfigError for an object that is no
     such function, and for a result without the methods of `Renderer`.
     """
-    make = load_named(place, CUSTOM_RENDERER)
+    make = load_named(code_path, CUSTOM_RENDERER)
     if not callable(make):
-        raise ConfigError(f"{place!r} is no function that makes a renderer. {CUSTOM_RENDERER.hint}")
-    CONTRACT.check(place, make)
+        raise ConfigError(f"{code_path!r} is no function that makes a renderer. {CUSTOM_RENDERER.hint}")
+    CONTRACT.check(code_path, make)
     keywords = {"variables": variables} if "variables" in inspect.signature(make).parameters else {}
-    with convert_function_errors(place, make):
+    with convert_function_errors(code_path, make):
         renderer: object = make(tokenizer, **keywords)
     if not isinstance(renderer, Renderer):
         names = [name for name in vars(Renderer) if not name.startswith("_")]
         lacking = ", ".join(name for name in names if not hasattr(renderer, name))
-        raise ConfigError(f"{place!r} returns a {type(renderer).__name__}, no renderer: it lacks {lacking}")
+        raise ConfigError(f"{code_path!r} returns a {type(renderer).__name__}, no renderer: it lacks {lacking}")
     return renderer

@@ -88,7 +88,7 @@ def _show(kind: str, new: Scaffold, options: NewOptions) -> int:
     for number, command in enumerate(new.commands):
         say(f"{'' if number else 'next:':<7}{command}")
     if options.json:
-        show_json({kind.partition("_")[0]: new.place, "files": [*names], "commands": [*new.commands]})
+        show_json({kind.partition("_")[0]: new.code_path, "files": [*names], "commands": [*new.commands]})
     return 0
 
 

@@ -279,11 +279,11 @@ def path_after(option: str, args: Sequence[str]) -> Path | None:
 
 def text_after(option: str, args: Sequence[str]) -> str | None:
     """Returns what an option is given at its last occurrence; None if it is not given."""
-    places = [index for index, arg in enumerate(args) if arg.partition("=")[0].replace("_", "-") == option]
-    if not places:
+    indices = [index for index, arg in enumerate(args) if arg.partition("=")[0].replace("_", "-") == option]
+    if not indices:
         return None
-    _, equals, value = args[places[-1]].partition("=")
-    return value if equals else next(iter(args[places[-1] + 1 :]), "")
+    _, equals, value = args[indices[-1]].partition("=")
+    return value if equals else next(iter(args[indices[-1] + 1 :]), "")
 
 
 def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:

@@ -50,9 +50,9 @@ class TaskLoader:
         self.position += num_tasks
         return tasks
 
-    def at(self, places: range) -> tuple[Task, ...]:
+    def at(self, indices: range) -> tuple[Task, ...]:
         """Returns the tasks at these positions of the stream, independent of the tasks that were taken."""
-        epoch_indices = (divmod(place, len(self.tasks)) for place in places)
+        epoch_indices = (divmod(index, len(self.tasks)) for index in indices)
         return tuple(self.tasks[self._order(epoch)[index]] for epoch, index in epoch_indices)
 
     def state(self) -> dict[str, JSON]:

@@ -55,17 +55,17 @@ def _open(name: str, limit: int | None) -> Table:
         return _open_file(path, limit)
     if path.is_dir():
         return _open_dataset(str(path), [], limit)
-    place, *parts = name.split(":")
+    source, *parts = name.split(":")
     if name.rpartition(":")[0].endswith(".py"):
         return open_generator(name, limit)
-    if parts and place and Path(place).expanduser().is_dir():
-        return _open_dataset(str(Path(place).expanduser()), parts, limit)
+    if parts and source and Path(source).expanduser().is_dir():
+        return _open_dataset(str(Path(source).expanduser()), parts, limit)
     if path.suffix in (".parquet", ".gz", *JSON_SUFFIXES) or path.is_absolute() or name.startswith("."):
         raise ConfigError(f"no file {name!r}{_neighbour(path)}")
     if MODULE.fullmatch(name):
         return open_generator(name, limit)
     if DATASET.fullmatch(name):
-        return _open_dataset(place, parts, limit)
+        return _open_dataset(source, parts, limit)
     raise ConfigError(f"no data at {name!r}{_neighbour(path)} Data is {FORMS}")
 
 

@@ -58,7 +58,7 @@ class RewardCall:
     form: Form
     parts: Mapping[str, str] = field(default_factory=dict)
     """The parts of the episode that a function of one episode takes, by the names of its parameters."""
-    place: tuple[str, Mapping[str, object]] | None = None
+    origin: tuple[str, Mapping[str, object]] | None = None
     """The name and the settings by which another process can load it; None for an object of this process."""
 
     @classmethod
@@ -66,7 +66,7 @@ class RewardCall:
         cls, function: RewardFunction, settings: Mapping[str, object], *, name: str = "", batch: bool = False
     ) -> RewardCall:
         """Reads the function's signature; raises ConfigError for one that is no reward, and for wrong settings."""
-        place = (name, dict(settings)) if name else None
+        origin = (name, dict(settings)) if name else None
         name = name or getattr(function, "__qualname__", type(function).__name__)
         if inspect.isclass(function):
             raise ConfigError(
@@ -81,15 +81,15 @@ class RewardCall:
             raise ConfigError(
                 f"reward {name!r} needs the settings {', '.join(missing)}: reward.settings {missing[0]}=…"
             )
-        return cls(name, _with_settings(name, function, settings, form), form, parts, place)
+        return cls(name, _with_settings(name, function, settings, form), form, parts, origin)
 
     def __reduce__(self) -> tuple[object, ...]:
-        if self.place is None:
+        if self.origin is None:
             raise ConfigError(
                 f"reward {self.name!r} takes the environment, which env_processes has in another process that cannot"
                 " load it: give the function by name, 'path/to/file.py:name'"
             )
-        return (load_reward, self.place)
+        return (load_reward, self.origin)
 
     @property
     def together(self) -> bool:

@@ -86,7 +86,7 @@ class RemoteReward:
                 await self._back_off(failure, f"{trajectory.group}-{trajectory.member}", num_retries)
             num_retries += 1
 
-    async def _back_off(self, failure: HttpRefusal | HttpUnreachable, place: str, num_retries: int) -> None:
+    async def _back_off(self, failure: HttpRefusal | HttpUnreachable, seed: str, num_retries: int) -> None:
         """Waits before the next request; raises if there is none."""
         words = str(failure).replace(self._key, "***") if self._key else str(failure)
         after_s = None
@@ -102,7 +102,7 @@ class RemoteReward:
             raise RewardFailure(f"{words} (after {num_retries + 1} requests)") from None
         if after_s:
             self._limit.hold(after_s)
-        await self._sleep(back_off_s(f"{place}/{num_retries}", num_retries, after_s))
+        await self._sleep(back_off_s(f"{seed}/{num_retries}", num_retries, after_s))
 
     async def close(self) -> None:
         await self._http.close()

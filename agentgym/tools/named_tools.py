@@ -55,12 +55,12 @@ def named_tools(names: Sequence[str]) -> NamedTools:
             entry_tools = _of_file(Path(name))
             tools, sources = [*tools, *entry_tools.tools], [*sources, *entry_tools.sources]
         else:
-            entry_tools = _of_place(name)
+            entry_tools = _of_code_path(name)
             tools, sources = [*tools, *entry_tools.tools], [*sources, *entry_tools.sources]
     return NamedTools(tuple(tools), tuple(sources))
 
 
-def _of_place(name: str) -> NamedTools:
+def _of_code_path(name: str) -> NamedTools:
     if not is_code_path(name):
         if name not in TOOLS:
             near = nearest(name, TOOLS) or "."
@@ -130,7 +130,7 @@ def _of_schema(path: Path, number: int, entry: object) -> Tool:
         )
     file, _, name = call.rpartition(":")
     beside = path.parent / file
-    place = f"{beside}:{name}" if file.endswith(".py") and beside.is_file() else call
-    function: Any = load_named(place, WANTED)
+    code_path = f"{beside}:{name}" if file.endswith(".py") and beside.is_file() else call
+    function: Any = load_named(code_path, WANTED)
     schema = {key: value for key, value in entry.items() if key != "call"}
     return register_tool(schema, function, registry=Registry("tool"))

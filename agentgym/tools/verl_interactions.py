@@ -129,13 +129,13 @@ def verl_interactions(path: Path, entries: object) -> Callable[[], VerlInteracti
     classes: dict[str, Callable[[], Any]] = {}
     for number, entry in enumerate(entries):
         where = f"{str(path)!r}, interaction {number}"
-        place = entry.get("class_name") if isinstance(entry, Mapping) else None
-        if not isinstance(entry, Mapping) or not isinstance(place, str):
+        class_name = entry.get("class_name") if isinstance(entry, Mapping) else None
+        if not isinstance(entry, Mapping) or not isinstance(class_name, str):
             raise ConfigError(f"{where}: an object with class_name was wanted, got {entry!r:.80}")
-        kind: Any = load_named(place if ":" in place else ":".join(place.rsplit(".", 1)), WANTED)
+        kind: Any = load_named(class_name if ":" in class_name else ":".join(class_name.rsplit(".", 1)), WANTED)
         if not callable(kind) or not hasattr(kind, "generate_response"):
-            raise ConfigError(f"{where}: {place!r} is no class with a method generate_response")
-        simple = place.replace(":", ".").rpartition(".")[2]
+            raise ConfigError(f"{where}: {class_name!r} is no class with a method generate_response")
+        simple = class_name.replace(":", ".").rpartition(".")[2]
         name = str(entry.get("name") or (simple.removesuffix(SUFFIX) or simple).lower())
         if name in classes:
             raise ConfigError(f"{where}: the name {name!r} is taken by another one")

@@ -108,8 +108,8 @@ def test_env_new_is_new_env(agentgym: Command) -> None:
 def test_a_new_environment_keeps_its_contract_however_its_name_is_spelled(name: str, tmp_path: Path) -> None:
     scaffold = write_scaffold("env", name, tmp_path / "new")
     assert [path.name for path in scaffold.files] == ["number_lock.py", "test_number_lock.py"]
-    assert scaffold.place == f"{scaffold.files[0]}:NumberLock"
-    assert check_env(scaffold.place) == []
+    assert scaffold.code_path == f"{scaffold.files[0]}:NumberLock"
+    assert check_env(scaffold.code_path) == []
 
 
 @pytest.mark.parametrize(

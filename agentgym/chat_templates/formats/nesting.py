@@ -43,7 +43,7 @@ def value_ends(text: str, start: int, marks: re.Pattern[str]) -> Mapping[int, Se
     return ends_by_start
 
 
-def _close_value(stack: list[tuple[int, list[int] | None]], place: int) -> None:
+def _close_value(stack: list[tuple[int, list[int] | None]], index: int) -> None:
     if len(stack) > 1 and stack[-1][1] is not None:  # what looked like a call in the value was only text
         stack.pop()
     _, ends = stack[-1]
@@ -53,7 +53,7 @@ def _close_value(stack: list[tuple[int, list[int] | None]], place: int) -> None:
     stack.pop()
     around = stack[-1][1]
     if around is not None:
-        around.append(place)
+        around.append(index)
 
 
 def _close_call(stack: list[tuple[int, list[int] | None]], ends_by_start: dict[int, Sequence[int]]) -> None:

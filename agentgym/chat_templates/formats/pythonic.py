@@ -83,10 +83,10 @@ def _read_list(text: str, start: int, tools: Sequence[ToolSpec], *, forgiving: b
     return _FoundList(calls, read_end, reader.position, None)
 
 
-def _begins_line(text: str, begin: int, place: int) -> bool:
-    while place > begin and text[place - 1] in " \t":
-        place -= 1
-    return place == begin or text[place - 1] == "\n" or text.endswith("<|python_start|>", begin, place)
+def _begins_line(text: str, begin: int, end: int) -> bool:
+    while end > begin and text[end - 1] in " \t":
+        end -= 1
+    return end == begin or text[end - 1] == "\n" or text.endswith("<|python_start|>", begin, end)
 
 
 def _line_end(text: str, position: int) -> int:

@@ -169,8 +169,8 @@ class _Schema:
         return None
 
     def _resolve_pointer(self, reference: str) -> JSON:
-        place, target = reference.removeprefix("#"), self.root
-        for step in place.split("/")[1:]:
+        pointer, target = reference.removeprefix("#"), self.root
+        for step in pointer.split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
             target = target.get(step) if isinstance(target, Mapping) else None
         return target if reference.startswith("#") else None

@@ -92,12 +92,12 @@ class ChatMLRenderer(TemplateRenderer):
         start = 0 if before == _NO_REPLY else text.index(_FIRST) + len(_FIRST)
         between = text[start : None if after == _PROMPT else text.index(_SECOND)]
         parts = self.marks.split(between)
-        places = [place for place, (_, index) in enumerate(parts) if index is not None]
-        if not places:
+        marks = [at for at, (_, index) in enumerate(parts) if index is not None]
+        if not marks:
             return _Glue(between)
-        head = "".join(text for text, _ in parts[: places[0]])
-        stop = len(parts) if after == _PROMPT else places[-1] + 1
-        inner = "".join(text for text, _ in parts[places[0] : stop])
+        head = "".join(text for text, _ in parts[: marks[0]])
+        stop = len(parts) if after == _PROMPT else marks[-1] + 1
+        inner = "".join(text for text, _ in parts[marks[0] : stop])
         return _Glue(head, tuple(self.marks.encode(inner)), "".join(text for text, _ in parts[stop:]))
 
     def _verify(self) -> None:

@@ -29,9 +29,9 @@ class NemotronRenderer(TemplateRenderer):
     def _is_switched_off(self, ids: Sequence[int]) -> bool:
         """Returns True if the last generation prompt in `ids` closed the reasoning at once; reads only the reply."""
         switch_ids = self._switched_off_ids
-        for place in range(len(ids) - 1, -1, -1):
-            if ids[place] == switch_ids[0]:
-                return list(ids[place : place + len(switch_ids)]) == switch_ids
+        for start in range(len(ids) - 1, -1, -1):
+            if ids[start] == switch_ids[0]:
+                return list(ids[start : start + len(switch_ids)]) == switch_ids
         return False
 
     @functools.cached_property

@@ -234,7 +234,7 @@ class TemplateRenderer:
             except RenderError as error:
                 refusal = refusal or error
                 continue
-            start = self._end_place(text, end)
+            start = self._end_index(text, end)
             if start is not None:
                 return text[start:]
         dropped = RenderError(f"the chat template of {self.tokenizer.name!r} drops the reply or its end {end!r}")
@@ -250,17 +250,17 @@ class TemplateRenderer:
         text = self.after_reply(messages_with_names, history, guard=guard)
         return self._ids_to_append(ids, self.marks.encode(text, guard))
 
-    def _end_place(self, text: str, end: str) -> int | None:
+    def _end_index(self, text: str, end: str) -> int | None:
         """Returns the end of the reply with `PROBE` in it, or None: the first mark if only messages end replies."""
         probe = text.find(PROBE)
         if probe < 0 or self.marks.ids.get(end) not in self._opening_ids:
             start = text.find(end, probe)
             return start if probe >= 0 and start >= 0 else None
-        place = probe
+        position = probe
         for part, index in self.marks.split(text[probe:]):
             if index is not None and part not in self.reply_format.marks:
-                return place
-            place += len(part)
+                return position
+            position += len(part)
         return None
 
     def _check_new(self, new_messages: Sequence[Message]) -> None:
@@ -324,17 +324,17 @@ class TemplateRenderer:
             raise RenderError(f"the chat template of {self.tokenizer.name!r} drops what the assistant said")
         between = self.marks.split(after.partition(USER.content)[0])
         end_marks = {*self.tokenizer.stop_tokens, *self.reply_format.ends}
-        places = [place for place, (part, index) in enumerate(between) if index is not None]
-        place = next((place for place in places if between[place][0] in end_marks), places[0] if places else None)
-        before = "".join(part for part, _ in between[:place])
-        is_bare = not any(index is None and part.strip() for part, index in between[:place])
-        if place is None or not (is_bare or self.reply_format.parse(PROBE + before).content.strip() == PROBE):
+        marks = [at for at, (part, index) in enumerate(between) if index is not None]
+        mark = next((at for at in marks if between[at][0] in end_marks), marks[0] if marks else None)
+        before = "".join(part for part, _ in between[:mark])
+        is_bare = not any(index is None and part.strip() for part, index in between[:mark])
+        if mark is None or not (is_bare or self.reply_format.parse(PROBE + before).content.strip() == PROBE):
             raise RenderError(
                 f"the chat template of {self.tokenizer.name!r} puts no end token right after a reply (it puts "
                 f"{after[:40]!r}), so a reply cannot be continued exactly"
             )
         self._before_end = before
-        return between[place][0]
+        return between[mark][0]
 
     def _measure_call_end(self) -> str:
         """Returns the mark that the template puts after a reply with calls which results follow."""

@@ -81,21 +81,21 @@ def _cut_after_end(renderer: TemplateRenderer, prompt: Sequence[int], ids: list[
 
     If a template ends a reply with the next message's beginning, `extend` gives that token.
     """
-    place = _first_stop(renderer, ids)
-    if place is None:
+    stop = _first_stop(renderer, ids)
+    if stop is None:
         call = next((call for call in reply.tool_calls if isinstance(call, ToolCall)), None)
         answer = _NEXT if call is None else Message("tool", "?", tool_call_id=call.id, name=call.name)
         ids = ids + renderer.extend([*prompt, *ids], [answer])
-        place = _first_stop(renderer, ids)
-    elif rest := renderer.decode([index for index in ids[place + 1 :] if index not in renderer.marks.texts]).strip():
+        stop = _first_stop(renderer, ids)
+    elif rest := renderer.decode([index for index in ids[stop + 1 :] if index not in renderer.marks.texts]).strip():
         raise RenderError(f"the chat template ends the reply before all of it is rendered: {rest[:40]!r} follows it")
-    if place is None:
+    if stop is None:
         raise RenderError("the chat template puts no end token after a reply")
-    return ids[: place + 1]
+    return ids[: stop + 1]
 
 
 def _first_stop(renderer: TemplateRenderer, ids: Sequence[int]) -> int | None:
-    return next((place for place, index in enumerate(ids) if index in renderer.stop_ids), None)
+    return next((at for at, index in enumerate(ids) if index in renderer.stop_ids), None)
 
 
 def _check_read(renderer: TemplateRenderer, reply: Message, reading: Message) -> None:

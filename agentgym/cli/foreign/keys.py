@@ -126,10 +126,10 @@ class Translation:
         nested: dict[str, Any] = {}
         for name, value in self.settings.items():
             *parts, last = name.split(".")
-            place = nested
+            block = nested
             for part in parts:
-                place = place.setdefault(part, {})
-            place[last] = value
+                block = block.setdefault(part, {})
+            block[last] = value
         return nested
 
     def of(self, outcome: Outcome) -> list[Line]:

@@ -96,19 +96,19 @@ class _Script:
     def __init__(self, path: Path, tree: ast.Module) -> None:
         self._path, self._tree = path, tree
         self._assigned: dict[str, list[ast.expr]] = {}
-        self._places: dict[str, str] = {}
+        self._code_paths: dict[str, str] = {}
         self._values: dict[str, Any] = {}
         """The values of the names so far."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 self._assigned.setdefault(node.targets[0].id, []).append(node.value)
             elif isinstance(node, ast.ImportFrom) and node.module:
-                self._places |= {alias.asname or alias.name: self._import_place(node, alias) for alias in node.names}
+                self._code_paths |= {alias.asname or alias.name: self._import_path(node, alias) for alias in node.names}
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                self._places[node.name] = f"{path}:{node.name}"
+                self._code_paths[node.name] = f"{path}:{node.name}"
 
-    def _import_place(self, node: ast.ImportFrom, alias: ast.alias) -> str:
+    def _import_path(self, node: ast.ImportFrom, alias: ast.alias) -> str:
         near = self._path.parent / f"{(node.module or '').replace('.', '/')}.py"
         return f"{near if near.is_file() else node.module}:{alias.name}"
 
@@ -123,8 +123,8 @@ class _Script:
     def value(self, node: ast.expr) -> Any:
         """Returns a constant, the place of a function (`file.py:name`), the name of a data set, or the code itself."""
         if isinstance(node, ast.Name):
-            if node.id in self._places:
-                return self._places[node.id]
+            if node.id in self._code_paths:
+                return self._code_paths[node.id]
             assigned = self._assigned.pop(node.id, [])  # so that names which lead to each other end
             if node.id not in self._values:
                 self._values[node.id] = self.value(assigned[0]) if len(assigned) == 1 else None
@@ -134,7 +134,7 @@ class _Script:
             items = [self.value(item) for item in node.elts]
             return Code(ast.unparse(node)) if any(isinstance(item, Code) for item in items) else items
         if isinstance(node, ast.Call):
-            return self._place_of_dataset(node)
+            return self._dataset_path(node)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError):  # a set of lists
@@ -144,7 +144,7 @@ class _Script:
         except ValueError:
             return Code(ast.unparse(node))
 
-    def _place_of_dataset(self, call: ast.Call) -> Any:
+    def _dataset_path(self, call: ast.Call) -> Any:
         """Returns the file of `load_dataset("json", data_files="rows.jsonl")`; of the hub `NAME:CONFIG:SPLIT`."""
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         words = [self.value(node) for node in call.args]

@@ -170,8 +170,8 @@ def _named_config(words: Sequence[str], folder: Path) -> dict[str, Any]:
         word.split("=", 1) for word in words if word.startswith("--config-") and "=" in word
     )
     name = options.get("--config-name", "")
-    for place in (Path(options.get("--config-path", "")), folder / options.get("--config-path", "")):
-        if name and (path := place / f"{name.removesuffix('.yaml')}.yaml").is_file():
+    for parent in (Path(options.get("--config-path", "")), folder / options.get("--config-path", "")):
+        if name and (path := parent / f"{name.removesuffix('.yaml')}.yaml").is_file():
             return _with_hydra_defaults(path, set())
     return {}
 

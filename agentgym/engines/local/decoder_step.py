@@ -97,7 +97,7 @@ class DecoderStep:
         for layer in model.layers:
             assert isinstance(layer, DecoderLayer)
             self._matrices += [layer.qkv, layer.out, layer.gate_up, layer.down]
-        self._places: object = None
+        self._pointers: object = None
         self._described = _Model()
 
     def forward(self, rows: Rows) -> Tensor:
@@ -112,8 +112,8 @@ class DecoderStep:
 
     def _describe(self) -> _Model:
         """Returns where everything lies now: memory may have been given back, or copies be older than weights."""
-        places = [*map(Tensor.data_ptr, self._tensors), *map(packed_copy, self._matrices)]
-        if places == self._places:
+        pointers = [*map(Tensor.data_ptr, self._tensors), *map(packed_copy, self._matrices)]
+        if pointers == self._pointers:
             return self._described
         model, c = self.model, self.model.config
         layers = (_Layer * c.num_layers)(*map(_layer, model.layers, self.cache.kv))
@@ -123,7 +123,7 @@ class DecoderStep:
             *map(_address, (model.embed, model.cos_TD, model.sin_TD, model.final_norm)),
             _matrix(model.head_weight), layers,
         )  # fmt: skip
-        self._described, self._places = described, places
+        self._described, self._pointers = described, pointers
         return described
 
 

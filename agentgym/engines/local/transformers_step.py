@@ -99,8 +99,8 @@ class TransformersStep:
             parts.append(Rows(rows.slot_N[:first], rows.position_N[:first], first, (), nothing))
         for slot, start, size in rows.extends:
             step = 1 if start and self.model.continues_by_tokens else size
-            for place in range(first, first + size, step):
-                own, extend = slice(place, place + step), (slot, start + place - first, step)
+            for begin in range(first, first + size, step):
+                own, extend = slice(begin, begin + step), (slot, start + begin - first, step)
                 parts.append(Rows(rows.slot_N[own], rows.position_N[own], 0, (extend,), nothing))
             first += size
         return parts

@@ -259,7 +259,7 @@ class ChatEndpoint:
             logger.warning("%s does not say how many tokens it used: tokens and cost are not counted", self.url)
 
     async def _back_off(
-        self, failure: HttpRefusal | HttpUnreachable, place: str, num_retries: int, failures: Mapping[str, int]
+        self, failure: HttpRefusal | HttpUnreachable, seed: str, num_retries: int, failures: Mapping[str, int]
     ) -> None:
         """Waits before the next request; raises EndpointFailure if there is none."""
         attempts = sum(failures.values())
@@ -270,7 +270,7 @@ class ChatEndpoint:
             raise EndpointFailure(f"{self._clean(failure)} (it asks to wait for {after_s:g} s)", failures)
         if after_s:
             self._limit.hold(after_s)
-        await self._sleep(back_off_s(f"{place}/{attempts}", num_retries, after_s))
+        await self._sleep(back_off_s(f"{seed}/{attempts}", num_retries, after_s))
 
     async def _final_error(self, refusal: HttpRefusal, failures: Mapping[str, int]) -> AgentGymError:
         """Returns the error for a refusal that no retry can fix."""

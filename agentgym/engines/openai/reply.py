@@ -180,11 +180,11 @@ class ChatCompletionReader:
         drafts, content = sorted(self._calls, key=lambda call: call.index or 0), "".join(self._content)
         calls = [
             {
-                "id": call.id or f"call_{place}",
+                "id": call.id or f"call_{index}",
                 "type": "function",
                 "function": {**call.unknown, "name": call.name, "arguments": "".join(call.pieces)},
             }
-            for place, call in enumerate(drafts)
+            for index, call in enumerate(drafts)
         ]
         wire: dict[str, Any] = {"role": "assistant", "content": content}
         return {**wire, "content": content or None, "tool_calls": calls} if calls else wire

@@ -234,8 +234,8 @@ def _sum(tensor: Any) -> Any:
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for number, some in enumerate(words.split(1 << 24)):
         start = number << 24
-        place = torch.arange(start, start + len(some), device=some.device) * 0x1E3779B97F4A7C15
-        total += ((place ^ (place >> 29)) | 1).mul_(some).sum()
+        index = torch.arange(start, start + len(some), device=some.device) * 0x1E3779B97F4A7C15
+        total += ((index ^ (index >> 29)) | 1).mul_(some).sum()
     return total
 
 

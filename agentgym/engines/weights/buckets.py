@@ -199,8 +199,8 @@ def _sum_of_parts(parts: Sequence[Tensor]) -> Tensor:
         flat = tensor.detach().contiguous().reshape(-1)
         words = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
         for some in words.split(_WORDS_AT_ONCE):
-            place = torch.arange(start, start + len(some), device=some.device) * _MULTIPLIER
-            total += ((place ^ (place >> 29)) | 1).mul_(some).sum()
+            index = torch.arange(start, start + len(some), device=some.device) * _MULTIPLIER
+            total += ((index ^ (index >> 29)) | 1).mul_(some).sum()
             start += len(some)
     return total
 

@@ -65,8 +65,8 @@ class GymnasiumText(ToolEnv):
     ) -> None:
         if env is None and env_id not in registry:
             raise unknown_name("text", env_id, names())
-        place = type(env.unwrapped).__module__ if env is not None else _place(registry[env_id].entry_point)
-        self.runs_inline = place.startswith(TOYS)
+        module = type(env.unwrapped).__module__ if env is not None else _module_of(registry[env_id].entry_point)
+        self.runs_inline = module.startswith(TOYS)
         self._randomness = None if self.runs_inline else OwnRandomness()
         if env is None:
             drawn: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in _render_modes(env_id) else {}
@@ -165,12 +165,12 @@ class GymnasiumText(ToolEnv):
 
 def names() -> list[str]:
     """Gymnasium's own environments that are played as text, and those that others registered."""
-    places = {name: _place(spec.entry_point) for name, spec in registry.items() if "/" not in name}
-    foreign = {name for name, place in places.items() if not place.startswith(("gymnasium.", "agentgym."))}
-    return sorted(foreign | {name for name, place in places.items() if place.startswith(TOYS)})
+    modules = {name: _module_of(spec.entry_point) for name, spec in registry.items() if "/" not in name}
+    foreign = {name for name, module in modules.items() if not module.startswith(("gymnasium.", "agentgym."))}
+    return sorted(foreign | {name for name, module in modules.items() if module.startswith(TOYS)})
 
 
-def _place(entry_point: object) -> str:
+def _module_of(entry_point: object) -> str:
     return entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
 
 

@@ -47,15 +47,15 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
     other wrapper counts (`WrappedEnv`). Any other environment of Gymnasium's interface is shown as text.
     """
     register_envs()
-    place, _, last = name.rpartition(":")
+    module, _, last = name.rpartition(":")
     adapted = spec_of(name)
     if adapted is not None:
         make = _maker_of(adapted)
-    elif place and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
-        load_module(place, name, WANTED)
+    elif module and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
+        load_module(module, name, WANTED)
         make = _from_registry(last)
     else:
-        make = _from_path(name) if place else _from_registry(name)
+        make = _from_path(name) if module else _from_registry(name)
     settings = dict(kwargs or {})
 
     def make_one() -> TextEnv:

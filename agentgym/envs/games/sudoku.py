@@ -142,20 +142,20 @@ def solutions(grid: Grid, limit: int = 2) -> int:
     empty = []
     for row, digits in enumerate(grid):
         for column, digit in enumerate(digits):
-            place = row, column, row // box * box + column // box
+            cell = row, column, row // box * box + column // box
             if digit:
-                _flip(rows, columns, boxes, place, 1 << digit)
+                _flip(rows, columns, boxes, cell, 1 << digit)
             else:
-                empty.append(place)
+                empty.append(cell)
     digit_bits = (2 << size) - 2
 
     def count(limit: int) -> int:
         fewest, free = size + 1, 0
-        for place in empty:
-            row, column, square = place
+        for cell in empty:
+            row, column, square = cell
             possible = digit_bits & ~(rows[row] | columns[column] | boxes[square])
             if possible.bit_count() < fewest:
-                fewest, free, chosen = possible.bit_count(), possible, place
+                fewest, free, chosen = possible.bit_count(), possible, cell
         if not empty:
             return 1
         empty.remove(chosen)
@@ -172,8 +172,8 @@ def solutions(grid: Grid, limit: int = 2) -> int:
     return count(limit)
 
 
-def _flip(rows: list[int], columns: list[int], boxes: list[int], place: tuple[int, int, int], bit: int) -> None:
-    row, column, square = place
+def _flip(rows: list[int], columns: list[int], boxes: list[int], cell: tuple[int, int, int], bit: int) -> None:
+    row, column, square = cell
     rows[row] ^= bit
     columns[column] ^= bit
     boxes[square] ^= bit

@@ -128,17 +128,17 @@ class ReplyGenerator:
         """
         config, gate, call = self.config, asyncio.Semaphore(self.config.concurrency), next(_CALLS)
 
-        async def answer(prompt: Prompt, place: int, number: int) -> Reply:
+        async def answer(prompt: Prompt, index: int, number: int) -> Reply:
             async with gate:
                 return await self._answer(
-                    prompt, f"generate-{call}-{place}-{number}", derive(config.seed, place, number)
+                    prompt, f"generate-{call}-{index}-{number}", derive(config.seed, index, number)
                 )
 
         waiting: deque[asyncio.Task[Reply]] = deque()
         try:
-            for place, prompt in enumerate(prompts, first):
+            for index, prompt in enumerate(prompts, first):
                 for number in range(config.num_replies):
-                    waiting.append(asyncio.create_task(answer(prompt, place, number)))
+                    waiting.append(asyncio.create_task(answer(prompt, index, number)))
                 while len(waiting) >= AHEAD * config.concurrency or (waiting and waiting[0].done()):
                     yield await waiting.popleft()
             while waiting:

@@ -121,9 +121,9 @@ class RepliesFile:
         self.num_kept, self.num_failed = num_rows * num_replies, failed
         return num_rows
 
-    def _check(self, line: bytes, place: int, row: PromptRow | None) -> bool:
+    def _check(self, line: bytes, index: int, row: PromptRow | None) -> bool:
         """Returns whether a line that is kept has an error; raises if it is not that of a row."""
-        where = f"{str(self.path)!r} cannot be resumed: the reply to prompt {place + 1}"
+        where = f"{str(self.path)!r} cannot be resumed: the reply to prompt {index + 1}"
         try:
             stored = json.loads(line)
             digest, error = stored["digest"], stored.get("error", "")
@@ -132,7 +132,7 @@ class RepliesFile:
                 f"{where} is not of this command ({cause!r}); name a new file with --output"
             ) from cause
         if row is None:
-            raise ConfigError(f"{where} has no prompt any more: the input has {place} prompts; name a new --output")
+            raise ConfigError(f"{where} has no prompt any more: the input has {index} prompts; name a new --output")
         if digest != self._digest(row):
             raise ConfigError(
                 f"{where} is that of another prompt, model or setting than {row.where} has now; repeat its settings, or"

@@ -146,8 +146,8 @@ class _FlashAttention(torch.autograd.Function):
             rows, keys = level.row_T, level.key_L
             results = attended_RHD[rows], sum_HR[:, rows].contiguous()
             added = _backward(grad_RHD[rows], (q[rows], k[keys], v[keys]), results, random, level, scale)
-            for total, place, more in zip((grad_q, grad_k, grad_v), (rows, keys, keys), added, strict=True):
-                total.index_add_(0, place, more)
+            for total, index, more in zip((grad_q, grad_k, grad_v), (rows, keys, keys), added, strict=True):
+                total.index_add_(0, index, more)
         grad_H = None
         if sinks_H is not None:
             of_sum_HR = torch.linalg.vecdot(grad_RHD.to(sum_HR.dtype), attended_RHD.to(sum_HR.dtype)).t()

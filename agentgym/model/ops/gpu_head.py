@@ -106,8 +106,8 @@ def _slope_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kernels t
     CAPS: tl.constexpr, HAS_ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside, place = column < width, logits + row * width + column
-    z = tl.load(place, inside, 0.0).to(tl.float32)
+    inside, pointer = column < width, logits + row * width + column
+    z = tl.load(pointer, inside, 0.0).to(tl.float32)
     bend = tl.zeros([BLOCK], tl.float32)
     if CAPS:
         bend = _tanh(z / cap)
@@ -120,4 +120,4 @@ def _slope_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kernels t
         slope -= tl.load(grad_entropy + row) * scale * tl.where(p > 0, p * (log_p + tl.load(entropy + row)), 0.0)
     if CAPS:
         slope *= 1 - bend * bend
-    tl.store(place, slope, inside)
+    tl.store(pointer, slope, inside)

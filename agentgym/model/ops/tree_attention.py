@@ -100,8 +100,8 @@ class _TreeAttention(torch.autograd.Function):
             of_keys = (_call(x[keys]) for x in (k, v))
             results = _call(attended_RHD[rows]), sum_RH[rows].t()[None]
             gradients = _backward(*of_rows, *of_keys, *results, 0.0, part.is_causal, scale=ctx.scale)
-            for total, place, added in zip((grad_q, grad_k, grad_v), (rows, keys, keys), gradients, strict=True):
-                total[place].add_(added[0].transpose(0, 1))
+            for total, index, added in zip((grad_q, grad_k, grad_v), (rows, keys, keys), gradients, strict=True):
+                total[index].add_(added[0].transpose(0, 1))
         num_heads = k_NKD.shape[1]
         grad_k, grad_v = (x.unflatten(1, (num_heads, -1)).sum(2) for x in (grad_k, grad_v))
         return grad_q.to(q_RHD.dtype), grad_k.to(k_NKD.dtype), grad_v.to(v_NKD.dtype), None, None

@@ -291,7 +291,7 @@ class EnvProcesses:
         self.num = num
         self._limits = limits
         self._processes: list[EnvProcess] = []
-        self._places = asyncio.Semaphore(num)
+        self._slots = asyncio.Semaphore(num)
         """Limits the processes with one environment."""
         self._numbers = count()
         weakref.finalize(self, _end_all, self._processes, 0.0)
@@ -308,7 +308,7 @@ class EnvProcesses:
         """
         _check_task(task)
         if alone:
-            await self._places.acquire()
+            await self._slots.acquire()
         process = self._choose(alone)
         process.num_environments += 1
         env = _ProcessEnv(process, next(self._numbers), task, self._limits.close_s, lambda: self._leave(process))
@@ -337,7 +337,7 @@ class EnvProcesses:
     def _leave(self, process: EnvProcess) -> None:
         process.num_environments -= 1
         if process.is_alone:
-            self._places.release()
+            self._slots.release()
             process.finish()
 
 

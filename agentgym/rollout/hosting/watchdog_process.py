@@ -85,7 +85,7 @@ class ProcessWatchdog:
         return [(tid, 0, label) for tid, _, label in calls]  # the stack cannot be attributed to a call
 
     def _calls(self) -> list[EnvCall]:
-        slots = [SLOT.unpack_from(self.board, place) for place in range(SLOT.size, len(self.board), SLOT.size)]
+        slots = [SLOT.unpack_from(self.board, offset) for offset in range(SLOT.size, len(self.board), SLOT.size)]
         return [(tid, ident, text.rstrip(b"\0").decode(errors="replace")) for tid, ident, text in slots if tid]
 
     def _cpu(self) -> dict[int, int]:

@@ -147,10 +147,10 @@ def difficulty_of(trajectory: Trajectory) -> str | None:
     """
     task = trajectory.task
     row = task.options.get("extra_info")
-    env_places = [(trajectory.metrics, (DIFFICULTY,)), (trajectory.info, (DIFFICULTY,))]
-    task_places = [(place, LEVELS) for place in (task.options, row, task.kwargs) if isinstance(place, Mapping)]
-    for place, names in [*env_places, *task_places]:
-        for value in (place.get(name) for name in names):
+    env_sources = [(trajectory.metrics, (DIFFICULTY,)), (trajectory.info, (DIFFICULTY,))]
+    task_sources = [(source, LEVELS) for source in (task.options, row, task.kwargs) if isinstance(source, Mapping)]
+    for source, names in [*env_sources, *task_sources]:
+        for value in (source.get(name) for name in names):
             if isinstance(value, str):
                 return value
             if isinstance(value, int | float) and not isinstance(value, bool):

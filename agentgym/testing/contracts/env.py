@@ -364,5 +364,5 @@ async def _async_transcript(env: TextEnv, seed: int) -> list[str]:
 
 def _last_lines(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-    return f"{type(error).__name__}: {str(error)[:500]}{place}"
+    line = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+    return f"{type(error).__name__}: {str(error)[:500]}{line}"

@@ -178,10 +178,10 @@ class _SecretWatch:
         if terminated or truncated or self.found:
             return
         prompt = self._env.system_prompt
-        for place, text in (("system prompt", prompt), ("observation", observation), *_infos(info)):
+        for part, text in (("system prompt", prompt), ("observation", observation), *_infos(info)):
             for secret in self._env.secrets():
                 if _holds(text, secret) and not _holds(self._said, secret):
-                    self.found = f"the answer {secret[:40]!r} is in the {place} before it is earned"
+                    self.found = f"the answer {secret[:40]!r} is in the {part} before it is earned"
                     return
 
 

@@ -136,8 +136,8 @@ def _call_outcome(make: EnvUnderTest, spec: ToolSpec, seed: int) -> tuple[str | 
             return str(error), f"{line}: {error}"
         if not raised or is_deliberate(raised[-1][0]):
             return None, ""
-        failure, place = raised[-1]
-        text = f"{type(failure).__name__}{place}: {failure}"
+        failure, location = raised[-1]
+        text = f"{type(failure).__name__}{location}: {failure}"
         if is_over_an_argument(failure, call.arguments):
             return text, ""
         return (text, f"{line} raised {text}; no argument explains that, and the model would be blamed for it")

@@ -60,7 +60,7 @@ class ArgumentCheck:
 
     def _sentence(self, error: ValidationError) -> str:
         error = _most_telling(error)
-        where = _place(error)
+        where = _location_of(error)
         writers: dict[str, Callable[[ValidationError], str]] = {
             "required": _missing,
             "additionalProperties": _describe_unknown,
@@ -107,7 +107,7 @@ def _most_telling(error: ValidationError) -> ValidationError:
     return error
 
 
-def _place(error: ValidationError) -> str:
+def _location_of(error: ValidationError) -> str:
     path = list(error.absolute_path)
     if not path:
         return ""

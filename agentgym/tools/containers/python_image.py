@@ -130,11 +130,11 @@ def _list_libraries(loader: str, program: str) -> set[str]:
 def _add(path: str, entries: dict[str, None]) -> None:
     """Adds a path, with the folders and links that lead to it."""
     here, parts = "/", os.path.normpath(path).strip("/").split("/")
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         here = os.path.join(here, part)
         if os.path.islink(here):
             entries[here] = None
-            target = os.path.join(os.path.dirname(here), os.readlink(here), *parts[place + 1 :])
+            target = os.path.join(os.path.dirname(here), os.readlink(here), *parts[index + 1 :])
             return _add(target, entries)
         entries[here] = None
     return None

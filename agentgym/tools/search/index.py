@@ -62,9 +62,9 @@ class SearchIndex:
         collection: list[Document] = []
         counts: dict[str, tuple[array[int], array[int]]] = {}
         lengths = array("i")
-        places: dict[str, int] = {}
+        index_of: dict[str, int] = {}
         for document in documents:
-            if places.setdefault(document.url, len(collection)) != len(collection):
+            if index_of.setdefault(document.url, len(collection)) != len(collection):
                 raise ConfigError(f"two documents have the address {document.url!r}; an address names one document")
             words = split_words(f"{document.title}\n{document.text}")
             for word, count in Counter(words).items():
@@ -95,8 +95,8 @@ class SearchIndex:
 
         If no address matches exactly, the scheme, a fragment and a trailing slash are ignored; the first match counts.
         """
-        place = self._exact.get(url.strip(), self._places.get(_canonical(url)))
-        return None if place is None else self.documents[place]
+        index = self._exact.get(url.strip(), self._by_plain_url.get(_canonical(url)))
+        return None if index is None else self.documents[index]
 
     def _idf(self, number: int) -> float:
         having = int(self.postings.begins[number + 1] - self.postings.begins[number])
@@ -108,12 +108,12 @@ class SearchIndex:
 
     @cached_property
     def _exact(self) -> dict[str, int]:
-        return {document.url: place for place, document in enumerate(self.documents)}
+        return {document.url: index for index, document in enumerate(self.documents)}
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _by_plain_url(self) -> dict[str, int]:
         last_to_first = reversed(list(enumerate(self.documents)))
-        return {_canonical(document.url): place for place, document in last_to_first}
+        return {_canonical(document.url): index for index, document in last_to_first}
 
     @cached_property
     def _norms(self) -> NDArray[np.float64]:

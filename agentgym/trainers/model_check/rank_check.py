@@ -76,8 +76,8 @@ def _run_ranks(folder: Path, backend: str, output: Path) -> None:
 
 def _learn_as_rank(rank: int, folder: Path, backend: str, output: Path) -> None:
     torch.set_num_threads(1)
-    place, timeout = f"file://{output / 'store'}", timedelta(seconds=_LIMIT_S)
-    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=_SIZE, timeout=timeout)
+    address, timeout = f"file://{output / 'store'}", timedelta(seconds=_LIMIT_S)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=_SIZE, timeout=timeout)
     with quiet_transformers():
         weights = _weights_after_step(Ranks().load(folder, backend=backend))
     if rank == 0:

@@ -97,9 +97,9 @@ def _reply_ids(
             end = tail[0] if tail[0] in renderer.stop_ids else renderer.stop_ids[0]
             ids = [*ids[: len(ids) - len(tail)], end]
         rest = ids[first_difference(prompt, ids) :]
-        place = next((place for place, index in enumerate(rest) if index in renderer.stop_ids), None)
-        if place is not None:
-            return [*start, *rest[: place + 1]]
+        stop = next((at for at, index in enumerate(rest) if index in renderer.stop_ids), None)
+        if stop is not None:
+            return [*start, *rest[: stop + 1]]
     return None
 
 

@@ -131,7 +131,7 @@ def _differs_in_cuts(renderer: TemplateRenderer, appended: Sequence[int], whole:
     There it is merged with the reply's text (`.` and a line break). The sampled ids stay as they are, and so does their
     boundary.
     """
-    end = next((place for place, index in enumerate(appended) if index in renderer.stop_ids), 0)
+    end = next((at for at, index in enumerate(appended) if index in renderer.stop_ids), 0)
     start = len(whole) - len(appended) + end
     same = list(whole[start:]) == list(appended[end:])
     return end > 0 and same and renderer.decode(whole[:start]).endswith(renderer.decode(appended[:end]))
@@ -342,9 +342,9 @@ def _row(subject: TemplateUnderTest, case: Case) -> list[int]:
 
 def _difference(renderer: TemplateRenderer, ours: list[int], theirs: list[int], whose: str) -> str:
     """Returns the index where two lists of ids begin to differ, with a few ids of each from there on."""
-    place = first_difference(ours, theirs)
-    parts = [repr(renderer.decode(ids[place : place + 12])[:SHOWN_CHARACTERS]) for ids in (ours, theirs)]
-    return f"at token {place} here {parts[0]}, {whose} {parts[1]}"
+    index = first_difference(ours, theirs)
+    parts = [repr(renderer.decode(ids[index : index + 12])[:SHOWN_CHARACTERS]) for ids in (ours, theirs)]
+    return f"at token {index} here {parts[0]}, {whose} {parts[1]}"
 
 
 def _compose(text: str) -> str:

@@ -125,8 +125,8 @@ def check_malformed(findings: TemplateFindings, subject: TemplateUnderTest) -> N
         for length in range(len(reply)):
             findings.check("malformed", case.name, _find_loss(renderer, reply[:length], case, whole))
         for _ in range(20):
-            place = rng.randrange(len(reply))
-            changed = [*reply[:place], *rng.choice(([], [rng.randrange(renderer.vocab_size)])), *reply[place + 1 :]]
+            cut = rng.randrange(len(reply))
+            changed = [*reply[:cut], *rng.choice(([], [rng.randrange(renderer.vocab_size)])), *reply[cut + 1 :]]
             findings.check("malformed", case.name, _find_loss(renderer, changed, case, None))
 
 
@@ -277,12 +277,12 @@ def check_resampled(findings: TemplateFindings, subject: TemplateUnderTest) -> N
 
 def _resample(renderer: TemplateRenderer, ids: Sequence[int]) -> list[int] | None:
     """Returns the same text in other ids, which encoding it would not give; None if no id can be split."""
-    for place, index in enumerate(ids):
+    for at, index in enumerate(ids):
         text = renderer.decode([index])
         if len(text) < 2 or not text.isascii() or index in renderer.tokenizer.backend.get_added_tokens_decoder():
             continue
         pieces = [*renderer.tokenizer.encode_plain(text[:1]), *renderer.tokenizer.encode_plain(text[1:])]
-        other = [*ids[:place], *pieces, *ids[place + 1 :]]
+        other = [*ids[:at], *pieces, *ids[at + 1 :]]
         if other != list(ids) and renderer.decode(other) == renderer.decode(ids):
             return other
     return None

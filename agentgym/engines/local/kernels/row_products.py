@@ -155,17 +155,17 @@ def keep_packed(weights: Iterable[Tensor]) -> None:
 
     They are neighbours in large pages of memory, which are read faster.
     """
-    places: list[tuple[Tensor, int, int]] = []
+    spans: list[tuple[Tensor, int, int]] = []
     end = 0
     for weight in weights:
         kernel = _kernel_for(weight)
         if kernel and weight.ndim == 2 and not weight.is_inference() and weight not in _packed_by_weight:
             num_numbers = -(-weight.shape[0] // kernel.width) * kernel.width * weight.shape[1]
-            places.append((weight, end, num_numbers))
+            spans.append((weight, end, num_numbers))
             end += -(-num_numbers * weight.element_size() // _LINE_BYTES) * _LINE_BYTES
     if end:
         pages = lazy_zeros(end)
-        for weight, start, num_numbers in places:
+        for weight, start, num_numbers in spans:
             numbers = torch.frombuffer(pages, dtype=weight.dtype, offset=start, count=num_numbers)
             _packed_by_weight[weight] = _Packed(numbers, pages)
 

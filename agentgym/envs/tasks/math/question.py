@@ -61,10 +61,10 @@ def boxed_answer(reply: str) -> str | None:
     """
     _, box, rest = reply.rpartition("\\boxed{")
     depth = 1
-    for place, letter in enumerate(rest):
+    for index, letter in enumerate(rest):
         depth += {"{": 1, "}": -1}.get(letter, 0)
         if not depth and box:
-            return rest[:place]
+            return rest[:index]
     return None
 
 

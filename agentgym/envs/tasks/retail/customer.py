@@ -100,7 +100,7 @@ class ScriptedUser:
 
     def begin(self, brief: Brief) -> str:
         """Brings up the first wish."""
-        self._brief, self._place, self._patience = brief, 0, PATIENCE
+        self._brief, self._index, self._patience = brief, 0, PATIENCE
         self.is_over, self._was_told = False, False
         return f"Hello. {self._state_wish()}"
 
@@ -121,7 +121,7 @@ class ScriptedUser:
 
     @property
     def _wish(self) -> Wish:
-        return self._brief.wishes[self._place]
+        return self._brief.wishes[self._index]
 
     def _state_wish(self) -> str:
         if self._brief.level > 1:
@@ -144,8 +144,8 @@ class ScriptedUser:
             return self._lose_patience("All right. And?")
         if self._wish.told and not self._was_told:
             return self._lose_patience("But you have not told me the number that I asked for.")
-        self._place += 1
-        if self._place == len(self._brief.wishes):
+        self._index += 1
+        if self._index == len(self._brief.wishes):
             self.is_over = True
             return "Thank you, that is all. Goodbye."
         self._was_told = False

@@ -64,7 +64,7 @@ def _rename(draw: _Draw) -> TerminalTask:
 def _remove(draw: _Draw) -> TerminalTask:
     names = draw.words(6)
     cut = draw.number(1, 5)
-    before = draw.files([f"{name}.{'bak' if place < cut else 'txt'}" for place, name in enumerate(names)])
+    before = draw.files([f"{name}.{'bak' if index < cut else 'txt'}" for index, name in enumerate(names)])
     after = {path: content for path, content in before.items() if path.endswith(".txt")}
     return TerminalTask(text="Remove every file that ends in .bak.", before=before, after=after, solution="rm *.bak")
 
@@ -126,8 +126,8 @@ def _replace(draw: _Draw) -> TerminalTask:
 def _sort_out(draw: _Draw) -> TerminalTask:
     kinds = ("csv", "log", "txt")
     names = draw.words(9)
-    places = [*kinds, *(kinds[draw.number(0, 2)] for _ in names[3:])]
-    before = draw.files([f"{name}.{kind}" for name, kind in zip(names, places, strict=True)])
+    endings = [*kinds, *(kinds[draw.number(0, 2)] for _ in names[3:])]
+    before = draw.files([f"{name}.{kind}" for name, kind in zip(names, endings, strict=True)])
     after = {f"{path.rpartition('.')[2]}/{path}": content for path, content in before.items()}
     return TerminalTask(
         text="Move each file into a folder that is named as its ending: a.csv to csv/a.csv, and so on.",

@@ -74,7 +74,7 @@ def _allow() -> Instruction:
 
 def _one_of(index: int, values: tuple[int, ...], *, allowed: bool, mask: int = 0xFFFFFFFF) -> list[Instruction]:
     """Allows a call whose argument is one of `values`, or (if not `allowed`) all others."""
-    tests = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    tests = [(EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
     ends = [_refuse(errno.EPERM), _allow()] if allowed else [_allow(), _refuse(errno.EPERM)]
     return [_load(index), (AND, 0, 0, mask), *tests, *ends]
 
