@@ -28,9 +28,9 @@ __all__ = ["finish", "main", "repeat_rows", "run_plan", "stored_options", "summa
 
 Options = TypeVar("Options", bound=EvalConfig)
 REPEAT_COLUMNS = ("tasks", "k", "pass@k", "pass^k", "best@k", "")
-MAIN_SETTINGS = (
-    *("env", "env_kwargs", "policy", "num_tasks", "num_repeats", "seed", "temperature", "top_p", "stop"),
-    *("max_turns", "turn_tokens", "engine", "device", "context_window", "concurrency", "output", "resume", "json"),
+MAIN_SETTINGS = tuple(
+    "env env_kwargs policy num_tasks num_repeats seed temperature top_p stop max_turns turn_tokens engine device "
+    "context_window concurrency output resume json".split()
 )
 """The settings that `--help` shows."""
 NO_PRICE = "no price is set (--endpoint.price-prompt, --endpoint.price-completion, per million tokens)"

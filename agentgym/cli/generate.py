@@ -26,9 +26,9 @@ from agentgym.rollout.record.folder_lock import FolderLock
 
 __all__ = ["main"]
 
-MAIN_SETTINGS = (
-    *("input", "output", "model", "num_replies", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop"),
-    *("seed", "resume", "ids", "columns", "keep", "engine", "device", "dtype", "context_window", "concurrency", "json"),
+MAIN_SETTINGS = tuple(
+    "input output model num_replies max_tokens temperature top_p top_k min_p stop seed resume ids columns keep "
+    "engine device dtype context_window concurrency json".split()
 )
 
 

@@ -121,7 +121,8 @@ class _Process:
         """Starts the process; returns true if its function scores several episodes in a call."""
         self._child = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "agentgym.rewards.pool_process"),
+            "-m",
+            "agentgym.rewards.pool_process",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,

@@ -23,21 +23,12 @@ from agentgym.trajectory import Trajectory
 __all__ = ["TrainingDisplay"]
 
 COLUMNS = (
-    *(
-        "step",
-        "success",
-        "held-out",
-        "reward",
-        "loss",
-        "left",
-        "cut",
-        "failed",
-        "dead",
-        "entropy",
-        "grad",
-        "calls lost",
-    ),
-    *("play s", "learn s", "sync s", "mismatch", "sampled/s", "trained/s", "mfu", "bubble"),
+    *"step success held-out reward loss left cut failed dead entropy grad".split(),
+    "calls lost",
+    "play s",
+    "learn s",
+    "sync s",
+    *"mismatch sampled/s trained/s mfu bubble".split(),
 )
 """The columns, the most important first: a narrow terminal shows as many as fit. `left` is the estimated time to the
 last step, `cut` counts replies that a token limit ended, and `held-out` is the success of an evaluation before the step

@@ -40,8 +40,8 @@ ESTIMATORS: Mapping[str, str] = {
     **{
         name: name
         for name in (
-            *("gae", "grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk", "gdpo"),
-            *("reinforce_plus_plus", "remax", "optimal_token_baseline", "tir_optimal_token_baseline"),
+            "gae grpo rloo reinforce_plus_plus_baseline opo gpg grpo_passk gdpo reinforce_plus_plus remax "
+            "optimal_token_baseline tir_optimal_token_baseline".split()
         )
     },
     "grpo_vectorized": "grpo",

@@ -18,10 +18,7 @@ from agentgym.trajectory import Status, StopReason
 
 __all__ = ["StepChecks"]
 
-COUNTS = (
-    *("episodes", "truncated", "replies_cut", "replies_cut_by_window", "left_out"),
-    *("tokens", "trained_tokens", "tool_calls"),
-)
+COUNTS = tuple("episodes truncated replies_cut replies_cut_by_window left_out tokens trained_tokens tool_calls".split())
 OF_IDS = ("tokens", "trained_tokens", "longest_reply", "left_out", "dead_groups", "dead_group_share")
 """The numbers that follow from ids and advantages alone."""
 

@@ -191,7 +191,9 @@ class EnvProcess:
         if self._link is not None and not self._is_finished and self._process.returncode is not None:
             logger.warning(
                 "a process with %d environments %s%s; episodes that were not the reason are played again",
-                *(self.num_environments, end.reason, f": {end.culprit}" if end.culprit else ""),
+                self.num_environments,
+                end.reason,
+                f": {end.culprit}" if end.culprit else "",
             )
         self.end = end
         self.num_leaked = 0

@@ -348,7 +348,10 @@ class Sampler:
                 "%d of %d episodes of %s are of tasks that may be both trained on and evaluated on: there are too few"
                 " tasks, or their prompts are equal (then give it a method task_identity); `agentgym env"
                 " check %s` counts them",
-                *(num_failed, len(own), env_id, env_id),
+                num_failed,
+                len(own),
+                env_id,
+                env_id,
             )
 
     def _check_tools(self, trajectories: Sequence[Trajectory]) -> None:

@@ -305,9 +305,9 @@ class ServedLoop(RolloutLoop):
         """Returns the agent's own answer to a reply, if it can be recorded: a result for each call, and one text."""
         assert talk.reply is not None
         results = [message for message in new if message.role == "tool"]
-        user_messages = [message for message in new if message.role == "user"]
+        texts = [message for message in new if message.role == "user"]
         calls = talk.reply.tool_calls
-        is_told = [*results, *user_messages] == list(new) and len(user_messages) <= 1 and (user_messages or results)
+        is_told = [*results, *texts] == list(new) and len(texts) <= 1 and (texts or results)
         if not is_told or (results and [result.tool_call_id for result in results] != [call.id for call in calls]):
             return None
         try:
@@ -318,9 +318,7 @@ class ServedLoop(RolloutLoop):
         names = [getattr(call, "name", "") for call in calls]
         pairs = zip(results, names, strict=False)
         answers = tuple(ToolResult(result.tool_call_id or "", name, result.content) for result, name in pairs)
-        return EnvStep(
-            "\n".join(message.content for message in user_messages or results), tuple(new), tool_results=answers
-        )
+        return EnvStep("\n".join(message.content for message in texts or results), tuple(new), tool_results=answers)
 
     async def _render(self, request: ChatRequest) -> list[int]:
         """Returns the ids of what the agent sent; raises RequestRefused if the chat format cannot render it."""

@@ -11,8 +11,10 @@ from docstring_parser import DocstringStyle, ParseError, parse
 __all__ = ["argument_descriptions", "summary"]
 
 ARGUMENT_SECTIONS = (
-    *("args", "arguments", "parameters", "params", "attributes", "fields"),
-    *("keyword args", "keyword arguments", "other parameters"),
+    *"args arguments parameters params attributes fields".split(),
+    "keyword args",
+    "keyword arguments",
+    "other parameters",
 )
 SECTIONS = (*ARGUMENT_SECTIONS, "returns", "return", "raises", "yields", "example", "examples", "note")
 SPHINX = (":param", ":arg", ":key", ":kwarg", ":attribute", ":type", ":return", ":rtype", ":raise", ":yield")

@@ -21,9 +21,9 @@ NOTES = {"title": "title", "description": "description", "documentation": "descr
 KEYWORDS = {**BOUNDS, **NOTES, "multiple_of": "multipleOf", "pattern": "pattern"}
 """The JSON Schema keyword of each attribute."""
 SIZES = {"string": "Length", "array": "Items", "object": "Properties"}
-UNREAD = (
-    *("alias", "validation_alias", "default_factory_takes_validated_data", "func", "tz", "max_digits"),
-    *("decimal_places", "strip_whitespace", "to_upper", "to_lower", "ascii_only"),
+UNREAD = tuple(
+    "alias validation_alias default_factory_takes_validated_data func tz max_digits decimal_places strip_whitespace "
+    "to_upper to_lower ascii_only".split()
 )
 """Attributes that change or restrict a value in ways that no JSON Schema holds."""
 UNDEFINED = ("PydanticUndefinedType", "_MISSING_TYPE", "ellipsis")

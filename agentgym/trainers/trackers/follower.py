@@ -49,13 +49,16 @@ class Follower:
         if self._thread.alive:
             logger.warning(
                 "the tracker %s has not finished after %g s (tracking.finish_s) and is left: about %d entries are lost",
-                *(self.name, wait_s, self._thread.num_waiting - 1),  # without the mark of the thread's end
+                self.name,
+                wait_s,
+                self._thread.num_waiting - 1,  # without the mark of the thread's end
             )
         if self.num_dropped:
             logger.warning(
                 "the tracker %s was too slow: %d entries were left out (a larger tracking.room keeps more waiting);"
                 " metrics.jsonl has all steps",
-                *(self.name, self.num_dropped),
+                self.name,
+                self.num_dropped,
             )
 
     def _put(self, what: Callable[[Tracker], None]) -> None:

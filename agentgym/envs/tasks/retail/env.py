@@ -55,9 +55,9 @@ class Retail(ToolEnv):
 
     card = EnvCard(
         task="Serve a customer of a shop by its policy: ask, look up, change orders, escalate what is not allowed.",
-        tools=(
-            *("find_by_email", "find_by_name", "get_order", "get_product", "cancel_order"),
-            *("change_item", "exchange_item", "return_items", "escalate"),
+        tools=tuple(
+            "find_by_email find_by_name get_order get_product cancel_order change_item exchange_item return_items "
+            "escalate".split()
         ),
         reward="1 when the customer leaves, all orders are as the policy has them and what was asked was told, else 0.",
         difficulty=Difficulty(
