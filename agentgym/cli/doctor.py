@@ -41,8 +41,8 @@ __all__ = ["TESTED_TORCH", "main"]
 
 TESTED_TORCH = "2.13.0"
 """Exact, as a range would let pip take the newest, whose engines and kernels are untested with agentgym."""
-FEW_FILES = 1024
-SMALL_SHARED_GIB = 1.0
+FEW_FILES = 1024  # the usual limit of Linux; an episode on a server holds a file
+SMALL_SHARED_GIB = 1.0  # a container has 64 MiB by default; engines on several GPUs need more
 
 OTHERS = {
     "ray": "training in many processes: --executor ray",

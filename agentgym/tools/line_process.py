@@ -19,7 +19,7 @@ START_S = 60.0
 """The seconds that the program's imports may take on a busy machine."""
 STARVED_S = 60.0
 """The wall-clock seconds without an answer after which the machine is at fault: it gave the program no CPU time."""
-NUM_TRIES = 2
+NUM_TRIES = 2  # a program that was ended from outside gave no verdict
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 """The signals that come from outside: no question causes them, however hard it is to answer."""
 

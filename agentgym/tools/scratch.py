@@ -16,7 +16,7 @@ __all__ = ["Scratch"]
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 16
-MAX_NAME_BYTES = 255
+MAX_NAME_BYTES = 255  # the limit of Linux file systems
 OF_THE_PATH = frozenset(
     {errno.EACCES, errno.EEXIST, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EPERM}
 )

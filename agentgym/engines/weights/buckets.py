@@ -43,8 +43,8 @@ _FUSED = {
 }
 """The published parameters that form one parameter of SGLang and vLLM, in this order along the first dimension."""
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
-_VOCABULARY_ROWS = 64
-_WORDS_AT_ONCE = 1 << 24
+_VOCABULARY_ROWS = 64  # SGLang pads a vocabulary to a multiple of it
+_WORDS_AT_ONCE = 1 << 24  # their int64 indices take 128 MiB
 _MULTIPLIER = 0x1E3779B97F4A7C15
 _DTYPES = {
     "float32": torch.float32,

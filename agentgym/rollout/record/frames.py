@@ -23,9 +23,9 @@ FRAME_BYTES = 1 << 20
 """The bytes of lines after which a frame ends."""
 MAX_BYTES = 1 << 28
 """The most bytes that are read of one line, and so of one frame: an episode has a hundredth of them at most."""
-LEVEL = 3
+LEVEL = 3  # the default of zstd
 _ENTRY = struct.Struct("<IIQQII")
-_MAGIC = 0x184D2A5A
+_MAGIC = 0x184D2A5A  # of a skippable frame: the format has sixteen such numbers
 _HEAD = (_MAGIC, _ENTRY.size - 8)
 
 

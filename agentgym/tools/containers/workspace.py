@@ -30,7 +30,7 @@ KILL_ALL = ("sh", "-c", KILL_SCRIPT)
 MAX_COMMAND_BYTES = (1 << 17) - 1
 """The most bytes that Linux takes as one argument of a program."""
 GRACE_S = 10.0
-KILLED = 137
+KILLED = 137  # 128 + SIGKILL, as a shell reports it
 MIB = 1 << 20
 
 

@@ -9,7 +9,7 @@ from agentgym.errors import ConfigError
 
 __all__ = ["AdaptiveKL", "FixedKL", "KLController"]
 
-MAX_ERROR = 0.2
+MAX_ERROR = 0.2  # the bound of Ziegler et al. 2019
 
 
 class KLController(Protocol):

@@ -24,7 +24,7 @@ DEVICES = ("null", "zero", "random", "urandom")
 BUILT_ON = ("/mnt", "/srv", "/media", "/sys", "/opt")
 HOME = "/box"
 """The folder where programs may write; /tmp is another name of it."""
-NOBODY = 65534
+NOBODY = 65534  # the ID that Linux shows for users that a namespace does not map
 INSIDE = 1000
 """The user and group ID of programs."""
 SERVER_NAMESPACES = (

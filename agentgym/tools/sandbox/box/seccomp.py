@@ -24,13 +24,13 @@ from agentgym.tools.sandbox.box.syscalls import (
 __all__ = ["assemble", "install_filter"]
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-X32_BIT = 0x40000000
+X32_BIT = 0x40000000  # set in calls of the x32 ABI, which have numbers of their own
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN, AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 
-NEW_NAMESPACES = 0x7E020080
+NEW_NAMESPACES = 0x7E020080  # all flags CLONE_NEW* of clone(2)
 AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET, SOCK_TYPE = 1, 1, 5, 0xF
 TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into the terminal."""
