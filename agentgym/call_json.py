@@ -29,6 +29,7 @@ LABELS = frozenset(
 )
 """The keys by which models and servers label a call: they hold no arguments."""
 MAX_JSON_DEPTH = 100
+"""The deepest arguments of a call: templates that write deeper ones would run out of stack."""
 
 
 def as_call(

@@ -6,8 +6,8 @@ seconds to end by itself, and is then killed. There are two kinds of programs:
 
 - A `server` is asked to end by SIGTERM. It has a temporary folder of its own, which is removed with what it leaves
   there (SGLang and vLLM: sockets). What it leaves in shared memory is removed too.
-- A `speaker` is asked to end by the end of its input. Our input goes to it, the messages that it writes go out, and
-  other output goes to standard error; a line too long for a message ends it.
+- A `stdio` program is asked to end by the end of its input. Our input goes to it, the messages that it writes go out,
+  and other output goes to standard error; a line too long for a message ends it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import Literal
 
 __all__ = ["Kind", "guard_command"]
 
-Kind = Literal["server", "speaker"]
+Kind = Literal["server", "stdio"]
 SERVER_GRACE_S = 5.0
 """The seconds that a server has to end by itself."""
-SPEAKER_GRACE_S = 1.0
-"""The seconds that a speaker has to end by itself when its input has ended."""
+STDIO_GRACE_S = 1.0
+"""The seconds that a program has to end by itself when its input has ended."""
 TRACKER_GRACE_S = 5.0
 POLL_S = 0.01
 TRACKER = b"multiprocessing.resource_tracker"
@@ -94,8 +94,8 @@ def _environment(folder: str) -> dict[str, str]:
     except (KeyError, OSError):  # a user id that the system has no name for
         user = str(os.getuid())
     compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
-    given = {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ}
-    return {**given, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder}
+    variables = {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ}
+    return {**variables, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder}
 
 
 def _watch(server: Child) -> None:
@@ -104,44 +104,44 @@ def _watch(server: Child) -> None:
     server.ask_to_end()
 
 
-# ---- speakers
+# ---- programs that exchange messages over their pipes
 
 
-def guard_speaker(command: Sequence[str]) -> int:
+def guard_stdio(command: Sequence[str]) -> int:
     """Runs a program that speaks over its pipes until it ends, or is ended; returns its exit code."""
     _control_process(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     try:
-        speaker = Child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        child = Child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     except OSError as error:
         _note(f"cannot run {command[0]!r}: {error.strerror}")
         return 127
-    signal.signal(signal.SIGTERM, lambda *_: speaker.end())
-    threading.Thread(target=_bring_in, args=(speaker,), daemon=True).start()
-    out = threading.Thread(target=_bring_out, args=(speaker,), daemon=True)
+    signal.signal(signal.SIGTERM, lambda *_: child.end())
+    threading.Thread(target=_bring_in, args=(child,), daemon=True).start()
+    out = threading.Thread(target=_bring_out, args=(child,), daemon=True)
     out.start()
-    code = speaker.wait()
-    out.join(SPEAKER_GRACE_S)
-    if not speaker.is_asked:
+    code = child.wait()
+    out.join(STDIO_GRACE_S)
+    if not child.is_asked:
         _note(f"the server was ended by signal {-code}" if code < 0 else f"the server ended with exit code {code}")
     return _exit_code(code)
 
 
-def _bring_in(speaker: Child) -> None:
-    to = speaker.process.stdin
+def _bring_in(child: Child) -> None:
+    to = child.process.stdin
     assert to is not None
     with suppress(OSError):
         while chunk := os.read(0, 1 << 16):
             to.write(chunk)
             to.flush()
-        speaker.is_asked = True  # not if the server is ending and reads no more
+        child.is_asked = True  # not if the server is ending and reads no more
     with suppress(OSError):
         to.close()
-    speaker.end_after(SPEAKER_GRACE_S)
+    child.end_after(STDIO_GRACE_S)
 
 
-def _bring_out(speaker: Child) -> None:
+def _bring_out(child: Child) -> None:
     """Passes messages on, line by line; other output goes to standard error."""
-    source = speaker.process.stdout
+    source = child.process.stdout
     assert source is not None
     with suppress(OSError):  # the output is no longer read
         while line := source.readline(MAX_MESSAGE_BYTES + 1):
@@ -151,7 +151,7 @@ def _bring_out(speaker: Child) -> None:
             _write_all(1 if line.lstrip()[:1] in (b"{", b"[") else 2, line)
         else:
             return
-    speaker.end()
+    child.end()
 
 
 def _write_all(to: int, chunk: bytes) -> None:
@@ -224,7 +224,7 @@ def _children() -> list[tuple[int, bytes]]:
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    found, own = [], str(os.getpid())
+    children, own = [], str(os.getpid())
     for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else ()):
         with (
             suppress(OSError),  # it ended meanwhile
@@ -232,8 +232,8 @@ def _children() -> list[tuple[int, bytes]]:
             open(f"/proc/{name}/cmdline", "rb") as command,
         ):
             if stat.read().rpartition(")")[2].split()[1] == own:
-                found.append((int(name), command.read()))
-    return found
+                children.append((int(name), command.read()))
+    return children
 
 
 def _control_process(option: int, value: int) -> None:
@@ -252,5 +252,5 @@ def _exit_code(code: int) -> int:
 
 if __name__ == "__main__":
     kind, *command = sys.argv[1:]
-    code = guard_server(command) if kind == "server" else guard_speaker(command)
+    code = guard_server(command) if kind == "server" else guard_stdio(command)
     os._exit(code)  # a thread may still wait for input

@@ -131,8 +131,8 @@ def describe_error(error: BaseException) -> str:
     return line if isinstance(error, AgentGymError) else f"{kind}: {line}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Returns `": did you mean 'x'?"` for the nearest known name, or an empty string when none is near."""
-    folded = {candidate.casefold(): candidate for candidate in known}
+    folded = {candidate.casefold(): candidate for candidate in names}
     matches = difflib.get_close_matches(name.casefold(), folded, n=1)
     return f": did you mean {folded[matches[0]]!r}?" if matches else ""

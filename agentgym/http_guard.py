@@ -121,9 +121,9 @@ class HttpGuard:
             how = "send the token that the server printed at its start as `Authorization: Bearer TOKEN` (the API key)"
             raise RequestRejected(401, "invalid_api_key", f"a token is needed: {how}")
         if (request.can_read_body or "Content-Type" in request.headers) and not _is_json(request.content_type):
-            given = request.content_type
+            kind = request.content_type
             how = "send JSON with the header `Content-Type: application/json`"
-            raise RequestRejected(415, "unsupported_media_type", f"a body of the type {given!r:.80} is refused: {how}")
+            raise RequestRejected(415, "unsupported_media_type", f"a body of the type {kind!r:.80} is refused: {how}")
         if (coding := ", ".join(request.headers.getall("Content-Encoding", ["identity"]))) != "identity":
             how = "send it without the header `Content-Encoding`"
             raise RequestRejected(
@@ -194,8 +194,8 @@ class HttpGuard:
     def _check_host(self, header: str) -> None:
         name = _host_name(header)
         if name is None or not (name in self._allowed or name.endswith(".localhost") or _is_address(name)):
-            known = ", ".join(sorted(self._allowed))
-            message = f"the host {header!r:.80} is not served: use an IP address or one of {known}, or allow the name"
+            hosts = ", ".join(sorted(self._allowed))
+            message = f"the host {header!r:.80} is not served: use an IP address or one of {hosts}, or allow the name"
             raise RequestRejected(403, "host_not_allowed", f"{message} when the server is started (--allowed-hosts)")
 
     def _check_origin(self, request: web.BaseRequest) -> None:
@@ -217,12 +217,12 @@ def choose_token(host: str, *, is_required: bool = False) -> str | None:
 
     With `is_required`, loopback has one too. Raises ConfigError for a value that no header can carry.
     """
-    given = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if given:
-        if len(given) < 16 or not (given.isascii() and given.isprintable()) or " " in given:
-            wanted = "at least 16 printable ASCII characters without spaces"
-            raise ConfigError(f"{TOKEN_VARIABLE} holds no token: {wanted} were wanted, such as `openssl rand -hex 16`")
-        return given
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if token:
+        if len(token) < 16 or not (token.isascii() and token.isprintable()) or " " in token:
+            rule = "at least 16 printable ASCII characters without spaces"
+            raise ConfigError(f"{TOKEN_VARIABLE} holds no token: {rule} were wanted, such as `openssl rand -hex 16`")
+        return token
     return secrets.token_urlsafe(24) if is_required or not is_loopback(host) else None
 
 

@@ -22,9 +22,9 @@ __all__ = [
     "tool_schema",
 ]
 
-REASONING = (
-    *("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks", "reasoning_text"),
-    *("reasoningContent", "thinking_content", "chain_of_thought", "thought", "thoughts"),
+REASONING = tuple(
+    "reasoning_content reasoning thinking reasoning_details thinking_blocks reasoning_text reasoningContent "
+    "thinking_content chain_of_thought thought thoughts".split()
 )
 """The names under which servers and data sets keep the reasoning of a reply; the first is the one that we write."""
 _TEXTS = ("text", "thinking", "reasoning", "content", "summary")
@@ -33,8 +33,8 @@ _SEALED = ("data", "signature", "encrypted_content")
 """The keys of a part of reasoning that only its server can read."""
 _OTHER_SCHEMAS = (
     *(key for key in ARGUMENT_KEYS if key != "parameters"),
-    *("schema", "properties", "json_schema", "args_schema", "parameter_definitions", "parametersJsonSchema"),
-    *("inputSchema", "input_schema"),
+    *"schema properties json_schema args_schema parameter_definitions parametersJsonSchema".split(),
+    *"inputSchema input_schema".split(),
 )
 """The keys under which tools of other libraries have their schema; the last two count within a function alone."""
 MALFORMED = "malformed_call"
@@ -139,11 +139,11 @@ def tool_from_openai(value: object, where: str = "tool") -> ToolSpec:
     if function is None and isinstance(value, Mapping) and tool_schema(value) is not None:
         function = value
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        wanted = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
-        raise WireError(f"{where} is {wanted}, got {str(value)[:80]}", where)
+        form = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
+        raise WireError(f"{where} is {form}, got {str(value)[:80]}", where)
     schema = tool_schema(function)
-    given = {**value, **function} if isinstance(value, Mapping) else function
-    other = next((key for key in _OTHER_SCHEMAS if isinstance(given.get(key), Mapping)), None)
+    fields = {**value, **function} if isinstance(value, Mapping) else function
+    other = next((key for key in _OTHER_SCHEMAS if isinstance(fields.get(key), Mapping)), None)
     if not schema and other is not None:
         raise WireError(f"{where} has its schema under {other!r}: write it under 'parameters'", where)
     parameters = schema or {"type": "object", "properties": {}}

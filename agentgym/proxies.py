@@ -63,4 +63,6 @@ def _covers(entry: str, host: str, address: str) -> bool:
     name = entry.removeprefix("*").lstrip(".")
     with suppress(ValueError):  # not both are addresses
         return ipaddress.ip_address(host) in ipaddress.ip_network(name.strip("[]"), strict=False)
-    return entry == "*" or (name != "" and any(f".{place}".endswith(f".{name}") for place in (host, address)))
+    return entry == "*" or (
+        name != "" and any(f".{name_of_host}".endswith(f".{name}") for name_of_host in (host, address))
+    )

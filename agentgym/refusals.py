@@ -52,10 +52,10 @@ def _of_headers(headers: Mapping[str, str]) -> Iterator[str]:
             yield from value.split()[1:]
 
 
-def _spelling_pattern(sign: str) -> str:
+def _spelling_pattern(char: str) -> str:
     """Returns a pattern of all ways to write a character, longest first."""
-    if sign.isascii() and sign.isalnum():
-        return sign
-    code = "".join(f"%{byte:02x}" for byte in sign.encode("utf-8", "surrogatepass"))
-    ways = {sign, json.dumps(sign)[1:-1], html.escape(sign), {" ": "+", "/": r"\/"}.get(sign, sign)}
+    if char.isascii() and char.isalnum():
+        return char
+    code = "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
+    ways = {char, json.dumps(char)[1:-1], html.escape(char), {" ": "+", "/": r"\/"}.get(char, char)}
     return f"(?:{'|'.join(map(re.escape, sorted(ways, key=len, reverse=True)))}|(?i:{code}))"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
 from agentgym.errors import ConfigError, UnknownName, nearest
-from agentgym.loading import Wanted, is_place, load_named
+from agentgym.loading import Wanted, is_code_path, load_named
 
 __all__ = ["Registry"]
 
@@ -52,7 +52,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name in self._entries:
             return self._entries[name]
-        if self._check is not None and is_place(name):
+        if self._check is not None and is_code_path(name):
             return self._own(name, self._check)
         hint = f" {self.hint}" if self.hint else f" Known: {', '.join(sorted(self._entries)) or 'none'}."
         near = nearest(name, self._entries) or "."

@@ -50,16 +50,16 @@ class RemoteFolder:
         with self._naming_errors("read"):
             self._files.invalidate_cache()
             top, files = self._root, self._files
-            found: dict[str, dict[str, Any]] = files.find(top, detail=True) if files.exists(top) else {}
+            entries: dict[str, dict[str, Any]] = files.find(top, detail=True) if files.exists(top) else {}
         start = len(self._root.rstrip("/")) + 1
-        return {path[start:]: _digest(str(sorted(info.items()))) for path, info in found.items()}
+        return {path[start:]: _digest(str(sorted(info.items()))) for path, info in entries.items()}
 
     def matching(self, pattern: str) -> dict[str, str]:
         """Returns the same of the folder's own files with names like the pattern."""
         with self._naming_errors("read"):
             self._files.invalidate_cache()
-            found: dict[str, dict[str, Any]] = self._files.glob(self._path(pattern), detail=True)
-        files = {path: info for path, info in found.items() if info.get("type") == "file"}
+            entries: dict[str, dict[str, Any]] = self._files.glob(self._path(pattern), detail=True)
+        files = {path: info for path, info in entries.items() if info.get("type") == "file"}
         return {path.rpartition("/")[2]: _digest(str(sorted(info.items()))) for path, info in sorted(files.items())}
 
     def read(self, path: str) -> bytes | None:
@@ -133,10 +133,10 @@ def cached_folder(address: str, patterns: tuple[str, ...]) -> Path:
     """
     remote = RemoteFolder(address)
     listed = remote.listing()
-    wanted = sorted(path for path in listed if any(fnmatch(path, pattern) for pattern in patterns) and "/" not in path)
-    if not wanted:
+    names = sorted(path for path in listed if any(fnmatch(path, pattern) for pattern in patterns) and "/" not in path)
+    if not names:
         raise RunFolderError(f"there is no model in {address!r}: it has no file like {', '.join(patterns)}")
-    return _copy_once(remote, {path: listed[path] for path in wanted}, "models")
+    return _copy_once(remote, {path: listed[path] for path in names}, "models")
 
 
 def cached_files(address: str) -> list[Path]:
@@ -146,10 +146,10 @@ def cached_files(address: str) -> list[Path]:
     """
     folder, _, pattern = address.rpartition("/")
     remote = RemoteFolder(folder)
-    found = remote.matching(pattern)
-    if not found:
+    digests = remote.matching(pattern)
+    if not digests:
         raise RunFolderError(f"no file {address!r}")
-    return [_copy_once(remote, {name: digest}, "data") / name for name, digest in found.items()]
+    return [_copy_once(remote, {name: digest}, "data") / name for name, digest in digests.items()]
 
 
 def _copy_once(remote: RemoteFolder, files: Mapping[str, str], kind: str) -> Path:

@@ -58,8 +58,8 @@ class Contract:
         except ValueError as error:
             raise ConfigError(f"{self.kind} {name!r} does not say what it takes. {self._signature}") from error
         if problem := self._problem(parameters):
-            taken = str(inspect.signature(function).replace(return_annotation=inspect.Signature.empty))
-            raise ConfigError(f"{self.kind} {name!r} takes {taken}, where {problem}. {self._signature}")
+            signature = str(inspect.signature(function).replace(return_annotation=inspect.Signature.empty))
+            raise ConfigError(f"{self.kind} {name!r} takes {signature}, where {problem}. {self._signature}")
 
     def _problem(self, parameters: Mapping[str, inspect.Parameter]) -> str:
         plain = [
@@ -67,12 +67,12 @@ class Contract:
             for parameter in parameters.values()
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
-        named = [parameter for parameter in parameters.values() if parameter.kind is parameter.KEYWORD_ONLY]
+        options = [parameter for parameter in parameters.values() if parameter.kind is parameter.KEYWORD_ONLY]
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        known = (*self.inputs, *self.optional)
+        names = (*self.inputs, *self.optional)
         for parameter in plain:
-            if parameter.name not in known:
-                near = nearest(parameter.name, known).removeprefix(": ").removesuffix("?")
+            if parameter.name not in names:
+                near = nearest(parameter.name, names).removeprefix(": ").removesuffix("?")
                 return f"{parameter.name!r} is no input ({near or 'a setting comes after a *'})"
         if lacking := [name for name in self.inputs if name not in parameters]:
             return f"it lacks {', '.join(lacking)}"
@@ -80,10 +80,10 @@ class Contract:
             return "the inputs are in another order"
         if self.optional and any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in plain):
             return "its inputs are given by name"
-        for parameter in named:
-            if parameter.default is parameter.empty and parameter.name not in (*known, *self.keywords):
+        for parameter in options:
+            if parameter.default is parameter.empty and parameter.name not in (*names, *self.keywords):
                 return f"the setting {parameter.name!r} has no default"
-        if not takes_any and (absent := [word for word in self.keywords if word not in {n.name for n in named}]):
+        if not takes_any and (absent := [word for word in self.keywords if word not in {n.name for n in options}]):
             return f"it lacks the keyword {', '.join(absent)}"
         return ""
 
@@ -164,8 +164,8 @@ def with_inputs(function: Callable[..., R], gather: Callable[..., object]) -> Ca
 
     @wraps(function)
     def call(*args: object, **keywords: object) -> R:
-        given = {name: keywords.pop(name) for name in inputs if name in keywords}
-        return function(gather(*args, **given), **keywords)
+        inputs_by_name = {name: keywords.pop(name) for name in inputs if name in keywords}
+        return function(gather(*args, **inputs_by_name), **keywords)
 
     vars(call)["__signature__"] = inspect.Signature([*inputs.values(), *settings])
     return call

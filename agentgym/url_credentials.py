@@ -27,12 +27,13 @@ def refuse_credentials(settings: object, name: str = "") -> None:
 
     >>> refuse_credentials({"url": "http://127.0.0.1:8000/v1?page=2"})
     """
-    for place, text in _texts(settings, name):
+    for setting, text in _texts(settings, name):
         for url in URL.findall(text):
-            if found := _credential(url):
+            if credential := _credential(url):
                 raise ConfigError(
-                    f"the URL of {place or 'a server'} holds {found}. Settings are recorded and printed: give the "
-                    "address alone; a key belongs into an environment variable: OPENAI_API_KEY for an endpoint, "
+                    f"the URL of {setting or 'a server'} holds {credential}. Settings are recorded and printed: "
+                    "give the address alone; a key belongs into an environment variable: "
+                    "OPENAI_API_KEY for an endpoint, "
                     "AGENTGYM_SERVER_SECRET for a running SGLang or vLLM, OPENENV_API_KEY for an OpenEnv server"
                 )
 

@@ -56,17 +56,17 @@ def check_size(value: object, max_values: int = MAX_VALUES) -> None:
         raise ValueError(f"it holds more than {max_values:,} values")
 
 
-def _measure(value: object, known: dict[int, tuple[int, int]], depth: int) -> tuple[int, int]:
+def _measure(value: object, measures: dict[int, tuple[int, int]], depth: int) -> tuple[int, int]:
     """Returns the number of values in a value, and the depth of its containers."""
     if not isinstance(value, dict | list | tuple | set):
         return 1, 0
-    if id(value) not in known:
+    if id(value) not in measures:
         if depth == MAX_DEPTH:
             raise ValueError(TOO_DEEP)
         items = [*value, *value.values()] if isinstance(value, dict) else value
-        parts = [_measure(item, known, depth + 1) for item in items]
-        known[id(value)] = 1 + sum(size for size, _ in parts), 1 + max((levels for _, levels in parts), default=0)
-    size, levels = known[id(value)]
+        parts = [_measure(item, measures, depth + 1) for item in items]
+        measures[id(value)] = 1 + sum(size for size, _ in parts), 1 + max((levels for _, levels in parts), default=0)
+    size, levels = measures[id(value)]
     if depth + levels > MAX_DEPTH:
         raise ValueError(TOO_DEEP)
     return size, levels

@@ -197,7 +197,7 @@ async def run_ours(size: Size, model: Decoder, rounds: Rounds) -> tuple[Cost, bo
     engine = LocalEngine(model, LocalEngineConfig(num_slots=size.num_prompts * size.group_size))
     learner = make_learner(model)
     generation, update = [], []
-    most_nats = 1e-3 if model.embed.dtype == torch.float32 else 0.5
+    max_nats = 1e-3 if model.embed.dtype == torch.float32 else 0.5
     for step in range(rounds.all_steps):
         started = time.process_time()
         replies = await sample(engine, prompts, size, step)
@@ -213,7 +213,7 @@ async def run_ours(size: Size, model: Decoder, rounds: Rounds) -> tuple[Cost, bo
         await engine.resume()
         generation.append(sampled - started)
         update.append(time.process_time() - sampled)
-        assert batch.num_trained_tokens == size.num_tokens and stats.mismatch_max < most_nats, stats
+        assert batch.num_trained_tokens == size.num_tokens and stats.mismatch_max < max_nats, stats
     await engine.close()
     learner.close()
     return Cost.of(generation, update, rounds.steps), engine.compiles

@@ -74,7 +74,6 @@ class NewRule:
         self._bound = RoundedBound.of(ParityConfig(), is_mixture=is_mixture)
 
     def halts(self, found: Mismatch) -> bool:
-        """See `Rule`."""
         is_over = self._bound.now.excess(found) is not None
         self._bound.seen.append(found.rms)
         return is_over
@@ -87,7 +86,6 @@ class OldRule:
         self._bound: float | None = None
 
     def halts(self, found: Mismatch) -> bool:
-        """See `Rule`."""
         if self._bound is None:
             self._bound = max(0.125, 10 * found.max)
             return found.mean > 0.02

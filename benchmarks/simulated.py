@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.model.published_weights import Weights
-from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits
@@ -119,20 +119,20 @@ class SimulatedLoop(EpisodeLoop):
         super().__init__(limits)
         self.engine = engine
 
-    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
-        await self._reset(env, draft)
-        draft.begin_row((1, 3))
+    async def _converse(self, env: HostedEnv, builder: EpisodeBuilder) -> EpisodeEnd:
+        await self._reset(env, builder)
+        builder.begin_row((1, 3))
         message = Message("assistant", "on")
         for turn in range(self.limits.max_turns):
-            sampling = Sampling(max_tokens=2, seed=draft.episode.seed(turn))
-            completion = await self.engine.generate(draft.ids, sampling, session=draft.episode.session)
-            await self.turnstile.wait_turn()
-            draft.add_reply(completion, message, 0.0)
-            ending = self._ending(await self._act(env, draft, message), draft)
+            sampling = Sampling(max_tokens=2, seed=builder.episode.seed(turn))
+            completion = await self.engine.generate(builder.ids, sampling, session=builder.episode.session)
+            await self.fair_gate.wait_turn()
+            builder.add_reply(completion, message, 0.0)
+            ending = self._ending(await self._act(env, builder, message), builder)
             if ending is not None:
                 return ending
-            draft.add_answer((4,))
-        return Ending(Status.TRUNCATED, StopReason.MAX_TURNS)
+            builder.add_answer((4,))
+        return EpisodeEnd(Status.TRUNCATED, StopReason.MAX_TURNS)
 
     async def _end_session(self, session: str) -> None:
         await self.engine.abort(session)

@@ -41,7 +41,7 @@ from agentgym.trainers.settings.optimizer import OptimizerConfig
 LOSSES: tuple[PreferenceForm, ...] = ("sigmoid", "ipo", "hinge")
 BETAS = (0.0, 0.5, 1.0)
 BETA, LEARNING_RATE = 0.1, 1e-4
-MOST_PAIRS = 8
+MAX_PAIRS = 8
 TRAIN = ("train", "--env", "TextGame-v0", "--target-success", "None")
 
 
@@ -102,8 +102,8 @@ def agree(run: Path) -> None:
     """Prints the numbers of both sides."""
     renderer, model = renderer_for(embedded_folder()), load_decoder(embedded_folder())
     found = pairs_of_episodes([run], renderer, model.vocab_size, model.context_window)
-    pairs = [with_whole_replies(pair) for pair in found.pairs[:MOST_PAIRS]]
-    rows = [{"ids": list(pair.chosen.ids), "mask": list(pair.chosen.mask)} for pair in found.pairs[:MOST_PAIRS]]
+    pairs = [with_whole_replies(pair) for pair in found.pairs[:MAX_PAIRS]]
+    rows = [{"ids": list(pair.chosen.ids), "mask": list(pair.chosen.mask)} for pair in found.pairs[:MAX_PAIRS]]
     teacher = checkpoint_folders(run)[-1]
     spec = {
         "student": str(embedded_folder()),

@@ -22,7 +22,7 @@ class GymnasiumWatch:
         if name != "gymnasium":
             return None
         others = (finder.find_spec(name, None, None) for finder in sys.meta_path if finder is not cls)
-        spec = next((found for found in others if found is not None), None)
+        spec = next((spec for spec in others if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
         loader, load = spec.loader, spec.loader.exec_module

@@ -199,10 +199,10 @@ class Endpoint:
         await asyncio.gather(*hanging, return_exceptions=True)
 
     def _denied(self, request: web.Request) -> web.Response | None:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if self.key is None or given == self.key:
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.key is None or key == self.key:
             return None
-        return web.json_response({"error": {"message": f"Incorrect API key provided: {given}"}}, status=401)
+        return web.json_response({"error": {"message": f"Incorrect API key provided: {key}"}}, status=401)
 
     async def _list(self, request: web.Request) -> web.Response:
         if self.busy > 0:
@@ -224,33 +224,33 @@ class Endpoint:
         for name in self.refused:
             if name in body:
                 return web.json_response({"error": {"message": f"Unrecognized argument: {name}"}}, status=400)
-        said = self.script(body, number)
-        if said.hangs:
+        reply = self.script(body, number)
+        if reply.hangs:
             await asyncio.sleep(3600)
-        if said.status != 200:
-            return web.json_response(said.body, status=said.status, headers=said.headers)
+        if reply.status != 200:
+            return web.json_response(reply.body, status=reply.status, headers=reply.headers)
         if body.get("stream") and self.streams:
-            return await self._stream(request, said, body)
-        if said.breaks:
+            return await self._stream(request, reply, body)
+        if reply.breaks:
             request.transport.close()  # type: ignore[union-attr]
             raise ConnectionResetError
-        prompt = {} if said.ids is None else {"prompt_token_ids": list(said.ids[0])}
-        return web.json_response({"choices": [self._choice(said, "message")], **prompt, **self._usage(said)})
+        prompt = {} if reply.ids is None else {"prompt_token_ids": list(reply.ids[0])}
+        return web.json_response({"choices": [self._choice(reply, "message")], **prompt, **self._usage(reply)})
 
-    async def _stream(self, request: web.Request, said: Said, body: dict[str, Any]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, reply: Said, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
 
         async def send(event: object) -> None:
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
 
-        whole = self._choice(said, "delta")
+        whole = self._choice(reply, "delta")
         delta = whole["delta"]
         await response.write(b": a comment that keeps the connection alive\n\n")
         for name in ("reasoning_content", "content"):
             for character in delta.get(name) or "":
                 await send({"choices": [{"index": 0, "delta": {name: character}}]})
-                if said.breaks:
+                if reply.breaks:
                     request.transport.close()  # type: ignore[union-attr]
                     return response
         for index, call in enumerate(delta.get("tool_calls", ())):
@@ -259,35 +259,35 @@ class Endpoint:
             for character in call["function"]["arguments"]:
                 part = {"index": index, "function": {"arguments": character}}
                 await send({"choices": [{"index": 0, "delta": {"tool_calls": [part]}}]})
-        if said.ids is not None:
-            await send({"choices": [], "prompt_token_ids": list(said.ids[0])})
+        if reply.ids is not None:
+            await send({"choices": [], "prompt_token_ids": list(reply.ids[0])})
         await send({"choices": [{**whole, "delta": {}}]})
         if body.get("stream_options", {}).get("include_usage"):
-            await send({"choices": [], **self._usage(said)})
+            await send({"choices": [], **self._usage(reply)})
         await response.write(b"data: [DONE]\n\n")
         return response
 
     @staticmethod
-    def _choice(said: Said, name: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": said.content or None}
-        if said.reasoning:
-            message["reasoning_content"] = said.reasoning
-        if said.calls:
+    def _choice(reply: Said, name: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content or None}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        if reply.calls:
             message["tool_calls"] = [
                 {"id": call_id, "type": "function", "function": {"name": called, "arguments": arguments}}
-                for call_id, called, arguments in said.calls
+                for call_id, called, arguments in reply.calls
             ]
-        choice = {"index": 0, name: message, "finish_reason": "tool_calls" if said.calls else said.finish}
-        if said.ids is None:
+        choice = {"index": 0, name: message, "finish_reason": "tool_calls" if reply.calls else reply.finish}
+        if reply.ids is None:
             return choice
-        logprobs = {"content": [{"token": "", "logprob": -0.5} for _ in said.ids[1]]}
-        return {**choice, "token_ids": list(said.ids[1]), "logprobs": logprobs}
+        logprobs = {"content": [{"token": "", "logprob": -0.5} for _ in reply.ids[1]]}
+        return {**choice, "token_ids": list(reply.ids[1]), "logprobs": logprobs}
 
     @staticmethod
-    def _usage(said: Said) -> dict[str, Any]:
-        if said.usage is None:
+    def _usage(reply: Said) -> dict[str, Any]:
+        if reply.usage is None:
             return {}
-        prompt, cached, sampled = said.usage
+        prompt, cached, sampled = reply.usage
         details = {"prompt_tokens_details": {"cached_tokens": cached}}
         return {"usage": {"prompt_tokens": prompt, "completion_tokens": sampled, **details}}
 

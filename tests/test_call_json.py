@@ -34,9 +34,9 @@ def test_any_other_value_that_is_no_object_is_refused(arguments: object) -> None
 @pytest.mark.parametrize("key", [*ARGUMENT_KEYS[1:], "direction", "reason", "function"])
 def test_a_key_that_a_call_does_not_have_is_named(key: str) -> None:
     several: list[dict[str, JSON]] = [{}, {"arguments": {}}, {"arguments": {"a": 1}}]
-    for given in several:
+    for arguments in several:
         with pytest.raises(ValueError, match=f'the keys "name" and "arguments", and no "{key}"'):
-            as_call({"name": "go", **given, key: {"direction": "north"}})
+            as_call({"name": "go", **arguments, key: {"direction": "north"}})
     assert as_call({"name": "go", key: None}) == ("go", {})
 
 

@@ -1,4 +1,4 @@
-"""The guard of a child: what a server leaves goes with it, however it ends, and how a speaker ended is told."""
+"""The guard of a child: what a server leaves goes with it, however it ends; the end of a stdio program is reported."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ time.sleep(float(sys.argv[2]))
 LIMIT_S = 60.0
 
 
-def begun(told: Path, lasts_s: float) -> tuple[subprocess.Popen[bytes], int, Path]:
+def begun(report: Path, lasts_s: float) -> tuple[subprocess.Popen[bytes], int, Path]:
     """The guard, the server's process id and the folder, when the server has left something there."""
-    words = guard_command("server", [sys.executable, "-c", SERVER, str(told), str(lasts_s)])
+    words = guard_command("server", [sys.executable, "-c", SERVER, str(report), str(lasts_s)])
     guard = subprocess.Popen(words, stdin=subprocess.PIPE)
     deadline = time.monotonic() + LIMIT_S
-    while not (told.exists() and told.read_text()):
+    while not (report.exists() and report.read_text()):
         assert time.monotonic() < deadline and guard.poll() is None
         time.sleep(0.05)
-    pid, _, folder = told.read_text().partition(" ")
+    pid, _, folder = report.read_text().partition(" ")
     return guard, int(pid), Path(folder)
 
 
@@ -70,12 +70,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_server_that_is_killed_leaves_no_shared_memory(tmp_path: Path) -> None:
     """Python's resource tracker, a child of the server, is left to free it."""
-    told = tmp_path / "told"
-    words = guard_command("server", [sys.executable, "-c", SHARED, str(told)])
+    report = tmp_path / "told"
+    words = guard_command("server", [sys.executable, "-c", SHARED, str(report)])
     with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as guard:
         assert guard.wait(LIMIT_S) == 128 + signal.SIGKILL
     with pytest.raises(FileNotFoundError):
-        SharedMemory(told.read_text())
+        SharedMemory(report.read_text())
 
 
 DAEMON = """
@@ -87,34 +87,34 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize("kind", ["server", "speaker"])
+@pytest.mark.parametrize("kind", ["server", "stdio"])
 @pytest.mark.parametrize("lasts_s", [0, 600])
 def test_a_process_in_a_session_of_its_own_ends_with_the_program(kind: Kind, lasts_s: int, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    words = guard_command(kind, [sys.executable, "-c", DAEMON, str(told), str(lasts_s)])
+    report = tmp_path / "told"
+    words = guard_command(kind, [sys.executable, "-c", DAEMON, str(report), str(lasts_s)])
     with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as guard:
         deadline = time.monotonic() + LIMIT_S
-        while not (told.exists() and told.read_text()):
+        while not (report.exists() and report.read_text()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert guard.stdin is not None
         guard.stdin.close()
         guard.wait(LIMIT_S)
-        assert not psutil.pid_exists(int(told.read_text()))
+        assert not psutil.pid_exists(int(report.read_text()))
 
 
 def test_a_program_that_is_not_there_is_named_and_leaves_no_folder(tmp_path: Path) -> None:
-    for kind, told in (("server", "cannot run"), ("speaker", "[agentgym: cannot run")):
+    for kind, message in (("server", "cannot run"), ("stdio", "[agentgym: cannot run")):
         words = guard_command(kind, [str(tmp_path / "absent")])  # type: ignore[arg-type]
         done = subprocess.run(
             words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={"TMPDIR": str(tmp_path)}
         )
-        assert (done.returncode, done.stderr.startswith(told), list(tmp_path.iterdir())) == (127, True, [])
+        assert (done.returncode, done.stderr.startswith(message), list(tmp_path.iterdir())) == (127, True, [])
 
 
 def test_how_a_server_ended_is_told_where_it_was_written_to_meanwhile() -> None:
     command = ["sh", "-c", "exec <&-; echo deaf >&2; sleep 0.3; exit 3"]
-    words = guard_command("speaker", command)
+    words = guard_command("stdio", command)
     guard = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with guard:
         assert guard.stdin is not None and guard.stderr is not None

@@ -124,13 +124,13 @@ def statuses(
     """The status of the answer to a POST with each of these arguments."""
 
     async def ask(session: aiohttp.ClientSession, url: str) -> list[int]:
-        found = []
+        codes = []
         for request in requests:
             async with session.post(url + (path or POSTS[name]), **request) as answer:
                 assert answer.content_type == "application/json", await answer.text()
                 assert await answer.json(), "a refusal says why"
-                found.append(answer.status)
-        return found
+                codes.append(answer.status)
+        return codes
 
     return list(asking(renderer, name, ask, token))
 
@@ -148,8 +148,10 @@ def test_a_foreign_host_or_origin_and_a_body_that_is_not_json_are_refused(render
         {"Origin": "null"},
         {"Sec-Fetch-Site": "cross-site"},
     ]
-    asked = [{"data": b"{}", "headers": {"Content-Type": "application/json", **given}} for given in headers]
-    assert statuses(renderer, name, *asked) == [403] * len(headers)
+    requests = [
+        {"data": b"{}", "headers": {"Content-Type": "application/json", **origin_headers}} for origin_headers in headers
+    ]
+    assert statuses(renderer, name, *requests) == [403] * len(headers)
     forms = [{"data": b"{}", "headers": {"Content-Type": kind}} for kind in ("text/plain", "multipart/form-data")]
     assert statuses(renderer, name, *forms, {"data": {"a": "b"}}) == [415] * 3
 
@@ -170,9 +172,9 @@ def test_a_foreign_host_or_origin_and_a_body_that_is_not_json_are_refused(render
 )
 def test_broken_json_is_the_clients_error(renderer: Renderer, name: str, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
-    asked = [{"data": body, "headers": headers}, {"data": body, "headers": {**headers, "Content-Encoding": "gzip"}}]
+    requests = [{"data": body, "headers": headers}, {"data": body, "headers": {**headers, "Content-Encoding": "gzip"}}]
     path = "/episodes/none/step" if name == "serve" else ""
-    assert all(400 <= status < 500 for status in statuses(renderer, name, *asked, path=path))
+    assert all(400 <= status < 500 for status in statuses(renderer, name, *requests, path=path))
 
 
 @pytest.mark.parametrize("name", DOORS)
@@ -180,9 +182,9 @@ def test_a_token_is_demanded_where_there_is_one(renderer: Renderer, name: str) -
     basic = base64.b64encode(f"anybody:{TOKEN}".encode()).decode()
     wrong: list[dict[str, Any]] = [
         {"json": {}},
-        *({"json": {}, "headers": {"Authorization": given}} for given in ("Bearer x", "Basic =", "Bearer", "Bearer é")),
+        *({"json": {}, "headers": {"Authorization": value}} for value in ("Bearer x", "Basic =", "Bearer", "Bearer é")),
     ]
-    right = [{"json": {}, "headers": {"Authorization": given}} for given in (f"Bearer {TOKEN}", f"Basic {basic}")]
+    right = [{"json": {}, "headers": {"Authorization": value}} for value in (f"Bearer {TOKEN}", f"Basic {basic}")]
     assert statuses(renderer, name, *wrong, token=TOKEN) == [401] * len(wrong)
     assert 401 not in statuses(renderer, name, *right, token=TOKEN)
 
@@ -195,16 +197,16 @@ def test_a_token_is_demanded_where_there_is_one(renderer: Renderer, name: str) -
 
 def test_a_websocket_of_another_page_is_refused_before_it_opens(renderer: Renderer) -> None:
     async def ask(session: aiohttp.ClientSession, url: str) -> list[int]:
-        found = []
+        codes = []
         for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
                 await session.ws_connect(f"{url}/ws", headers=headers)
-            found.append(refused.value.status)
+            codes.append(refused.value.status)
         for own in ({}, {"Origin": url}):
             async with session.ws_connect(f"{url}/ws", headers=own) as socket:
                 await socket.send_json({"type": "reset", "data": {}})
                 assert (await socket.receive_json())["type"] == "observation"
-        return found
+        return codes
 
     assert asking(renderer, "env serve", ask) == [403, 403]
 
@@ -212,12 +214,12 @@ def test_a_websocket_of_another_page_is_refused_before_it_opens(renderer: Render
 def test_a_name_that_is_allowed_is_served() -> None:
     async def run() -> list[int]:
         guard = HttpGuard("127.0.0.1", allowed_hosts=["Gym.example"])
-        found = []
+        codes = []
         async with answering(guard) as url, aiohttp.ClientSession() as session:
             for host in ("gym.example:8000", "localhost:1", "a.localhost", "10.1.2.3", "[::1]:80", "other.example"):
                 async with session.get(url, headers={"Host": host}) as answer:
-                    found.append(answer.status)
-        return found
+                    codes.append(answer.status)
+        return codes
 
     assert asyncio.run(run()) == [200] * 5 + [403]
 
@@ -245,9 +247,9 @@ def test_requests_that_are_half_sent_end_in_time_and_nobody_waits_for_them() -> 
     halves = (b"", b"POST / HTTP/1.1\r\nHost: localhost\r\n", b"GET")
     body = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
 
-    async def half(host: str, port: int, sent: bytes) -> bytes:
+    async def half(host: str, port: int, content: bytes) -> bytes:
         reader, writer = await asyncio.open_connection(host, port)
-        writer.write(sent)
+        writer.write(content)
         answer = b""
         with contextlib.suppress(ConnectionError):
             answer = await asyncio.wait_for(reader.readline(), 60)
@@ -354,8 +356,8 @@ def test_a_compressed_body_is_refused_before_it_is_inflated(renderer: Renderer, 
         {"data": compress(b"{" + b" " * 10_000_000 + b"}"), "headers": {"Content-Encoding": coding}}
         for coding, compress in (("gzip", gzip.compress), ("deflate", zlib.compress))
     ]
-    asked = [{**one, "headers": {"Content-Type": "application/json", **one["headers"]}} for one in small]
-    assert statuses(renderer, name, *asked) == [415, 415]
+    requests = [{**one, "headers": {"Content-Type": "application/json", **one["headers"]}} for one in small]
+    assert statuses(renderer, name, *requests) == [415, 415]
 
 
 @pytest.mark.parametrize("name", DOORS)
@@ -387,9 +389,9 @@ def test_a_second_header_that_names_a_compression_counts_and_malformed_requests_
 def test_an_address_that_other_machines_reach_has_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
     assert [choose_token(host) for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8")] == [None] * 4
-    made = [choose_token(host) for host in ("0.0.0.0", "::", "", "10.0.0.1", "gym.example")]
-    made.append(choose_token("127.0.0.1", is_required=True))
-    assert all(token and len(token) >= 32 for token in made) and len(set(made)) == len(made)
+    tokens = [choose_token(host) for host in ("0.0.0.0", "::", "", "10.0.0.1", "gym.example")]
+    tokens.append(choose_token("127.0.0.1", is_required=True))
+    assert all(token and len(token) >= 32 for token in tokens) and len(set(tokens)) == len(tokens)
     with pytest.raises(ConfigError, match="give it a token"):
         ServeConfig(host="0.0.0.0")
     monkeypatch.setenv("AGENTGYM_TOKEN", TOKEN)

@@ -28,7 +28,7 @@ def run(*lines: str) -> subprocess.CompletedProcess[str]:
 
 
 def sleepers() -> list[int]:
-    return [found.pid for found in psutil.process_iter(["cmdline"]) if found.info["cmdline"] == ["sleep", NAP]]
+    return [process.pid for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", NAP]]
 
 
 def test_lanes_meet_each_other_and_print_the_output_of_each_part_in_one_piece(tmp_path: Path) -> None:

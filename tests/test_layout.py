@@ -19,17 +19,17 @@ CROWDED = {"agentgym/cli": 37, "agentgym/chat_templates/formats": 37}
 
 def imported_modules(path: Path) -> set[str]:
     """Returns our modules that a file imports, by a statement or by `import_module`, wherever in the file."""
-    found = set()
+    names = set()
     tree = parse_file(path)
     has_calls = "import_module" in path.read_text(encoding="utf-8")
     for node in walk_nodes(tree) if has_calls else walk_statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Call) and calls_import_module(node.func):
-            found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
-    return {name for name in found if name.startswith("agentgym.")}
+            names |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
+    return {name for name in names if name.startswith("agentgym.")}
 
 
 def calls_import_module(function: ast.expr) -> bool:
@@ -61,5 +61,5 @@ def test_no_folder_is_crowded() -> None:
 
 def test_every_path_that_a_page_names_is_there() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    named = {(page.name, path) for page in pages for path in re.findall(r"agentgym/[\w/]+\.\w+", page.read_text())}
-    assert {(page, path) for page, path in named if not (ROOT / path).exists()} == set()
+    paths = {(page.name, path) for page in pages for path in re.findall(r"agentgym/[\w/]+\.\w+", page.read_text())}
+    assert {(page, path) for page, path in paths if not (ROOT / path).exists()} == set()

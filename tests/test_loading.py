@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import ConfigError, UnknownName, UserCodeFault
-from agentgym.loading import Wanted, convert_user_errors, is_place, load_module, load_named
+from agentgym.loading import Wanted, convert_user_errors, is_code_path, load_module, load_named
 
 SCORE = Wanted(noun="scorer", example="function", hint="See `scorers`.", new="write one")
 
@@ -33,8 +33,8 @@ def test_a_function_is_found_by_file_and_module() -> None:
 def test_threads_that_load_a_file_at_once_have_the_whole_of_it(tmp_path: Path) -> None:
     (tmp_path / "slow_scores.py").write_text("import time\ntime.sleep(0.2)\ndef exact(): return 1\n")
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: load_named("slow_scores.py:exact", SCORE), range(4)))
-    assert len(set(map(id, found))) == 1
+        functions = list(threads.map(lambda _: load_named("slow_scores.py:exact", SCORE), range(4)))
+    assert len(set(map(id, functions))) == 1
 
 
 def test_a_file_is_the_same_module_in_every_process() -> None:
@@ -70,7 +70,7 @@ def test_a_long_list_of_names_is_cut() -> None:
 
 @pytest.mark.parametrize("name", ["own_scores.py", "own_scores.py:", ":exact"])
 def test_a_place_without_a_name_is_refused(name: str) -> None:
-    assert is_place(name) and not is_place("exact")
+    assert is_code_path(name) and not is_code_path("exact")
     with pytest.raises(ConfigError, match=r"names no scorer: write 'path/to/file\.py:function'"):
         load_named(name, SCORE)
 

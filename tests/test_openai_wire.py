@@ -27,7 +27,7 @@ messages = st.one_of(
     st.builds(Message, st.sampled_from(["system", "user"]), texts),
     st.builds(lambda content, call_id: Message("tool", content, tool_call_id=call_id), texts, names),
     st.builds(
-        lambda content, reasoning, made: Message("assistant", content, reasoning, tuple(made)),
+        lambda content, reasoning, calls: Message("assistant", content, reasoning, tuple(calls)),
         texts,
         st.none() | texts,
         st.lists(calls, max_size=3),
@@ -37,8 +37,8 @@ messages = st.one_of(
 
 @given(messages)
 def test_a_message_comes_back_as_it_was(message: Message) -> None:
-    sent = json.loads(json.dumps(message_to_openai(message)))
-    assert message_from_openai(sent) == message
+    wire_message = json.loads(json.dumps(message_to_openai(message)))
+    assert message_from_openai(wire_message) == message
 
 
 @given(messages)
@@ -56,9 +56,9 @@ def test_a_tool_comes_back_as_it_was(name: str, description: str, properties: di
 @pytest.mark.parametrize("arguments", ['{"direction": ', "[1]", "3", '{"n": NaN}', '{"s": "\\ud800"}', "[" * 5000])
 def test_arguments_that_are_no_object_make_a_malformed_call_with_the_text_kept(arguments: str) -> None:
     call = {"id": "call_7", "type": "function", "function": {"name": "go", "arguments": arguments}}
-    (read,) = message_from_openai({"role": "assistant", "content": None, "tool_calls": [call]}).tool_calls
-    assert isinstance(read, MalformedCall) and read.id == "call_7" and "the arguments are" in read.error
-    assert json.loads(read.raw) == {"name": "go", "arguments": arguments}
+    (bad_call,) = message_from_openai({"role": "assistant", "content": None, "tool_calls": [call]}).tool_calls
+    assert isinstance(bad_call, MalformedCall) and bad_call.id == "call_7" and "the arguments are" in bad_call.error
+    assert json.loads(bad_call.raw) == {"name": "go", "arguments": arguments}
 
 
 @pytest.mark.parametrize("arguments", [None, "", "{}", {}])
@@ -71,23 +71,25 @@ def test_a_call_without_arguments_has_none(arguments: object) -> None:
 @pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": "{}"}, {"arguments": '{"a": 1}'}])
 def test_a_call_with_an_unknown_key_is_malformed_and_names_it(key: str, arguments: dict[str, Any]) -> None:
     function = {"name": "go", **arguments, key: {"direction": "north"}}
-    (read,) = message_from_openai({"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}).tool_calls
-    assert isinstance(read, MalformedCall) and f'no "{key}"' in read.error
-    assert json.loads(read.raw) == function
+    (bad_call,) = message_from_openai(
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
+    ).tool_calls
+    assert isinstance(bad_call, MalformedCall) and f'no "{key}"' in bad_call.error
+    assert json.loads(bad_call.raw) == function
 
 
 @pytest.mark.parametrize("key", ["arguments", "parameters", "args", "input"])
 def test_arguments_outside_of_the_function_make_a_call_malformed(key: str) -> None:
     call = {"id": "a", "function": {"name": "go"}, key: {"direction": "north"}}
-    (read,) = message_from_openai({"role": "assistant", "tool_calls": [call]}).tool_calls
-    assert isinstance(read, MalformedCall) and f'no "{key}" outside of it' in read.error
+    (bad_call,) = message_from_openai({"role": "assistant", "tool_calls": [call]}).tool_calls
+    assert isinstance(bad_call, MalformedCall) and f'no "{key}" outside of it' in bad_call.error
 
 
 def test_what_servers_and_table_formats_add_to_a_call_is_no_argument() -> None:
     function = {"name": "go", "arguments": "{}", "index": 0, "parameters": None, "description": None}
     call = {"id": "a", "index": 0, "type": "function", "extra_content": {"google": {}}, "input": None}
-    read = message_from_openai({"role": "assistant", "tool_calls": [{**call, "function": function}]})
-    assert read.tool_calls == (ToolCall("a", "go", {}),)
+    message = message_from_openai({"role": "assistant", "tool_calls": [{**call, "function": function}]})
+    assert message.tool_calls == (ToolCall("a", "go", {}),)
 
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"direction": {"type": "string"}}, "required": ["direction"]}
@@ -120,7 +122,7 @@ def test_text_parts_are_one_text_and_a_developer_is_the_system() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "problem"),
     [
         ("hello", "an object with a role"),
         ({"content": "x"}, "role is one of system, developer, user"),
@@ -133,10 +135,10 @@ def test_text_parts_are_one_text_and_a_developer_is_the_system() -> None:
         ({"role": "assistant", "function_call": {}}, "use tool_calls"),
     ],
 )
-def test_what_is_no_message_is_named_with_its_place(value: object, told: str) -> None:
+def test_what_is_no_message_is_named_with_its_place(value: object, problem: str) -> None:
     with pytest.raises(WireError) as caught:
         message_from_openai(value)
-    assert told in str(caught.value) and caught.value.param and caught.value.param.startswith("message")
+    assert problem in str(caught.value) and caught.value.param and caught.value.param.startswith("message")
     assert pickle.loads(pickle.dumps(caught.value)).param == caught.value.param
 
 

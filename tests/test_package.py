@@ -153,8 +153,8 @@ def clean_python(distributions: Path, tmp_path_factory: pytest.TempPathFactory) 
 def test_the_wheel_holds_the_package_and_nothing_else(distributions: Path) -> None:
     with zipfile.ZipFile(next(distributions.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
-    wanted = {"agentgym", *HOOK, f"agentgym_llm-{agentgym.__version__}.dist-info"}
-    assert {name.split("/")[0] for name in names} == wanted
+    expected = {"agentgym", *HOOK, f"agentgym_llm-{agentgym.__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == expected
     assert "agentgym/py.typed" in names
     kernels = Path(agentgym.__file__).parent / "engines" / "local" / "kernels"
     sources = {path.name for suffix in ("cpp", "h") for path in kernels.glob(f"*.{suffix}")}
@@ -213,8 +213,8 @@ def test_each_command_of_doctor_works_on_a_bare_installation(distributions: Path
         return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
     def commands(answer: dict[str, Any]) -> dict[str, str]:
-        found = {fix["what"]: fix["command"] for fix in answer["fixes"] if fix["command"]}
-        return {what: line for what, line in found.items() if str(home) in line}
+        commands_by_part = {fix["what"]: fix["command"] for fix in answer["fixes"] if fix["command"]}
+        return {what: line for what, line in commands_by_part.items() if str(home) in line}
 
     code, before = doctor()
     assert code == 1 and not before["ok"] and before["engines"] == ["scripted", "openai"]

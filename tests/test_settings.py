@@ -67,7 +67,7 @@ def by_position(rewards_BT: int, /) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("contract", "function", "told"),
+    ("contract", "function", "problem"),
     [
         (PAIR, swapped, "the inputs are in another order"),
         (PAIR, short, "it lacks second"),
@@ -80,13 +80,13 @@ def by_position(rewards_BT: int, /) -> None: ...
         (CHOICE, by_position, "its inputs are given by name"),
     ],
 )
-def test_what_does_not_fit_is_refused(contract: Contract, function: Callable[..., object], told: str) -> None:
+def test_what_does_not_fit_is_refused(contract: Contract, function: Callable[..., object], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         contract.check("mine", function)
-    assert told in str(caught.value)
-    wanted = "first, second, *, sequences=None, " if contract is PAIR else "any of rewards_BT, mask_BT, *, "
+    assert problem in str(caught.value)
+    inputs = "first, second, *, sequences=None, " if contract is PAIR else "any of rewards_BT, mask_BT, *, "
     assert f"{contract.kind} 'mine'" in str(caught.value)
-    assert str(caught.value).endswith(f"Wanted: ({wanted}settings with defaults)")
+    assert str(caught.value).endswith(f"Wanted: ({inputs}settings with defaults)")
 
 
 def test_what_fits_is_taken() -> None:

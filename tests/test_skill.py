@@ -25,8 +25,8 @@ def test_the_skill_stands_alone_and_names_every_page(tmp_path: Path) -> None:
     assert 100 < len(yaml.safe_load(head)["description"]) < 1024  # this is always in mind, the rest on demand
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
     assert {page.name for page in (folder / "references").iterdir()} == pages | {"ARCHITECTURE.md"}
-    named = {name.removeprefix("references/") for name in re.findall(r"\]\((references/[^)#]+)", body)}
-    assert named >= pages - {"README.md"}
+    links = {name.removeprefix("references/") for name in re.findall(r"\]\((references/[^)#]+)", body)}
+    assert links >= pages - {"README.md"}
     assert set(re.findall(r"^    agentgym ([a-z-]+)", body, flags=re.M)) <= COMMANDS.keys()
     for page in [folder / "SKILL.md", *(folder / "references").iterdir()]:
         for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):

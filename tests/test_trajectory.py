@@ -230,9 +230,9 @@ def test_every_turn_has_its_policy_span() -> None:
 
 
 def test_an_episode_without_any_ids_says_so() -> None:
-    held = trajectory((1.0,))
-    assert held.has_ids
-    text = dataclasses.replace(held, rows=())
+    with_ids = trajectory((1.0,))
+    assert with_ids.has_ids
+    text = dataclasses.replace(with_ids, rows=())
     assert not text.has_ids and len(text.turns) == 1
     assert (text.reward, text.num_tokens, text.num_trained_tokens) == (1.0, 0, 0)
     assert dataclasses.replace(trajectory((None,), Status.ENV_ERROR), rows=(), turns=()).has_ids
@@ -287,8 +287,8 @@ def test_a_group_refuses_a_member_twice() -> None:
 
 
 def test_a_trajectory_is_shown_on_one_line() -> None:
-    shown = "<Trajectory g0/0 of TextGame-v0 (seed 7): completed, reward 1, 1 turns, 1 rows, 6 tokens, 2 trained>"
-    assert repr(trajectory()) == shown
+    text = "<Trajectory g0/0 of TextGame-v0 (seed 7): completed, reward 1, 1 turns, 1 rows, 6 tokens, 2 trained>"
+    assert repr(trajectory()) == text
     failed = trajectory((), Status.ENV_ERROR)
     assert "env_error, no reward (it failed), 0 turns" in repr(failed)
 

@@ -32,9 +32,9 @@ SECRET = "SECRET7"
 )
 def test_a_url_with_a_secret_is_refused_wherever_it_is_and_is_not_repeated(url: str) -> None:
     settings: list[Any] = [url, {"a": {"b": [url]}}, ("fine", url)]
-    for given in settings:
+    for value in settings:
         with pytest.raises(ConfigError, match="holds a") as refused:
-            refuse_credentials(given, "setting")
+            refuse_credentials(value, "setting")
         assert SECRET not in str(refused.value) and "setting" in str(refused.value)
 
 

@@ -11,18 +11,18 @@ from virtual_time import run_in_virtual_time
 
 def test_an_hour_passes_at_once_and_in_order() -> None:
     async def play() -> tuple[list[str], float]:
-        said: list[str] = []
+        words: list[str] = []
 
         async def say(word: str, after_s: float) -> None:
             await asyncio.sleep(after_s)
-            said.append(word)
+            words.append(word)
 
         await asyncio.gather(say("late", 3600.0), say("early", 0.5), say("later", 3600.5))
-        return said, asyncio.get_running_loop().time()
+        return words, asyncio.get_running_loop().time()
 
     began = time.monotonic()
-    said, seconds = run_in_virtual_time(play())
-    assert said == ["early", "late", "later"]
+    words, seconds = run_in_virtual_time(play())
+    assert words == ["early", "late", "later"]
     assert seconds == pytest.approx(3600.5)
     assert time.monotonic() - began < 600
 

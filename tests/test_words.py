@@ -23,13 +23,28 @@ VERBS = set("bleed breed embed exceed feed heed need proceed seed shed speed suc
 """Words on -ed that are no participles, and nouns."""
 PARTICIPLES_ALLOWED = {"done"}
 """Tools whose names reach a model."""
+STATES = set("asked found given held kept known made named read said sent shown taken told wanted".split())
+"""Participles that say what happened to a value: a variable is named by the noun for what it holds."""
+NAMED_BY_STATES = (
+    "agentgym/cli/lessons",
+    *(
+        f"agentgym/trainers/{name}"
+        for name in ("batch", "checkpoints", "cluster", "learner", "loop", "parallel", "parts")
+    ),
+    *(f"agentgym/trainers/{name}" for name in ("preferences", "sft", "tasks", "config.py", "resolve.py")),
+    "benchmarks",
+    "docs",
+)
+"""Folders and files whose variables are still named by states."""
+STATES_ALLOWED = {"agentgym/evaluation/play/chat.py: said"}
+"""A parameter that users may name."""
 SHARED_NAMES = {"gpg", "main", "names", "tool"}
 """An advantage and a loss of one paper, commands' entry points, what adapters are asked for by name, and overloads."""
 FRAGMENT = re.compile(
     r"(Of|By|Likewise|As|For|In|On|To|With|Without|From|At|Beside|Behind|Around|Out|Where|Who|Whose|None)\b"
 )
 QUESTION = re.compile(r"(What|Whether|How|Where|Who|Which|When|Of|By)\b")
-MOST_QUESTIONS = 0.03
+MAX_QUESTIONS = 0.03
 
 
 def files() -> list[Path]:
@@ -60,6 +75,14 @@ def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
                 yield statement.lineno, text.strip()
 
 
+def field_targets(node: ast.ClassDef) -> Iterator[ast.expr]:
+    """Yields what a class assigns: its fields may have names that reach users and files."""
+    for statement in node.body:
+        yield from statement.targets if isinstance(statement, ast.Assign) else ()
+        if isinstance(statement, ast.AnnAssign):
+            yield statement.target
+
+
 @functools.cache
 def offences(path: Path) -> tuple[tuple[str, int, str], ...]:
     return tuple(read_offences(path))
@@ -75,6 +98,7 @@ def read_offences(path: Path) -> Iterator[tuple[str, int, str]]:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and statement.name[0] != "_":
             yield "public", statement.lineno, statement.name
     nodes = list(walk_nodes(tree))
+    fields = {id(target) for node in nodes if isinstance(node, ast.ClassDef) for target in field_targets(node)}
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if is_lone_participle(node.name) and node.name not in PARTICIPLES_ALLOWED:
@@ -83,6 +107,15 @@ def read_offences(path: Path) -> Iterator[tuple[str, int, str]]:
             yield "one", node.lineno, node.id
         elif isinstance(node, ast.arg) and node.arg in ("one", "it"):
             yield "one", node.lineno, node.arg
+        if (
+            isinstance(node, ast.Name)
+            and isinstance(node.ctx, ast.Store)
+            and id(node) not in fields
+            and node.id in STATES
+        ):
+            yield "state", node.lineno, node.id
+        elif isinstance(node, ast.arg) and node.arg in STATES:
+            yield "state", node.lineno, node.arg
     for line, text in docstrings(nodes):
         yield "docstring", line, text[:60]
         if FRAGMENT.match(text):
@@ -91,7 +124,7 @@ def read_offences(path: Path) -> Iterator[tuple[str, int, str]]:
             yield "question", line, text[:60]
 
 
-def found(kind: str) -> list[str]:
+def lines_of(kind: str) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{line}: {text}"
         for path in files()
@@ -101,15 +134,20 @@ def found(kind: str) -> list[str]:
 
 
 def test_no_function_is_named_by_a_lone_participle() -> None:
-    assert found("participle") == []
+    assert lines_of("participle") == []
 
 
 def test_no_loop_variable_or_parameter_is_called_one_or_it() -> None:
-    assert found("one") == []
+    assert lines_of("one") == []
+
+
+def test_a_variable_is_named_by_what_it_holds() -> None:
+    names = [line for line in lines_of("state") if not line.startswith(NAMED_BY_STATES)]
+    assert [line for line in names if re.sub(r":\d+", "", line) not in STATES_ALLOWED] == []
 
 
 def test_no_docstring_is_a_fragment() -> None:
-    assert found("fragment") == []
+    assert lines_of("fragment") == []
 
 
 def test_a_public_name_means_one_thing_in_the_package() -> None:
@@ -123,7 +161,7 @@ def test_a_public_name_means_one_thing_in_the_package() -> None:
 
 
 def test_few_docstrings_begin_as_a_question() -> None:
-    num = len(found("docstring"))
-    questions = found("question")
+    num = len(lines_of("docstring"))
+    questions = lines_of("question")
     assert num > 3000
-    assert len(questions) <= MOST_QUESTIONS * num, questions
+    assert len(questions) <= MAX_QUESTIONS * num, questions

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentgym.chat_templates.custom_renderer import make_custom_renderer
 from agentgym.chat_templates.formats.hermes import HERMES
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.chat_templates.formats.registry import FORMATS
-from agentgym.chat_templates.own_renderer import make_own_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.renderers.chatml import BielikRenderer, ChatMLRenderer
@@ -26,7 +26,7 @@ from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import present_date
 from agentgym.chat_templates.tokenizer import ChatTokenizer, HoldsTokenizer
 from agentgym.errors import ConfigError, RenderError
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.types import JSON
 
 __all__ = [
@@ -129,11 +129,11 @@ def open_renderer(
 
     The user's own is made by the function that `family` names, `path/to/file.py:name`.
     """
-    if family is None or not is_place(family):
+    if family is None or not is_code_path(family):
         return renderer_for(folder, family, date=date, variables=variables)
     tokenizer = ChatTokenizer.load(folder, needs_template=False)
     variables = recorded_format(Path(folder)).variables_with(variables or {})
-    return make_own_renderer(family, tokenizer, {"strftime_now": date or present_date(), **variables})
+    return make_custom_renderer(family, tokenizer, {"strftime_now": date or present_date(), **variables})
 
 
 def format_to_record(
@@ -143,7 +143,7 @@ def format_to_record(
 
     `date` is the one it was made with, which only a template that writes it needs; `given_date` is the user's.
     """
-    if not isinstance(renderer, TemplateRenderer) or (family and is_place(family)):
+    if not isinstance(renderer, TemplateRenderer) or (family and is_code_path(family)):
         return family, date
     return renderer.reply_format.name, date if renderer.tokenizer.writes_date else given_date
 
@@ -171,36 +171,38 @@ def renderer_for(
     else:
         tokenizer = model if isinstance(model, ChatTokenizer) else ChatTokenizer.of(model)
     variables = {"strftime_now": date or present_date(), **(variables or {})}
-    if family is not None and is_place(family):
-        own = make_own_renderer(family, tokenizer, variables)
+    if family is not None and is_code_path(family):
+        own = make_custom_renderer(family, tokenizer, variables)
         if not isinstance(own, TemplateRenderer):
             raise ConfigError(
                 f"{family!r} returns a {type(own).__name__}: recorded conversations are learned, and models verified,"
                 " with an agentgym.chat_templates.TemplateRenderer or a class that derives from it"
             )
         return own
-    found = family_of(tokenizer)
+    own_family = family_of(tokenizer)
     if family is not None:
-        wanted = FORMATS[family]
-        if found is None or FORMATS[found.name] is not wanted:
-            found = Family(
-                wanted.name, (), next((f.renderer for f in FAMILIES if FORMATS[f.name] is wanted), TemplateRenderer)
+        form = FORMATS[family]
+        if own_family is None or FORMATS[own_family.name] is not form:
+            own_family = Family(
+                form.name,
+                (),
+                next((f.renderer for f in FAMILIES if FORMATS[f.name] is form), TemplateRenderer),
             )
-    if found is None:
+    if own_family is None:
         return _reading(TemplateRenderer(tokenizer, reply_format=HERMES, variables=variables), variables)
-    renderer = _of_family(found, tokenizer, variables)
+    renderer = _of_family(own_family, tokenizer, variables)
     return renderer if family is not None else _reading(renderer, variables)
 
 
-def _of_family(found: Family, tokenizer: ChatTokenizer, variables: Mapping[str, JSON] | None) -> TemplateRenderer:
+def _of_family(family: Family, tokenizer: ChatTokenizer, variables: Mapping[str, JSON] | None) -> TemplateRenderer:
     """Returns the family's renderer, or the general one if the family's does not fit the template."""
     try:
-        return found.renderer(tokenizer, reply_format=FORMATS[found.name], variables=variables)
+        return family.renderer(tokenizer, reply_format=FORMATS[family.name], variables=variables)
     except RenderError as error:
-        if found.renderer is TemplateRenderer:
+        if family.renderer is TemplateRenderer:
             raise
         _log.warning("the chat template of %r is driven by Jinja at every turn: %s", tokenizer.name, error)
-    return TemplateRenderer(tokenizer, reply_format=FORMATS[found.name], variables=variables)
+    return TemplateRenderer(tokenizer, reply_format=FORMATS[family.name], variables=variables)
 
 
 def _reading(renderer: TemplateRenderer, variables: Mapping[str, JSON] | None) -> TemplateRenderer:

@@ -24,14 +24,14 @@ class Marks:
     call, exactly as `apply_chat_template` does.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, known: Collection[str] = ()) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, extra_marks: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
         backend, template = tokenizer.backend, tokenizer.template + tokenizer.tool_template
         added = backend.get_added_tokens_decoder()
         self.ids: Mapping[str, int] = {
             token.content: index
             for index, token in added.items()
-            if token.content in known or _is_mark(token.content, token.special, template)
+            if token.content in extra_marks or _is_mark(token.content, token.special, template)
         }
         self.texts: Mapping[int, str] = {index: text for text, index in self.ids.items()}
         self._pattern = _alternation(self.ids)
@@ -89,8 +89,8 @@ def pick_guard(texts: Iterable[str]) -> str:
     for guard in _NONCHARACTERS:
         if guard not in joined:
             return guard
-    held = set(joined)
-    return next(chr(code) for code in range(0xF0000, 0x10FFFE) if chr(code) not in held)
+    characters = set(joined)
+    return next(chr(code) for code in range(0xF0000, 0x10FFFE) if chr(code) not in characters)
 
 
 def _is_mark(text: str, special: bool, template: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import ConfigError, RunFolderError
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.types import JSON
 
 __all__ = ["RecordedFormat", "recorded_format"]
@@ -32,21 +32,21 @@ class RecordedFormat:
 
     def family_for(self, folder: str | Path) -> str | None:
         """Returns the family; raises ConfigError for the user's own code, which runs only where it is named."""
-        if self.family is not None and is_place(self.family):
+        if self.family is not None and is_code_path(self.family):
             raise ConfigError(
                 f"{str(folder)!r} was trained with a renderer of its own: name it with --family {self.family}, or"
                 " another format"
             )
         return self.family
 
-    def variables_with(self, given: Mapping[str, Any]) -> dict[str, JSON]:
+    def variables_with(self, own_variables: Mapping[str, Any]) -> dict[str, JSON]:
         """Returns the variables of the template: the recorded ones, and those that are given instead of or beside them.
 
         Raises ConfigError for what a renderer sets itself.
         """
-        if taken := [name for name in given if name in OWN]:
-            raise ConfigError(f"chat_template_kwargs {taken[0]!r} is set for each conversation: {OWN[taken[0]]}")
-        return {**self.chat_template_kwargs, **given}
+        if clash := [name for name in own_variables if name in OWN]:
+            raise ConfigError(f"chat_template_kwargs {clash[0]!r} is set for each conversation: {OWN[clash[0]]}")
+        return {**self.chat_template_kwargs, **own_variables}
 
 
 def recorded_format(folder: Path) -> RecordedFormat:

@@ -61,14 +61,14 @@ class ReplyReader:
         """Returns pairs of a text and whether it is a mark; a stop id that closes calls is a mark, and the last one."""
         parts: list[tuple[str, bool]] = []
         start = 0
-        for place in [place for place, index in enumerate(ids) if index in self._known]:
-            mark, stops = self._mark_texts.get(ids[place]), ids[place] in self._stop_ids
-            parts += [(self.decode(ids[start:place]), False)] if place > start else []
+        for at in [at for at, index in enumerate(ids) if index in self._known]:
+            mark, stops = self._mark_texts.get(ids[at]), ids[at] in self._stop_ids
+            parts += [(self.decode(ids[start:at]), False)] if at > start else []
             if mark is not None and not (stops and mark in self.format.ends):
                 parts.append((mark, True))
             if stops:
                 return parts
-            start = place + 1
+            start = at + 1
         return parts + ([(self.decode(ids[start:]), False)] if start < len(ids) else [])
 
     def _hide(self, text: str, guard: str) -> str:

@@ -124,14 +124,14 @@ class ChatTokenizer:
             if len(text) > LONG_TEXT:
                 return list(self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
             with self.lock:
-                found = list(self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+                token_ids = list(self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         except Exception as error:
             raise self._encode_error(text, error) from error
         if self._memo.is_used and len(text) <= MEMO_TEXT:
             if len(self._memo) >= MEMO_TEXTS:
                 self._memo.clear()
-            self._memo[text] = tuple(found)
-        return found
+            self._memo[text] = tuple(token_ids)
+        return token_ids
 
     @contextmanager
     def remember_texts(self) -> Iterator[None]:
@@ -164,13 +164,13 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the ids' text, special tokens included; ids out of range give none."""
-        size, known = self.vocab_size, ids
+        size, valid_ids = self.vocab_size, ids
         if ids and not 0 <= min(ids) <= max(ids) < size:
-            known = [index for index in ids if 0 <= index < size]
-        if len(known) > LONG_TEXT:
-            return str(self.backend.decode_batch([known], skip_special_tokens=False)[0])
+            valid_ids = [index for index in ids if 0 <= index < size]
+        if len(valid_ids) > LONG_TEXT:
+            return str(self.backend.decode_batch([valid_ids], skip_special_tokens=False)[0])
         with self.lock:
-            return str(self.backend.decode(known, skip_special_tokens=False))
+            return str(self.backend.decode(valid_ids, skip_special_tokens=False))
 
     @staticmethod
     def load(folder: str | Path, template: str | None = None, *, needs_template: bool = True) -> ChatTokenizer:
@@ -240,9 +240,9 @@ def _model_setting(path: Path, key: str) -> object:
 def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, object]) -> None:
     """Adds the tokens that only tokenizer_config.json names, as transformers does."""
     listed = config.get("added_tokens_decoder")
-    known = backend.get_added_tokens_decoder()
+    tokens = backend.get_added_tokens_decoder()
     for index, entry in sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else ():
-        if int(index) not in known:
+        if int(index) not in tokens:
             backend.add_tokens([AddedToken(**entry)])
 
 
@@ -262,8 +262,8 @@ def _choose(templates: object, name: str, files: Mapping[str, str] | None = None
     """Returns the template and the one for tools, which is empty if there is none; those of `files` come first."""
     if isinstance(templates, list):
         templates = {entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, Mapping)}
-    named = {**(templates if isinstance(templates, Mapping) else {"default": templates}), **(files or {})}
-    template, tool_template = named.get("default"), named.get("tool_use", "")
+    all_templates = {**(templates if isinstance(templates, Mapping) else {"default": templates}), **(files or {})}
+    template, tool_template = all_templates.get("default"), all_templates.get("tool_use", "")
     if not isinstance(template, str) or not isinstance(tool_template, str) or not template:
         todo = "give one with --chat-template FILE, or put a chat_template.jinja next to its tokenizer.json"
         raise RenderError(f"the tokenizer {name!r} has no chat template, so it is not known how to talk to it: {todo}")

@@ -30,7 +30,7 @@ def main(args: Sequence[str]) -> int:
 
 def _list(args: Sequence[str]) -> int:
     options = parse_options(AlgorithmsListOptions, args, prog="agentgym algorithms list")
-    found = all_algorithms()
+    algorithms = all_algorithms()
     rows = [
         [
             algorithm.kind,
@@ -38,7 +38,7 @@ def _list(args: Sequence[str]) -> int:
             ", ".join(f"{name}={default}" for name, default in algorithm.settings.items()),
             algorithm.summary,
         ]
-        for algorithm in found
+        for algorithm in algorithms
     ]
     show_table(["kind", "name", "settings", "what it is"], rows)
     say("preset: --algo NAME")
@@ -54,7 +54,7 @@ def _list(args: Sequence[str]) -> int:
                 "inputs": list(algorithm.inputs),
                 "settings": {name: _plain(default) for name, default in algorithm.settings.items()},
             }
-            for algorithm in found
+            for algorithm in algorithms
         ]
         show_json({"algorithms": algorithms_json})
     return 0

@@ -44,11 +44,11 @@ def main(args: Sequence[str]) -> int:
     played = [last_evaluation(run) for run in options.runs]
     scores = [scores_by_task(trajectories) for trajectories in played]
     summaries = [summarize(trajectories) for trajectories in played]
-    rows, found = [], []
+    rows, run_lines = [], []
     for run, summary, own in zip(options.runs, summaries, scores, strict=True):
         difference = None if own is scores[0] else paired_difference(scores[0], own)
         rows.append(_row(run, summary, difference, is_first=own is scores[0]))
-        found.append(_as_json(run, summary, difference))
+        run_lines.append(_as_json(run, summary, difference))
     has_rewards = any(summary.mean_reward != summary.success for summary in summaries)
     width = len(COLUMNS) if has_rewards else len(COLUMNS) - 2
     show_table(COLUMNS[:width], [row[:width] for row in rows])
@@ -59,7 +59,7 @@ def main(args: Sequence[str]) -> int:
         for name in changed_environments(environments[0], played_there):
             say(f"{name} is not the same in {options.runs[0]} and {run}: its code or its data has another digest")
     if options.json:
-        show_json({"runs": found})
+        show_json({"runs": run_lines})
     return 0
 
 

@@ -92,11 +92,11 @@ def _search(args: Sequence[str]) -> int:
     say(SearchTools(index, num_results=options.num_results).search(query))
     if options.json:
         hits = index.search(query, options.num_results)
-        found: list[JSON] = [
+        hit_lines: list[JSON] = [
             {"url": hit.document.url, "title": hit.document.title, "score": hit.score, "snippet": hit.snippet}
             for hit in hits
         ]
-        show_json({"query": query, "hits": found})
+        show_json({"query": query, "hits": hit_lines})
     return 0
 
 

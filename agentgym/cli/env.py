@@ -56,15 +56,15 @@ def _list(args: Sequence[str]) -> int:
         return _list_ids(options.namespace, options.json)
     if options.adapters:
         return _list_namespaces(options.json)
-    found = list_envs()
-    bundled = [entry for entry in found if entry.tools is not None]
+    entries = list_envs()
+    bundled = [entry for entry in entries if entry.tools is not None]
     show_table(["environment", "difficulty", "tools", "what it is"], [_row(entry) for entry in bundled])
-    if others := [entry for entry in found if entry.tools is None]:
+    if others := [entry for entry in entries if entry.tools is None]:
         show_table(["environment", "package", "what it is"], [_package_row(entry) for entry in others])
     say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym new env NAME.")
     say("Environments of other libraries: agentgym env list --adapters.")
     if options.json:
-        show_json({"envs": [entry.to_json() for entry in found]})
+        show_json({"envs": [entry.to_json() for entry in entries]})
     return 0
 
 

@@ -60,10 +60,10 @@ def main(args: Sequence[str]) -> int:
         if token is None:
             say(f"play it: agentgym play openenv/{url}    an OpenEnv client: GenericEnvClient(base_url={url!r})")
         else:
-            shown = shown_token(token)
-            say(f"token: {shown}    (Authorization: Bearer TOKEN, or the password of Authorization: Basic)")
-            say(f"  agentgym finds it in the environment: OPENENV_API_KEY={shown} agentgym play openenv/{url}")
-            say(f"  an OpenEnv client: GenericEnvClient(base_url={url.replace('//', f'//token:{shown}@', 1)!r})")
+            token_text = shown_token(token)
+            say(f"token: {token_text}    (Authorization: Bearer TOKEN, or the password of Authorization: Basic)")
+            say(f"  agentgym finds it in the environment: OPENENV_API_KEY={token_text} agentgym play openenv/{url}")
+            say(f"  an OpenEnv client: GenericEnvClient(base_url={url.replace('//', f'//token:{token_text}@', 1)!r})")
 
     app = openenv_app(options.env, resolve_env(options.env, options.env_kwargs), options.max_sessions, guard=guard)
     try:

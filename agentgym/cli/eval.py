@@ -28,9 +28,9 @@ __all__ = ["finish", "main", "repeat_rows", "run_plan", "stored_options", "summa
 
 Options = TypeVar("Options", bound=EvalConfig)
 REPEAT_COLUMNS = ("tasks", "k", "pass@k", "pass^k", "best@k", "")
-MAIN_SETTINGS = (
-    *("env", "env_kwargs", "policy", "num_tasks", "num_repeats", "seed", "temperature", "top_p", "stop"),
-    *("max_turns", "turn_tokens", "engine", "device", "context_window", "concurrency", "output", "resume", "json"),
+MAIN_SETTINGS = tuple(
+    "env env_kwargs policy num_tasks num_repeats seed temperature top_p stop max_turns turn_tokens engine device "
+    "context_window concurrency output resume json".split()
 )
 """The settings that `--help` shows."""
 NO_PRICE = "no price is set (--endpoint.price-prompt, --endpoint.price-completion, per million tokens)"
@@ -56,7 +56,7 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym eval ...`; exit code 1 when no episode could be played."""
     args = tools_as_option(env_as_option(args))
     default = stored_options(EvalOptions, args)
-    options = parse_options(EvalOptions, args, prog="agentgym eval", default=default, shown=MAIN_SETTINGS)
+    options = parse_options(EvalOptions, args, prog="agentgym eval", default=default, main_options=MAIN_SETTINGS)
     warn_of_idle("server", options.server, "engine", options.engine, SERVERS)
     with used_by_run(options.sandbox):
         load_env(options.env, options.env_kwargs).close()
@@ -72,13 +72,13 @@ def stored_options(kind: type[Options], args: Sequence[str]) -> Options | None:
     path = None if names_tasks(args) else resumed_config(args)
     if path is None:
         return None
-    given = read_mapping(path)
-    if given.get("kind") != "eval":
+    settings = read_mapping(path)
+    if settings.get("kind") != "eval":
         raise RunFolderError(f"{str(path)!r} is that of another command than an evaluation")
     from agentgym.trainers.config import config_from_mapping  # here, because few evaluations are resumed
 
     return config_from_mapping(
-        kind, {name: value for name, value in given.items() if name not in ("kind", "agentgym", "served")}
+        kind, {name: value for name, value in settings.items() if name not in ("kind", "agentgym", "served")}
     )
 
 

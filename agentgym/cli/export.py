@@ -15,7 +15,7 @@ from agentgym.chat_templates.families import renderer_for
 from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options, settings_of_run
 from agentgym.cli.terminal import say, show_json
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.trainers.checkpoints.export import DType, export_adapter, export_model, find_checkpoint
 
 __all__ = ["main"]
@@ -59,7 +59,7 @@ def main(args: Sequence[str]) -> int:
         settings = settings_of_run(checkpoint.path.resolve().parent.parent)
         family = str(settings.get("family") or "")
         own = own_code_options(family, str(settings.get("model_backend", "auto")))
-        if family and not is_place(family) and renderer_for(options.folder).reply_format.name != family:
+        if family and not is_code_path(family) and renderer_for(options.folder).reply_format.name != family:
             own += f" --family {family}"
         if variables := settings.get("chat_template_kwargs"):
             words = (f"{name}={json.dumps(value)}" for name, value in variables.items())

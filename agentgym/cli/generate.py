@@ -26,9 +26,9 @@ from agentgym.rollout.record.folder_lock import FolderLock
 
 __all__ = ["main"]
 
-MAIN_SETTINGS = (
-    *("input", "output", "model", "num_replies", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop"),
-    *("seed", "resume", "ids", "columns", "keep", "engine", "device", "dtype", "context_window", "concurrency", "json"),
+MAIN_SETTINGS = tuple(
+    "input output model num_replies max_tokens temperature top_p top_k min_p stop seed resume ids columns keep "
+    "engine device dtype context_window concurrency json".split()
 )
 
 
@@ -57,7 +57,7 @@ class GenerateOptions(GenerationConfig, ModelOptions):
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym generate ...`; exit code 1 if a prompt has no reply."""
-    options = parse_options(GenerateOptions, args, prog="agentgym generate", shown=MAIN_SETTINGS)
+    options = parse_options(GenerateOptions, args, prog="agentgym generate", main_options=MAIN_SETTINGS)
     check_engine_name(options.engine)
     check_backend(options.model_backend, options.engine)
     warn_of_idle("server", options.server, "engine", options.engine, SERVERS)
@@ -77,8 +77,8 @@ def main(args: Sequence[str]) -> int:
     with options.output.open("rb") as lines:
         num_replies = sum(1 for _ in lines)
     lock.release()
-    kept = f", {file.num_kept} of them there before" if file.num_kept else ""
-    say(f"{num_replies} replies in {options.output}{kept}")
+    earlier = f", {file.num_kept} of them there before" if file.num_kept else ""
+    say(f"{num_replies} replies in {options.output}{earlier}")
     if file.num_failed:
         fail(f"{file.num_failed} of them have an `error` in place of a reply")
     if options.json:

@@ -100,19 +100,19 @@ def is_importable(name: str) -> bool:
 
 def requirements(extra: str = "") -> dict[str, Requirement]:
     """Returns the requirements of agentgym: those to run at all, or those that an extra such as `train` adds."""
-    found = (Requirement(text) for text in requires(DISTRIBUTION) or ())
-    wanted = [requirement for requirement in found if (requirement.marker is None) == (not extra)]
+    every = (Requirement(text) for text in requires(DISTRIBUTION) or ())
+    chosen = [requirement for requirement in every if (requirement.marker is None) == (not extra)]
     return {
         requirement.name: _bare(requirement)
-        for requirement in wanted
+        for requirement in chosen
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
     }
 
 
-def _bare(wanted: Requirement) -> Requirement:
+def _bare(requirement: Requirement) -> Requirement:
     """Returns the requirement without its marker, the condition under which it applies, which holds."""
-    wanted.marker = None
-    return wanted
+    requirement.marker = None
+    return requirement
 
 
 def pip_install(words: Sequence[object], python: str = sys.executable) -> str:
@@ -125,28 +125,28 @@ def pip_install(words: Sequence[object], python: str = sys.executable) -> str:
 
 def unfit() -> list[Unfit]:
     """Returns the installed libraries that agentgym or an installed engine requires in another version."""
-    found = [
+    misfits = [
         _find_misfit(DISTRIBUTION, requirement)
         for requirement in [*requirements().values(), *requirements("train").values()]
     ]
     for name in (name for kind in SERVERS.values() for name in kind.distributions if installed_version(name)):
-        wanted = [Requirement(text) for text in requires(name) or ()]
+        requirements_of_server = [Requirement(text) for text in requires(name) or ()]
         plain = [
             requirement
-            for requirement in wanted
+            for requirement in requirements_of_server
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         ]
-        found += [
+        misfits += [
             _find_misfit(name, requirement) for requirement in plain if canonicalize_name(requirement.name) in SHARED
         ]
-    return [misfit for misfit in found if misfit is not None]
+    return [misfit for misfit in misfits if misfit is not None]
 
 
-def _find_misfit(asked_by: str, wanted: Requirement) -> Unfit | None:
-    found = installed_version(wanted.name)
-    if found is None or wanted.specifier.contains(found, prereleases=True):
+def _find_misfit(asked_by: str, requirement: Requirement) -> Unfit | None:
+    version = installed_version(requirement.name)
+    if version is None or requirement.specifier.contains(version, prereleases=True):
         return None
-    return Unfit(name=wanted.name, version=found, asked_by=asked_by, wanted=wanted)
+    return Unfit(name=requirement.name, version=version, asked_by=asked_by, wanted=requirement)
 
 
 def server_libraries() -> list[ServerLibrary]:
@@ -159,10 +159,10 @@ def server_libraries() -> list[ServerLibrary]:
 
 def _libraries(folder: Path | None) -> Iterator[ServerLibrary]:
     if folder is None:
-        found = {name: installed_version(name) for kind in SERVERS.values() for name in kind.distributions}
+        versions = {name: installed_version(name) for kind in SERVERS.values() for name in kind.distributions}
     else:
         paths = [str(path) for path in folder.parent.glob("lib/python*/site-packages")]
-        found = {
+        versions = {
             canonicalize_name(distribution.metadata["Name"]): distribution.version
             for distribution in distributions(path=paths)
             if "Name" in distribution.metadata  # one that is being installed has none yet
@@ -174,7 +174,7 @@ def _libraries(folder: Path | None) -> Iterator[ServerLibrary]:
         python = str(own if own.exists() else folder / "python")
     for engine, kind in SERVERS.items():
         for name in kind.distributions:
-            if (number := found.get(name)) is not None:
+            if (number := versions.get(name)) is not None:
                 yield ServerLibrary(engine=engine, version=number, python=python, is_here=folder is None)
 
 

@@ -46,7 +46,7 @@ COMMANDS = {
     "generate": "sample replies to the prompts of a file",
     "serve": "let agents outside play episodes, over OpenAI's chat completions",
     "play": "play an environment yourself, in the terminal",
-    "env": "list, check or begin environments",
+    "env": "list, check or create environments",
     "new": "write a small environment, tool, reward or other part of your own, with its test",
     "tools": "list tools; read replies and the calls in them",
     "corpus": "make documents searchable for tools; search and read them",
@@ -166,10 +166,10 @@ def _command(args: Sequence[str]) -> Callable[[Sequence[str]], int]:
         return _show_help
     if args[0] in ("-V", "--version"):
         return _show_version
-    name, known = args[0], _available()
-    if name not in known:
+    name, names = args[0], _available()
+    if name not in names:
         what = "option" if name.startswith("-") else "command"
-        raise UnknownName(f"unknown {what} {name!r}{nearest(name, known) or '.'} `agentgym --help` shows all commands")
+        raise UnknownName(f"unknown {what} {name!r}{nearest(name, names) or '.'} `agentgym --help` shows all commands")
     command: Callable[[Sequence[str]], int] = import_module(_module(name)).main
     return command
 

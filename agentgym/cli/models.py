@@ -19,7 +19,7 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.engines.server_kind import check_engine_name
 from agentgym.errors import AgentGymError, ConfigError, nearest
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.model.architectures import check_backend, refusal
 from agentgym.model.decoder_config import folder_config
 from agentgym.model.model_name import EMBEDDED, model_folder
@@ -89,12 +89,12 @@ def _list(args: Sequence[str]) -> int:
     version, models = known_models()
     rows, reasons = [], []
     for model in models:
-        failed = {name: found for name, (passed, found) in model.results.items() if not passed}
+        failed = {name: result for name, (passed, result) in model.results.items() if not passed}
         loads, backend = model.results["loads"]
         is_own = "rows of their own" in model.results.get("prefix", (False, ""))[1]
         computed = [backend, "own" if is_own else "packed"] if loads else ["-", "-"]
         rows.append([model.architecture, *computed, model.family, ", ".join(failed) or "-"])
-        reasons += [f"{model.architecture}, {name}: {found}" for name, found in failed.items()]
+        reasons += [f"{model.architecture}, {name}: {result}" for name, result in failed.items()]
     show_table(["architecture", "computed by", "rows", "usual calls", "fails"], rows)
     for reason in reasons:
         say(reason)
@@ -106,14 +106,14 @@ def _list(args: Sequence[str]) -> int:
 
 
 def _as_json(results: Mapping[str, tuple[bool, str]]) -> dict[str, JSON]:
-    return {name: {"passed": passed, "found": found} for name, (passed, found) in results.items()}
+    return {name: {"passed": passed, "found": result} for name, (passed, result) in results.items()}
 
 
 def _check(args: Sequence[str]) -> int:
     options = parse_options(ModelCheckOptions, args, prog="agentgym models check")
     check_engine_name(options.engine)
     check_backend(options.model_backend, options.engine)
-    if options.family is not None and not is_place(options.family):
+    if options.family is not None and not is_code_path(options.family):
         FORMATS[options.family]  # an unknown name is reported before anything is loaded
     name = options.model
     is_folder = name == EMBEDDED or "/" in name or Path(name).is_dir()
@@ -138,12 +138,12 @@ def _check(args: Sequence[str]) -> int:
 
 def _check_template(folder: Path, options: ModelCheckOptions) -> TemplateReport | None:
     """Shows what is found of a folder's tokenizer and chat template; None if it has none and none was asked for."""
-    asked = options.only or options.chat_template or options.family
+    has_template_options = options.only or options.chat_template or options.family
     try:
         check_folder_template = import_module("agentgym.trainers.model_check.template").check_folder_template
         report: TemplateReport = check_folder_template(folder, _read_template(options.chat_template), options.family)
     except AgentGymError as error:
-        if asked:
+        if has_template_options:
             raise
         say(f"the chat template is not checked: {error}")
         return None
@@ -182,15 +182,15 @@ def _computed_folder(folder: Path | None, options: ModelCheckOptions) -> Iterato
     if folder is not None and not (options.small or _needs_small(folder)):
         yield folder
         return
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as temporary:
         if folder is None:
-            small_models.save_small_model(options.model, Path(made))
+            small_models.save_small_model(options.model, Path(temporary))
         else:
             config = folder_config(folder)
             say("a small random model of the same shape is checked")
-            own = options.model_backend if is_place(options.model_backend) else None
-            small_models.save_small_model(small_models.shrink(config), Path(made), own)
-        yield Path(made)
+            own = options.model_backend if is_code_path(options.model_backend) else None
+            small_models.save_small_model(small_models.shrink(config), Path(temporary), own)
+        yield Path(temporary)
 
 
 def _needs_small(folder: Path) -> bool:

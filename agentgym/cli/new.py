@@ -79,16 +79,16 @@ def _write(kind: str, options: NewOptions) -> int:
     return _show(kind, write_scaffold(kind, options.name, options.output), options)
 
 
-def _show(kind: str, made: Scaffold, options: NewOptions) -> int:
-    names = [str(path) for path in made.files]
-    if made.folder is None:
+def _show(kind: str, new: Scaffold, options: NewOptions) -> int:
+    names = [str(path) for path in new.files]
+    if new.folder is None:
         say(f"wrote {' and '.join(names)}")
     else:
-        say("\n       ".join([f"wrote {made.folder}:", *(str(path.relative_to(made.folder)) for path in made.files)]))
-    for number, command in enumerate(made.commands):
+        say("\n       ".join([f"wrote {new.folder}:", *(str(path.relative_to(new.folder)) for path in new.files)]))
+    for number, command in enumerate(new.commands):
         say(f"{'' if number else 'next:':<7}{command}")
     if options.json:
-        show_json({kind.partition("_")[0]: made.place, "files": [*names], "commands": [*made.commands]})
+        show_json({kind.partition("_")[0]: new.code_path, "files": [*names], "commands": [*new.commands]})
     return 0
 
 

@@ -49,21 +49,21 @@ FURTHER_HELP = re.compile(r"Argument helptext:|For full helptext|Unrecognized|Pe
 
 
 def parse_options(
-    options: type[T], args: Sequence[str], *, prog: str, default: T | None = None, shown: Sequence[str] = ()
+    options: type[T], args: Sequence[str], *, prog: str, default: T | None = None, main_options: Sequence[str] = ()
 ) -> T:
     """Reads the options of the command `prog` (`agentgym eval`) into the dataclass `options`.
 
-    The docstrings of `options` are the help. `default` gives the values of options that are not named. With `shown`,
-    `--help` shows these settings, and `--help-all` all of them.
+    The docstrings of `options` are the help. `default` gives the values of options that are not named. With
+    `main_options`, `--help` shows these settings, and `--help-all` all of them.
 
     Raises ConfigError or UnknownName, in one line, for what cannot be read; `--help` prints and raises SystemExit(0).
     """
     if sum(arg.partition("=")[0] in ("--env-kwargs", "--env_kwargs") for arg in args) > 1:
         raise ConfigError("--env-kwargs is given twice: write all keywords after one, --env-kwargs level=2 shaped=true")
-    if shown and {"-h", "--help"} & {*args}:
-        print(short_help(options, shown, prog))
+    if main_options and {"-h", "--help"} & {*args}:
+        print(short_help(options, main_options, prog))
         raise SystemExit(0)
-    full_help = "--help-all" if shown else "--help"
+    full_help = "--help-all" if main_options else "--help"
     args = ["--help" if arg == full_help else arg for arg in _with_server_args(args)]
     if not args and default is None and not any(map(_is_required, fields(cast(Any, options)))):
         return options()
@@ -161,10 +161,10 @@ def _help_text(settings: type[object], name: str) -> str | None:
     return option_docs(settings).get(name)
 
 
-def _default(setting: Field[object], given: object) -> object:
+def _default(setting: Field[object], value: object) -> object:
     """Returns a setting's value when it is not named: that of the given settings, or its own default."""
-    if is_dataclass(given):
-        return getattr(given, setting.name)
+    if is_dataclass(value):
+        return getattr(value, setting.name)
     if setting.default is not MISSING:
         return setting.default
     import tyro
@@ -195,11 +195,11 @@ def _keywords(
         return None
     kind = get_args(kinds[0])[1]
     values = get_args(kind) or (kind,)
-    read = _read_weights if float in values and str not in values else read_keywords
+    read_pairs = _read_weights if float in values and str not in values else read_keywords
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="[NAME=VALUE ...]",
-        instance_from_str=lambda pairs: read(pairs),
+        instance_from_str=lambda pairs: read_pairs(pairs),
         is_instance=lambda value: isinstance(value, Mapping) or (is_union and value is None),
         str_from_instance=lambda value: [f"{key}={json.dumps(item)}" for key, item in (value or {}).items()],
     )
@@ -262,12 +262,12 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no configuration file {str(path)!r}")
     try:
-        given = parse_yaml(path.read_text(encoding="utf-8-sig")) or {}
+        settings = parse_yaml(path.read_text(encoding="utf-8-sig")) or {}
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(given, dict):
+    if not isinstance(settings, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
-    return given
+    return settings
 
 
 def path_after(option: str, args: Sequence[str]) -> Path | None:
@@ -278,11 +278,11 @@ def path_after(option: str, args: Sequence[str]) -> Path | None:
 
 def text_after(option: str, args: Sequence[str]) -> str | None:
     """Returns what an option is given at its last occurrence; None if it is not given."""
-    places = [index for index, arg in enumerate(args) if arg.partition("=")[0].replace("_", "-") == option]
-    if not places:
+    indices = [index for index, arg in enumerate(args) if arg.partition("=")[0].replace("_", "-") == option]
+    if not indices:
         return None
-    _, equals, value = args[places[-1]].partition("=")
-    return value if equals else next(iter(args[places[-1] + 1 :]), "")
+    _, equals, value = args[indices[-1]].partition("=")
+    return value if equals else next(iter(args[indices[-1] + 1 :]), "")
 
 
 def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:
@@ -319,36 +319,36 @@ def _refuse_unknown(options: type[object], args: Sequence[str], prog: str, full_
     """Raises UnknownName for the first option that `prog` does not have."""
     from agentgym.trainers.former_settings import former_setting  # here, and not above: only mistakes need it
 
-    known = [*_known_options(options, prog), full_help]
+    names = [*_known_options(options, prog), full_help]
     for before, arg in zip(["", *args], args, strict=False):
         name = arg.partition("=")[0]
-        if OPTION.fullmatch(name) and name.replace("_", "-") not in known:
+        if OPTION.fullmatch(name) and name.replace("_", "-") not in names:
             if before.endswith("server-args"):
                 raise UnknownName(f"arguments of a server are given in quotation marks: {before} '{arg} ...'")
             former, block = former_setting(name.lstrip("-").replace("-", "_")), name.rpartition(".")[0]
-            if former and former.why and any(option.startswith(block) for option in known):  # the command had it
+            if former and former.why and any(option.startswith(block) for option in names):  # the command had it
                 raise UnknownName(f"unknown option {name!r}: {former.why}")
             meant = f"--{former.name}".replace("_", "-") if former and former.name else name
-            near = _near_option(meant, [option for option in known if option.startswith("--")])
+            near = _near_option(meant, [option for option in names if option.startswith("--")])
             raise UnknownName(f"unknown option {name!r}{near or '.'} `{prog} {full_help}` shows all options")
 
 
-def _near_option(name: str, known: Sequence[str]) -> str:
+def _near_option(name: str, names: Sequence[str]) -> str:
     """Suggests the option for `name`: a part's setting (`--reward`, `--eval-every`), a short form (`--lr`), a typo."""
-    if inner := [option for option in known if option.startswith(f"{name}.")]:
+    if inner := [option for option in names if option.startswith(f"{name}.")]:
         return f": settings of {name[2:]} have names of their own, such as {inner[0]!r}."
     part, dot, last = name[2:].rpartition(".")
-    if f"--{part}" in known:  # a name of a mapping
+    if f"--{part}" in names:  # a name of a mapping
         return f": did you mean '--{part} {last.replace('-', '_')}=...'?"
-    same = [option for option in known if option.startswith(f"--{part}{dot}")]
+    same = [option for option in names if option.startswith(f"--{part}{dot}")]
     ends = [option for option in same if _last(option).startswith(last) or _initials(option) == last]
     if ends:
         return f": did you mean {min(ends, key=lambda option: (option.count('.'), _last(option) != last))!r}?"
-    if dashed := [option for option in known if option.replace(".", "-") == name]:
+    if dashed := [option for option in names if option.replace(".", "-") == name]:
         return f": did you mean {dashed[0]!r}?"
     if not dot or not same:
-        near = nearest(name, [option for option in known if dot or "." not in option])
-        parts = [option for option in known if dot and "." in option and part.startswith(option[2:].partition(".")[0])]
+        near = nearest(name, [option for option in names if dot or "." not in option])
+        parts = [option for option in names if dot and "." in option and part.startswith(option[2:].partition(".")[0])]
         return near or (f": did you mean a setting such as {parts[0]!r}?" if parts else "")
     prefix = f"--{part}."
     return nearest(last, [option.removeprefix(prefix) for option in same]).replace("mean '", f"mean '{prefix}")
@@ -367,10 +367,10 @@ def _known_options(options: type[object], prog: str) -> list[str]:
     """Returns the options of `prog`, in the order in which its help shows them."""
     import tyro
 
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+    help_text = io.StringIO()
+    with contextlib.redirect_stdout(help_text), contextlib.suppress(SystemExit):
         tyro.cli(options, args=["--help"], prog=prog, registry=_registry())
-    return list(dict.fromkeys(name.replace("_", "-") for name in OPTION.findall(shown.getvalue())))
+    return list(dict.fromkeys(name.replace("_", "-") for name in OPTION.findall(help_text.getvalue())))
 
 
 def _one_line(box: str) -> str:

@@ -19,18 +19,11 @@ from agentgym.types import JSON
 
 __all__ = ["main"]
 
-MAIN_SETTINGS = (
-    *("model", "gpu.name", "gpu.memory_gib", "tasks", "group_size", "episode.prompt_tokens", "episode.reply_tokens"),
-    *("episode.tool_tokens", "episode.turns", "learner.dtype", "learner.micro_batch_tokens", "learner.lora.rank"),
-    *(
-        "learner.activation_checkpointing",
-        "learner.fsdp.param_dtype",
-        "learner.fsdp.gradients",
-        "learner.mesh.sequence",
-        "learner.mesh.expert",
-    ),
-    *("optimizer.name", "ray.learners", "ray.layout", "engine.dtype", "engine.tensor_parallel"),
-    *("engine.memory_fraction", "json"),
+MAIN_SETTINGS = tuple(
+    "model gpu.name gpu.memory_gib tasks group_size episode.prompt_tokens episode.reply_tokens episode.tool_tokens "
+    "episode.turns learner.dtype learner.micro_batch_tokens learner.lora.rank learner.activation_checkpointing "
+    "learner.fsdp.param_dtype learner.fsdp.gradients learner.mesh.sequence learner.mesh.expert optimizer.name "
+    "ray.learners ray.layout engine.dtype engine.tensor_parallel engine.memory_fraction json".split()
 )
 """The settings that `--help` shows."""
 
@@ -49,7 +42,7 @@ class PlanOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym plan ...`."""
-    options = parse_options(PlanOptions, _gpu_as_option(args), prog="agentgym plan", shown=MAIN_SETTINGS)
+    options = parse_options(PlanOptions, _gpu_as_option(args), prog="agentgym plan", main_options=MAIN_SETTINGS)
     config = options.run
     shape = shape_of(config.model)
     plan = memory_plan(shape, config)

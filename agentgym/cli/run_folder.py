@@ -12,16 +12,16 @@ from agentgym.chat_templates.families import open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.cli.options import path_after
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.model.model_name import model_folder
 from agentgym.yaml_text import parse_yaml
 
 __all__ = [
+    "custom_renderer_of_run",
     "model_folder_of_run",
     "names_tasks",
     "open_here",
     "own_code_options",
-    "own_renderer_of_run",
     "renderer_of_run",
     "resumed_config",
     "settings_of_run",
@@ -65,10 +65,10 @@ def model_folder_of_run(run: Path, tokenizer: str | None = None, *, may_fetch: b
     return None if name is None else model_folder(name, template, may_fetch=may_fetch)
 
 
-def own_renderer_of_run(run: Path) -> str | None:
+def custom_renderer_of_run(run: Path) -> str | None:
     """Returns the place of the code that the run renders with; None if it is a renderer of ours."""
     family = settings_of_run(run).get("family")
-    return family if isinstance(family, str) and is_place(family) else None
+    return family if isinstance(family, str) and is_code_path(family) else None
 
 
 def renderer_of_run(run: Path, tokenizer: str | None = None, *, may_fetch: bool = True) -> Renderer | None:
@@ -85,7 +85,7 @@ def renderer_of_run(run: Path, tokenizer: str | None = None, *, may_fetch: bool 
     try:
         return open_renderer(folder, family, date=date, variables=settings.get("chat_template_kwargs"))
     except AgentGymError as error:
-        if family is None or not is_place(family):
+        if family is None or not is_code_path(family):
             raise
         raise RunFolderError(
             f"the run's renderer {family!r} cannot be opened; run the command where the run was started: {error}"
@@ -94,8 +94,8 @@ def renderer_of_run(run: Path, tokenizer: str | None = None, *, may_fetch: bool 
 
 def own_code_options(family: str | None, model_backend: str) -> str:
     """Returns the options that name a renderer and a model class of the user's own to another command."""
-    given = {"family": family or "", "model-backend": model_backend}
-    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if is_place(value))
+    values = {"family": family or "", "model-backend": model_backend}
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in values.items() if is_code_path(value))
 
 
 def settings_of_run(run: Path) -> Mapping[str, Any]:

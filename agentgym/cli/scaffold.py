@@ -101,7 +101,7 @@ class Scaffold:
     """The files that were written."""
 
     files: tuple[Path, ...]
-    place: str
+    code_path: str
     """The name that commands take: `path/to/file.py:name`, or the id of a package's environment."""
     commands: tuple[str, ...]
     """The commands to try next, as typed in a shell."""
@@ -117,7 +117,7 @@ def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
     """
     names, path_of, templates = _names(kind, name), Path(folder), KINDS[kind].folder
     path, test = path_of / f"{names['module']}.py", path_of / f"test_{names['module']}.py"
-    place, beside = f"{path}:{names['thing']}", f"{{Path(__file__).with_name('{path.name}')}}:{names['thing']}"
+    code_path, beside = f"{path}:{names['thing']}", f"{{Path(__file__).with_name('{path.name}')}}:{names['thing']}"
     values = {
         **names,
         "file": path.name,
@@ -129,9 +129,9 @@ def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
     }
     texts = _fill_python({path: (templates, f"{kind}.py"), test: (templates, f"test_{kind}.py")}, values)
     write_files(texts, path_of)
-    quoted = {"place": shlex.quote(place), "file": shlex.quote(str(path)), "test": shlex.quote(str(test))}
+    quoted = {"place": shlex.quote(code_path), "file": shlex.quote(str(path)), "test": shlex.quote(str(test))}
     commands = (*KINDS[kind].commands, "pytest {test}")
-    return Scaffold((path, test), place, tuple(command.format(**quoted) for command in commands))
+    return Scaffold((path, test), code_path, tuple(command.format(**quoted) for command in commands))
 
 
 def write_package(name: str, folder: Path | str = ".") -> Scaffold:
@@ -226,9 +226,9 @@ def _check_name(name: str, module: str, kind: str, what: str) -> None:
 def _is_free(module: str) -> bool:
     """True if no keyword and no module has the name, except for files in the folder where the command is run."""
     here = {"", str(Path.cwd())}
-    elsewhere = [place for place in sys.path if place not in here]
-    taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module in sys.modules
-    return not taken and PathFinder.find_spec(module, elsewhere) is None
+    elsewhere = [path for path in sys.path if path not in here]
+    is_used = keyword.iskeyword(module) or module in sys.stdlib_module_names or module in sys.modules
+    return not is_used and PathFinder.find_spec(module, elsewhere) is None
 
 
 def _imported_names(text: str) -> set[str]:

@@ -57,11 +57,11 @@ def _indents() -> dict[str, Any]:
 def _find_setting(kind: type[object], path: Sequence[str]) -> tuple[type[object], Field[Any]]:
     """Returns the dataclass that has the setting of a path, and its field."""
     assert is_dataclass(kind)
-    known = {setting.name: setting for setting in fields(kind)}
+    settings = {setting.name: setting for setting in fields(kind)}
     hints = get_type_hints(kind)
-    if path[0] not in known:
+    if path[0] not in settings:
         return _find_setting(hints["run"], path)
-    return (kind, known[path[0]]) if len(path) == 1 else _find_setting(hints[path[0]], path[1:])
+    return (kind, settings[path[0]]) if len(path) == 1 else _find_setting(hints[path[0]], path[1:])
 
 
 def _metavar(hint: object) -> str:

@@ -48,8 +48,8 @@ def main(args: Sequence[str]) -> int:
     else:
         say(f"{options.mcp} has no tools" if options.mcp else f"{options.env} has no tools: it is played by text")
     if options.json:
-        found: list[JSON] = [{"env": owner, **spec.to_openai()} for owner, spec in specs]
-        show_json({"tools": found})
+        tools: list[JSON] = [{"env": owner, **spec.to_openai()} for owner, spec in specs]
+        show_json({"tools": tools})
     return 0
 
 

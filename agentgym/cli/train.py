@@ -40,7 +40,9 @@ def main(args: Sequence[str]) -> int:
     refuse_torchrun("train")
     args = env_processes_as_option(profile_as_options(mix_as_options(tools_as_option(env_as_option(args)))))
     _fetch_run(args)
-    options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args), shown=MAIN_SETTINGS)
+    options = parse_options(
+        TrainOptions, args, prog="agentgym train", default=_defaults(args), main_options=MAIN_SETTINGS
+    )
     # Here, and not above: help and mistakes need no torch.
     from agentgym.cli.training import run as training_run
 
@@ -73,11 +75,11 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
         return None
     if not path.is_file():
         raise ConfigError(f"no configuration file {str(path)!r}; `agentgym train --env ID --print-config` shows one")
-    given = with_current_names(read_mapping(path), logger.warning)
-    mixed = _mixed_envs(given.get("practice"))
-    named = bool(mixed) or bool({"env", "data"} & given.keys())
-    run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), "" if named else "?"), **given})
-    return TrainOptions(run=run if named else replace(run, env=tyro.MISSING), config=path)
+    settings = with_current_names(read_mapping(path), logger.warning)
+    mixed = _mixed_envs(settings.get("practice"))
+    has_tasks = bool(mixed) or bool({"env", "data"} & settings.keys())
+    run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), "" if has_tasks else "?"), **settings})
+    return TrainOptions(run=run if has_tasks else replace(run, env=tyro.MISSING), config=path)
 
 
 def _fetch_run(args: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import tyro
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.cli.options import parse_options, path_after
-from agentgym.cli.run_folder import open_here, own_renderer_of_run, renderer_of_run, settings_of_run
+from agentgym.cli.run_folder import custom_renderer_of_run, open_here, renderer_of_run, settings_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
 from agentgym.evaluation.run_check.verify import NO_TOKENIZER, Recomputation, verify_run
@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(VerifyOptions, args, prog="agentgym verify")
     if not 0 < options.share <= 1:
         raise ConfigError(f"--share is the share of episodes that are played again, in (0, 1], got {options.share:g}")
-    own = None if options.deep else own_renderer_of_run(options.run)
+    own = None if options.deep else custom_renderer_of_run(options.run)
     lacking = f"it needs the run's own renderer, {own}, which --deep runs" if own else ""
     if options.deep:
         renderer = renderer_of_run(options.run, options.tokenizer)

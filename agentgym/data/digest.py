@@ -39,13 +39,13 @@ def prompt_digest(task: Task) -> str:
     messages = task.options.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return task_digest(task)
-    said = [
+    user_messages = [
         message
         for message in messages
         if isinstance(message, Mapping) and message.get("role") not in ("system", "developer")
     ]
-    told = said or [message for message in messages if isinstance(message, Mapping)]
-    return _digest([[str(message.get("role")), _normalize_text(_text(message.get("content")))] for message in told])
+    parts = user_messages or [message for message in messages if isinstance(message, Mapping)]
+    return _digest([[str(message.get("role")), _normalize_text(_text(message.get("content")))] for message in parts])
 
 
 def _text(content: JSON) -> str:

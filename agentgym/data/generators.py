@@ -46,12 +46,12 @@ def open_generator(name: str, limit: int | None = None) -> Table:
 
 
 def _rows(name: str) -> Iterator[object]:
-    found = load_named(name, GENERATOR)
-    made = found() if callable(found) else found
-    if isinstance(made, Sized) and not isinstance(made, Iterable) and hasattr(made, "__getitem__"):
-        return (made[index] for index in range(len(made)))  # a torch.utils.data.Dataset
-    if not isinstance(made, Iterable) or isinstance(made, str | Mapping):
-        raise ConfigError(f"{name} gives rows, dicts or Tasks, one after the other; got {describe_value(made)}")
-    if type(made).__module__.startswith("datasets.") and hasattr(made, "features"):
-        return cast("Iterator[object]", import_module("agentgym.data.hf_datasets").own_rows(made))
-    return iter(made)
+    target = load_named(name, GENERATOR)
+    rows = target() if callable(target) else target
+    if isinstance(rows, Sized) and not isinstance(rows, Iterable) and hasattr(rows, "__getitem__"):
+        return (rows[index] for index in range(len(rows)))  # a torch.utils.data.Dataset
+    if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
+        raise ConfigError(f"{name} gives rows, dicts or Tasks, one after the other; got {describe_value(rows)}")
+    if type(rows).__module__.startswith("datasets.") and hasattr(rows, "features"):
+        return cast("Iterator[object]", import_module("agentgym.data.hf_datasets").own_rows(rows))
+    return iter(rows)

@@ -24,26 +24,26 @@ def open_dataset(name: str, parts: Sequence[str] = (), limit: int | None = None)
     """
     if len(parts) > 2:
         raise ConfigError(f"a data set is NAME, NAME:SPLIT or NAME:CONFIG:SPLIT, got {':'.join([name, *parts])!r}")
-    told, split = ":".join([name, *parts]), parts[-1] if parts else None
-    found = _load(name, parts[0] if len(parts) == 2 else None)
-    if isinstance(found, dict):  # a DatasetDict
-        if split is None and len(found) > 1:
-            raise ConfigError(f"{name!r} has the splits {', '.join(found)}; say which: {name}:{next(iter(found))}")
-        wanted = split or next(iter(found))
-        if wanted not in found:
-            near = nearest(wanted, found) or "."
-            raise ConfigError(f"{name!r} has no split {wanted!r}{near} It has {', '.join(found)}")
-        found = found[wanted]
+    label, split = ":".join([name, *parts]), parts[-1] if parts else None
+    dataset = _load(name, parts[0] if len(parts) == 2 else None)
+    if isinstance(dataset, dict):  # a DatasetDict
+        if split is None and len(dataset) > 1:
+            raise ConfigError(f"{name!r} has the splits {', '.join(dataset)}; say which: {name}:{next(iter(dataset))}")
+        split_name = split or next(iter(dataset))
+        if split_name not in dataset:
+            near = nearest(split_name, dataset) or "."
+            raise ConfigError(f"{name!r} has no split {split_name!r}{near} It has {', '.join(dataset)}")
+        dataset = dataset[split_name]
     elif split is not None:
         raise ConfigError(f"{name!r} is one data set without splits: leave ':{split}' out")
-    if not found.num_rows:
-        raise ConfigError(f"{told!r} has the columns {', '.join(found.column_names) or 'none'} and no rows")
+    if not dataset.num_rows:
+        raise ConfigError(f"{label!r} has the columns {', '.join(dataset.column_names) or 'none'} and no rows")
 
     def read(columns: Sequence[str]) -> Iterator[tuple[int, dict[str, object]]]:
-        yield from islice(enumerate(own_rows(found.select_columns(list(columns)))), limit)
+        yield from islice(enumerate(own_rows(dataset.select_columns(list(columns)))), limit)
 
-    schema = found.features.arrow_schema
-    return Table(name=told, columns=tuple(found.column_names), read=read, keys=struct_keys(schema))
+    schema = dataset.features.arrow_schema
+    return Table(name=label, columns=tuple(dataset.column_names), read=read, keys=struct_keys(schema))
 
 
 def own_rows(dataset: datasets.Dataset | datasets.IterableDataset) -> Iterator[dict[str, object]]:

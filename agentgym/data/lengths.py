@@ -23,27 +23,27 @@ def without_long_prompts(
 
     Rows without messages are kept: their prompt is the environment's. Raises ConfigError if no row would be left.
     """
-    kept: list[Placed] = []
+    short_rows: list[Placed] = []
     dropped: list[tuple[int, Placed]] = []
     for row in rows:
         length = _length(row, count_tokens)
         if length > max_prompt_tokens:
             dropped.append((length, row))
         else:
-            kept.append(row)
+            short_rows.append(row)
     if not dropped:
-        return kept, ""
+        return short_rows, ""
     lengths = [length for length, _ in dropped]
-    if not kept:
+    if not short_rows:
         shortest = f"the shortest has {min(lengths)}, the longest {max(lengths)}"
         raise ConfigError(f"all {len(rows)} prompts are longer than max_prompt_tokens={max_prompt_tokens}: {shortest}")
-    named = [f"{row.where}{_index(row)} ({length})" for length, row in dropped[:NUM_NAMED]]
+    examples = [f"{row.where}{_index(row)} ({length})" for length, row in dropped[:NUM_NAMED]]
     more = f" and {len(dropped) - NUM_NAMED} more" if len(dropped) > NUM_NAMED else ""
     line = (
         f"dropped {len(dropped)} of {len(rows)} rows whose prompt is longer than {max_prompt_tokens} tokens; "
-        f"the longest has {max(lengths)}: {'; '.join(named)}{more}"
+        f"the longest has {max(lengths)}: {'; '.join(examples)}{more}"
     )
-    return kept, line
+    return short_rows, line
 
 
 def _length(row: Placed, count_tokens: CountTokens) -> int:

@@ -46,14 +46,14 @@ class TaskLoader:
         """Takes the next `num_tasks` tasks, which may be more than an epoch has."""
         if num_tasks < 0:
             raise ConfigError(f"take gives 0 tasks or more, got {num_tasks}")
-        taken = self.at(range(self.position, self.position + num_tasks))
+        tasks = self.at(range(self.position, self.position + num_tasks))
         self.position += num_tasks
-        return taken
+        return tasks
 
-    def at(self, places: range) -> tuple[Task, ...]:
+    def at(self, indices: range) -> tuple[Task, ...]:
         """Returns the tasks at these positions of the stream, independent of the tasks that were taken."""
-        found = (divmod(place, len(self.tasks)) for place in places)
-        return tuple(self.tasks[self._order(epoch)[index]] for epoch, index in found)
+        epoch_indices = (divmod(index, len(self.tasks)) for index in indices)
+        return tuple(self.tasks[self._order(epoch)[index]] for epoch, index in epoch_indices)
 
     def state(self) -> dict[str, JSON]:
         """Returns the position and the identity of the tasks, as JSON."""

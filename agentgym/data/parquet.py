@@ -30,9 +30,9 @@ def open_parquet(path: Path, limit: int | None = None) -> Table:
     if not num_rows:
         raise ConfigError(f"{str(path)!r} has the columns {', '.join(columns) or 'none'} and no rows")
 
-    def read(wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, object]]]:
+    def read(column_names: Sequence[str]) -> Iterator[tuple[int, dict[str, object]]]:
         with _convert_errors(path), pyarrow.parquet.ParquetFile(path) as file:
-            batches = file.iter_batches(batch_size=BATCH_ROWS, columns=list(wanted))
+            batches = file.iter_batches(batch_size=BATCH_ROWS, columns=list(column_names))
             rows = (row for batch in batches for row in batch.to_pylist())
             yield from islice(enumerate(own_cells(row, schema, json_as_text=True) for row in rows), limit)
 

@@ -63,14 +63,16 @@ def layout_of(table: Table, config: DataConfig) -> ColumnLayout:
     for part, candidates in COLUMNS.items():
         if part == "tools" and not config.tools:
             continue
-        given = config.columns.get(part)
+        setting = config.columns.get(part)
         path = next(
-            (found for name in ([given] if given else candidates) if (found := _path(name, table.columns))), None
+            (column for name in ([setting] if setting else candidates) if (column := _path(name, table.columns))), None
         )
         if path is not None:
             paths[part] = path
-        elif given:
-            raise ConfigError(f"{table.name} has no column {given!r} for {part}{_list_columns(given, table.columns)}")
+        elif setting:
+            raise ConfigError(
+                f"{table.name} has no column {setting!r} for {part}{_list_columns(setting, table.columns)}"
+            )
     if "prompt" not in paths:
         missing = f"{table.name} has no column for the prompt ({', '.join(COLUMNS['prompt'])})"
         near = next((hint for name in COLUMNS["prompt"] if (hint := nearest(name, table.columns))), "")
@@ -175,16 +177,16 @@ class _Reader:
         return extra if extra or value is not None else None
 
     def _messages(self, where: str, cells: Mapping[str, object]) -> JSON:
-        told, path = self._column_label("prompt", where), self.layout.paths["prompt"]
+        label, path = self._column_label("prompt", where), self.layout.paths["prompt"]
         if path[0] not in cells:
             raise ConfigError(f"{where} has no {path[0]!r}, as other rows do{_list_columns(path[0], [*cells])}")
-        value = to_json_value(self._cell("prompt", where, cells), told)
+        value = to_json_value(self._cell("prompt", where, cells), label)
         if isinstance(value, str) and value.strip():
             return [{"role": "user", "content": value}]
         if not isinstance(value, list) or not value:
-            raise ConfigError(f"{told} is a list of messages or a text that is not empty, got {describe_value(value)}")
+            raise ConfigError(f"{label} is a list of messages or a text that is not empty, got {describe_value(value)}")
         messages = [_without_null_fields(message) for message in value]
-        _check_messages(messages, told)
+        _check_messages(messages, label)
         return messages
 
     def _check_truth(self, is_there: bool, source: str | None, where: str) -> None:
@@ -220,20 +222,20 @@ def messages_of(task: Task) -> tuple[Message, ...]:
     return tuple(message_from_openai(message) for message in messages)
 
 
-def _check_messages(messages: Sequence[JSON], told: str) -> None:
-    read = []
+def _check_messages(messages: Sequence[JSON], label: str) -> None:
+    parsed = []
     for index, value in enumerate(messages):
         try:
-            read.append(message_from_openai(value, f"message {index}"))
+            parsed.append(message_from_openai(value, f"message {index}"))
         except AgentGymError as error:
-            raise ConfigError(f"{told}: {error}") from error
-        for call in read[-1].tool_calls:
+            raise ConfigError(f"{label}: {error}") from error
+        for call in parsed[-1].tool_calls:
             if isinstance(call, MalformedCall):
-                raise ConfigError(f"{told}: message {index} has a tool call that cannot be read: {call.error}")
-    if read[-1].role == "assistant":
-        raise ConfigError(f"{told} ends with the assistant's own message; a prompt ends with what it is to answer")
-    if not any(message.content.strip() for message in read):
-        raise ConfigError(f"{told} holds messages without text")
+                raise ConfigError(f"{label}: message {index} has a tool call that cannot be read: {call.error}")
+    if parsed[-1].role == "assistant":
+        raise ConfigError(f"{label} ends with the assistant's own message; a prompt ends with what it is to answer")
+    if not any(message.content.strip() for message in parsed):
+        raise ConfigError(f"{label} holds messages without text")
 
 
 def _without_null_fields(message: JSON) -> JSON:

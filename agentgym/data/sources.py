@@ -44,10 +44,10 @@ def open_sources(names: tuple[str, ...], limit: int | None = None) -> Iterator[T
 def _expand_pattern(name: str) -> list[str]:
     if not any(mark in name for mark in "*?[") or Path(name).exists():
         return [name]
-    found = sorted(glob.glob(name, recursive=True))
-    if not found and not DATASET.fullmatch(name):
+    paths = sorted(glob.glob(name, recursive=True))
+    if not paths and not DATASET.fullmatch(name):
         raise ConfigError(f"no file matches {name!r}")
-    return found or [name]
+    return paths or [name]
 
 
 def _open(name: str, limit: int | None) -> Table:
@@ -56,17 +56,17 @@ def _open(name: str, limit: int | None) -> Table:
         return _open_file(path, limit)
     if path.is_dir():
         return _open_dataset(str(path), [], limit)
-    place, *parts = name.split(":")
+    source, *parts = name.split(":")
     if name.rpartition(":")[0].endswith(".py"):
         return open_generator(name, limit)
-    if parts and place and isdir(expanduser(place)):
-        return _open_dataset(expanduser(place), parts, limit)
+    if parts and source and isdir(expanduser(source)):
+        return _open_dataset(expanduser(source), parts, limit)
     if path.suffix in (".parquet", ".gz", *JSON_SUFFIXES) or path.is_absolute() or name.startswith("."):
         raise ConfigError(f"no file {name!r}{_neighbour(path)}")
     if MODULE.fullmatch(name):
         return open_generator(name, limit)
     if DATASET.fullmatch(name):
-        return _open_dataset(place, parts, limit)
+        return _open_dataset(source, parts, limit)
     raise ConfigError(f"no data at {name!r}{_neighbour(path)} Data is {FORMS}")
 
 

@@ -35,15 +35,15 @@ def keep_apart(
     Raises ConfigError if `overlap` refuses, or if dropping would leave a side empty.
     """
     sides = {"train": list(train), "eval": list(held_out)}
-    asked = {side: {row.prompt for row in rows} for side, rows in sides.items()}
-    shared = asked["train"] & asked["eval"]
+    prompts = {side: {row.prompt for row in rows} for side, rows in sides.items()}
+    shared = prompts["train"] & prompts["eval"]
     if not shared:
         return sides["train"], sides["eval"], ""
     if overlap == "refuse":
-        named = [row.where for row in sides["eval"] if row.prompt in shared][:NUM_NAMED]
+        examples = [row.where for row in sides["eval"] if row.prompt in shared][:NUM_NAMED]
         raise ConfigError(
-            f"train and eval share {len(shared)} prompts, such as that of {'; '.join(named)}: what is trained on cannot"
-            " be evaluated on. data.overlap drop-train or drop-eval (--data.overlap drop-train) drops them"
+            f"train and eval share {len(shared)} prompts, such as that of {'; '.join(examples)}: what is trained on "
+            "cannot be evaluated on. data.overlap drop-train or drop-eval (--data.overlap drop-train) drops them"
             " from one side"
         )
     side = "train" if overlap == "drop-train" else "eval"

@@ -74,8 +74,8 @@ def describe_value(value: object) -> str:
     """Returns the type and the beginning of a value: `int 5`."""
     if value is None:
         return "null"
-    shown = repr(value)
-    return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 def _key(key: object, where: str) -> str:

@@ -67,10 +67,10 @@ def open_data(config: DataConfig, count_tokens: CountTokens | None = None, env_i
 def _read(side: str, names: tuple[str, ...], config: DataConfig, env_id: str | None, report: list[str]) -> list[Placed]:
     rows: list[Placed] = []
     for table in open_sources(names, config.max_rows):
-        found = list(read_tasks(table, config, env_id))
-        told = f" ({layout_of(table, config).describe_columns(table)})" if table.columns else ""
-        report.append(f"{side}: {len(found)} tasks from {table.name}{told}")
-        rows += found
+        tasks = list(read_tasks(table, config, env_id))
+        columns_text = f" ({layout_of(table, config).describe_columns(table)})" if table.columns else ""
+        report.append(f"{side}: {len(tasks)} tasks from {table.name}{columns_text}")
+        rows += tasks
     repeated = len(rows) - len({row.prompt for row in rows})
     if repeated:
         report.append(f"{side}: {repeated} of {len(rows)} rows repeat the prompt of another one, and are kept")
@@ -82,6 +82,6 @@ def _drop_long_prompts(
 ) -> list[Placed]:
     if count_tokens is None:
         raise ConfigError("max_prompt_tokens needs a tokenizer to count with, and there is none here: leave it out")
-    kept, line = without_long_prompts(rows, max_prompt_tokens, count_tokens)
+    short_rows, line = without_long_prompts(rows, max_prompt_tokens, count_tokens)
     report += [f"{side}: {line}"] if line else []
-    return kept
+    return short_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentgym.errors import ConfigError, UnknownName, nearest
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.model.rope import rope_refusal
 from agentgym.types import JSON
 
@@ -29,12 +29,12 @@ SUPPORTED = "Llama, Mistral, Qwen2 and Qwen3 (dense, with full attention)"
 
 def check_backend(name: str, engine: str = "local") -> None:
     """Raises UnknownName unless `name` is of BACKENDS or the place of a class, ConfigError for an engine without it."""
-    if name not in BACKENDS and not is_place(name):
+    if name not in BACKENDS and not is_code_path(name):
         near = nearest(name, BACKENDS) or "."
         raise UnknownName(
             f"unknown model_backend {name!r}{near} Known: {', '.join(BACKENDS)}, or a class, path/to/file.py:Class"
         )
-    if is_place(name) and engine != "local" and not is_place(engine):
+    if is_code_path(name) and engine != "local" and not is_code_path(engine):
         raise ConfigError(f"{engine} has no class {name!r}, and would compute another model: sample with engine local")
 
 
@@ -83,9 +83,9 @@ def quantization(config: Mapping[str, JSON]) -> str | None:
         return None
     method = str(quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized)
     if method not in DEQUANTIZED:
-        known = " and ".join(DEQUANTIZED)
+        methods = " and ".join(DEQUANTIZED)
         raise ConfigError(
-            f"quantized weights ({method}) are not supported, only {known} are: give a model in bfloat16 or float32"
+            f"quantized weights ({method}) are not supported, only {methods} are: give a model in bfloat16 or float32"
         )
     return method
 

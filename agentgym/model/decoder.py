@@ -218,13 +218,11 @@ class Decoder(LanguageModel):
         return rms_norm(x_NE[layout.entry_M], layout.exchange.weight(self.final_norm), self.config.norm_eps)
 
     def set_recompute(self, recomputes: bool) -> None:
-        """See `LanguageModel.set_recompute`."""
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
             layer.recomputes = recomputes
 
     def to_hf(self) -> dict[str, JSON]:
-        """See `DecoderConfig.to_hf`."""
         return self.config.to_hf()
 
 

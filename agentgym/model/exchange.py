@@ -52,7 +52,7 @@ class Exchange:
         """Reverses `to_heads`: returns all heads of the tokens that were given to it."""
         return x_UHD
 
-    def most(self, number: int) -> int:
+    def max_over_ranks(self, number: int) -> int:
         """Returns the largest of the numbers that the ranks give, which gather the weights of each pass together."""
         return number
 

@@ -48,12 +48,12 @@ class LayerCost(NamedTuple):
 
         A token takes some of a stack of experts, and attends in every layer, with heads as wide as the model.
         """
-        taken, weights = getattr(config, "num_experts_per_tok", None), 0
+        experts_per_token, weights = getattr(config, "num_experts_per_tok", None), 0
         for matrix in matrices:
             if matrix.ndim == 2:
                 weights += matrix.numel()
-            elif matrix.ndim == 3 and isinstance(taken, int):
-                weights += matrix[0].numel() * min(taken, len(matrix))
+            elif matrix.ndim == 3 and isinstance(experts_per_token, int):
+                weights += matrix[0].numel() * min(experts_per_token, len(matrix))
         return cls(weights // int(config.num_hidden_layers), 2 * width)
 
 
@@ -121,12 +121,12 @@ class LanguageModel(nn.Module):
     def to_hf(self) -> dict[str, JSON]:
         """Returns the `config.json` that `transformers` reads."""
 
-    def forward(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
+    def forward(self, ids_N: Tensor, layout: PackedLayout, reader: Callable[[Tensor, Tensor], T]) -> T:
         """Returns `read(hidden_ME, head_weight)`, where `hidden_ME` are the final states.
 
-        Sharded parameters are whole only during this call. `read` then has to return tensors: one, or a tuple.
+        Sharded parameters are whole only during this call. `reader` then has to return tensors: one, or a tuple.
         """
-        return read(self.hidden_states(ids_N, layout), layout.exchange.whole_weight(self.head_weight))
+        return reader(self.hidden_states(ids_N, layout), layout.exchange.whole_weight(self.head_weight))
 
     def like(self) -> Self:
         """Returns the same model, adapters included, with parameters on the meta device, which have no memory yet."""

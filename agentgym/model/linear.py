@@ -46,18 +46,18 @@ class FastProducts(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Calls the function, or `linear` on as many rows as `padded_size` says."""
-        given = kwargs or {}
+        keywords = kwargs or {}
         if func is not F.linear or len(args) < 2 or not all(type(tensor) in _PLAIN for tensor in args[:2]):
-            return func(*args, **given)
+            return func(*args, **keywords)
         x, weight_OI = args[:2]
         num_rows = x.numel() // max(1, x.shape[-1])
         padding = padded_size(num_rows) - num_rows
         if not _is_onednn(x) or num_rows < _FEW_ROWS or (padding and weight_OI.numel() < _WIDE):
-            return func(*args, **given)
+            return func(*args, **keywords)
         x_NI = x.reshape(num_rows, -1)
         product_NO = linear(F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI, weight_OI)[:num_rows]
         product = product_NO.view(*x.shape[:-1], -1)
-        bias_O = args[2] if len(args) > 2 else given.get("bias")
+        bias_O = args[2] if len(args) > 2 else keywords.get("bias")
         return product if bias_O is None else product + bias_O
 
 

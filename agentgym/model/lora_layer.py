@@ -87,15 +87,15 @@ class AdaptedWeight:
         """True for the weights of all experts of a layer."""
         return any(adapter is not None and adapter.A_RI.ndim == 3 for adapter in self.adapters.values())
 
-    def factors(self, read: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> tuple[Tensor, Tensor]:
+    def factors(self, load: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> tuple[Tensor, Tensor]:
         """Returns the left and the right factor of what the adapters add to the weight, without their scale."""
         adapters = self.adapters.values()
-        left, right = join_adapters([None if own is None else (read(own.A_RI), read(own.B_OR)) for own in adapters])
+        left, right = join_adapters([None if own is None else (load(own.A_RI), load(own.B_OR)) for own in adapters])
         return (right.mT, left.mT) if self.is_transposed else (left, right)
 
-    def merge(self, weight: Tensor, scale: float, read: Callable[[Tensor], Tensor]) -> Tensor:
+    def merge(self, weight: Tensor, scale: float, convert: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns the weight with its adapters merged in."""
-        left, right = self.factors(read)
+        left, right = self.factors(convert)
         return (torch.addmm if weight.ndim == 2 else torch.baddbmm)(weight, left, right, alpha=scale)
 
 
@@ -265,22 +265,22 @@ class AdaptedExperts(nn.Module):
 
     def adapted_weights(self, prefix: str) -> Iterator[AdaptedWeight]:
         """Yields each parameter with adapters; the prefix is that of the module's names."""
-        known = dict(self.adapter.items())
+        adapters_by_name = dict(self.adapter.items())
         for parameter, names in self.projections.items():
-            adapters = {f"{prefix}{name}": cast("Adapter | None", known.get(name)) for name in names}
+            adapters = {f"{prefix}{name}": cast("Adapter | None", adapters_by_name.get(name)) for name in names}
             yield AdaptedWeight(f"{prefix}{parameter}", adapters, bool(getattr(self, "is_transposed", False)))
 
 
-def _adapt_experts(module: nn.Module, projections: Mapping[str, Sequence[str]], wanted: Set[str], rank: int) -> None:
+def _adapt_experts(module: nn.Module, projections: Mapping[str, Sequence[str]], targets: Set[str], rank: int) -> None:
     """Adds adapters to a module of experts, those of the wanted projections."""
     adapter, adapted = nn.ModuleDict(), {}
     for parameter, names in projections.items():
-        if not wanted & set(names):
+        if not targets & set(names):
             continue
         weight = module.get_parameter(parameter)
         num_experts, outputs, inputs = weight.mT.shape if getattr(module, "is_transposed", False) else weight.shape
         for name in names:
-            if name in wanted:
+            if name in targets:
                 own = Adapter(outputs // len(names), inputs, rank, (num_experts,))
                 adapter[name] = own.to(weight.device, weight.dtype)
         adapted[parameter] = names
@@ -297,21 +297,21 @@ def add_adapters(
 
     None is all but the routers. Raises ConfigError for a name that no layer has, or if there is nothing to adapt.
     """
-    named = [pair for pair in model.named_modules() if pair[1] in inside]
-    layers = [(name, module) for name, module in named if _is_linear(module)]
-    experts = [(module, _stacked_projections(model, name, module)) for name, module in named]
-    known = {name.rpartition(".")[2] for name, _ in layers}
-    known |= {name for _, projections in experts for names in projections.values() for name in names}
-    wanted = known - ROUTERS if targets is None else set(targets)
-    if not wanted or not wanted <= known:
-        missing = f" that is called {' or '.join(sorted(wanted - known))}" if wanted else ""
-        raise ConfigError(f"the model has no layer to adapt{missing}; its layers are {', '.join(sorted(known))}")
+    modules = [pair for pair in model.named_modules() if pair[1] in inside]
+    layers = [(name, module) for name, module in modules if _is_linear(module)]
+    experts = [(module, _stacked_projections(model, name, module)) for name, module in modules]
+    layer_names = {name.rpartition(".")[2] for name, _ in layers}
+    layer_names |= {name for _, projections in experts for names in projections.values() for name in names}
+    target_names = layer_names - ROUTERS if targets is None else set(targets)
+    if not target_names or not target_names <= layer_names:
+        missing = f" that is called {' or '.join(sorted(target_names - layer_names))}" if target_names else ""
+        raise ConfigError(f"the model has no layer to adapt{missing}; its layers are {', '.join(sorted(layer_names))}")
     for name, layer in layers:
         owner, _, own = name.rpartition(".")
-        if own in wanted:
+        if own in target_names:
             setattr(model.get_submodule(owner), own, AdaptedLinear(layer, rank=rank, scale=scale))
     for module, projections in experts:
-        _adapt_experts(module, projections, wanted, rank)
+        _adapt_experts(module, projections, target_names, rank)
         if isinstance(module, AdaptedExperts):
             module.scale = scale
 
@@ -370,12 +370,12 @@ class LayerAdapters(nn.Module):
 
     def forward(self, x_NI: Tensor, *projections: str) -> Tensor | None:
         """Returns what is added to these projections' outputs of `x_NI`, concatenated `[N, O]`; None for nothing."""
-        found = {name: adapter for name, adapter in self.named_adapters() if name in projections}
-        if not found or not _are_on.get():
+        adapters = {name: adapter for name, adapter in self.named_adapters() if name in projections}
+        if not adapters or not _are_on.get():
             return None
-        first_KI = torch.cat([adapter.A_RI for adapter in found.values()])
+        first_KI = torch.cat([adapter.A_RI for adapter in adapters.values()])
         lows = (linear(x_NI, first_KI) * self.scale).split(self.rank, 1)
-        parts = {name: linear(low_NR, found[name].B_OR) for name, low_NR in zip(found, lows, strict=True)}
+        parts = {name: linear(low_NR, adapters[name].B_OR) for name, low_NR in zip(adapters, lows, strict=True)}
         outputs = [parts[name] if name in parts else self._zeros(x_NI, name) for name in projections]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 

@@ -29,30 +29,30 @@ OWN_CLASS = Wanted(
 )
 
 
-def own_class(place: str) -> Any:
+def own_class(code_path: str) -> Any:
     """Returns a user's class of transformers' kind; raises ConfigError for another object."""
-    found = load_named(place, OWN_CLASS)
-    lacking = [name for name in ("from_pretrained", "config_class") if getattr(found, name, None) is None]
-    if not isinstance(found, type) or lacking:
-        what = f"has no {lacking[0]}" if isinstance(found, type) else "is no class"
-        raise ConfigError(f"model_backend {place!r} {what}. {OWN_CLASS.hint}")
-    return found
+    model_class = load_named(code_path, OWN_CLASS)
+    lacking = [name for name in ("from_pretrained", "config_class") if getattr(model_class, name, None) is None]
+    if not isinstance(model_class, type) or lacking:
+        what = f"has no {lacking[0]}" if isinstance(model_class, type) else "is no class"
+        raise ConfigError(f"model_backend {code_path!r} {what}. {OWN_CLASS.hint}")
+    return model_class
 
 
-def class_of_model(folder: Path, place: str | None) -> tuple[Any, Any]:
+def class_of_model(folder: Path, code_path: str | None) -> tuple[Any, Any]:
     """Returns the configuration in a folder, and the class that computes it: a user's, or that of transformers.
 
     Raises ConfigError if the folder names a class that transformers lacks, and which may compute something else.
     """
-    if place is not None:
-        own = own_class(place)
+    if code_path is not None:
+        own = own_class(code_path)
         return own.config_class.from_pretrained(folder, local_files_only=True), own
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, **FOLDER_ALONE)
     # In lower case, as old folders have LLaMAForCausalLM; `dir(transformers)` has the same classes and takes 0.3 s.
-    known = {name.lower() for name in transformers.__all__}
-    if unknown := [name for name in config.architectures or () if name.lower() not in known]:
+    class_names = {name.lower() for name in transformers.__all__}
+    if unknown := [name for name in config.architectures or () if name.lower() not in class_names]:
         raise ConfigError(
             f"{str(folder)!r} is a model of the class {unknown[0]}, which transformers lacks: name yours by"
             f" model_backend (--model-backend path/to/file.py:{unknown[0]})"
@@ -68,11 +68,11 @@ def auto_class(config: Any) -> Any:
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
-def load_fault(place: str | None, what: str, error: Exception) -> ConfigError | UserCodeFault:
+def load_fault(code_path: str | None, what: str, error: Exception) -> ConfigError | UserCodeFault:
     """Returns the error to raise for one of transformers' code, or of a user's class, whose traceback is shown."""
-    if place is None:
+    if code_path is None:
         return ConfigError(f"transformers {what}: {first_line(error)}")
-    return UserCodeFault(f"{place} {what}: {type(error).__name__}: {first_line(error)}")
+    return UserCodeFault(f"{code_path} {what}: {type(error).__name__}: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:

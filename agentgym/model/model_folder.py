@@ -92,15 +92,15 @@ def own_tensors(model: LanguageModel, weights: Weights) -> list[tuple[Tensor, Te
     """
     if isinstance(weights, LoraWeights):
         raise EngineError("the local engine takes no adapter alone: give it the merged weights")
-    wanted, given = dict(published_views(model)), dict(weights)
-    if not given:
+    own_views, new_tensors = dict(published_views(model)), dict(weights)
+    if not new_tensors:
         return []
-    _refuse_copies(model, wanted)
-    if odd := sorted(wanted.keys() ^ given.keys()):
+    _refuse_copies(model, own_views)
+    if odd := sorted(own_views.keys() ^ new_tensors.keys()):
         raise EngineError(f"weights of another model: {len(odd)} tensors are of one alone, the first is {odd[0]!r}")
     pairs = []
-    for name, own in wanted.items():
-        new = given[name]
+    for name, own in own_views.items():
+        new = new_tensors[name]
         if not isinstance(new, Tensor) or new.shape != own.shape:
             raise EngineError(f"a tensor of shape {tuple(own.shape)} was wanted as {name!r}, got {new!r:.100}")
         pairs.append((own, new))
@@ -179,8 +179,8 @@ class _StoredTensors:
         self._files: dict[str, Any] = {}
 
     def __enter__(self) -> _StoredTensors:
-        found = self._path.glob("*.safetensors")
-        shards = sorted(file for file in found if not file.name.startswith("consolidated"))  # Mistral's second copy
+        files = self._path.glob("*.safetensors")
+        shards = sorted(file for file in files if not file.name.startswith("consolidated"))  # Mistral's second copy
         if not shards:
             raise RunFolderError(
                 f"model folder {str(self._path)!r} holds no .safetensors file; save the model in that format"
@@ -198,15 +198,15 @@ class _StoredTensors:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def check(self, wanted: Mapping[str, torch.Size]) -> None:
+    def check(self, shapes: Mapping[str, torch.Size]) -> None:
         """Raises RunFolderError unless exactly these tensors are there; a head equal to the embedding may be extra."""
-        found = {name for name in self._files if name in wanted or name != "lm_head.weight"}
-        if missing := sorted(wanted.keys() - found):
+        names = {name for name in self._files if name in shapes or name != "lm_head.weight"}
+        if missing := sorted(shapes.keys() - names):
             raise RunFolderError(f"{str(self._path)!r} lacks {len(missing)} tensors, the first is {missing[0]!r}")
-        if unknown := sorted(found - wanted.keys()):
+        if unknown := sorted(names - shapes.keys()):
             unknown_tensors = f"{len(unknown)} tensors of no known use, the first is {unknown[0]!r}"
             raise RunFolderError(f"{str(self._path)!r} holds {unknown_tensors}")
-        for name, shape in wanted.items():
+        for name, shape in shapes.items():
             stored = tuple(self._files[name].get_slice(name).get_shape())
             if stored != tuple(shape):
                 raise RunFolderError(

@@ -118,16 +118,16 @@ class PackedLayout:
         source_U = np.zeros(self.num_tokens, np.int64)
         source_U[place_N] = np.arange(len(place_N))
         position_U = np.concatenate([np.zeros(0, np.int64), *(self._positions(segment) for segment in self.segments)])
-        wanted = np.ones(len(place_N), bool) if wanted_N is None else wanted_N.cpu().numpy()
+        is_wanted_N = np.ones(len(place_N), bool) if wanted_N is None else wanted_N.cpu().numpy()
         wanted_U = np.zeros(self.num_tokens, bool)
-        wanted_U[place_N[wanted]] = True
+        wanted_U[place_N[is_wanted_N]] = True
         self.source_U = torch.from_numpy(_pad_index(source_U)).to(device)
         self.place_N = torch.from_numpy(place_N).to(device)
         self._causal = _CausalBias(device)
         self.every = self._rows(np.arange(self.num_tokens), position_U, device)
         is_all = bool(wanted_U.all())
         self.wanted = self.every if is_all else self._rows(np.flatnonzero(wanted_U), position_U, device)
-        self.entry_M = torch.from_numpy((np.cumsum(wanted_U) - 1)[place_N[wanted]]).to(device)
+        self.entry_M = torch.from_numpy((np.cumsum(wanted_U) - 1)[place_N[is_wanted_N]]).to(device)
 
     def _positions(self, segment: Segment) -> NDArray[np.int64]:
         return self._num_before(segment) + np.arange(segment.length)

@@ -76,8 +76,8 @@ class PositionMask:
     def allowed_TL(self, position_T: Tensor, num_keys: int) -> Tensor:
         """Returns a mask `[T, L]`, true for the keys of its own sequence that a token at each position attends to."""
         keys_L = torch.arange(num_keys, device=position_T.device)
-        found = self.rule(0, 0, position_T[:, None], keys_L[None])
-        return found.expand(len(position_T), num_keys)
+        allowed_TL = self.rule(0, 0, position_T[:, None], keys_L[None])
+        return allowed_TL.expand(len(position_T), num_keys)
 
 
 def first_keys(rule: Callable[..., Tensor], position_T: Tensor) -> Tensor | None:
@@ -128,16 +128,16 @@ def _make_mask(*_: object, mask_function: Callable[..., Tensor] | None = None, *
 
 
 def _attend_module(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **given: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **options: Any
 ) -> tuple[Tensor, None]:
     """Computes the attention of one layer in transformers' form: `[B, H, T, D]` in, `[B, T, H, D]` out."""
     if not isinstance(attention_mask, PositionMask):
         raise ConfigError(f"{type(module).__name__} makes its own attention masks, which is not supported")
-    scaling, sinks_H = given.get("scaling"), given.get("s_aux")
+    scaling, sinks_H = options.get("scaling"), options.get("s_aux")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks_H = getattr(module, "sinks", None) if sinks_H is None else sinks_H
     q_NHD, k_NKD, v_NKD = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
-    scores, layer = Scores(scale, given.get("softcap"), sinks_H), int(getattr(module, "layer_idx", 0))
+    scores, layer = Scores(scale, options.get("softcap"), sinks_H), int(getattr(module, "layer_idx", 0))
     attended_NHD = attention_mask.attention.attend(layer, q_NHD, k_NKD, v_NKD, scores, attention_mask)
     return attended_NHD.unflatten(0, (len(query), -1)), None
 
@@ -171,7 +171,6 @@ class BatchAttention:
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
     ) -> Tensor:
-        """See `PassAttention`."""
         repeats = q_NHD.shape[1] // k_NKD.shape[1]
         if repeats > 1:
             k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
@@ -198,7 +197,6 @@ class PackedAttention:
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
     ) -> Tensor:
-        """See `PassAttention`."""
         layout, rows = self._layout, self._layout.every
         is_plain = mask.is_causal and scores.softcap is None and scores.sinks_H is None
         if is_plain and rows.parts and is_tree_attention(q_NHD, v_NKD):
@@ -246,8 +244,8 @@ class PackedAttention:
             seen_TL = allowed_TL[:, first:]
             bias_TL = torch.zeros(seen_TL.shape, dtype=dtype, device=position_T.device)
             mask.made[number] = first, bias_TL.masked_fill_(~seen_TL, -torch.inf)  # no view: GPU kernels need alignment
-        made: tuple[int, Tensor] = mask.made[number]
-        return made
+        bias: tuple[int, Tensor] = mask.made[number]
+        return bias
 
 
 class KeptKeys(BatchAttention):
@@ -265,7 +263,7 @@ class KeptKeys(BatchAttention):
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
     ) -> Tensor:
-        """See `PassAttention`; computes the outputs of earlier parts again."""
+        """Attends to the keys of all parts so far; computes the outputs of earlier parts again."""
         call, self._num_calls = self._num_calls, self._num_calls + 1
         parts = zip(*self._kept[call : call + 1], (q_NHD, k_NKD, v_NKD), strict=True)
         q_LHD, k_LKD, v_LKD = whole = [torch.cat(part) for part in parts]
@@ -283,6 +281,5 @@ class KvProbe(PackedAttention):
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
     ) -> Tensor:
-        """See `PassAttention`."""
         self.calls.append((layer, KvShape(k_NKD.shape[1], max(k_NKD.shape[-1], v_NKD.shape[-1]))))
         return super().attend(layer, q_NHD, k_NKD, v_NKD, scores, mask)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.model.architectures import check_backend, refusal
 from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
@@ -36,8 +36,8 @@ def load_policy(
     if is_fast(path, backend):
         return load_decoder(path, dtype=dtype)
     with reading(path):
-        model = load_transformers_model(path, dtype=dtype, own=backend if is_place(backend) else None)
-        if is_place(backend):
+        model = load_transformers_model(path, dtype=dtype, own=backend if is_code_path(backend) else None)
+        if is_code_path(backend):
             _check_attention(model)
         return model
 
@@ -62,7 +62,7 @@ def empty_policy(
     path, dtype = Path(folder), getattr(torch, dtype) if isinstance(dtype, str) else dtype
     if is_fast(path, backend):
         return empty_decoder(path, dtype=dtype)
-    return _empty_transformers_model(path, dtype, backend if is_place(backend) else None)
+    return _empty_transformers_model(path, dtype, backend if is_code_path(backend) else None)
 
 
 def _empty_transformers_model(path: Path, dtype: torch.dtype, own: str | None) -> TransformersModel:

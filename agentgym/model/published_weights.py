@@ -45,10 +45,10 @@ def published_form(hf: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def named_tensors(hf: Any) -> Iterator[tuple[str, Tensor]]:
     """Yields every tensor of a model of transformers by its own name, without those of adapters."""
-    known: set[int] = set()
+    tensor_ids: set[int] = set()
     for name, tensor in hf.state_dict(keep_vars=True).items():
-        if id(tensor) not in known and ".adapter." not in name:  # a tied head is the embedding
-            known.add(id(tensor))
+        if id(tensor) not in tensor_ids and ".adapter." not in name:  # a tied head is the embedding
+            tensor_ids.add(id(tensor))
             yield name.replace(BASE, "."), tensor
 
 
@@ -62,16 +62,16 @@ def projection_names(hf: Any, name: str, stack: Tensor) -> tuple[str, ...]:
 
 
 def publish_blocks(
-    hf: Any, blocks: Iterable[nn.Module], named: Iterable[tuple[str, Tensor]]
+    hf: Any, blocks: Iterable[nn.Module], tensors: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields tensors, given by the model's own names, under their published names, those of a block at once."""
     inside = set(blocks)
     prefixes = [f"{name}." for name, module in hf.named_modules() if module in inside]
 
-    def block_of(named: tuple[str, Tensor]) -> str:
-        return next((prefix for prefix in prefixes if named[0].startswith(prefix)), "")
+    def block_of(pair: tuple[str, Tensor]) -> str:
+        return next((prefix for prefix in prefixes if pair[0].startswith(prefix)), "")
 
-    for _, own in groupby(named, block_of):
+    for _, own in groupby(tensors, block_of):
         yield from published_form(hf, dict(own)).items()
 
 

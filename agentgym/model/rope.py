@@ -49,8 +49,8 @@ def rope_refusal(config: Mapping[str, JSON]) -> str | None:
     if kind not in REQUIRED:
         return f"rope scaling {kind!r} is not supported, only {', '.join(sorted(REQUIRED.keys() - {'default'}))} are"
     factors = {"partial_rotary_factor": config.get("partial_rotary_factor"), **rope}
-    known = COMMON | REQUIRED[kind] | OPTIONAL.get(kind, frozenset())
-    if odd := sorted(key for key in factors.keys() - known if factors[key] not in (None, 1, 1.0)):
+    names = COMMON | REQUIRED[kind] | OPTIONAL.get(kind, frozenset())
+    if odd := sorted(key for key in factors.keys() - names if factors[key] not in (None, 1, 1.0)):
         return f"rotary embeddings with {', '.join(odd)} are not supported"
     if wrong := sorted(key for key in REQUIRED[kind] if not _is_positive(rope.get(key))):
         return f"rope scaling {kind!r} needs a positive number {wrong[0]!r}, got {rope.get(wrong[0])!r:.80}"

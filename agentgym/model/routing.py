@@ -100,9 +100,9 @@ def find_routers(backbone: nn.Module) -> tuple[Router, ...]:
         getattr(output, "target_class", output): getattr(output, "index", 0)
         for output in (outputs if isinstance(outputs, list | tuple) else (outputs,))
     }
-    found = {module: name for name, module in backbone.named_modules() if type(module) in index_of}
-    inner = [module for module in found if not any(part in found for part in list(module.modules())[1:])]
-    return tuple(Router(found[module], module, number, index_of[type(module)]) for number, module in enumerate(inner))
+    names = {module: name for name, module in backbone.named_modules() if type(module) in index_of}
+    inner = [module for module in names if not any(part in names for part in list(module.modules())[1:])]
+    return tuple(Router(names[module], module, number, index_of[type(module)]) for number, module in enumerate(inner))
 
 
 def experts_of_routers(routers: Sequence[Router], experts_NRK: Tensor) -> Tensor:
@@ -127,13 +127,13 @@ def _route(forward: Callable[..., Any], router: Router, *args: Any, **kwargs: An
         return forward(router.module, *args, **kwargs)
     replay_PK = None if routing is None or routing.replay_RPK is None else routing.replay_RPK[router.number]
     with _LastTopk(replay_PK, router.num_topk) as choice:
-        found = forward(router.module, *args, **kwargs)
+        outputs = forward(router.module, *args, **kwargs)
     router.num_topk = choice.num_calls
     if routing is not None and router.number not in routing.logits:  # blocks may be computed again
-        routing.logits[router.number] = found[router.logits_index].flatten(0, -2)
+        routing.logits[router.number] = outputs[router.logits_index].flatten(0, -2)
         if choice.chosen is not None:
             routing.chosen[router.number] = choice.chosen.flatten(0, -2)
-    return found
+    return outputs
 
 
 class _LastTopk(TorchFunctionMode):
@@ -149,16 +149,16 @@ class _LastTopk(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Computes one function of torch."""
-        found = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         if func in _TOPK:
             self.num_calls += 1
             if self._replay_PK is not None and self.num_calls == self._last:
                 scores = args[0] if args else (kwargs or {})["input"]
-                replay = self._replay_PK.to(found[1]).view_as(found[1])
-                index = torch.where(replay == FREE, found[1], replay)
-                found = torch.return_types.topk((scores.gather(-1, index), index))
-            self.chosen = found[1]
-        return found
+                replay = self._replay_PK.to(output[1]).view_as(output[1])
+                index = torch.where(replay == FREE, output[1], replay)
+                output = torch.return_types.topk((scores.gather(-1, index), index))
+            self.chosen = output[1]
+        return output
 
 
 class BatchRouting:
@@ -230,12 +230,12 @@ class BatchRouting:
             torch.cat([entry_N for entry_N, _ in parts]).argsort()
         ]
 
-    def _sum_routers(self, read: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def _sum_routers(self, read_router: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         sums: dict[int, Tensor] = {}
         for routing, _, place_N in self._passes:
             for number, chosen_PK in routing.chosen.items():
-                found = read(routing.logits[number][place_N], chosen_PK[place_N])
-                sums[number] = sums[number] + found if number in sums else found
+                router_sums = read_router(routing.logits[number][place_N], chosen_PK[place_N])
+                sums[number] = sums[number] + router_sums if number in sums else router_sums
         return torch.stack([sums[number] for number in sorted(sums)]) if sums else torch.zeros(0)
 
 

@@ -37,8 +37,8 @@ def check_forward(model: LanguageModel, folder: str | os.PathLike[str]) -> float
     """
     if not isinstance(model, Decoder):
         return None
-    given = folder_config(folder)
-    if given == model.config.to_hf() | {"torch_dtype": given.get("torch_dtype")}:
+    config = folder_config(folder)
+    if config == model.config.to_hf() | {"torch_dtype": config.get("torch_dtype")}:
         return None
     ours_TV, theirs_TV = _logprobs(_stand_in(model) if model.embed.is_meta else model, folder)
     difference_TV = (ours_TV - theirs_TV).abs()
@@ -58,10 +58,10 @@ def _stand_in(model: Decoder) -> Decoder:
     """Returns a decoder that computes as the model does, with random weights, and only as large as it has to be."""
     config, dtype = model.config, model.embed.dtype
     layers, vocabulary = min(2, config.num_layers), min(1024, config.vocab_size)
-    made = Decoder(replace(config, num_layers=layers, vocab_size=vocabulary)).to(dtype)
-    for parameter in made.parameters():
+    decoder = Decoder(replace(config, num_layers=layers, vocab_size=vocabulary)).to(dtype)
+    for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else 1.0, parameter.shape[-1] ** -0.5)
-    return made.requires_grad_(False)
+    return decoder.requires_grad_(False)
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object], own: st
     register_hook()
     try:
         with quiet_transformers():  # what it would report of tensors is an error below
-            hf, found = class_of_model(path, own)[1].from_pretrained(
+            hf, loading_info = class_of_model(path, own)[1].from_pretrained(
                 path,
                 dtype=dtype,
                 attn_implementation=HOOK,
@@ -93,7 +93,7 @@ def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object], own: st
     except Exception as error:  # the boundary: each architecture refuses settings in its own way
         raise _load_fault(own, f"cannot load the model in {str(path)!r}", error) from error
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if names := sorted(map(str, found.get(kind) or ())):
+        if names := sorted(map(str, loading_info.get(kind) or ())):
             what = kind.partition("_")[0]
             todo = f"; {own} has to be saved there with save_pretrained first" if own else ""
             raise RunFolderError(f"{str(path)!r} has {len(names)} {what} tensors, the first is {names[0]}{todo}")
@@ -165,8 +165,8 @@ def _their_logits(model: TransformersModel, ids_T: Tensor) -> Tensor:
     with quiet_transformers(), attention_of(BatchAttention(1)):
         model.hf.set_attn_implementation("eager")
         try:
-            found = model.hf(input_ids=ids_T[None], position_ids=position_1T, attention_mask=mask_1T, use_cache=False)
+            output = model.hf(input_ids=ids_T[None], position_ids=position_1T, attention_mask=mask_1T, use_cache=False)
         finally:
             model.hf.set_attn_implementation(HOOK)
-    logits_TV: Tensor = found.logits[0]
+    logits_TV: Tensor = output.logits[0]
     return logits_TV

@@ -149,7 +149,6 @@ class TransformersModel(LanguageModel):
         return frozenset(layer for layer, _ in self._first_pass[0])
 
     def num_chosen(self) -> int:
-        """See `LanguageModel.num_chosen`."""
         return self._first_pass[1]
 
     def probe_states(self) -> Mapping[StateName, Tensor]:
@@ -208,14 +207,14 @@ class TransformersModel(LanguageModel):
 
     def _read(self, ids_T: Tensor, sizes: Sequence[int]) -> tuple[Tensor, dict[StateName, Tensor]]:
         """Returns the logits `[T, V]` of a sequence that is read in parts of these sizes at most, and its states."""
-        kept, logits, states = KeptKeys(), [], dict[StateName, Tensor]()
+        kept_keys, logits, states = KeptKeys(), [], dict[StateName, Tensor]()
         position_T = torch.arange(len(ids_T), device=ids_T.device)
         for first, size in zip([0, *accumulate(sizes)], sizes, strict=False):
             own = slice(first, first + size)
             if len(ids_T[own]):
                 cache = PassCache(self.hf, states) if self._keeps_state else None
-                kept.begin_pass()
-                logits.append(self.logits(self.states(ids_T[own][None], position_T[own][None], kept, cache)))
+                kept_keys.begin_pass()
+                logits.append(self.logits(self.states(ids_T[own][None], position_T[own][None], kept_keys, cache)))
                 states = {} if cache is None else cache.states()
         return torch.cat(logits), states
 
@@ -239,16 +238,16 @@ class TransformersModel(LanguageModel):
 
         With a `cache`, recurrent layers go on from its states and leave theirs in it.
         """
-        given = {} if cache is None else {self._cache_name: cache.cache}
+        cache_arguments = {} if cache is None else {self._cache_name: cache.cache}
         with attention_of(attention):
-            found = self._backbone(
+            output = self._backbone(
                 input_ids=ids_BT,
                 position_ids=position_BT,
                 attention_mask=torch.ones_like(ids_BT),  # without it, positions would be read as packed rows
                 use_cache=False,
-                **given,
+                **cache_arguments,
             )
-        states_UE = cast(Tensor, found.last_hidden_state.flatten(0, 1))
+        states_UE = cast(Tensor, output.last_hidden_state.flatten(0, 1))
         return states_UE if self.scale == 1.0 else states_UE * self.scale
 
     def hidden_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
@@ -262,7 +261,7 @@ class TransformersModel(LanguageModel):
         if self._short_rope is None:
             return False
         kinds = {length > self._short_rope for length in layout.seqlens if length}
-        return bool(layout.exchange.most(int(len(kinds) > 1)))
+        return bool(layout.exchange.max_over_ranks(int(len(kinds) > 1)))
 
     def _packed_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         every, entry_N = layout.every, torch.arange(len(ids_N), device=ids_N.device)
@@ -276,7 +275,7 @@ class TransformersModel(LanguageModel):
         parts, entries = [self.embed.new_zeros(0, self.width)], [ids_N.new_zeros(0)]
         alone = [[row] for row, length in enumerate(layout.seqlens) if length]
         groups = similar_rows(layout.seqlens) if self._keeps_state else alone
-        num_passes = layout.exchange.most(len(groups))
+        num_passes = layout.exchange.max_over_ranks(len(groups))
         for group in groups:
             longest = max(layout.seqlens[row] for row in group)
             length = padded_size(longest)
@@ -301,7 +300,6 @@ class TransformersModel(LanguageModel):
         return self.states(ids_BT, position_BT, BatchAttention(len(ids_BT)))
 
     def set_recompute(self, recomputes: bool) -> None:
-        """See `LanguageModel.set_recompute`."""
         for block in self.blocks:
             vars(block).pop("forward", None)
             if recomputes:

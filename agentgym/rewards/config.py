@@ -60,15 +60,15 @@ class RewardConfig:
         check_at_least(1, self, "concurrency", "memory_mb")
         if self.function is not None and not isinstance(self.function, str):
             object.__setattr__(self, "function", tuple(self.function))
-        known = tuple(name for name, is_set in self._other_sources.items() if is_set)
+        set_names = tuple(name for name, is_set in self._other_sources.items() if is_set)
         for part in self.parts:
-            if part.name in OTHERS and part.name not in known:
+            if part.name in OTHERS and part.name not in set_names:
                 raise ConfigError(f"reward.function names the {part.name}, and reward.{part.name} has none")
         if len(self.source_names) > 1:
             raise ConfigError(f"an episode has one reward, got {' and '.join(self.source_names)}: leave one")
-        wanted = "function" if self.manner in FUNCTIONS else self.manner
-        if self.source_names and self.manner != "auto" and wanted not in self.source_names:
-            raise ConfigError(f"manner={self.manner} needs a {wanted}, got a {self.source_names[0]}")
+        source = "function" if self.manner in FUNCTIONS else self.manner
+        if self.source_names and self.manner != "auto" and source not in self.source_names:
+            raise ConfigError(f"manner={self.manner} needs a {source}, got a {self.source_names[0]}")
 
     @property
     def parts(self) -> tuple[WeightedPart, ...]:
@@ -102,8 +102,8 @@ class RewardConfig:
     @property
     def source_names(self) -> tuple[str, ...]:
         """The names of those of `function`, `remote`, `judge` and `model` that are set, and are no part of several."""
-        named = {part.function for part in self.parts}
-        others = [name for name, is_set in self._other_sources.items() if is_set and name not in named]
+        part_names = {part.function for part in self.parts}
+        others = [name for name, is_set in self._other_sources.items() if is_set and name not in part_names]
         return ("function", *others) if self.parts else tuple(others)
 
     def check_repeats(self, num_repeats: int, option: str) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeAlias
 
 from agentgym.errors import ConfigError, nearest
-from agentgym.loading import Wanted, is_place, load_named
+from agentgym.loading import Wanted, is_code_path, load_named
 from agentgym.rewards.registry import REWARDS
 from agentgym.rewards.reply import ground_truth, whole_reply
 from agentgym.rewards.reward import InvalidReward
@@ -58,7 +58,7 @@ class RewardCall:
     form: Form
     parts: Mapping[str, str] = field(default_factory=dict)
     """The parts of the episode that a function of one episode takes, by the names of its parameters."""
-    place: tuple[str, Mapping[str, object]] | None = None
+    origin: tuple[str, Mapping[str, object]] | None = None
     """The name and the settings by which another process can load it; None for an object of this process."""
 
     @classmethod
@@ -66,7 +66,7 @@ class RewardCall:
         cls, function: RewardFunction, settings: Mapping[str, object], *, name: str = "", batch: bool = False
     ) -> RewardCall:
         """Reads the function's signature; raises ConfigError for one that is no reward, and for wrong settings."""
-        place = (name, dict(settings)) if name else None
+        origin = (name, dict(settings)) if name else None
         name = name or getattr(function, "__qualname__", type(function).__name__)
         if inspect.isclass(function):
             raise ConfigError(
@@ -81,15 +81,15 @@ class RewardCall:
             raise ConfigError(
                 f"reward {name!r} needs the settings {', '.join(missing)}: reward.settings {missing[0]}=…"
             )
-        return cls(name, _with_settings(name, function, settings, form), form, parts, place)
+        return cls(name, _with_settings(name, function, settings, form), form, parts, origin)
 
     def __reduce__(self) -> tuple[object, ...]:
-        if self.place is None:
+        if self.origin is None:
             raise ConfigError(
                 f"reward {self.name!r} takes the environment, which env_processes has in another process that cannot"
                 " load it: give the function by name, 'path/to/file.py:name'"
             )
-        return (load_reward, self.place)
+        return (load_reward, self.origin)
 
     @property
     def together(self) -> bool:
@@ -113,8 +113,8 @@ class RewardCall:
 
             return call_verl_data(self.name, self.function, trajectories)
         if self.form is Form.EPISODE:
-            given = dict(zip(PARTS, (trajectories[0], tasks[0], environment), strict=True))
-            return self._call_by_name({parameter: given[part] for parameter, part in self.parts.items()})
+            values_by_part = dict(zip(PARTS, (trajectories[0], tasks[0], environment), strict=True))
+            return self._call_by_name({parameter: values_by_part[part] for parameter, part in self.parts.items()})
         rows = [
             (
                 task.options.get("data_source", task.env_id),
@@ -130,13 +130,13 @@ class RewardCall:
             **{f"{name}s": list(column) for name, column in zip(VERL, zip(*rows, strict=True), strict=True)}
         )
 
-    def _call_by_name(self, given: Mapping[str, object]) -> object:
-        known = inspect.signature(self.function).parameters
-        positional = [value for name, value in given.items() if known[name].kind is inspect.Parameter.POSITIONAL_ONLY]
-        named = {
-            name: value for name, value in given.items() if known[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+    def _call_by_name(self, inputs: Mapping[str, object]) -> object:
+        kinds = inspect.signature(self.function).parameters
+        positional = [value for name, value in inputs.items() if kinds[name].kind is inspect.Parameter.POSITIONAL_ONLY]
+        keywords = {
+            name: value for name, value in inputs.items() if kinds[name].kind is not inspect.Parameter.POSITIONAL_ONLY
         }
-        return self.function(*positional, **named)
+        return self.function(*positional, **keywords)
 
     def values(self, result: object, num_episodes: int) -> list[object]:
         """Returns one value per episode from the result of a call; raises InvalidReward for another number of them."""
@@ -155,12 +155,12 @@ def find_reward(name: str) -> RewardFunction:
 
     Raises UnknownName, and UserCodeFault if the module raises while it is loaded.
     """
-    if not is_place(name):
+    if not is_code_path(name):
         return REWARDS[name]
-    found = load_named(name, WANTED)
-    if not callable(found):
-        raise ConfigError(f"{name!r} is a {type(found).__name__}, not a reward function")
-    function: RewardFunction = found
+    target = load_named(name, WANTED)
+    if not callable(target):
+        raise ConfigError(f"{name!r} is a {type(target).__name__}, not a reward function")
+    function: RewardFunction = target
     return function
 
 
@@ -204,7 +204,7 @@ def _parts(name: str, function: RewardFunction) -> dict[str, str]:
     A name may begin with `_`. One letter or `_` alone, as in `lambda t, k: 1.0`, names nothing: such a parameter is
     the trajectory in the first place, and the task in the second.
     """
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
         plain, is_required = parameter.name.strip("_"), parameter.default is parameter.empty
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or not is_required:
@@ -212,12 +212,12 @@ def _parts(name: str, function: RewardFunction) -> dict[str, str]:
         if parameter.kind is parameter.KEYWORD_ONLY and plain not in PARTS:
             continue  # a setting
         part = plain if plain in PARTS else "".join(PARTS[:2][index : index + 1]) if len(plain) < 2 else ""
-        if not part or part in found.values():
+        if not part or part in parts.values():
             raise _unfit(name, function, [parameter.name])
-        found[parameter.name] = part
-    if not found:
+        parts[parameter.name] = part
+    if not parts:
         raise _unfit(name, function, [])
-    return found
+    return parts
 
 
 def _unfit(name: str, function: RewardFunction, stray: Sequence[str]) -> ConfigError:
@@ -252,17 +252,17 @@ def _signature(function: RewardFunction) -> str:
 def _verl_with_settings(name: str, function: RewardFunction, settings: Mapping[str, object]) -> RewardFunction:
     """Binds the settings of a function of verl's form, where any parameter with a default is a setting."""
     parameters = inspect.signature(function).parameters
-    taken = {*VERL, *(f"{part}s" for part in VERL)}
+    verl_names = {*VERL, *(f"{part}s" for part in VERL)}
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    known = [
+    setting_names = [
         parameter.name
         for parameter in parameters.values()
-        if parameter.name not in taken and parameter.kind is not parameter.VAR_KEYWORD
+        if parameter.name not in verl_names and parameter.kind is not parameter.VAR_KEYWORD
     ]
-    check_setting_names(f"reward {name!r}", settings, known, all_but=taken if open_ended else None)
+    check_setting_names(f"reward {name!r}", settings, setting_names, all_but=verl_names if open_ended else None)
     required = [
         setting
-        for setting in known
+        for setting in setting_names
         if setting not in settings
         and parameters[setting].default is inspect.Parameter.empty
         and parameters[setting].kind is not inspect.Parameter.VAR_POSITIONAL
@@ -275,6 +275,6 @@ def _verl_with_settings(name: str, function: RewardFunction, settings: Mapping[s
     return partial(_without_extra, partial(function, **settings))
 
 
-def _without_extra(function: RewardFunction, **given: object) -> object:
+def _without_extra(function: RewardFunction, **inputs: object) -> object:
     """Calls a function of verl's form that takes no extra_info."""
-    return function(**{name: value for name, value in given.items() if not name.startswith("extra_info")})
+    return function(**{name: value for name, value in inputs.items() if not name.startswith("extra_info")})

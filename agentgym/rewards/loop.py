@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.episode_loop import SURPLUS, EpisodeLoop
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.trajectory import Status, StopReason, Trajectory
@@ -23,8 +23,8 @@ class RewardedLoop(EpisodeLoop):
     def __init__(self, inner: EpisodeLoop, score: Callable[[Trajectory, HostedEnv], Awaitable[Trajectory]]) -> None:
         super().__init__(inner.limits)
         self.inner = inner
-        self.home = inner.home
-        self.turnstile = inner.turnstile
+        self.env_host = inner.env_host
+        self.fair_gate = inner.fair_gate
         self.end_thinking = inner.end_thinking
         self._score = score
 
@@ -45,8 +45,8 @@ class RewardedLoop(EpisodeLoop):
         """Closes the inner loop; the code that opened the rewards closes them."""
         await self.inner.close()
 
-    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
-        return await self.inner._converse(env, draft)
+    async def _converse(self, env: HostedEnv, builder: EpisodeBuilder) -> EpisodeEnd:
+        return await self.inner._converse(env, builder)
 
     async def _end_session(self, session: str) -> None:
         await self.inner._end_session(session)

@@ -121,16 +121,17 @@ class _Process:
         """Starts the process; returns true if its function scores several episodes in a call."""
         self._child = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "agentgym.rewards.pool_process"),
+            "-m",
+            "agentgym.rewards.pool_process",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         answer = await self._ask(self.job, START_S)
-        for known in (UnknownName, ConfigError):
-            if answer.get("kind") == known.__name__:
-                raise known(answer["words"])
+        for error_kind in (UnknownName, ConfigError):
+            if answer.get("kind") == error_kind.__name__:
+                raise error_kind(answer["words"])
         if "error" in answer:
             raise ConfigError(f"reward {self.job.function!r} does not load: {answer['error']}\n{answer['traceback']}")
         return bool(answer["together"])
@@ -192,5 +193,5 @@ class _Process:
 
 
 def _read_failure(answer: Mapping[str, Any]) -> RewardFailure:
-    told = answer["refused"]
-    return RewardFailure(told["error"], told["traceback"])
+    refusal = answer["refused"]
+    return RewardFailure(refusal["error"], refusal["traceback"])

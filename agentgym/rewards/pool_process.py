@@ -101,8 +101,8 @@ def _limit_memory(memory_mb: int | None) -> None:
     if memory_mb is None:
         return
     statm = Path("/proc/self/statm")
-    taken = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
-    limit = taken + memory_mb * (1 << 20)
+    num_bytes = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+    limit = num_bytes + memory_mb * (1 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 

@@ -71,8 +71,8 @@ class RemoteReward:
     async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
         """Requests the reward of one episode until it is answered or the retries are used up."""
         trajectory = trajectories[0]
-        told = await run_if_short(trajectory.num_tokens, episode_text, trajectory)
-        payload = f'{{"trajectory":{told},"settings":{encode_json(dict(self.settings))}}}'.encode()
+        episode_json = await run_if_short(trajectory.num_tokens, episode_text, trajectory)
+        payload = f'{{"trajectory":{episode_json},"settings":{encode_json(dict(self.settings))}}}'.encode()
         num_retries = 0
         while True:
             await self._limit.acquire(_num_tokens(trajectory))
@@ -86,7 +86,7 @@ class RemoteReward:
                 await self._back_off(failure, f"{trajectory.group}-{trajectory.member}", num_retries)
             num_retries += 1
 
-    async def _back_off(self, failure: HttpRefusal | HttpUnreachable, place: str, num_retries: int) -> None:
+    async def _back_off(self, failure: HttpRefusal | HttpUnreachable, seed: str, num_retries: int) -> None:
         """Waits before the next request; raises if there is none."""
         words, after_s = str(failure), None
         if isinstance(failure, HttpRefusal):
@@ -101,7 +101,7 @@ class RemoteReward:
             raise RewardFailure(f"{words} (after {num_retries + 1} requests)") from None
         if after_s:
             self._limit.hold(after_s)
-        await self._sleep(back_off_s(f"{place}/{num_retries}", num_retries, after_s))
+        await self._sleep(back_off_s(f"{seed}/{num_retries}", num_retries, after_s))
 
     async def close(self) -> None:
         await self._http.close()
@@ -109,5 +109,5 @@ class RemoteReward:
 
 def _num_tokens(trajectory: Trajectory) -> int:
     """Returns the number of its ids, or without ids an estimate from its text."""
-    said = sum(len(turn.message.content) + len(turn.observation) for turn in trajectory.turns)
-    return trajectory.num_tokens or said // CHARACTERS_PER_TOKEN
+    num_characters = sum(len(turn.message.content) + len(turn.observation) for turn in trajectory.turns)
+    return trajectory.num_tokens or num_characters // CHARACTERS_PER_TOKEN

@@ -42,20 +42,20 @@ def opening(trajectory: Trajectory) -> tuple[Message, ...]:
     if trajectory.rows and trajectory.rows[0].messages is not None:
         return trajectory.rows[0].messages
     without_ids = trajectory.info.get("ids_left_out") or trajectory.info.get("chat_endpoint")
-    told = without_ids.get("opening") if isinstance(without_ids, Mapping) else None
-    told = trajectory.task.options.get("messages", ()) if told is None else told
-    return tuple(map(message_from_openai, told)) if isinstance(told, (list, tuple)) else ()
+    messages = without_ids.get("opening") if isinstance(without_ids, Mapping) else None
+    messages = trajectory.task.options.get("messages", ()) if messages is None else messages
+    return tuple(map(message_from_openai, messages)) if isinstance(messages, (list, tuple)) else ()
 
 
 def conversation(trajectory: Trajectory) -> tuple[Message, ...]:
     """Returns all messages in order: the opening, the replies and the answers to them."""
-    said = list(opening(trajectory))
+    messages = list(opening(trajectory))
     for turn in trajectory.turns:
         if not turn.asked:
-            said += [turn.message, *_answer(turn)]
-    while said and said[-1].role == "user" and not said[-1].content:
-        said.pop()  # the empty observation of an environment that ended
-    return tuple(said)
+            messages += [turn.message, *_answer(turn)]
+    while messages and messages[-1].role == "user" and not messages[-1].content:
+        messages.pop()  # the empty observation of an environment that ended
+    return tuple(messages)
 
 
 def _answer(turn: Turn) -> tuple[Message, ...]:

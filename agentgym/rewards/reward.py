@@ -167,14 +167,14 @@ def reward_of_score(score: object, others: Mapping[object, object], turns: Seque
 
     Numbers are components, texts and None information. `acc` is the verdict too, where it is a bool.
     """
-    named = {str(name): other for name, other in others.items()}
-    verdict = named.get(VERDICT)
+    rest = {str(name): other for name, other in others.items()}
+    verdict = rest.get(VERDICT)
     return Reward(
         _number(score, "the score"),
-        {name: cast(float, other) for name, other in named.items() if isinstance(other, (Real, np.bool_))},
+        {name: cast(float, other) for name, other in rest.items() if isinstance(other, (Real, np.bool_))},
         turns=None if turns is None else tuple(turns),
         success=bool(verdict) if isinstance(verdict, (bool, np.bool_)) else None,
-        info={name: cast(JSON, other) for name, other in named.items() if other is None or isinstance(other, str)},
+        info={name: cast(JSON, other) for name, other in rest.items() if other is None or isinstance(other, str)},
     )
 
 
@@ -190,13 +190,13 @@ def _read(value: object) -> Reward:
     if "value" not in value or (unknown := [name for name in value if name not in FIELDS]):
         wrong = f"has the unknown {unknown}" if "value" in value else f"has no value: {sorted(map(str, value))}"
         raise InvalidReward(f"a reward as a mapping has value, and may have {', '.join(FIELDS[1:])}; this {wrong}")
-    given = {name: entry for name, entry in value.items() if entry is not None or name == "value"}
+    fields = {name: entry for name, entry in value.items() if entry is not None or name == "value"}
     for name in ("components", "info"):
-        if not isinstance(given.get(name, {}), Mapping):
-            raise InvalidReward(f"the {name} of a reward are a mapping, got {given[name]!r:.80}")
-    if not isinstance(given.get("turns", ()), (list, tuple)):
-        raise InvalidReward(f"the turns of a reward are a list of numbers, got {given['turns']!r:.80}")
-    return Reward(**given)
+        if not isinstance(fields.get(name, {}), Mapping):
+            raise InvalidReward(f"the {name} of a reward are a mapping, got {fields[name]!r:.80}")
+    if not isinstance(fields.get("turns", ()), (list, tuple)):
+        raise InvalidReward(f"the turns of a reward are a list of numbers, got {fields['turns']!r:.80}")
+    return Reward(**fields)
 
 
 def _number(value: object, what: str) -> float:
@@ -226,9 +226,9 @@ def apply_reward(trajectory: Trajectory, reward: Reward) -> Trajectory:
     values = reward.turns if reward.turns is not None else (*(0.0,) * (num_turns - 1), reward.value)
     if len(values) != num_turns:
         raise InvalidReward(f"a reward has a number for each of the {num_turns} turns, got {len(values)}")
-    kept = {name: number for name, number in trajectory.metrics.items() if not name.startswith(COMPONENT)}
+    metrics_before = {name: number for name, number in trajectory.metrics.items() if not name.startswith(COMPONENT)}
     numbers = {f"{COMPONENT}{name}": number for name, number in reward.components.items() if number is not None}
-    metrics = kept | numbers
+    metrics = metrics_before | numbers
     if reward.success is not None:
         metrics["success"] = float(reward.success)
     info: dict[str, JSON] = {ENVIRONMENT: trajectory.reward, **trajectory.info}
@@ -245,22 +245,22 @@ def components_of(trajectory: Trajectory) -> dict[str, float]:
     """Returns the components of an episode's reward by name; NaN for one that does not apply to it."""
     note = trajectory.info.get(NOTE)
     missing = note.get(NOT_APPLICABLE) if isinstance(note, Mapping) else None
-    known = {name: value for name, value in trajectory.metrics.items() if name.startswith(COMPONENT)}
+    components = {name: value for name, value in trajectory.metrics.items() if name.startswith(COMPONENT)}
     return {
         **(dict.fromkeys(map(str, missing), math.nan) if isinstance(missing, (list, tuple)) else {}),
-        **{name.removeprefix(COMPONENT): value for name, value in known.items()},
+        **{name.removeprefix(COMPONENT): value for name, value in components.items()},
     }
 
 
 def apply_failure(trajectory: Trajectory, failure: RewardFailure) -> Trajectory:
     """Returns the trajectory as if its environment failed: without a reward, it affects neither statistics nor loss."""
-    told: dict[str, JSON] = {"traceback": failure.traceback} if failure.traceback else {}
+    info: dict[str, JSON] = {"traceback": failure.traceback} if failure.traceback else {}
     return replace(
         trajectory,
         status=Status.ENV_ERROR,
         stop_reason=StopReason.ENV_ERROR,
         error=f"the reward failed: {failure}",
-        info={**trajectory.info, **told},
+        info={**trajectory.info, **info},
     )
 
 

@@ -60,8 +60,8 @@ class RewardModel:
 
     def score(self, messages: Sequence[Message]) -> float:
         """Returns the model's output for the conversation; raises EngineError for one that is too long."""
-        shown = [_message(message) for message in messages]
-        ids = self._tokenizer.apply_chat_template(shown, tokenize=True, return_dict=False)
+        model_messages = [_message(message) for message in messages]
+        ids = self._tokenizer.apply_chat_template(model_messages, tokenize=True, return_dict=False)
         if len(ids) > self.max_tokens:
             raise EngineError(f"the conversation has {len(ids)} tokens, and the reward model takes {self.max_tokens}")
         with torch.inference_mode():
@@ -72,11 +72,11 @@ class RewardModel:
 
 def _message(message: Message) -> dict[str, Any]:
     """Returns the message in the form of chat templates: arguments are an object, not text."""
-    told: dict[str, Any] = dict(message_to_openai(message))
+    fields: dict[str, Any] = dict(message_to_openai(message))
     if message.tool_calls:
-        told["tool_calls"] = [_call(call) for call in message.tool_calls]
-        told["content"] = message.content
-    return told
+        fields["tool_calls"] = [_call(call) for call in message.tool_calls]
+        fields["content"] = message.content
+    return fields
 
 
 def _call(call: ToolCall | MalformedCall) -> dict[str, Any]:

@@ -191,16 +191,16 @@ async def _open_function(config: RewardConfig, function: RewardFunction | None) 
         )
     if function is not None and config.manner == "pool":
         raise ConfigError("processes of a pool load their function by name: give 'path/to/file.py:name'")
-    named = name is not None and ":" not in name
-    pooled = config.manner == "auto" and named and name is not None and wants_processes(find_reward(name))
+    is_bundled = name is not None and ":" not in name
+    pooled = config.manner == "auto" and is_bundled and name is not None and wants_processes(find_reward(name))
     if name is not None and (config.manner == "pool" or pooled):
         job = PoolJob(function=name, settings=config.settings, timeout_s=config.timeout_s, memory_mb=config.memory_mb)
         pool = RewardPool(job, config.num_calls(in_processes=True))
         await pool.open()
         return pool
-    found = find_reward(name) if name is not None else function
-    assert found is not None
-    call = RewardCall.of(found, config.settings, name=name or "", batch=config.manner == "batch")
+    reward_function = find_reward(name) if name is not None else function
+    assert reward_function is not None
+    call = RewardCall.of(reward_function, config.settings, name=name or "", batch=config.manner == "batch")
     return LocalFunction(call, timeout_s=config.timeout_s, num_at_once=config.num_calls())
 
 

@@ -33,9 +33,9 @@ def trl_reward_with_settings(
 ) -> Callable[..., object]:
     """Binds the settings of a function, any of its parameters but TRL's own; raises ConfigError for others."""
     parameters = inspect.signature(function).parameters
-    known = [parameter for parameter in parameters if parameter not in _OWN]
+    setting_names = [parameter for parameter in parameters if parameter not in _OWN]
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    check_setting_names(f"reward {name!r}", settings, known, all_but=_OWN if open_ended else None)
+    check_setting_names(f"reward {name!r}", settings, setting_names, all_but=_OWN if open_ended else None)
     return partial(function, **settings)
 
 
@@ -47,7 +47,7 @@ def call_trl_reward(name: str, function: Callable[..., object], trajectories: Se
     """
     openings = [opening(trajectory) for trajectory in trajectories]
     further = [conversation(trajectory)[len(first) :] for trajectory, first in zip(trajectories, openings, strict=True)]
-    given: dict[str, object] = {
+    arguments: dict[str, object] = {
         "prompts": [list(map(_message, messages)) for messages in openings],
         "completions": [list(map(_message, messages)) for messages in further],
         "completion_ids": [_completion_ids(trajectory) for trajectory in trajectories],
@@ -55,16 +55,16 @@ def call_trl_reward(name: str, function: Callable[..., object], trajectories: Se
     bound = set(function.keywords) if isinstance(function, partial) else set()
     columns = [_columns(trajectory.task.options) for trajectory in trajectories]
     shared = set.intersection(*map(set, columns)) if columns else set()
-    given |= {column: [cells[column] for cells in columns] for column in shared - bound - set(given)}
+    arguments |= {column: [cells[column] for cells in columns] for column in shared - bound - set(arguments)}
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-    for parameter in named:
-        if parameter.name not in given and parameter.default is parameter.empty:
+    named_parameters = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    for parameter in named_parameters:
+        if parameter.name not in arguments and parameter.default is parameter.empty:
             have = ", ".join(sorted(shared)) or "none"
             raise InvalidReward(f"reward {name!r} takes a column {parameter.name!r}, and the tasks have: {have}")
-    taken = {parameter.name for parameter in named}
-    return function(**{key: value for key, value in given.items() if takes_all or key in taken})
+    parameter_names = {parameter.name for parameter in named_parameters}
+    return function(**{key: value for key, value in arguments.items() if takes_all or key in parameter_names})
 
 
 def _message(message: Message) -> dict[str, JSON]:
@@ -75,10 +75,10 @@ def _message(message: Message) -> dict[str, JSON]:
 def _columns(options: Mapping[str, JSON]) -> dict[str, JSON]:
     """Returns the columns of a task by name, the ground truth under each of its usual names."""
     extra = options.get("extra_info")
-    found = {**(extra if isinstance(extra, Mapping) else {}), **options}
-    found.pop("messages", None)
-    truth = found.get("ground_truth")
-    return {**({} if truth is None else dict.fromkeys(_TRUTHS, truth)), **found}
+    cells = {**(extra if isinstance(extra, Mapping) else {}), **options}
+    cells.pop("messages", None)
+    truth = cells.get("ground_truth")
+    return {**({} if truth is None else dict.fromkeys(_TRUTHS, truth)), **cells}
 
 
 def _completion_ids(trajectory: Trajectory) -> list[int]:

@@ -61,10 +61,10 @@ class VerlData:
         ids_BT = torch.full((len(rows), width + length), PAD)
         attention_BT, trained_BT = torch.zeros_like(ids_BT), torch.zeros_like(ids_BT)
         for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            place = slice(width - start, width - start + len(row))
-            ids_BT[index, place] = torch.from_numpy(row.ids)
-            attention_BT[index, place] = 1
-            trained_BT[index, place] = torch.from_numpy(row.mask).long()
+            span = slice(width - start, width - start + len(row))
+            ids_BT[index, span] = torch.from_numpy(row.ids)
+            attention_BT[index, span] = 1
+            trained_BT[index, span] = torch.from_numpy(row.mask).long()
         batch = {
             "prompts": ids_BT[:, :width],
             "responses": ids_BT[:, width:],

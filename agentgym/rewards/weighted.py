@@ -75,18 +75,18 @@ class WeightedRewards:
     async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
         scorings = [asyncio.ensure_future(self._score_by(part, trajectories, env)) for part in self._parts]
         try:
-            found = await asyncio.gather(*scorings)
+            values_by_part = await asyncio.gather(*scorings)
         finally:
             for scoring in scorings:
                 scoring.cancel()
             await asyncio.gather(*scorings, return_exceptions=True)
-        for part, values in zip(self._parts, found, strict=True):
+        for part, values in zip(self._parts, values_by_part, strict=True):
             if part.name not in self._told and any(value is None for value in values):
                 self._told.add(part.name)
                 logger.warning("reward %s gave None for an episode: it does not count there", part.name)
         return [
             _sum(dict(zip(self._parts, values, strict=True)), len(trajectory.turns))
-            for trajectory, values in zip(trajectories, zip(*found, strict=True), strict=True)
+            for trajectory, values in zip(trajectories, zip(*values_by_part, strict=True), strict=True)
         ]
 
     async def _score_by(
@@ -112,15 +112,15 @@ class WeightedRewards:
 
 def _sum(values: Mapping[WeightedPart, object], num_turns: int) -> Reward | RewardFailure:
     """Returns the weighted sum of an episode's rewards, turn by turn; a success is one for each that judges it."""
-    found: dict[WeightedPart, Reward | None] = {}
+    scores: dict[WeightedPart, Reward | None] = {}
     for part, value in values.items():
         try:
-            found[part] = read_optional_reward(value)
+            scores[part] = read_optional_reward(value)
         except (RewardFailure, InvalidReward) as error:
             return RewardFailure(f"{part.name}: {error}", getattr(error, "traceback", ""))
-    rewards = {part: reward for part, reward in found.items() if reward is not None}
+    rewards = {part: reward for part, reward in scores.items() if reward is not None}
     if not rewards:
-        return RewardFailure(f"none of {', '.join(part.name for part in found)} applies to it: each gave None")
+        return RewardFailure(f"none of {', '.join(part.name for part in scores)} applies to it: each gave None")
     turns = [0.0] * num_turns
     for part, reward in rewards.items():
         own = reward.turns if reward.turns is not None else (*(0.0,) * (num_turns - 1), reward.value)
@@ -138,7 +138,7 @@ def _sum(values: Mapping[WeightedPart, object], num_turns: int) -> Reward | Rewa
     try:
         return Reward(
             math.fsum(turns),
-            {part.name: None if reward is None else reward.value for part, reward in found.items()},
+            {part.name: None if reward is None else reward.value for part, reward in scores.items()},
             turns=tuple(turns),
             success=all(verdicts) if verdicts else None,
             info={name: note for name, note in notes.items() if note},

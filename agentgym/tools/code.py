@@ -69,8 +69,8 @@ class CodeTools:
         """Begins an episode's session."""
         self._calls, self._seconds = 0, 0.0
         timeout_s = self._limits.time_limit_s + ANSWER_S
-        made = [as_tool(fn).bound_to(self, fn) for fn in (self.python, self.shell)]
-        tools = [replace(entry, timeout_s=timeout_s, on_error="raise") for entry in made if entry.name in self._names]
+        own = [as_tool(fn).bound_to(self, fn) for fn in (self.python, self.shell)]
+        tools = [replace(entry, timeout_s=timeout_s, on_error="raise") for entry in own if entry.name in self._names]
         self._keeps_state = not is_service(backend_of_run(self._backend))
         if self._keeps_state:
             return tools

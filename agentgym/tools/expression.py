@@ -70,10 +70,10 @@ def format_value(result: Evaluated) -> str:
     >>> format_value(evaluate_expression("1 / 8")), format_value(evaluate_expression("2 / 3"))
     ('0.125', 'about 0.666666666667 (exactly 2/3)')
     """
-    value, places = result.value, _decimal_places(result.value)
-    if result.is_exact and places is not None and abs(value) < 10**SHOWN_DIGITS:
-        digits = f"{abs(value.numerator) * 10**places // value.denominator:0{places + 1}d}"
-        whole = f"{digits[:-places]}.{digits[-places:]}" if places else digits
+    value, decimals = result.value, _decimal_places(result.value)
+    if result.is_exact and decimals is not None and abs(value) < 10**SHOWN_DIGITS:
+        digits = f"{abs(value.numerator) * 10**decimals // value.denominator:0{decimals + 1}d}"
+        whole = f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits
         return f"-{whole}" if value < 0 else whole
     rounded = Context(prec=ROUNDED_DIGITS).divide(Decimal(value.numerator), Decimal(value.denominator)).normalize()
     near = -SHOWN_DIGITS < rounded.adjusted() < SHOWN_DIGITS
@@ -97,14 +97,14 @@ class _Reader:
         self._tokens: list[str] = []
         token, position = PLAIN_TOKEN if plain else TOKEN, 0
         while position < len(text):
-            found = token.match(text, position)
-            if found is None:
+            match = token.match(text, position)
+            if match is None:
                 allowed = "whole numbers, + - * /" if plain else "numbers, + - * / // % ^"
                 raise ExpressionError(
                     f"an expression has {allowed} and ( ) alone, not {text[position : position + 10]!r}"
                 )
-            self._tokens.append(found.group(1))
-            position = found.end()
+            self._tokens.append(match.group(1))
+            position = match.end()
         self._tokens.reverse()
 
     @property

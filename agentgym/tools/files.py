@@ -104,8 +104,8 @@ class FileTools:
         text = self._text(path)
         count = text.count(old) if old else 0
         if count != 1:
-            found = f"occurs {count} times" if count else "does not occur" if old else "is empty"
-            raise ToolFailure(f"nothing was changed: the piece to replace {found} in {path!r}; it must occur once")
+            reason = f"occurs {count} times" if count else "does not occur" if old else "is empty"
+            raise ToolFailure(f"nothing was changed: the piece to replace {reason} in {path!r}; it must occur once")
         begin = text.index(old)
         self._write(path, text[:begin] + new + text[begin + len(old) :], new=False)
         return self._around(path, text[:begin].count("\n") + 1, new.count("\n") + 1)
@@ -138,8 +138,8 @@ class FileTools:
 
     def _around(self, path: str, first: int, count: int) -> str:
         lines = _lines(self._text(path))
-        shown = _number_lines(lines, max(1, first - SHOWN_AROUND), min(len(lines), first + count - 1 + SHOWN_AROUND))
-        return f"{path} is changed:\n{shown}" if shown else f"{path} is changed, and empty now"
+        excerpt = _number_lines(lines, max(1, first - SHOWN_AROUND), min(len(lines), first + count - 1 + SHOWN_AROUND))
+        return f"{path} is changed:\n{excerpt}" if excerpt else f"{path} is changed, and empty now"
 
     def _require_scratch(self) -> Scratch:
         if self._scratch is None:

@@ -19,7 +19,7 @@ START_S = 60.0
 """The seconds that the program's imports may take on a busy machine."""
 STARVED_S = 60.0
 """The wall-clock seconds without an answer after which the machine is at fault: it gave the program no CPU time."""
-NUM_TRIES = 2
+NUM_TRIES = 2  # a program that was ended from outside gave no verdict
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 """The signals that come from outside: no question causes them, however hard it is to answer."""
 
@@ -60,15 +60,15 @@ class LineProcess:
         if running is None or running.owner != os.getpid():  # a forked child does not share its parent's
             running = _Running(self._program, self._lacks)
         try:
-            said = running.ask(question, wait_s)
+            line = running.ask(question, wait_s)
         except BaseException:  # its answer would be read as the next question's
             running.kill()
             raise
-        if said is None:
+        if line is None:
             running.kill()
         else:
             self._running = running
-        return said
+        return line
 
 
 class _Lost(Exception):

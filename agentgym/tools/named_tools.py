@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import NOT_JSON, ConfigError, UnknownName, nearest
-from agentgym.loading import is_place, load_named
+from agentgym.loading import is_code_path, load_named
 from agentgym.registry import Registry
 from agentgym.tools.calling.definition import TOOLS, Tool, as_tool, register_tool
 from agentgym.tools.calling.resolve import WANTED
@@ -52,31 +52,31 @@ def named_tools(names: Sequence[str]) -> NamedTools:
         elif name.startswith(OPENAPI):
             tools += _openapi(name.removeprefix(OPENAPI))
         elif name.endswith((".json", ".yaml", ".yml")):
-            found = _of_file(Path(name))
-            tools, sources = [*tools, *found.tools], [*sources, *found.sources]
+            entry_tools = _of_file(Path(name))
+            tools, sources = [*tools, *entry_tools.tools], [*sources, *entry_tools.sources]
         else:
-            found = _of_place(name)
-            tools, sources = [*tools, *found.tools], [*sources, *found.sources]
+            entry_tools = _of_code_path(name)
+            tools, sources = [*tools, *entry_tools.tools], [*sources, *entry_tools.sources]
     return NamedTools(tuple(tools), tuple(sources))
 
 
-def _of_place(name: str) -> NamedTools:
-    if not is_place(name):
+def _of_code_path(name: str) -> NamedTools:
+    if not is_code_path(name):
         if name not in TOOLS:
             near = nearest(name, TOOLS) or "."
             raise UnknownName(f"unknown tool {name!r}{near} Write path/to/file.py:name, tools.json or mcp:COMMAND")
         return NamedTools((TOOLS[name],), ())
-    found: Any = load_named(name, WANTED)
-    if is_trl_environment(found):
-        return NamedTools((), (partial(TrlEnvironment, found),))
-    return NamedTools(tuple(as_tool(entry) for entry in (found if isinstance(found, list | tuple) else [found])), ())
+    target: Any = load_named(name, WANTED)
+    if is_trl_environment(target):
+        return NamedTools((), (partial(TrlEnvironment, target),))
+    return NamedTools(tuple(as_tool(entry) for entry in (target if isinstance(target, list | tuple) else [target])), ())
 
 
 def _mcp_source(server: str, **settings: Any) -> Callable[[], ToolSource]:
     from agentgym.tools.mcp import McpServer, McpTools  # here: it needs the library mcp
 
-    made = McpServer(**settings) if settings else McpServer.of(server)
-    return partial(McpTools, made)
+    config = McpServer(**settings) if settings else McpServer.of(server)
+    return partial(McpTools, config)
 
 
 def _openapi(text: str) -> list[Tool]:
@@ -99,25 +99,25 @@ def _of_file(path: Path) -> NamedTools:
 
         return NamedTools((), (verl_file(path, text),))
     try:
-        found: object = json.loads(text)
+        content: object = json.loads(text)
     except NOT_JSON as error:
         raise ConfigError(f"{str(path)!r} is not JSON: {error}") from error
-    if isinstance(found, Mapping) and isinstance(servers := found.get("mcpServers"), Mapping):
-        return NamedTools((), tuple(_of_server(path, name, given) for name, given in servers.items()))
-    entries = found.get("tools") if isinstance(found, Mapping) else found
+    if isinstance(content, Mapping) and isinstance(servers := content.get("mcpServers"), Mapping):
+        return NamedTools((), tuple(_of_server(path, name, entry) for name, entry in servers.items()))
+    entries = content.get("tools") if isinstance(content, Mapping) else content
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{str(path)!r} is a list of tools, or an object with tools or mcpServers")
     return NamedTools(tuple(_of_schema(path, number, entry) for number, entry in enumerate(entries)), ())
 
 
-def _of_server(path: Path, name: str, given: object) -> Callable[[], ToolSource]:
+def _of_server(path: Path, name: str, entry: object) -> Callable[[], ToolSource]:
     """Returns the source of a server in the form of `mcpServers`: command and args, or url."""
-    if not isinstance(given, Mapping) or not ("command" in given or "url" in given):
-        raise ConfigError(f"{str(path)!r}: server {name!r} has a command or a url, got {given!r:.80}")
-    if "url" in given:
-        return _mcp_source("", url=str(given["url"]), headers=dict(given.get("headers") or {}))
-    words = (str(given["command"]), *map(str, given.get("args") or ()))
-    return _mcp_source("", command=words, env=dict(given.get("env") or {}), cwd=given.get("cwd"))
+    if not isinstance(entry, Mapping) or not ("command" in entry or "url" in entry):
+        raise ConfigError(f"{str(path)!r}: server {name!r} has a command or a url, got {entry!r:.80}")
+    if "url" in entry:
+        return _mcp_source("", url=str(entry["url"]), headers=dict(entry.get("headers") or {}))
+    words = (str(entry["command"]), *map(str, entry.get("args") or ()))
+    return _mcp_source("", command=words, env=dict(entry.get("env") or {}), cwd=entry.get("cwd"))
 
 
 def _of_schema(path: Path, number: int, entry: object) -> Tool:
@@ -130,7 +130,7 @@ def _of_schema(path: Path, number: int, entry: object) -> Tool:
         )
     file, _, name = call.rpartition(":")
     beside = path.parent / file
-    place = f"{beside}:{name}" if file.endswith(".py") and beside.is_file() else call
-    function: Any = load_named(place, WANTED)
+    code_path = f"{beside}:{name}" if file.endswith(".py") and beside.is_file() else call
+    function: Any = load_named(code_path, WANTED)
     schema = {key: value for key, value in entry.items() if key != "call"}
     return register_tool(schema, function, registry=Registry("tool"))

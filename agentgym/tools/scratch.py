@@ -16,7 +16,7 @@ __all__ = ["Scratch"]
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 16
-MAX_NAME_BYTES = 255
+MAX_NAME_BYTES = 255  # the limit of Linux file systems
 OF_THE_PATH = frozenset(
     {errno.EACCES, errno.EEXIST, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EPERM}
 )
@@ -68,9 +68,9 @@ class Scratch:
                 raise ToolFailure(
                     f"{path!r} exists already: change it with str_replace or insert, or choose another name"
                 )
-            taken, count = self._usage()
-            if taken - (before or 0) + len(content) > self._max_total:
-                raise ToolFailure(f"no room: all files together may have {self._max_total} bytes, and have {taken}")
+            num_bytes, count = self._usage()
+            if num_bytes - (before or 0) + len(content) > self._max_total:
+                raise ToolFailure(f"no room: all files together may have {self._max_total} bytes, and have {num_bytes}")
             if before is None and count >= self._max_files:
                 raise ToolFailure(f"no room: there are {count} files and folders, and there may be {self._max_files}")
             beside = f".{os.urandom(8).hex()}"
@@ -132,19 +132,19 @@ class Scratch:
 
     def _size_of(self, path: str, folder: int, name: str) -> int | None:
         try:
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            stat_result = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        self._check_regular(path, found)
-        return found.st_size
+        self._check_regular(path, stat_result)
+        return stat_result.st_size
 
-    def _check_regular(self, path: str, found: os.stat_result) -> None:
-        if stat.S_ISDIR(found.st_mode):
+    def _check_regular(self, path: str, stat_result: os.stat_result) -> None:
+        if stat.S_ISDIR(stat_result.st_mode):
             raise ToolFailure(f"{path!r} is a folder")
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(stat_result.st_mode):
             raise ToolFailure(f"{path!r} is no plain file")
-        if found.st_size > self._max_file:
-            raise ToolFailure(f"{path!r} has {found.st_size} bytes; a file may have {self._max_file}")
+        if stat_result.st_size > self._max_file:
+            raise ToolFailure(f"{path!r} has {stat_result.st_size} bytes; a file may have {self._max_file}")
 
     def _usage(self) -> tuple[int, int]:
         """Returns the bytes of all files, and the number of files and folders."""

@@ -18,12 +18,12 @@ __all__ = ["TrlEnvironment", "is_trl_environment"]
 NO_TOOLS = ("reset", "get_reward")
 
 
-def is_trl_environment(found: object) -> bool:
+def is_trl_environment(target: object) -> bool:
     """Returns True for a class in TRL's form; raises ConfigError for an environment of Gymnasium's."""
-    if not inspect.isclass(found) or not callable(getattr(found, "reset", None)):
+    if not inspect.isclass(target) or not callable(getattr(target, "reset", None)):
         return False
-    if hasattr(found, "step"):
-        raise ConfigError(f"{found.__name__} is an environment with steps, and no set of tools: name it with --env")
+    if hasattr(target, "step"):
+        raise ConfigError(f"{target.__name__} is an environment with steps, and no set of tools: name it with --env")
     return True
 
 
@@ -56,9 +56,9 @@ class TrlEnvironment:
         columns = {"prompt": row.get("messages"), **(extra if isinstance(extra, Mapping) else {})}
         if "ground_truth" in row:
             columns |= dict.fromkeys(("ground_truth", "answer", "solution"), row["ground_truth"])
-        taken = inspect.signature(self._env.reset).parameters
-        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-        text = self._env.reset(**{name: value for name, value in columns.items() if takes_all or name in taken})
+        parameters = inspect.signature(self._env.reset).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        text = self._env.reset(**{name: value for name, value in columns.items() if takes_all or name in parameters})
         return None if text is None else str(text)
 
     async def finish(self) -> float:

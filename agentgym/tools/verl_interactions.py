@@ -75,14 +75,14 @@ class VerlInteraction:
     def begin(self, row: Mapping[str, Any]) -> None:
         """Takes the interaction that a row names; raises ConfigError for a row that names none of the file."""
         extra = row.get("extra_info")
-        given = extra.get(KWARGS) if isinstance(extra, Mapping) else None
-        known = ", ".join(self._classes)
-        if not isinstance(given, Mapping) or not given.get("name"):
-            raise ConfigError(f"the row names no interaction: extra_info.{KWARGS}.name is one of {known}")
-        if given["name"] not in self._classes:
-            near = nearest(str(given["name"]), self._classes) or "."
-            raise UnknownName(f"the row names the interaction {given['name']!r}, which is not in {known}{near}")
-        self._user, self._kwargs = self._classes[given["name"]](), dict(given)
+        settings = extra.get(KWARGS) if isinstance(extra, Mapping) else None
+        names = ", ".join(self._classes)
+        if not isinstance(settings, Mapping) or not settings.get("name"):
+            raise ConfigError(f"the row names no interaction: extra_info.{KWARGS}.name is one of {names}")
+        if settings["name"] not in self._classes:
+            near = nearest(str(settings["name"]), self._classes) or "."
+            raise UnknownName(f"the row names the interaction {settings['name']!r}, which is not in {names}{near}")
+        self._user, self._kwargs = self._classes[settings["name"]](), dict(settings)
         self._messages = []
 
     @property
@@ -93,8 +93,8 @@ class VerlInteraction:
     def note(self, messages: Sequence[Message]) -> None:
         """Adds the reply and what follows it to the conversation that `generate_response` is given."""
         reply, self.reply = self.reply, None
-        told = messages if reply is None else [reply, *messages]
-        self._messages += [{**message_to_openai(message), "content": message.content} for message in told]
+        new_messages = messages if reply is None else [reply, *messages]
+        self._messages += [{**message_to_openai(message), "content": message.content} for message in new_messages]
 
     async def respond(self) -> tuple[bool, str]:
         """Returns whether the episode ends, and the answer to the last reply; its score is added to `reward`."""

@@ -94,8 +94,8 @@ class VerlTools:
     def begin(self, row: Mapping[str, Any]) -> None:
         """Takes what `create` gets for a row: its `extra_info.tools_kwargs.NAME.create_kwargs`."""
         extra = row.get("extra_info")
-        given = extra.get("tools_kwargs") if isinstance(extra, Mapping) else None
-        pairs = given.items() if isinstance(given, Mapping) else ()
+        settings = extra.get("tools_kwargs") if isinstance(extra, Mapping) else None
+        pairs = settings.items() if isinstance(settings, Mapping) else ()
         self.create_kwargs = {
             name: dict(each.get("create_kwargs") or {}) for name, each in pairs if isinstance(each, Mapping)
         }
@@ -129,12 +129,12 @@ class VerlTools:
 def verl_file(path: Path, text: str) -> Callable[[], VerlTools | VerlInteraction]:
     """Returns the source of a file with `tools` or `interaction`; raises ConfigError for any other."""
     try:
-        found = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
-    if isinstance(found, Mapping) and "interaction" in found:
-        return verl_interactions(path, found["interaction"])
-    entries = found.get("tools") if isinstance(found, Mapping) else None
+    if isinstance(content, Mapping) and "interaction" in content:
+        return verl_interactions(path, content["interaction"])
+    entries = content.get("tools") if isinstance(content, Mapping) else None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(
             f"{str(path)!r} holds no `tools`, as verl's tool_config_path does, and no `interaction`, as its"

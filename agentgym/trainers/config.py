@@ -14,7 +14,7 @@ from agentgym.engines.local.config import LocalSettings
 from agentgym.engines.server_kind import SERVERS, check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.errors import ConfigError, nearest
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.model.architectures import check_backend
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
@@ -173,7 +173,7 @@ class TrainConfig:
             self.reward.check_repeats(self.eval.repeats, "eval.repeats")
         self.reward.check_repeats(self.group_size, "group_size")
         check_date(self.date)
-        if not is_place(self.engine):
+        if not is_code_path(self.engine):
             check_engine_name(self.engine)
         check_backend(self.model_backend, self.engine)
         if self.target_success is not None and not 0 < self.target_success <= 1:
@@ -243,7 +243,7 @@ class TrainConfig:
         )
 
     def _check_cluster(self) -> None:
-        if is_place(self.engine):
+        if is_code_path(self.engine):
             engines = ", ".join(("local", *SERVERS))
             raise ConfigError(f"executor ray has the engines {engines}: leave executor out, or engine")
         if self.plays:

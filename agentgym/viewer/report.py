@@ -172,8 +172,8 @@ def _compact(record: JSONObject) -> tuple[JSONObject, set[int]]:
             spans.append([source, ids, _round_values(span.get("logprobs"), 4), span.get("policy_versions")])
         rows.append(spans)
     advantages = record.get("advantages")
-    shown = ("task", "turns", "metrics", "error", "info", "group", "member")
-    compact: dict[str, JSON] = {key: record.get(key) for key in shown}
+    keys = ("task", "turns", "metrics", "error", "info", "group", "member")
+    compact: dict[str, JSON] = {key: record.get(key) for key in keys}
     compact["rows"] = rows
     compact["advantages"] = [_round_values(row, 5) for row in advantages] if isinstance(advantages, list) else None
     return compact, token_ids
@@ -187,31 +187,31 @@ def _round_values(values: JSON, digits: int) -> JSON:
 
 def _table(episodes: Sequence[EpisodeSummary], embedded: set[int]) -> list[JSON]:
     """Returns the table's rows; when there are too many, the embedded ones and others evenly."""
-    kept = list(episodes)
-    if len(kept) > MAX_TABLE_ROWS:
-        others = _evenly([e for e in kept if e.line not in embedded], MAX_TABLE_ROWS - len(embedded))
-        kept = sorted([*(e for e in kept if e.line in embedded), *others], key=lambda episode: episode.line)
+    rows = list(episodes)
+    if len(rows) > MAX_TABLE_ROWS:
+        others = _evenly([e for e in rows if e.line not in embedded], MAX_TABLE_ROWS - len(embedded))
+        rows = sorted([*(e for e in rows if e.line in embedded), *others], key=lambda episode: episode.line)
     return [
         [
             e.line, e.phase, e.step, e.group, e.member, e.env_id, e.status, e.stop_reason, e.reward, e.success,
             e.num_turns, e.num_tokens, e.num_trained_tokens, e.num_malformed_calls, int(e.line in embedded),
         ]
-        for e in kept
+        for e in rows
     ]  # fmt: skip
 
 
 def _curves(metrics: Sequence[JSONObject]) -> JSON:
     """Returns `{"steps": [...], "series": [{"key", "title", "values", "extra"}]}`, thinned to `MAX_CURVE_POINTS`."""
     stride = max(1, -(-len(metrics) // MAX_CURVE_POINTS))
-    kept = [record for position, record in enumerate(metrics) if (len(metrics) - 1 - position) % stride == 0]
-    known = dict(CURVES)
-    others = sorted({key for record in kept for key in record} - {*known, "step", "elapsed_s"})
+    records = [record for position, record in enumerate(metrics) if (len(metrics) - 1 - position) % stride == 0]
+    titles = dict(CURVES)
+    others = sorted({key for record in records for key in record} - {*titles, "step", "elapsed_s"})
     series: list[JSON] = []
     for key, title in [*CURVES, *((key, key) for key in others)]:
-        values = [_value(record, key) for record in kept]
+        values = [_value(record, key) for record in records]
         if any(value is not None for value in values):
-            series.append({"key": key, "title": title, "values": values, "extra": key not in known})
-    return {"steps": [record.get("step", position) for position, record in enumerate(kept)], "series": series}
+            series.append({"key": key, "title": title, "values": values, "extra": key not in titles})
+    return {"steps": [record.get("step", position) for position, record in enumerate(records)], "series": series}
 
 
 def _signs(metrics: Sequence[JSONObject]) -> list[JSON]:

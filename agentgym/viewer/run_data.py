@@ -103,9 +103,9 @@ def read_run(run: Path) -> RunData:
     paths = [run / "metrics.jsonl", find_episodes(run) or run / FILE_NAME]
     if not any(path.is_file() and path.stat().st_size for path in paths):
         names = sorted(entry.name for entry in run.iterdir())
-        held = ", ".join(names[:5] + [f"{len(names) - 5} more"] * (len(names) > 5)) or "nothing"
+        listing = ", ".join(names[:5] + [f"{len(names) - 5} more"] * (len(names) > 5)) or "nothing"
         raise RunFolderError(
-            f"{run} holds {held}; a run folder with episodes.jsonl or metrics.jsonl was wanted: "
+            f"{run} holds {listing}; a run folder with episodes.jsonl or metrics.jsonl was wanted: "
             "wait for the run's first step, or pass another folder"
         )
     metrics = tuple(_finite(record) for _, _, record in _objects(paths[0]))

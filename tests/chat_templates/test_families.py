@@ -45,8 +45,8 @@ def test_a_template_file_goes_before_the_config(folder: Path) -> None:
 
 def test_a_template_for_tools_is_used_with_tools_alone(folder: Path, tiny: ChatTokenizer) -> None:
     plain = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>"
-    named = [{"name": "default", "template": plain}, {"name": "tool_use", "template": tiny.template}]
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    templates = [{"name": "default", "template": plain}, {"name": "tool_use", "template": tiny.template}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     tokenizer = ChatTokenizer.load(folder)
     assert (tokenizer.template, tokenizer.tool_template) == (plain, tiny.template)
     (folder / "additional_chat_templates").mkdir()
@@ -81,21 +81,21 @@ def test_a_template_for_tools_in_a_folder_of_its_own_is_used_with_tools_alone(
     tokenizer.chat_template = {"default": plain, "tool_use": tiny.template}
     tokenizer.save_pretrained(folder)
     assert (folder / "additional_chat_templates" / "tool_use.jinja").is_file()
-    found = ChatTokenizer.load(folder)
-    assert (found.template, found.tool_template) == (plain, tiny.template)
+    loaded_tokenizer = ChatTokenizer.load(folder)
+    assert (loaded_tokenizer.template, loaded_tokenizer.tool_template) == (plain, tiny.template)
     assert ChatTokenizer.load(folder, tiny.template).tool_template == ""  # a template that is given replaces both
 
 
 def test_a_template_that_leaves_out_how_the_model_calls_is_known_by_its_tokenizer(folder: Path) -> None:
     """LFM2.5's: sampled calls stand between marks that only the tokenizer names."""
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    asked = plain + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    tokenizer = replace(ChatTokenizer.load(folder), template=asked)
+    template = plain + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    tokenizer = replace(ChatTokenizer.load(folder), template=template)
     assert renderer_for(tokenizer).reply_format.name == "hermes"
     tokenizer.backend.add_special_tokens(["<|tool_call_start|>", "<|tool_call_end|>"])
     renderer = renderer_for(tokenizer)
-    said = tokenizer.encode('<|tool_call_start|>[go(direction="north")]<|tool_call_end|><|im_end|>')
-    (call,) = renderer.parse(said).tool_calls
+    ids = tokenizer.encode('<|tool_call_start|>[go(direction="north")]<|tool_call_end|><|im_end|>')
+    (call,) = renderer.parse(ids).tool_calls
     assert isinstance(call, ToolCall) and (call.name, call.arguments) == ("go", {"direction": "north"})
 
 

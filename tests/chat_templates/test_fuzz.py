@@ -109,9 +109,9 @@ class Model:
         new = [message for message in hostile.messages[-1:] if message.role in ("user", "tool")]
         if not self.renderer.refusals.keys() & {message.role for message in new}:
             appended = self.renderer.extend((), new)
-            wanted = self.renderer.extend((), [replace(one, content=self.plain(one)) for one in new])
+            own_ids = self.renderer.extend((), [replace(one, content=self.plain(one)) for one in new])
             assert [index for index in appended if index in self.marks.values()] == [
-                index for index in wanted if index in self.marks.values()
+                index for index in own_ids if index in self.marks.values()
             ]
 
     def plain(self, message: Message) -> str:
@@ -133,12 +133,12 @@ every_template = pytest.mark.parametrize("name", templates())
 @pytest.fixture(scope="module")
 def models() -> Callable[[str], Model]:
     """Each template over the embedded model's vocabulary."""
-    made: dict[str, Model] = {}
+    cache: dict[str, Model] = {}
 
     def model(name: str) -> Model:
-        if name not in made:
-            made[name] = Model(stand_in((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"), name))
-        return made[name]
+        if name not in cache:
+            cache[name] = Model(stand_in((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"), name))
+        return cache[name]
 
     return model
 

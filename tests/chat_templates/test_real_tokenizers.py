@@ -56,8 +56,8 @@ def their_ids(
 ) -> list[int]:
     dicts = [message_dict(message, str) for message in messages]
     tool_dicts = [tool_dict(tool, str) for tool in tools] or None
-    given = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
-    ids: list[int] = tokenizer.apply_chat_template(dicts, tools=tool_dicts, **given, **variables)
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+    ids: list[int] = tokenizer.apply_chat_template(dicts, tools=tool_dicts, **options, **variables)
     return ids
 
 

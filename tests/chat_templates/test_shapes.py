@@ -108,10 +108,10 @@ class Model:
     def their_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec], **variables: Any) -> str:
         dicts = [message_dict(message, str) for message in messages]
         special = {"bos_token": STAND_INS[self.name].bos, "eos_token": STAND_INS[self.name].eos}
-        given = {"add_generation_prompt": True, **special, **variables, "tokenize": False}
+        options = {"add_generation_prompt": True, **special, **variables, "tokenize": False}
         tool_dicts = [tool_dict(tool, str) for tool in tools] or None
         text: str = self.theirs.apply_chat_template(
-            dicts, tools=tool_dicts, chat_template=self.tokenizer.template, **given
+            dicts, tools=tool_dicts, chat_template=self.tokenizer.template, **options
         )
         return text
 

@@ -64,8 +64,8 @@ def test_a_renderer_writes_one_date_over_midnight() -> None:
 def test_a_given_date_is_written_whenever_it_is_rendered() -> None:
     embedded = ChatTokenizer.load(embedded_folder())
     dated = replace(embedded, template=FIRST_LINE + embedded.template)
-    shown = [renderer_for(dated, date="2024-02-29").text(ASK) for _ in range(2)]
-    assert shown[0] == shown[1] and shown[0].startswith("Today is 29 Feb 2024.")
+    texts = [renderer_for(dated, date="2024-02-29").text(ASK) for _ in range(2)]
+    assert texts[0] == texts[1] and texts[0].startswith("Today is 29 Feb 2024.")
 
 
 def test_an_evaluation_records_its_date_and_is_verified_and_resumed_with_it(dated_folder: Path, tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_a_training_run_records_its_date_and_goes_on_with_it(dated_folder: Path,
     resumed[1].folder.close()
     stored = renderer_of_run(tmp_path / "run")
     assert stored is not None
-    shown = {one.text(ASK) for one in (trainer.renderer, *(one.renderer for one in resumed), stored)}
-    assert len(shown) == 1
+    texts = {one.text(ASK) for one in (trainer.renderer, *(one.renderer for one in resumed), stored)}
+    assert len(texts) == 1
     assert trainer.config.date == resumed[0].config.date == resumed[1].config.date is not None
 
 

@@ -85,5 +85,5 @@ def test_a_bfcl_call_cut_anywhere_is_the_whole_call_or_malformed(shared: Path, q
     for row in load(shared / "toolcalls_bfcl" / "hermes.jsonl")[:20]:
         text = row["text"]
         for end in range(0, len(text), 7):
-            read = calls(parse(qwen, text[:end]))
-            assert read == row["expected"][: len(read)], (row["id"], end)
+            first_calls = calls(parse(qwen, text[:end]))
+            assert first_calls == row["expected"][: len(first_calls)], (row["id"], end)

@@ -66,8 +66,8 @@ LearnerConfig(loss="mine", loss_settings={"scale": 3.0})
 from agentgym.cli.main import main
 main(["algorithms", "list", "--json"])
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    (mine,) = [one for one in json.loads(told.stdout.splitlines()[-1])["algorithms"] if one["name"] == "mine"]
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    (mine,) = [one for one in json.loads(result.stdout.splitlines()[-1])["algorithms"] if one["name"] == "mine"]
     assert mine["settings"] == {"scale": 2.0} and mine["summary"] == "Twice the plain one."
 
 
@@ -96,7 +96,7 @@ def test_the_table_beside_verl_has_a_line_for_every_name_and_no_other(section: s
     sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", page.read_text(encoding="utf-8"), re.M | re.S))
     lines = [line.strip("|").split("|") for line in sections[section].splitlines() if line.startswith("| `")]
     assert [ours.strip(" `") for ours, _, _ in lines] == [name for name in names if is_ours(names, name)]
-    assert all(verls.strip() and (told.strip() or verls.strip() == "none") for _, verls, told in lines)
+    assert all(verls.strip() and (ours.strip() or verls.strip() == "none") for _, verls, ours in lines)
 
 
 def is_ours(names: Iterable[str], name: str) -> bool:

@@ -45,9 +45,9 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 @pytest.mark.parametrize("name", READERS)
 def test_a_byte_order_mark_is_no_part_of_a_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    text, read = READERS[name]
-    found = []
+    text, reader = READERS[name]
+    contents = []
     for encoding in ("utf-8", "utf-8-sig"):
         (tmp_path / name).write_text(text, encoding=encoding)
-        found.append(read(tmp_path / name))
-    assert found[0] == found[1]
+        contents.append(reader(tmp_path / name))
+    assert contents[0] == contents[1]

@@ -71,8 +71,8 @@ def test_an_environment_is_named_with_or_without_its_option(agentgym: Command) -
     assert agentgym("eval", "TextGame-v0", "--policy", "oracle", "-n", 1, "--json").json["env"] == "TextGame-v0"
     for command in (["play"], ["tools", "list"]):
         spellings = (["WordLadder-v0"], ["--env", "WordLadder-v0"], ["--env=WordLadder-v0"])
-        plain, named, joined = (agentgym(*command, *words) for words in spellings)
-        assert plain == named == joined and plain.code == 0
+        plain, with_option, joined = (agentgym(*command, *words) for words in spellings)
+        assert plain == with_option == joined and plain.code == 0
     unknown = agentgym("env", "check", "GuesNumber-v0")
     assert unknown == agentgym("env", "check", "--env", "GuesNumber-v0") and unknown.code == 2
 
@@ -199,9 +199,9 @@ def test_check_finds_what_is_wrong(agentgym: Command) -> None:
 def test_check_says_of_every_check_what_came_of_it(agentgym: Command) -> None:
     done = agentgym("env", "check", "--env", "GuessNumber-v0", "--env-kwargs", "level=2", "--json")
     assert done.code == 0 and done.json["ok"]
-    told = {one["check"]: one["verdict"] for one in done.json["checks"]}
-    assert len(told) == done.json["num_checks"] and set(told.values()) == {"passed", "not claimed"}
-    assert (told["oracle"], told["fork"], told["baseline"]) == ("passed", "not claimed", "not claimed")
+    verdicts = {one["check"]: one["verdict"] for one in done.json["checks"]}
+    assert len(verdicts) == done.json["num_checks"] and set(verdicts.values()) == {"passed", "not claimed"}
+    assert (verdicts["oracle"], verdicts["fork"], verdicts["baseline"]) == ("passed", "not claimed", "not claimed")
     assert "it has no method fork()" in done.text
 
 
@@ -436,14 +436,14 @@ def test_the_episodes_of_a_run_are_lines_or_a_table(agentgym: Command, tmp_path:
 
 def test_mistakes_with_episodes_are_named_and_leave_no_file(agentgym: Command, tmp_path: Path) -> None:
     assert agentgym(*ORACLE, "-n", 1, "--env-kwargs", "level=1", "--output", "run").code == 0
-    for words, said in (
+    for words, message in (
         (["absent"], "holds no episodes"),
         (["run", "all.csv"], "a file .jsonl or .parquet was wanted"),
         (["run", "no/all.parquet"], "cannot write"),
         (["run", "--json"], "name one"),
     ):
         done = agentgym("episodes", *words)
-        assert done.code == 2 and said in done.err
+        assert done.code == 2 and message in done.err
     Path("run/episodes.jsonl").write_text("[1]\n")
     assert agentgym("episodes", "run", "all.jsonl").code == 2
     assert not [path for path in tmp_path.iterdir() if "all." in path.name]

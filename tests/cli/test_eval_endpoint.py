@@ -77,13 +77,13 @@ def test_an_endpoint_is_evaluated_with_its_cost_and_latency_in_the_report(agentg
 def test_the_report_says_why_requests_have_no_reply_and_what_a_filter_withheld(
     agentgym: Command, chat_endpoint: Start
 ) -> None:
-    said = chat_endpoint.said
-    window = said(status=400, body={"error": {"message": "total of 90 tokens exceeds the context length of 80"}})
+    make_reply = chat_endpoint.said
+    window = make_reply(status=400, body={"error": {"message": "total of 90 tokens exceeds the context length of 80"}})
 
     def script(body: dict[str, Any], number: int) -> Any:
         if number in (0, 3):
             return window
-        return said(content="Hm.", finish="content_filter" if number == 1 else "stop")
+        return make_reply(content="Hm.", finish="content_filter" if number == 1 else "stop")
 
     endpoint = chat_endpoint(script)
     done = agentgym(*EVAL, "--policy", endpoint.url, "-n", 3, "--concurrency", 1, "--output", "run", "--json")
@@ -105,9 +105,9 @@ def test_a_server_that_returns_ids_gives_an_exact_record(agentgym: Command) -> N
 
 
 def test_a_server_that_dies_leaves_a_folder_that_resumes(agentgym: Command, chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
-    good = said(calls=[("call_1", "guess", '{"value": 50}')])
-    endpoint = chat_endpoint(lambda body, number: good if number < 9 else said(status=502, body="bad gateway"))
+    make_reply = chat_endpoint.said
+    good = make_reply(calls=[("call_1", "guess", '{"value": 50}')])
+    endpoint = chat_endpoint(lambda body, number: good if number < 9 else make_reply(status=502, body="bad gateway"))
     command = (*EVAL, "--policy", endpoint.url, "-n", 6, "--concurrency", 1, "--output", "run")
     done = agentgym(*command)
     assert done.code == 1
@@ -144,11 +144,11 @@ def test_a_mistake_is_one_line_before_anything_is_written(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
     locked = chat_endpoint(lambda body, number: chat_endpoint.said())
     locked.key = "another"
-    code, told = MISTAKES[line]
+    code, message = MISTAKES[line]
     done = agentgym(
         "eval", "--env", "GuessNumber-v0", *line.replace("URL", guesser.url).replace("LOCKED", locked.url).split()
     )
-    assert done.code == code and told in done.err, done.err
+    assert done.code == code and message in done.err, done.err
     assert done.err.startswith("error: ") and done.err.count("\n") == 1
     assert "sk-secret" not in done.err and not (tmp_path / "runs").exists()
     assert guesser.bodies == locked.bodies == []

@@ -23,17 +23,17 @@ def test_a_run_keeps_what_it_is_told_to_and_exports_it(tmp_path: Path, capsys: p
     capsys.readouterr()
     assert main(["export", run, out, "--best", "--dtype", "bfloat16", "--json"]) == 0
     printed = capsys.readouterr()
-    shown = printed.err.splitlines()
+    lines = printed.err.splitlines()
     assert json.loads(printed.out)["checkpoint"].endswith(best)
-    assert shown[0] == f"model of step {int(best[5:])} (bfloat16): {out}" and f"--policy {out}" in shown[1]
+    assert lines[0] == f"model of step {int(best[5:])} (bfloat16): {out}" and f"--policy {out}" in lines[1]
     files = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in Path(out).iterdir()} == files
 
     def refused(*args: str) -> str:
         assert main(["export", *args]) == 2
-        said = capsys.readouterr().err.strip()
-        assert said.startswith("error: ") and "\n" not in said
-        return said
+        error = capsys.readouterr().err.strip()
+        assert error.startswith("error: ") and "\n" not in error
+        return error
 
     assert "is taken already" in refused(run, out)
     assert "is a model folder already" in refused(out, str(tmp_path / "new"))

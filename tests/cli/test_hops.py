@@ -17,7 +17,7 @@ from agentgym.cli.main import main
 from agentgym.trainers.algorithms.losses import clipped
 
 PACKAGE = str(Path(agentgym.__file__).parent)
-MOST_HOPS = 12
+MAX_HOPS = 12
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
@@ -64,4 +64,4 @@ def test_few_functions_lie_between_the_command_and_the_loss(monkeypatch: pytest.
     sizes = "--env-kwargs level=1 --steps 1 --tasks 2 --group-size 4 --eval.episodes 0"
     assert main(["train", "--env", "TextGame-v0", *sizes.split(), "--output", str(tmp_path / "run")]) == 0
     assert {"main", "Trainer.fit", "Run.fit", "learn_step", "Learner.update", "ppo_clip"} <= set(path), path
-    assert len(path) <= MOST_HOPS, path
+    assert len(path) <= MAX_HOPS, path

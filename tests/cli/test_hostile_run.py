@@ -121,8 +121,8 @@ def test_a_run_is_shown_and_verified_without_its_model(agentgym: Command, run: P
     (run / "config.yaml").write_text(yaml.safe_dump({"model": address}))
     for model in (address, "owner/not-cached", "gone/away"):
         (run / "config.yaml").write_text(yaml.safe_dump({"model": model}))
-        shown = agentgym("view", "run")
-        assert shown.code == 0 and model in shown.out and "--tokenizer FOLDER" in shown.out
+        view = agentgym("view", "run")
+        assert view.code == 0 and model in view.out and "--tokenizer FOLDER" in view.out
         assert (run / "report.html").is_file()
         checked = agentgym("verify", "run")
         assert checked.code == 0 and f"{model!r}" in checked.out, checked.err

@@ -12,8 +12,8 @@ from agentgym.trainers.model_check.small_models import ARCHITECTURES, save_small
 
 
 def _report(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)
-    return found
+    report: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)
+    return report
 
 
 def test_the_list_names_every_architecture(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,11 +47,11 @@ def test_every_kind_is_tried_here() -> None:
 def test_the_written_tests_pass_with_plain_pytest(agentgym: Command, tmp_path: Path) -> None:
     tests = []
     for kind, words in NEW.items():
-        made = agentgym(*words, "--output", "mine", "--json")
-        assert made.code == 0, made.err
-        path, test = made.json["files"]
+        result = agentgym(*words, "--output", "mine", "--json")
+        assert result.code == 0, result.err
+        path, test = result.json["files"]
         assert Path(test).name == f"test_{Path(path).name}", kind
-        assert made.json["commands"][-1] == f"pytest {test}" and f"wrote {path} and {test}" in made.text
+        assert result.json["commands"][-1] == f"pytest {test}" and f"wrote {path} and {test}" in result.text
         tests.append(test)
     done = python("-m", "pytest", "-v", "-p", "no:cacheprovider", *tests, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -61,10 +61,10 @@ def test_the_written_tests_pass_with_plain_pytest(agentgym: Command, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", NEW)
 def test_the_shown_commands_work_unmodified(kind: str, agentgym: Command) -> None:
-    made = agentgym(*NEW[kind], "--json")
-    shown = [line.removeprefix("next:").strip() for line in made.err.splitlines()[1:]]
-    assert shown == made.json["commands"] and len(shown) >= 2
-    for command in shown[:-1]:
+    result = agentgym(*NEW[kind], "--json")
+    commands = [line.removeprefix("next:").strip() for line in result.err.splitlines()[1:]]
+    assert commands == result.json["commands"] and len(commands) >= 2
+    for command in commands[:-1]:
         done = agentgym(*shlex.split(command)[1:], typed="help\nquit\n")
         assert done.code == 0, f"{command}: {done.err}"
 
@@ -85,15 +85,15 @@ def test_the_files_are_typed(agentgym: Command, tmp_path: Path) -> None:
         agentgym(*words, "--output", "mine")
     files = sorted(str(path) for path in (tmp_path / "mine").glob("*.py"))
     assert len(files) == 2 * len(NEW)
-    known = ("--config-file", ROOT / "pyproject.toml", "--strict", "--cache-dir", ROOT / ".mypy_cache")
-    done = python("-m", "mypy", *known, *files, cwd=ROOT)
+    options = ("--config-file", ROOT / "pyproject.toml", "--strict", "--cache-dir", ROOT / ".mypy_cache")
+    done = python("-m", "mypy", *options, *files, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_place_with_a_space_is_quoted_in_the_shown_commands(agentgym: Command) -> None:
-    made = agentgym("new", "tool", "count", "--output", "my tools", "--json")
-    assert made.json["tool"] == "my tools/count.py:count"
-    assert agentgym(*shlex.split(made.json["commands"][0])[1:]).code == 0
+    result = agentgym("new", "tool", "count", "--output", "my tools", "--json")
+    assert result.json["tool"] == "my tools/count.py:count"
+    assert agentgym(*shlex.split(result.json["commands"][0])[1:]).code == 0
 
 
 def test_env_new_is_new_env(agentgym: Command) -> None:
@@ -106,14 +106,14 @@ def test_env_new_is_new_env(agentgym: Command) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["number_lock", "number-lock", "NumberLock"])
 def test_a_new_environment_keeps_its_contract_however_its_name_is_spelled(name: str, tmp_path: Path) -> None:
-    made = write_scaffold("env", name, tmp_path / "new")
-    assert [path.name for path in made.files] == ["number_lock.py", "test_number_lock.py"]
-    assert made.place == f"{made.files[0]}:NumberLock"
-    assert check_env(made.place) == []
+    scaffold = write_scaffold("env", name, tmp_path / "new")
+    assert [path.name for path in scaffold.files] == ["number_lock.py", "test_number_lock.py"]
+    assert scaffold.code_path == f"{scaffold.files[0]}:NumberLock"
+    assert check_env(scaffold.code_path) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("", "cannot name a tool; use letters, digits and _, such as 'my_tool'"),
         ("9lives", "such as 'lives'"),
@@ -128,21 +128,21 @@ def test_a_new_environment_keeps_its_contract_however_its_name_is_spelled(name: 
         ("tool", "a name that the file itself needs; take another, such as 'my_tool'"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused_with_one_that_can(name: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_a_name_that_cannot_be_is_refused_with_one_that_can(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         write_scaffold("tool", name, tmp_path)
     assert list(tmp_path.iterdir()) == []
     suggested = re.findall(r"such as '(\w+)'", str(caught.value)) or ["my_agentgym"]
     assert write_scaffold("tool", suggested[0], tmp_path).files[0].exists()
 
 
-@pytest.mark.parametrize("taken", ["lock.py", "test_lock.py"])
-def test_nothing_is_overwritten(taken: str, agentgym: Command) -> None:
-    Path(taken).write_text("mine")
+@pytest.mark.parametrize("name", ["lock.py", "test_lock.py"])
+def test_nothing_is_overwritten(name: str, agentgym: Command) -> None:
+    Path(name).write_text("mine")
     done = agentgym("new", "env", "lock")
-    assert done.code == 2 and f"'{taken}' exists already" in done.err
-    assert Path(taken).read_text() == "mine"
-    assert sorted(path.name for path in Path().glob("*lock.py")) == [taken]
+    assert done.code == 2 and f"'{name}' exists already" in done.err
+    assert Path(name).read_text() == "mine"
+    assert sorted(path.name for path in Path().glob("*lock.py")) == [name]
 
 
 def test_a_folder_that_cannot_be_written_is_told(agentgym: Command) -> None:
@@ -151,12 +151,12 @@ def test_a_folder_that_cannot_be_written_is_told(agentgym: Command) -> None:
 
 
 def test_a_package_is_a_folder_as_ruff_writes_it_and_its_commands_name_it(agentgym: Command, tmp_path: Path) -> None:
-    made = agentgym("new", "env", "NumberLock", "--package", "--output", "my envs", "--json")
+    result = agentgym("new", "env", "NumberLock", "--package", "--output", "my envs", "--json")
     folder = tmp_path / "my envs" / "number-lock"
     written = sorted(path.relative_to(tmp_path) for path in folder.rglob("*") if path.is_file())
-    assert sorted(map(Path, made.json["files"])) == written and len(written) == 6
-    assert made.json["env"] == "NumberLock-v0"
-    assert made.json["commands"][0] == "pip install -e './my envs/number-lock[test]'"
+    assert sorted(map(Path, result.json["files"])) == written and len(written) == 6
+    assert result.json["env"] == "NumberLock-v0"
+    assert result.json["commands"][0] == "pip install -e './my envs/number-lock[test]'"
     for words in (("check", "--select", "E,F,I,UP,B,SIM,RUF"), ("format", "--diff")):
         done = python("-m", "ruff", words[0], "--isolated", "--no-cache", *words[1:], folder, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -18,13 +18,13 @@ LAYOUT = re.compile(r"^\| .* of 8 (\w+) \| (\S+) \| `(--ray\.learners .*)` \| (\
 def test_a_plan_shows_memory(agentgym: Command) -> None:
     done = agentgym(*"plan --model 1.7B --learner.micro-batch-tokens 16384 --json".split())
     assert done.code == 0
-    for shown in ("1,720,574,976 parameters", "H100, 79 GiB", "learner: optimizer", "engine: keys and values"):
-        assert shown in done.text
-    found = done.json
-    assert found["fits"] and found["parameters"] == 1_720_574_976
-    assert sum(found["learner_memory_gib"].values()) == pytest.approx(found["learner_total_gib"], abs=0.01)
+    for text in ("1,720,574,976 parameters", "H100, 79 GiB", "learner: optimizer", "engine: keys and values"):
+        assert text in done.text
+    report = done.json
+    assert report["fits"] and report["parameters"] == 1_720_574_976
+    assert sum(report["learner_memory_gib"].values()) == pytest.approx(report["learner_total_gib"], abs=0.01)
     assert "learner: gradients" in done.text
-    assert found["engine_sequences"] > 0
+    assert report["engine_sequences"] > 0
 
 
 def test_what_does_not_fit_ends_with_what_would(agentgym: Command) -> None:
@@ -43,7 +43,7 @@ def test_settings_of_a_run_have_the_names_of_training(agentgym: Command) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("--model 33B", "did you mean '32B'"),
         ("", "missing --model"),
@@ -53,10 +53,10 @@ def test_settings_of_a_run_have_the_names_of_training(agentgym: Command) -> None
         ("--model 8B --ray.learners 3 --learner.mesh.sequence 2", "no multiple of learner.mesh.sequence 2"),
     ],
 )
-def test_mistakes_are_told_in_one_line(options: str, said: str, agentgym: Command) -> None:
+def test_mistakes_are_told_in_one_line(options: str, message: str, agentgym: Command) -> None:
     done = agentgym("plan", *options.split())
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err
 
 
 def test_the_layouts_of_the_docs_are_planned_and_settings_of_training(agentgym: Command) -> None:
@@ -70,7 +70,7 @@ def test_the_layouts_of_the_docs_are_planned_and_settings_of_training(agentgym: 
         options = shlex.split(" ".join([*common, further]))
         assert agentgym("train", "--env", "TextGame-v0", "--executor", "ray", "--print-config", *options).code == 0
         planned = further.replace('--server.server-args "--tp-size 2"', "--engine.tensor-parallel 2")
-        found = agentgym("plan", "--model", model, "--gpu", gpu, *" ".join([*common, planned]).split(), "--json").json
-        assert found["fits"]
-        assert f"{found['learner_total_gib']:.0f} of {found['gpu_gib']:.0f}" == f"{learner} of {memory}"
-        assert found["engine_sequences"] == int(episodes)
+        report = agentgym("plan", "--model", model, "--gpu", gpu, *" ".join([*common, planned]).split(), "--json").json
+        assert report["fits"]
+        assert f"{report['learner_total_gib']:.0f} of {report['gpu_gib']:.0f}" == f"{learner} of {memory}"
+        assert report["engine_sequences"] == int(episodes)

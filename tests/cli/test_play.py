@@ -131,8 +131,8 @@ def test_any_text_is_shown_in_any_encoding(
     for name, stream in {"stdout": out, "stderr": err, "stdin": typed}.items():
         monkeypatch.setattr(sys, name, stream)
     code = main(command.split())
-    shown = "".join(stream.buffer.getvalue().decode(encoding) for stream in (out, err))
+    output = "".join(stream.buffer.getvalue().decode(encoding) for stream in (out, err))
     assert code == (2 if "tee" in command else 0)
-    assert ("☕" if encoding == "utf-8" else "\\u2615") in shown
+    assert ("☕" if encoding == "utf-8" else "\\u2615") in output
     if "play tea" in command:
-        assert "\\ud800" in shown and "success: reward 1 after 1 turns" in shown
+        assert "\\ud800" in output and "success: reward 1 after 1 turns" in output

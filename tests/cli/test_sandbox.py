@@ -20,8 +20,8 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tupl
         path = tmp_path / name
         path.write_text(code, encoding="utf-8")
         exit_code = main(["sandbox", "run", str(path), *options])
-        said = capfd.readouterr()
-        return exit_code, said.out, said.err.splitlines()
+        output = capfd.readouterr()
+        return exit_code, output.out, output.err.splitlines()
 
     return call
 
@@ -47,10 +47,10 @@ def test_a_shell_script_is_told_by_its_name(run: Any) -> None:
 
 def test_json_is_the_last_line(run: Any) -> None:
     code, out, _ = run("print('out', end='')\n1/0", "--json")
-    said = json.loads(out.splitlines()[-1])
+    report = json.loads(out.splitlines()[-1])
     assert code == 1
-    assert (said["ended"], said["exit_code"], said["stdout"]) == ("exited", 1, "out")
-    assert said["stderr"].endswith("ZeroDivisionError: division by zero\n")
+    assert (report["ended"], report["exit_code"], report["stdout"]) == ("exited", 1, "out")
+    assert report["stderr"].endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_mistakes_say_what_was_wanted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,8 +49,8 @@ class Serving:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line)
-            if found := re.search(pattern, line):
-                return found[1]
+            if match := re.search(pattern, line):
+                return match[1]
         pytest.fail(f"it did not print {pattern!r}: {''.join(self.said)}")
 
     def finish(self) -> str:
@@ -145,7 +145,7 @@ def test_a_token_without_a_server_is_refused(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["--policy", "oracle"], "--policy oracle plays by itself"),
         (["--policy", "http://127.0.0.1:1/v1"], "is a chat endpoint already"),
@@ -155,10 +155,10 @@ def test_a_token_without_a_server_is_refused(tmp_path: Path, capsys: pytest.Capt
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
-    args: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["serve", *GAME, *args]) == 2
-    said = capsys.readouterr().err.strip()
-    assert told in said and said.startswith("error: ") and "\n" not in said
+    error = capsys.readouterr().err.strip()
+    assert message in error and error.startswith("error: ") and "\n" not in error
     assert not list(tmp_path.iterdir())

@@ -114,8 +114,8 @@ def test_each_reply_is_answered_before_the_next_one_comes() -> None:
 
 def test_bytes_that_are_no_utf_8_are_a_named_line() -> None:
     command = [sys.executable, "-m", "agentgym", "tools", "parse", "--family", "hermes"]
-    given = '{"text": "é"}\n'.encode() + b'{"text": "\xff"}\n'
-    done = subprocess.run(command, input=given, capture_output=True, timeout=60, env={"LC_ALL": "C"})
+    content = '{"text": "é"}\n'.encode() + b'{"text": "\xff"}\n'
+    done = subprocess.run(command, input=content, capture_output=True, timeout=60, env={"LC_ALL": "C"})
     assert done.returncode == 2 and b"line 2 of standard input" in done.stderr
     assert json.loads(done.stdout)["content"] == "é"
 

@@ -36,10 +36,10 @@ def limit_files_to_100_kb() -> None:
 
 
 def test_a_run_prints_success_before_and_after_and_where_everything_lies(finished_run: Path) -> None:
-    shown = finished_run.with_suffix(".stderr").read_text(encoding="utf-8")
+    output = finished_run.with_suffix(".stderr").read_text(encoding="utf-8")
     result = json.loads(finished_run.with_suffix(".stdout").read_text(encoding="utf-8"))
-    assert "before" in shown and "after" in shown and "peak memory" in shown and "agentgym view" in shown
-    assert "agentgym eval --env TextGame-v0 --env-kwargs level=1 --policy" in shown
+    assert "before" in output and "after" in output and "peak memory" in output and "agentgym view" in output
+    assert "agentgym eval --env TextGame-v0 --env-kwargs level=1 --policy" in output
     assert 0 <= result["success_before"] <= 1 and 0 <= result["success_after"] <= 1
     assert all(Path(path).exists() for path in result["files"].values())
     assert {"curve", "report", "checkpoint", "metrics", "episodes"} == set(result["files"])
@@ -58,8 +58,8 @@ def test_variables_of_the_template_are_those_of_the_run_and_of_its_checkpoints(
     tokenizer["chat_template"] = template + no_thoughts + "{%- endif -%}"  # as Qwen3's ends
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     few = [*SMALL, "--steps", "1", "--limits.max-turns", "2"]
-    given = ["--chat-template-kwargs", "enable_thinking=false"]
-    assert main([*few, "--model", str(model), *given, "--output", str(run)]) == 0
+    options = ["--chat-template-kwargs", "enable_thinking=false"]
+    assert main([*few, "--model", str(model), *options, "--output", str(run)]) == 0
     renderer = renderer_for(model)
     for folder, further in ((run, ()), (later, ("--num-tasks", "2"))):
         if further:
@@ -105,13 +105,13 @@ def test_the_history_and_the_chat_format_are_settings_that_the_run_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    given = [*SMALL, "--steps", "1", "--output", str(run), "--history", "rerender", "--family", "chatml"]
-    assert main([*given, "--compaction.at", "0.5"]) == 0
+    options = [*SMALL, "--steps", "1", "--output", str(run), "--history", "rerender", "--family", "chatml"]
+    assert main([*options, "--compaction.at", "0.5"]) == 0
     settings = yaml.safe_load((run / "config.yaml").read_text())
     assert (settings["family"], settings["history"]) == ("hermes", "rerender")
     assert settings["compaction"] == {"at": 0.5, "tokens": 512, "train": True}
     assert main(["verify", str(run)]) == 0
-    assert main([*given, "--resume"]) == 2
+    assert main([*options, "--resume"]) == 2
     assert "compaction.at: 0.5 there, None here" in capsys.readouterr().err
     assert main(["train", "--resume", "--output", str(run), "--steps", "2"]) == 0
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
@@ -183,9 +183,9 @@ def test_a_switch_of_a_file_can_be_turned_both_ways(
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"env: TextGame-v0\nallow_single: {stored}\nengine: sglang\n")
-    for word, told in (("--allow-single", "true"), ("--no-allow-single", "false")):
+    for word, value in (("--allow-single", "true"), ("--no-allow-single", "false")):
         assert main(["train", "--config", str(file), "--print-config", word]) == 0
-        assert f"allow_single: {told}" in capsys.readouterr().out
+        assert f"allow_single: {value}" in capsys.readouterr().out
 
 
 def test_the_environment_may_be_named_beside_a_configuration_without_one(
@@ -194,8 +194,8 @@ def test_the_environment_may_be_named_beside_a_configuration_without_one(
     file = tmp_path / "run.yaml"
     file.write_text("steps: 3\noptimizer:\n  learning_rate: 1e-4\n")
     assert main(["train", "--env", "TextGame-v0", "--config", str(file), "--print-config"]) == 0
-    shown = capsys.readouterr().out
-    assert "env: TextGame-v0" in shown and "steps: 3" in shown and "learning_rate: 0.0001" in shown
+    output = capsys.readouterr().out
+    assert "env: TextGame-v0" in output and "steps: 3" in output and "learning_rate: 0.0001" in output
     assert main(["train", "--config", str(file)]) == 2
     assert "missing --env" in capsys.readouterr().err
 
@@ -208,8 +208,8 @@ def test_help_shows_the_settings_that_matter_in_the_width_of_the_terminal(
         main(["train", "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert stop.value.code == 0 and max(map(len, lines)) <= 80
-    shown = [line.split()[0] for line in lines if line.startswith("  --")]
-    assert shown == [f"--{name.replace('_', '-')}" for name in MAIN_SETTINGS] and len(shown) == 22
+    names = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert names == [f"--{name.replace('_', '-')}" for name in MAIN_SETTINGS] and len(names) == 22
     assert "      Tasks per step; each is played by one group. (default: 16)" in lines
     assert "All settings: agentgym train --help-all" in lines
 
@@ -231,7 +231,7 @@ def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("option_text", "message"),
     [
         ("--reward.function nosuch.py:brief", "no file 'nosuch.py'"),
         ("--reward.function math=1 nosuch.py:brief=2", "no file 'nosuch.py'"),
@@ -251,41 +251,44 @@ def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.Capt
     ],
 )
 def test_a_dry_run_refuses_what_the_run_could_not_open(
-    named: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    option_text: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "config.yaml").write_text("env: TextGame-v0\n")
     monkeypatch.chdir(tmp_path)
-    env = "TicTacToe-v0" if "opponent" in named else "TextGame-v0"
-    assert main(["train", "--env", env, *named.split(), "--dry-run"]) == 2
+    env = "TicTacToe-v0" if "opponent" in option_text else "TextGame-v0"
+    assert main(["train", "--env", env, *option_text.split(), "--dry-run"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and said in err and err.count("\n") == 1
+    assert out == "" and message in err and err.count("\n") == 1
 
 
 def test_a_dry_run_tells_what_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     def plan(*args: str) -> tuple[dict[str, int], str]:
         assert main([*SMALL, "--dry-run", "--json", *args]) == 0
         printed = capsys.readouterr()
-        found: dict[str, int] = json.loads(printed.out)
-        return found, " ".join(printed.err.split())
+        counts: dict[str, int] = json.loads(printed.out)
+        return counts, " ".join(printed.err.split())
 
-    (full, told), (lora, said) = plan(), plan("--learner.lora.rank", "8", "--learner.lora.target-modules", "o_proj")
-    assert full["trained_parameters"] == full["model_parameters"] and "all of the model's" in told
+    (full, full_text), (lora, lora_text) = (
+        plan(),
+        plan("--learner.lora.rank", "8", "--learner.lora.target-modules", "o_proj"),
+    )
+    assert full["trained_parameters"] == full["model_parameters"] and "all of the model's" in full_text
     assert lora["trained_parameters"] == 4 * 8 * (128 + 128) and lora["model_parameters"] == full["model_parameters"]
-    assert "adapters of rank 8 on o_proj, at a learning rate of 0.004" in said
+    assert "adapters of rank 8 on o_proj, at a learning rate of 0.004" in lora_text
     assert lora["memory_MB"] < full["memory_MB"]
 
 
 def test_settings_of_another_engine_are_noticed_and_a_dry_run_tells_the_servers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = [*SMALL, "--server.urls", "http://a:1", "http://b:2", "--dry-run"]
-    assert main(given) == 0
+    options = [*SMALL, "--server.urls", "http://a:1", "http://b:2", "--dry-run"]
+    assert main(options) == 0
     local = capsys.readouterr()
     assert "settings of server are given, and the engine is local: add --engine sglang or --engine vllm" in local.err
     assert main([*SMALL, "--ray.learners", "2", "--dry-run"]) == 0
     assert "settings of ray are given, and the executor is local: add --executor ray" in capsys.readouterr().err
-    assert main([*given, "--engine", "sglang"]) == 0
+    assert main([*options, "--engine", "sglang"]) == 0
     sglang = capsys.readouterr()
     assert re.search(r"sglang servers +2 +that run: http://a:1, http://b:2", sglang.out)
     assert "servers" not in local.out and not sglang.err
@@ -296,37 +299,37 @@ def test_a_server_that_is_none_is_named_and_the_folder_stays_free(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    given = [*SMALL, "--engine", "sglang", "--output", str(tmp_path / "run"), "--server.urls"]
-    assert main([*given, "http://127.0.0.1:9"]) == 1
+    options = [*SMALL, "--engine", "sglang", "--output", str(tmp_path / "run"), "--server.urls"]
+    assert main([*options, "http://127.0.0.1:9"]) == 1
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
     with FakeSglang() as server:
         assert main([*SMALL, "--engine", "vllm", "--server.urls", server.url, "--output", str(tmp_path / "run")]) == 1
         assert "is no vLLM server that reports its weights" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
         # what a fake server says is not what the model would: only a bound that is off lets it through
-        assert main([*given, f"{server.url}/v1"]) == 1
+        assert main([*options, f"{server.url}/v1"]) == 1
         assert "Likely cause: template or model" in capsys.readouterr().err
-        assert main([*given, f"{server.url}/v1", "--parity.max-mismatch", "1000", "--steps", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert "sync s  mismatch" in shown
+        assert main([*options, f"{server.url}/v1", "--parity.max-mismatch", "1000", "--steps", "1"]) == 0
+    output = capsys.readouterr().out
+    assert "sync s  mismatch" in output
     assert main(["verify", str(tmp_path / "run")]) == 0
 
 
 @pytest.mark.long
 def test_a_run_whose_server_dies_tells_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
-    given = [*SMALL, "--engine", "sglang", "--output", str(folder), "--parity.max-mismatch", "1000"]
+    options = [*SMALL, "--engine", "sglang", "--output", str(folder), "--parity.max-mismatch", "1000"]
     with FakeSglang() as server:
-        assert main([*given, "--server.urls", server.url, "--steps", "1"]) == 0
+        assert main([*options, "--server.urls", server.url, "--steps", "1"]) == 0
         capsys.readouterr()
         server.set_faults(Faults(rates={"die": 1.0}))
-        assert main([*given, "--server.urls", server.url, "--steps", "2", "--resume"]) == 1
+        assert main([*options, "--server.urls", server.url, "--steps", "2", "--resume"]) == 1
     assert f"--resume --output {folder} goes on from step 1" in capsys.readouterr().err
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["train", "--env", "TextGme-v0"], "did you mean 'TextGame-v0'"),
         (["train", "--env", "TextGame-v0", "--stepz", "3"], "did you mean '--steps'"),
@@ -343,12 +346,12 @@ def test_a_run_whose_server_dies_tells_where_it_goes_on(tmp_path: Path, capsys: 
     ],
 )
 def test_a_typical_mistake_is_one_line_and_writes_nothing(
-    args: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(args) == 2
-    said = capsys.readouterr().err.strip()
-    assert told in said and said.startswith("error: ") and "\n" not in said
+    error = capsys.readouterr().err.strip()
+    assert message in error and error.startswith("error: ") and "\n" not in error
     assert not list(tmp_path.iterdir())
 
 
@@ -378,9 +381,9 @@ def test_ctrl_c_or_sigterm_in_the_middle_of_a_step_keeps_the_last_whole_step(
         process.send_signal(number)
         if number == signal.SIGTERM:  # as Slurm repeats it
             process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == code
-    assert "--resume" in said and "Traceback" not in said
+    assert "--resume" in errors and "Traceback" not in errors
     steps = len(metrics.read_text().splitlines())
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{steps:06d}"]
 
@@ -400,9 +403,9 @@ def test_ctrl_c_ends_a_run_whose_engine_is_being_compiled(tmp_path: Path) -> Non
             time.sleep(0.05)
         interrupted = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
     assert time.monotonic() - interrupted < 30
-    assert process.returncode == 130 and "interrupted" in said and "Traceback" not in said
+    assert process.returncode == 130 and "interrupted" in errors and "Traceback" not in errors
     assert not (tmp_path / "run").exists()
 
 
@@ -428,7 +431,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_own_traceback(
     )
     small = ["--tasks", "2", "--group-size", "2", "--output", str(tmp_path / "r")]
     assert main(["train", "--env", f"{file}:Broken", *small]) == 1
-    said = capsys.readouterr().err
-    assert said.count("ValueError: the wire is cut") >= 1
-    assert said.count("Traceback (most recent call last)") == 1
-    assert "agentgym play" in said
+    errors = capsys.readouterr().err
+    assert errors.count("ValueError: the wire is cut") >= 1
+    assert errors.count("Traceback (most recent call last)") == 1
+    assert "agentgym play" in errors

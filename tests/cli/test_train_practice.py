@@ -18,13 +18,13 @@ CURRICULUM = ["--practice.curriculum.method", "steps", "--practice.curriculum.va
 @pytest.mark.slow
 def test_a_mix_is_trained_and_told_for_each_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    given = ["train", "--mix", "TextGame-v0=2", "GuessNumber-v0=1", *SMALL, "--eval.episodes", "3"]
-    assert main([*given, "--output", str(run), "--json"]) == 0
+    options = ["train", "--mix", "TextGame-v0=2", "GuessNumber-v0=1", *SMALL, "--eval.episodes", "3"]
+    assert main([*options, "--output", str(run), "--json"]) == 0
     printed = capsys.readouterr()
-    shown = printed.err
-    assert "3 episodes of TextGame-v0 and GuessNumber-v0" in shown
-    assert "before TextGame-v0" in shown and "after GuessNumber-v0" in shown
-    assert "agentgym eval --env TextGame-v0 --policy" in shown and "agentgym eval --env GuessNumber-v0" in shown
+    errors = printed.err
+    assert "3 episodes of TextGame-v0 and GuessNumber-v0" in errors
+    assert "before TextGame-v0" in errors and "after GuessNumber-v0" in errors
+    assert "agentgym eval --env TextGame-v0 --policy" in errors and "agentgym eval --env GuessNumber-v0" in errors
     result = json.loads(printed.out)
     assert {"success_before/TextGame-v0", "success_after/GuessNumber-v0"} < set(result)
     trained = [one.trajectory.task.env_id for one in read_episodes(run) if one.phase == "train"]
@@ -32,8 +32,8 @@ def test_a_mix_is_trained_and_told_for_each_environment(tmp_path: Path, capsys: 
     (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {"success/TextGame-v0", "reward_mean/GuessNumber-v0"} < set(line)
     assert main(["verify", str(run)]) == 0 and main(["view", str(run)]) == 0
-    assert main([*given, "--output", str(run), "--resume"]) == 0
-    assert main([*given[:2], "TextGame-v0=3", *given[3:], "--output", str(run), "--resume"]) == 2
+    assert main([*options, "--output", str(run), "--resume"]) == 0
+    assert main([*options[:2], "TextGame-v0=3", *options[3:], "--output", str(run), "--resume"]) == 2
     assert "practice.mix.TextGame-v0: 2 there, 3 here" in capsys.readouterr().err
 
 
@@ -44,10 +44,10 @@ def test_a_file_may_give_a_mix_with_keywords_and_levels(tmp_path: Path, capsys: 
     practice = {"mix": mix, "curriculum": curriculum, "filter": "reward", "replay": {"share": 0.5}}
     file.write_text(yaml.safe_dump({"tasks": 8, "group_size": 4, "practice": practice}, sort_keys=False))
     assert main(["train", "--config", str(file), "--dry-run"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "environments 2 in the first step 4 of easy, 4 of GuessNumber-v0" in shown
-    assert "levels of GuessNumber-v0 2 level = 1, 3, by learnability" in shown and "levels of easy" not in shown
-    assert "replayed tasks 4 at most" in shown and "most episodes per step 288 groups of equal reward" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "environments 2 in the first step 4 of easy, 4 of GuessNumber-v0" in output
+    assert "levels of GuessNumber-v0 2 level = 1, 3, by learnability" in output and "levels of easy" not in output
+    assert "replayed tasks 4 at most" in output and "most episodes per step 288 groups of equal reward" in output
     assert main(["train", "--config", str(file), "--print-config"]) == 0
     printed = capsys.readouterr().out
     again = tmp_path / "again.yaml"
@@ -58,21 +58,21 @@ def test_a_file_may_give_a_mix_with_keywords_and_levels(tmp_path: Path, capsys: 
 
 def test_without_any_of_it_a_dry_run_says_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--env", "TextGame-v0", "--dry-run"]) == 0
-    shown = capsys.readouterr().out
-    assert not any(word in shown for word in ("environments", "levels of", "replayed", "most episodes"))
+    output = capsys.readouterr().out
+    assert not any(word in output for word in ("environments", "levels of", "replayed", "most episodes"))
 
 
 def test_dapo_leaves_out_groups_of_equal_rewards_unless_it_is_told_otherwise(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for given, wanted in ((["dapo"], "reward"), (["dapo", "--practice.filter", "off"], "off"), (["grpo"], "off")):
-        assert main(["train", "--env", "TextGame-v0", "--print-config", "--algo", *given]) == 0
-        assert yaml.safe_load(capsys.readouterr().out)["practice"]["filter"] == wanted
+    for options, expected in ((["dapo"], "reward"), (["dapo", "--practice.filter", "off"], "off"), (["grpo"], "off")):
+        assert main(["train", "--env", "TextGame-v0", "--print-config", "--algo", *options]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["practice"]["filter"] == expected
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["--mix", "TextGame-v0", "GuessNumber-v0=1"], "names with numbers were wanted, such as TextGame-v0=2"),
         (["--mix", "TextGame-v0=1", "TextGame-v0=2"], "different names with numbers"),
@@ -93,7 +93,7 @@ def test_dapo_leaves_out_groups_of_equal_rewards_unless_it_is_told_otherwise(
         ),
     ],
 )
-def test_a_typical_mistake_is_one_line(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_typical_mistake_is_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *args, "--dry-run"]) == 2
-    said = capsys.readouterr().err.strip()
-    assert told in said and said.startswith("error: ") and "\n" not in said
+    error = capsys.readouterr().err.strip()
+    assert message in error and error.startswith("error: ") and "\n" not in error

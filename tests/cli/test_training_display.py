@@ -53,11 +53,11 @@ def step_shown(
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> list[StepMetrics]:
     """The metrics of a run's only step."""
-    kept: list[StepMetrics] = []
+    all_metrics: list[StepMetrics] = []
 
     class Keeper(Unobserved):
         def on_step(self, metrics: StepMetrics) -> None:
-            kept.append(metrics)
+            all_metrics.append(metrics)
 
     config = TrainConfig(
         env="TextGame-v0",
@@ -68,7 +68,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[StepMetrics]:
         eval=HeldOutConfig(episodes=0),
     )
     Trainer(config, tmp_path_factory.mktemp("run") / "run", Keeper()).fit()
-    return kept
+    return all_metrics
 
 
 def test_a_terminal_of_80_columns_shows_success_reward_loss_time_left_and_cut_replies(

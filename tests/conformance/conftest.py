@@ -195,7 +195,7 @@ def model_engine(pairs: Sequence[tuple[list[int], list[int]]], vocab_size: int) 
             ids = torch.tensor([*prompt, *reply[:-1]])
             states.append(model.hidden_states(ids, PackedLayout([len(ids)]))[-len(reply) :])
             targets += reply
-        wanted = 40.0 * torch.nn.functional.one_hot(torch.tensor(targets), vocab_size).double()
+        logits = 40.0 * torch.nn.functional.one_hot(torch.tensor(targets), vocab_size).double()
         assert model.head is not None
-        model.head.copy_((torch.linalg.pinv(torch.cat(states).double()) @ wanted).T)
+        model.head.copy_((torch.linalg.pinv(torch.cat(states).double()) @ logits).T)
     return LocalEngine(model, LocalEngineConfig(num_slots=8))

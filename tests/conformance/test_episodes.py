@@ -110,9 +110,9 @@ def sample(stage: Callable[..., Sampled]) -> Callable[..., Sampled]:
         replies: Sequence[Sequence[int]],
         make: Callable[[Task], ToolEnv] = lambda task: Room(),
         *args: Any,
-        **named: Any,
+        **options: Any,
     ) -> Sampled:
-        return stage(replies, make, *args, **named)
+        return stage(replies, make, *args, **options)
 
     return play
 
@@ -158,15 +158,15 @@ def test_case_2_bad_and_good_calls_of_one_reply_are_each_answered(sample: Sample
 def test_case_3_a_call_inside_reasoning_is_never_run_and_open_reasoning_is_told(
     sample: Sample, renderer: Renderer, raw: Raw, closed: bool
 ) -> None:
-    made: list[Room] = []
+    rooms: list[Room] = []
 
     def make(task: Task) -> Room:
-        made.append(Room())
-        return made[-1]
+        rooms.append(Room())
+        return rooms[-1]
 
     reply = f"<think>\nPerhaps {LOOK}" + ("\n</think>\n\nHello." if closed else "") + END
     trajectory = only(sample([raw(reply)], make, Limits(max_turns=2))[0])
-    assert all(room.log == [] for room in made)
+    assert all(room.log == [] for room in rooms)
     first = trajectory.turns[0]
     if closed:
         assert (first.message.content, first.message.tool_calls) == ("Hello.", ())
@@ -178,9 +178,9 @@ def test_case_3_a_call_inside_reasoning_is_never_run_and_open_reasoning_is_told(
 
 def test_case_3_a_reply_of_open_reasoning_alone_is_told_so(sample: Sample, renderer: Renderer, raw: Raw) -> None:
     group, prompts = sample([raw("<think>\nWell" + END)], limits=Limits(max_turns=2))
-    told = "Your reply held only reasoning. Close it with </think>"
-    assert told in only(group).turns[0].observation
-    assert told in renderer.decode(prompts[1])
+    message = "Your reply held only reasoning. Close it with </think>"
+    assert message in only(group).turns[0].observation
+    assert message in renderer.decode(prompts[1])
 
 
 FAILURES: dict[str, Callable[[], BaseException] | None] = {
@@ -198,11 +198,11 @@ FAILURES: dict[str, Callable[[], BaseException] | None] = {
 def test_case_4_an_infrastructure_error_is_no_reward_and_touches_nobody(
     sample: Sample, renderer: Renderer, raw: Raw, where: str
 ) -> None:
-    made = itertools.count()
+    counter = itertools.count()
 
     def make(task: Task) -> Room:
         env = Room()
-        env.broken = where if next(made) % 8 in (2, 5) else ""
+        env.broken = where if next(counter) % 8 in (2, 5) else ""
         failure = FAILURES[where]
         if env.broken and failure is not None:
             env.failure = failure
@@ -324,15 +324,15 @@ def test_case_9_calls_of_different_latency_are_answered_in_call_order(
     sample: Sample, renderer: Renderer, raw: Raw
 ) -> None:
     calls = [call("wait", seconds=0.2), call("block", seconds=0.1), LOOK, call("wait", seconds=0.01)]
-    made: list[Room] = []
+    rooms: list[Room] = []
 
     def make(task: Task) -> Room:
-        made.append(Room())
-        return made[-1]
+        rooms.append(Room())
+        return rooms[-1]
 
     trajectory = only(sample([raw("\n".join(calls) + END)], make, Limits(max_turns=1))[0])
     (turn,) = trajectory.turns
-    waited = [entry for entry in made[-1].log if entry != "look"]
+    waited = [entry for entry in rooms[-1].log if entry != "look"]
     assert waited == ["waited 0.01", "waited 0.2"], "they did not run at the same time"
     assert [result.content for result in turn.tool_results] == ["waited 0.2", "blocked 0.1", "a lamp", "waited 0.01"]
     assert [result.call_id for result in turn.tool_results] == [one.id for one in turn.message.tool_calls]

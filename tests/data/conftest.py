@@ -45,13 +45,13 @@ def gsm8k() -> Callable[[str], list[Row]]:
 
 def verl_row(example: Mapping[str, str], split: str, index: int) -> Row:
     """One row as verl's examples/data_preprocess/gsm8k.py makes it: its five columns, in its order."""
-    found = re.search(r"#### (-?[0-9.,]+)", example["answer"])
-    assert found is not None
+    match = re.search(r"#### (-?[0-9.,]+)", example["answer"])
+    assert match is not None
     return {
         "data_source": "openai/gsm8k",
         "prompt": [{"role": "user", "content": f"{example['question']} {INSTRUCTION}"}],
         "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": found.group(1).replace(",", "")},
+        "reward_model": {"style": "rule", "ground_truth": match.group(1).replace(",", "")},
         "extra_info": {"split": split, "index": index, **example},
     }
 

@@ -64,8 +64,8 @@ def refusal(path: str | Path, **settings: Any) -> str:
 )
 def test_a_row_that_is_wrong_is_named_with_its_column(row: Any, words: str, jsonl: Write) -> None:
     path = jsonl(*[GOOD] * 16, row, GOOD)
-    found = refusal(path)
-    assert found.startswith(f"{path}, line 17") and words in found
+    message = refusal(path)
+    assert message.startswith(f"{path}, line 17") and words in message
 
 
 def test_a_parquet_row_is_named_from_zero(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_column_that_is_not_there_is_named_with_the_nearest(
 ) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({name: ["x"] for name in columns}), path)
-    found = refusal(path, **settings)
-    assert found.startswith(str(path)) and words in found
+    message = refusal(path, **settings)
+    assert message.startswith(str(path)) and words in message
 
 
 def test_a_key_that_is_not_there_is_named_with_the_nearest(jsonl: Write) -> None:

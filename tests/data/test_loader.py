@@ -21,11 +21,11 @@ def tasks(count: int) -> tuple[Task, ...]:
 @given(st.integers(1, 12), st.booleans(), st.lists(st.integers(0, 30), max_size=6))
 def test_portions_of_any_size_are_one_stream(count: int, shuffle: bool, portions: list[int]) -> None:
     loader = TaskLoader(tasks(count), seed=3, shuffle=shuffle)
-    taken = [task for size in portions for task in loader.take(size)]
-    assert len(taken) == sum(portions)
-    assert taken == list(TaskLoader(tasks(count), seed=3, shuffle=shuffle).take(sum(portions)))
-    for start in range(0, len(taken) - count + 1, count):
-        assert Counter(task.seed for task in taken[start : start + count]) == Counter(range(count))
+    stream = [task for size in portions for task in loader.take(size)]
+    assert len(stream) == sum(portions)
+    assert stream == list(TaskLoader(tasks(count), seed=3, shuffle=shuffle).take(sum(portions)))
+    for start in range(0, len(stream) - count + 1, count):
+        assert Counter(task.seed for task in stream[start : start + count]) == Counter(range(count))
 
 
 @given(st.integers(1, 12), st.booleans(), st.lists(st.integers(0, 30), max_size=6), st.integers(0, 40))
@@ -42,13 +42,13 @@ def test_a_resumed_loader_goes_on_as_it_would_have(count: int, shuffle: bool, be
 
 @given(st.integers(1, 12), st.booleans(), st.integers(0, 60), st.integers(0, 9), st.integers(0, 20))
 def test_any_place_of_the_stream_may_be_asked_for_at_any_time(
-    count: int, shuffle: bool, start: int, size: int, taken: int
+    count: int, shuffle: bool, start: int, size: int, num_before: int
 ) -> None:
     loader = TaskLoader(tasks(count), seed=2, shuffle=shuffle)
-    loader.take(taken)
+    loader.take(num_before)
     places = range(start, start + size)
     assert loader.at(places) == TaskLoader(tasks(count), seed=2, shuffle=shuffle).take(start + size)[start:]
-    assert loader.at(places) == loader.at(places) and loader.position == taken
+    assert loader.at(places) == loader.at(places) and loader.position == num_before
 
 
 def test_what_is_left_of_an_epoch_comes_first() -> None:
@@ -61,8 +61,8 @@ def test_what_is_left_of_an_epoch_comes_first() -> None:
 
 
 def test_epochs_and_seeds_have_orders_of_their_own_and_files_do_not() -> None:
-    def order(seed: int, given: tuple[Task, ...] = tasks(50)) -> list[int]:
-        return [task.seed for task in TaskLoader(given, seed=seed).take(100)]
+    def order(seed: int, rows: tuple[Task, ...] = tasks(50)) -> list[int]:
+        return [task.seed for task in TaskLoader(rows, seed=seed).take(100)]
 
     assert order(0) == order(0, tasks(50)[::-1])
     assert len({tuple(order(0)[:50]), tuple(order(0)[50:]), tuple(order(1)[:50]), tuple(range(50))}) == 4

@@ -116,8 +116,8 @@ def test_a_map_of_arrow_is_an_object(tmp_path: Path) -> None:
     row = {"prompt": "Go.", "steps": {"a": {"n": 1}, "b": {"of": 2}}}
     table = pyarrow.Table.from_pylist([{**row, "steps": list(row["steps"].items())}], schema)
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    ((_, found),) = open_parquet(tmp_path / "rows.parquet").read(["prompt", "steps"])
-    assert found == row
+    ((_, cells),) = open_parquet(tmp_path / "rows.parquet").read(["prompt", "steps"])
+    assert cells == row
 
 
 def test_rows_that_python_yields_keep_their_nulls(tmp_path: Path) -> None:

@@ -160,9 +160,9 @@ def test_rows_without_a_ground_truth_are_those_of_another_source(jsonl: Write) -
     ids=repr,
 )
 def test_values_become_json(value: object, expected: object) -> None:
-    found = to_json_value({"a": value}, "here")
-    assert found == {"a": expected}
-    assert type(found["a"]) is type(expected)  # type: ignore[index, call-overload]
+    value_read = to_json_value({"a": value}, "here")
+    assert value_read == {"a": expected}
+    assert type(value_read["a"]) is type(expected)  # type: ignore[index, call-overload]
 
 
 @pytest.mark.parametrize(

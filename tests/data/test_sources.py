@@ -147,13 +147,13 @@ KINDS: dict[str, Callable[[Path], str]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file_gives_the_same_tasks(kind: str, tmp_path: Path) -> None:
     name = KINDS[kind](tmp_path / kind)
-    found = tasks_of(name)
-    assert [one.options for one in found] == [one.options for one in expected()]
-    assert {one.env_id for one in found} == {"Prompt-v0"}
-    assert [one.seed for one in found] == [one.seed for one in tasks_of(write_parquet(tmp_path / "again.parquet"))]
-    assert len({one.seed for one in found}) == len(found)
-    assert all(0 <= one.seed < 10**9 for one in found)
-    assert [Task(**json.loads(json.dumps(vars_of(one)))) for one in found] == list(found), "a task is JSON"
+    tasks = tasks_of(name)
+    assert [one.options for one in tasks] == [one.options for one in expected()]
+    assert {one.env_id for one in tasks} == {"Prompt-v0"}
+    assert [one.seed for one in tasks] == [one.seed for one in tasks_of(write_parquet(tmp_path / "again.parquet"))]
+    assert len({one.seed for one in tasks}) == len(tasks)
+    assert all(0 <= one.seed < 10**9 for one in tasks)
+    assert [Task(**json.loads(json.dumps(vars_of(one)))) for one in tasks] == list(tasks), "a task is JSON"
 
 
 def vars_of(task: Task) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def test_commands_keep_files_and_are_held_by_limits(client: docker.DockerClient)
     env = Work()
     env.reset(seed=0, options={"files": {"a/b.txt": b"hello"}})
     assert shell(env, "cat a/b.txt; echo more > a/c.txt; id -u") == "hello65534"
-    told = shell(env, "cat a/c.txt; touch /etc/x; exit 3")
-    assert told == "more\ntouch: cannot touch '/etc/x': Permission denied\n[exit code 3]"
+    answer = shell(env, "cat a/c.txt; touch /etc/x; exit 3")
+    assert answer == "more\ntouch: cannot touch '/etc/x': Permission denied\n[exit code 3]"
     assert env.container.read("a/c.txt") == b"more\n" and env.container.read("a") is None
     assert "not permitted" in shell(env, "python3 -c 'import os; os.setuid(0)'")
     assert "[Errno 101]" in shell(env, "python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 80))'")
@@ -138,11 +138,11 @@ def test_a_task_is_set_up_once_and_each_episode_has_a_copy(client: docker.Docker
     env, other = Work(), Work()
     options = {"files": {"f": b"1"}, "setup": "date +%s%N > made", "keeps": True}
     env.reset(seed=0, options=options)
-    made = shell(env, "cat made; echo changed > f")
+    content = shell(env, "cat made; echo changed > f")
     other.reset(seed=0, options=options)
-    assert shell(other, "cat made f") == f"{made}\n1"
+    assert shell(other, "cat made f") == f"{content}\n1"
     other.reset(seed=0, options={**options, "files": {"f": b"2"}})
-    assert shell(other, "cat f") == "2" and shell(other, "cat made") != made
+    assert shell(other, "cat f") == "2" and shell(other, "cat made") != content
     assert len(client.images.list("agentgym-snapshot")) == 2
     with pytest.raises(EnvironmentFault, match=r"setup of a task ended with 5: oh"):
         env.reset(seed=0, options={"setup": "echo oh; exit 5"})

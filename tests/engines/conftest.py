@@ -133,8 +133,8 @@ def leave_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def patch(name: str) -> None:
         async def forgetful(self: SglangSync, tensors: Any, version: int, **options: Any) -> Any:
-            kept = {key: tensor for key, tensor in tensors.items() if key != name or not version}
-            return await load(self, kept, version, **options)
+            tensors_left = {key: tensor for key, tensor in tensors.items() if key != name or not version}
+            return await load(self, tensors_left, version, **options)
 
         monkeypatch.setattr(SglangSync, "load", forgetful)
 
@@ -144,8 +144,8 @@ def leave_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def engine_python(name: str) -> str:
     """The interpreter of an engine's environment; a test that asks for one that was not built fails."""
     script = ENVIRONMENTS / "build.sh"
-    found = subprocess.run([script, "--path", name], capture_output=True, text=True, timeout=30, check=True)
-    path = found.stdout.strip()
+    result = subprocess.run([script, "--path", name], capture_output=True, text=True, timeout=30, check=True)
+    path = result.stdout.strip()
     if not os.access(path, os.X_OK) or not (Path(path).parent.parent / ".complete").exists():
         pytest.fail(f"there is no environment of {name} at {path}: `make engines` builds it", pytrace=False)
     return path

@@ -21,14 +21,14 @@ PROBE = Sampling(max_tokens=20)
 
 async def replies(engine: ReplicatedEngine, folders: Sequence[Path]) -> list[object]:
     """Replies of each model at several temperatures, as `[version, temperature, ids, logprobs, versions, checksum]`."""
-    found: list[object] = []
+    rows: list[object] = []
     for version, folder in enumerate(folders):
         report = await engine.update_weights(load_file(folder / "model.safetensors"), version)
         for temperature in (0.6, 1.0, 1.3):
             sampling = Sampling(max_tokens=20, temperature=temperature, seed=version)
             reply = await engine.generate(PROMPT, sampling, session="a")
-            found.append([version, temperature, reply.ids, reply.logprobs, reply.policy_versions, report.checksum])
-    return found
+            rows.append([version, temperature, reply.ids, reply.logprobs, reply.policy_versions, report.checksum])
+    return rows
 
 
 async def long_reply(engine: ReplicatedEngine) -> asyncio.Task[Completion]:

@@ -55,7 +55,7 @@ def replica_of(engine: ReplicatedEngine) -> SglangReplica:
 async def played(engine: ReplicatedEngine, model: Path, updated: Path) -> dict[str, object]:
     """Replies of both models at several temperatures, one that was aborted, one that an update met, one in pieces, one
     that a stop id ended, and whether one waited for the end of a pause."""
-    found = await replies(engine, [model, updated])
+    rows = await replies(engine, [model, updated])
     task = await long_reply(engine)
     await engine.abort("long")
     aborted = await task
@@ -75,7 +75,7 @@ async def played(engine: ReplicatedEngine, model: Path, updated: Path) -> dict[s
     waited &= len((await waiting).ids) == PROBE.max_tokens
     return {
         "prompt": PROMPT,
-        "replies": found,
+        "replies": rows,
         "aborted": [aborted.ids, aborted.logprobs, aborted.policy_versions, aborted.finish_reason],
         "met": [met.ids, met.logprobs, met.policy_versions, met.finish_reason],
         "streamed": [streamed.ids, streamed.logprobs, streamed.policy_versions, streamed.finish_reason],
@@ -86,7 +86,7 @@ async def played(engine: ReplicatedEngine, model: Path, updated: Path) -> dict[s
 
 async def refused(engine: ReplicatedEngine, model: Path) -> dict[str, str]:
     """What the engine says of requests that it cannot answer."""
-    transport, said = replica_of(engine).transport, {}
+    transport, messages = replica_of(engine).transport, {}
     requests: dict[str, tuple[str, dict[str, object]]] = {
         "path": ("/no_such_path", {}),
         "field": ("/pause_generation", {"no_such_field": 1}),
@@ -97,34 +97,34 @@ async def refused(engine: ReplicatedEngine, model: Path) -> dict[str, str]:
         try:
             await transport.post(path, payload, timeout_s=20.0)
         except HttpRefusal as error:
-            said[name] = f"{error.status} {error}"
+            messages[name] = f"{error.status} {error}"
     try:
         body: dict[str, object] = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 700}, "rid": "late"}
         await transport.post("/generate", body, timeout_s=0.3)
     except HttpUnreachable as error:
-        said["late"] = str(error)
+        messages["late"] = str(error)
     try:
         await EmbeddedSglang(model, on_cpu=True, arguments={}).start()
     except ConfigError as error:
-        said["second"] = str(error)
+        messages["second"] = str(error)
     await engine.generate(PROMPT, PROBE, session="a")  # none of it has harmed
-    return said
+    return messages
 
 
 async def adapted(engine: ReplicatedEngine, updated: Path, adapter: Path) -> dict[str, object]:
     """A reply of other weights that came by a folder, and one with an adapter; another one was sent before it."""
     hot = replace(PROBE, temperature=LONG)
     await engine.update_weights(load_file(updated / "model.safetensors"), 1)
-    read = await engine.generate(PROMPT, hot, session="a")
+    completion = await engine.generate(PROMPT, hot, session="a")
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
     for version, scale in ((2, -1.0), (3, 1.0)):
-        sent = {name: scale * tensor for name, tensor in tensors.items()}
-        await engine.update_weights(LoraWeights(tensors=sent, config=config), version)
+        scaled_tensors = {name: scale * tensor for name, tensor in tensors.items()}
+        await engine.update_weights(LoraWeights(tensors=scaled_tensors, config=config), version)
         await engine.resume()  # unloads the one that later requests do not use
     reply = await engine.generate(PROMPT, hot, session="a")
     return {
-        "read": [read.ids, read.logprobs, read.policy_versions, read.finish_reason],
+        "read": [completion.ids, completion.logprobs, completion.policy_versions, completion.finish_reason],
         "adapted": [reply.ids, reply.logprobs, reply.policy_versions, reply.finish_reason],
     }
 
@@ -133,13 +133,13 @@ async def killed(engine: ReplicatedEngine) -> list[str]:
     """What is said when a process of the engine dies: to a reply in flight, and to what comes later."""
     task = await long_reply(engine)
     os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
-    said = []
+    messages = []
     for work in (task, engine.generate(PROMPT, PROBE, session="a"), engine.pause()):
         try:
             await asyncio.wait_for(work, 20.0)
         except EngineError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 async def main(model: Path, updated: Path, adapter: Path) -> None:

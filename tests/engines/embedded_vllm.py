@@ -16,9 +16,9 @@ from agentgym.engines.vllm.engine import open_vllm
 async def main(model: Path, updated: Path) -> None:
     engine = await open_vllm(ServerConfig(embedded=True, device="cpu"), model)
     try:
-        found = await replies(engine, [model, updated])
+        rows = await replies(engine, [model, updated])
         met = await met_by_an_update(engine, model, 2)
-        print(json.dumps({"prompt": PROMPT, "replies": found, "versions": met.policy_versions}))
+        print(json.dumps({"prompt": PROMPT, "replies": rows, "versions": met.policy_versions}))
     finally:
         await engine.close()
 

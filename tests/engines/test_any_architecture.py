@@ -17,12 +17,12 @@ def test_the_check_of_a_model_samples_on_a_server(
 ) -> None:
     python = request.getfixturevalue(f"{engine}_python")
     assert main(["models", "check", name, "--engine", engine, "--python", python, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found[engine]["passed"] and "after an update" in found[engine]["found"]
-    assert ("experts replayed" in found[engine]["found"]) is (name == "qwen3_moe")
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report[engine]["passed"] and "after an update" in report[engine]["found"]
+    assert ("experts replayed" in report[engine]["found"]) is (name == "qwen3_moe")
 
 
 def test_experts_on_vllm_are_refused_by_name(vllm_python: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "check", "qwen3_moe", "--engine", "vllm", "--python", vllm_python, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert "stores the experts of a mixture in a form of its own" in found["vllm"]["found"]
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "stores the experts of a mixture in a form of its own" in report["vllm"]["found"]

@@ -102,10 +102,10 @@ def num_faults(counts: Counter[str]) -> int:
 
 
 def test_calls_are_held_to_the_schemas_of_their_tools(server: tuple[str, str]) -> None:
-    free, held = (counted(sampled(server, constrained=constrained)) for constrained in (False, True))
+    free, strict = (counted(sampled(server, constrained=constrained)) for constrained in (False, True))
     assert num_faults(free) > 0, "nothing to hold"
-    assert held["read"] > 10
-    assert num_faults(held) == 0
+    assert strict["read"] > 10
+    assert num_faults(strict) == 0
 
 
 def test_the_logprobs_are_nearly_the_models_until_a_call_and_never_below_them(
@@ -140,18 +140,18 @@ def test_a_chat_endpoint_holds_calls_to_strict_tools(sglang_server: ServerProces
         whole = (turn for one in trajectories for turn in one.turns if turn.finish_reason == "stop")
         return sum("<tool_call>" in turn.message.content for turn in whole) + num_faults(counted(trajectories))
 
-    free, held = chatted(strict=False), chatted(strict=True)
-    assert counted(free)["read"] < counted(held)["read"] / 2, "nothing to hold"
-    assert counted(held)["read"] > 10
-    assert broken(held) == 0
-    assert not any(row.mask.any() for one in held for row in one.rows)
+    free, strict_replies = chatted(strict=False), chatted(strict=True)
+    assert counted(free)["read"] < counted(strict_replies)["read"] / 2, "nothing to hold"
+    assert counted(strict_replies)["read"] > 10
+    assert broken(strict_replies) == 0
+    assert not any(row.mask.any() for one in strict_replies for row in one.rows)
 
 
 def test_xgrammar_accepts_what_each_family_writes_and_nothing_that_the_schema_forbids(sglang_python: str) -> None:
     from agentgym.types import ToolSpec
 
     tools = [ToolSpec("go", "Walk.", SCHEMA), ToolSpec("wait", "Wait.", {"type": "object", "properties": {}})]
-    asked: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for entry in {one.name: one for one in FORMATS.values()}.values():
         if entry.grammar is None:
             continue
@@ -160,12 +160,12 @@ def test_xgrammar_accepts_what_each_family_writes_and_nothing_that_the_schema_fo
         if entry.grammar.arguments == "qwen_xml_parameter":
             good, bad = (f"<parameter=direction>\n{word}\n</parameter>" for word in ("north", "up"))
         call = begin + good + entry.grammar.end
-        asked += [(tag, text) for text in (call, f"I go. {call}\n{call}", "No call.")]
-        asked += [(tag, text) for text in (begin + bad + entry.grammar.end, call.replace("go", "fly"))]
-    told = subprocess.run(
-        [sglang_python, "-c", ACCEPTS], input=json.dumps(asked), capture_output=True, text=True, timeout=120, check=True
+        pairs += [(tag, text) for text in (call, f"I go. {call}\n{call}", "No call.")]
+        pairs += [(tag, text) for text in (begin + bad + entry.grammar.end, call.replace("go", "fly"))]
+    result = subprocess.run(
+        [sglang_python, "-c", ACCEPTS], input=json.dumps(pairs), capture_output=True, text=True, timeout=120, check=True
     )
-    verdicts = json.loads(told.stdout.splitlines()[-1])
+    verdicts = json.loads(result.stdout.splitlines()[-1])
     assert [verdicts[start : start + 5] for start in range(0, len(verdicts), 5)] == [
         [True, True, True, False, False]
     ] * (len(verdicts) // 5)

@@ -66,9 +66,9 @@ def test_an_adapter_is_sent_alone_stays_with_its_requests_and_is_missed_when_los
         reply = await engine.generate(PROMPT, sampling, session="d")
         assert set(reply.policy_versions) == {2}
         assert gap(second_model, reply) < 1e-4
-        kept = await running
-        assert set(kept.policy_versions) == {1}
-        assert gap(first_model, kept) < 1e-3 < gap(second_model, kept)  # over 400 ids the rounding adds up
+        completion = await running
+        assert set(completion.policy_versions) == {1}
+        assert gap(first_model, completion) < 1e-3 < gap(second_model, completion)  # over 400 ids the rounding adds up
 
     async def is_missed(engine: ReplicatedEngine) -> None:
         with pytest.raises(EngineError, match=r"stale adapter: .* has the adapters"):

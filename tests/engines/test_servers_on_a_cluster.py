@@ -43,13 +43,13 @@ def words_of(engine: str, python: str, folder: Path) -> list[str]:
 
 def servers_below(parent: psutil.Process, engine: str) -> list[psutil.Process]:
     """The servers that run below a process, without their guards and children."""
-    found = []
+    processes = []
     for process in parent.children(recursive=True):
         with suppress(psutil.Error):
             words = process.cmdline()
             if any(LAUNCHED[engine] in word for word in words) and not any("child_guard" in word for word in words):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def until(happens: Callable[[], bool], what: str) -> None:

@@ -61,12 +61,12 @@ def test_a_character_of_several_ids_counts_when_its_last_byte_is_there() -> None
 )
 def test_looking_at_every_id_finds_what_looking_at_the_whole_finds(ids: list[int], stop: list[str]) -> None:
     ends = [number for number in range(1, len(ids) + 1) if stop and ends_with_stop(ids[:number], stop, decode)]
-    found = find_stop(ids, stop, decode)
-    assert ends[:1] == ([] if found is None else [found[0]])
+    match = find_stop(ids, stop, decode)
+    assert ends[:1] == ([] if match is None else [match[0]])
     assert all(may_end_stop(ids[number - 1], stop, decode) for number in ends[:1])
-    if found is not None:
-        assert found[1] in decode(ids[: found[0]])
-        assert not any(part in decode(ids[: found[0] - 1]) for part in stop)
+    if match is not None:
+        assert match[1] in decode(ids[: match[0]])
+        assert not any(part in decode(ids[: match[0] - 1]) for part in stop)
 
 
 def test_a_stop_id_at_the_end_is_no_text() -> None:
@@ -95,7 +95,7 @@ def test_a_server_stops_where_the_engine_of_this_process_does(server: tuple[str,
     renderer = renderer_for(embedded_folder())
     sampling = SamplingConfig(temperature=0.0, stop=('"dir', "never"))
     prompt = renderer.render([Message("user", "Hello")])
-    asked = sampling.for_reply(40, seed=0, renderer=renderer)
+    reply_sampling = sampling.for_reply(40, seed=0, renderer=renderer)
 
     async def play(loop: EpisodeLoop) -> Trajectory:
         sampler = Sampler(loop)
@@ -114,7 +114,11 @@ def test_a_server_stops_where_the_engine_of_this_process_does(server: tuple[str,
         chat = ChatEndpointConfig(api_key_env=SERVER_SECRET)
         loops.append(await endpoint_loop(f"{url}/v1", chat, limits, sampling))
         try:
-            return await engine.generate(prompt, asked, session="a"), await play(loops[0]), await play(loops[1])
+            return (
+                await engine.generate(prompt, reply_sampling, session="a"),
+                await play(loops[0]),
+                await play(loops[1]),
+            )
         finally:
             await asyncio.gather(*(loop.close() for loop in loops))
 

@@ -174,11 +174,11 @@ def test_a_cache_that_is_not_flushed_is_named(
     module = agentgym.engines.sglang.replica
     payload, load = module.generate_payload, SglangSync.load
 
-    def unparted(*given: Any, **options: Any) -> dict[str, object]:
-        return payload(*given, **{**options, "cache_key": None})
+    def unparted(*arguments: Any, **options: Any) -> dict[str, object]:
+        return payload(*arguments, **{**options, "cache_key": None})
 
-    async def unflushed(self: SglangSync, *given: Any, **options: Any) -> Any:
-        return await load(self, *given, **{**options, "flush": False})
+    async def unflushed(self: SglangSync, *arguments: Any, **options: Any) -> Any:
+        return await load(self, *arguments, **{**options, "flush": False})
 
     monkeypatch.setattr(module, "generate_payload", unparted)
     monkeypatch.setattr(SglangSync, "load", unflushed)
@@ -190,20 +190,20 @@ def test_a_cache_that_is_not_flushed_is_named(
 
 
 @pytest.fixture
-def made(reference: MakeReference) -> list[Any]:
+def models(reference: MakeReference) -> list[Any]:
     """The embedded model and two changes of it that play about as well."""
     return [reference(number, scale=0.02 * number) for number in range(3)]
 
 
-async def play_with_updates(engine: ReplicatedEngine, made: Sequence[Any]) -> list[Trajectory]:
+async def play_with_updates(engine: ReplicatedEngine, models: Sequence[Any]) -> list[Trajectory]:
     """64 episodes, and new weights while they run."""
     loop = RolloutLoop(engine, renderer_for(embedded_folder()), Limits(max_turns=10, turn_tokens=64))
     sampler = Sampler(loop)
     episodes = [Episode(Task("TextGame-v0", number), f"0/{number}") for number in range(64)]
-    await engine.update_weights(made[0].tensors(), 0)
+    await engine.update_weights(models[0].tensors(), 0)
     playing = asyncio.ensure_future(sampler.run(episodes))
     try:
-        for version, model in enumerate(made[1:], start=1):
+        for version, model in enumerate(models[1:], start=1):
             await in_the_middle(playing, engine, num_requests=100 * version)
             await engine.pause()
             await engine.update_weights(model.tensors(), version)
@@ -222,20 +222,20 @@ async def in_the_middle(playing: asyncio.Future[list[Trajectory]], engine: Repli
 
 @pytest.mark.parametrize("pause", PAUSES)
 def test_an_update_in_the_middle_of_64_episodes_loses_none(
-    pause: PauseMode, sglang_server: ServerProcess, made: list[Any]
+    pause: PauseMode, sglang_server: ServerProcess, models: list[Any]
 ) -> None:
     async def run() -> list[Trajectory]:
         config = ServerConfig(urls=(sglang_server.url,), serving=ServingSettings(pause=pause))
         engine = await open_sglang(config, embedded_folder())
         try:
-            return await play_with_updates(engine, made)
+            return await play_with_updates(engine, models)
         finally:
             await engine.close()
 
-    check_versions(asyncio.run(run()), made, mixed=pause == "in_place")
+    check_versions(asyncio.run(run()), models, mixed=pause == "in_place")
 
 
-def check_versions(trajectories: Sequence[Trajectory], made: Sequence[Any], *, mixed: bool = False) -> None:
+def check_versions(trajectories: Sequence[Trajectory], models: Sequence[Any], *, mixed: bool = False) -> None:
     """All 64 are there, and each token has the logprob of the weights that it names, over all ids before it.
 
     `mixed` is for tokens that were sampled over an old cache: they are of no version alone.
@@ -248,7 +248,7 @@ def check_versions(trajectories: Sequence[Trajectory], made: Sequence[Any], *, m
     for row in (row for one in trajectories for row in one.rows):
         for version in set(row.policy_versions[row.mask]):
             at = torch.from_numpy((row.policy_versions == version)[1:])
-            assert gaps(made[version], row)[at].max() < 1e-3
+            assert gaps(models[version], row)[at].max() < 1e-3
 
 
 def test_episodes_of_a_replica_that_is_killed_finish_on_the_other(

@@ -43,8 +43,8 @@ def test_everything_works_inside_a_running_event_loop(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_takes_an_environment_and_a_policy_or_a_configuration(tmp_path: Path) -> None:
-    found = agentgym.evaluate(GuessNumber, "oracle", num_tasks=3, output=tmp_path / "a")
-    assert found.summary.num_episodes == 3 and found.config.env.endswith("guess_number:GuessNumber")
+    evaluation = agentgym.evaluate(GuessNumber, "oracle", num_tasks=3, output=tmp_path / "a")
+    assert evaluation.summary.num_episodes == 3 and evaluation.config.env.endswith("guess_number:GuessNumber")
     config = agentgym.EvalConfig(env="GuessNumber-v0", num_tasks=3)
     assert agentgym.evaluate(config, "cheat", num_repeats=2, output=str(tmp_path / "b")).summary.num_episodes == 6
     with pytest.raises(TypeError, match="num_taks"):

@@ -125,9 +125,9 @@ def test_an_accepted_configuration_computes_what_transformers_computes(config: d
 def test_what_transformers_saves_by_default_holds_no_unknown_key(family: str) -> None:
     from transformers import AutoConfig
 
-    given = AutoConfig.for_model(family, **SMALL)
-    given.sliding_window = None
-    assert refusal({**given.to_dict(), "architectures": [ARCHITECTURES[family]]}) is None
+    config = AutoConfig.for_model(family, **SMALL)
+    config.sliding_window = None
+    assert refusal({**config.to_dict(), "architectures": [ARCHITECTURES[family]]}) is None
 
 
 @pytest.fixture
@@ -185,10 +185,10 @@ def test_a_folder_that_agentgym_wrote_is_not_compared(foreign: Path, tmp_path: P
 
 
 def test_the_second_copy_of_the_weights_in_a_mistral_folder_is_not_read(foreign: Path) -> None:
-    wanted = load_decoder(foreign).state_dict()
+    expected = load_decoder(foreign).state_dict()
     save_file({"layers.0.attention.wq.weight": torch.zeros(2, 2)}, foreign / "consolidated.safetensors")
-    found = load_decoder(foreign).state_dict()
-    assert wanted.keys() == found.keys() and all(torch.equal(wanted[name], found[name]) for name in wanted)
+    state = load_decoder(foreign).state_dict()
+    assert expected.keys() == state.keys() and all(torch.equal(expected[name], state[name]) for name in expected)
 
 
 def test_every_supported_class_is_one_of_transformers() -> None:

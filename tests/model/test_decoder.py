@@ -66,23 +66,23 @@ def test_a_saved_decoder_loads_bitwise(tmp_path: Path) -> None:
 def test_activation_checkpointing_keeps_less_and_has_the_same_gradients() -> None:
     ids_N = torch.randint(0, 100, (90,), generator=torch.Generator().manual_seed(1))
     layout = PackedLayout([40, 50], wanted_N=ids_N > 50)
-    model, found = tiny("qwen3"), []
+    model, results = tiny("qwen3"), []
     for recomputes in (False, True):
-        kept = 0
+        num_bytes = 0
         for layer in model.layers:
             layer.recomputes = recomputes
 
         def count(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal kept
-            kept += tensor.nbytes
+            nonlocal num_bytes
+            num_bytes += tensor.nbytes
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             loss = model(ids_N, layout, lambda hidden_ME, head_VE: (hidden_ME @ head_VE.T).logsumexp(-1).sum())
-        found.append((kept, torch.autograd.grad(loss, list(model.parameters()))))
-    (all_kept, wanted), (few_kept, gradients) = found
+        results.append((num_bytes, torch.autograd.grad(loss, list(model.parameters()))))
+    (all_kept, expected), (few_kept, gradients) = results
     assert few_kept < all_kept / 2
-    assert all(torch.equal(one, two) for one, two in zip(gradients, wanted, strict=True))
+    assert all(torch.equal(one, two) for one, two in zip(gradients, expected, strict=True))
 
 
 def test_a_missing_or_torn_model_folder_is_named(tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ def test_weights_are_matched_by_name_and_shape_and_those_of_another_model_are_re
     assert len(pairs) == len(weights)
     assert all(own.shape == new.shape and own.data_ptr() != new.data_ptr() for own, new in pairs)
     name = "model.norm.weight"
-    for odd, told in (
+    for odd, message in (
         ({name: weights[name]}, "weights of another model"),
         ({**weights, "more": weights[name]}, "the first is 'more'"),
         ({**weights, name: torch.zeros(3)}, name),
         (LoraWeights(tensors={}, config={}), "no adapter alone"),
     ):
-        with pytest.raises(EngineError, match=told):
+        with pytest.raises(EngineError, match=message):
             own_tensors(model, odd)

@@ -20,15 +20,15 @@ from agentgym.trainers.model_check.small_models import save_small_model
 @pytest.fixture
 def num_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of each product that oneDNN computes."""
-    found: list[int] = []
+    row_counts: list[int] = []
     compute: Callable[[Tensor, Tensor], Tensor] = products._onednn
 
     def counted(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-        found.append(len(x_NI))
+        row_counts.append(len(x_NI))
         return compute(x_NI, weight_OI)
 
     monkeypatch.setattr(products, "_onednn", counted)
-    return found
+    return row_counts
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_a_layer_of_other_code_has_its_outputs_and_gradients(
 ) -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(width, 256, bias=has_bias), torch.randn(*shape, width, requires_grad=True)
-    wanted = layer(x)
+    expected = layer(x)
     inputs = (x, *layer.parameters())
-    wanted_gradients = torch.autograd.grad(wanted.square().sum(), inputs)
+    wanted_gradients = torch.autograd.grad(expected.square().sum(), inputs)
     with FastProducts():
-        found = layer(x)
-    gradients = torch.autograd.grad(found.square().sum(), inputs)
-    for own, theirs in zip((found, *gradients), (wanted, *wanted_gradients), strict=True):
+        output = layer(x)
+    gradients = torch.autograd.grad(output.square().sum(), inputs)
+    for own, theirs in zip((output, *gradients), (expected, *wanted_gradients), strict=True):
         largest = float(theirs.detach().abs().max()) if theirs.numel() else 0.0
         torch.testing.assert_close(own.detach(), theirs.detach(), atol=1e-5 * largest, rtol=0)
     assert num_rows[:1] == ([padded] if padded else [])

@@ -63,9 +63,9 @@ def logprobs_of(model: Any, *, weights: dict[str, Tensor] | None = None) -> Tens
 
 def plain_sum(weight: Tensor, own: AdaptedWeight) -> Tensor:
     """`W + scale B A` of a weight, by the formula of each projection."""
-    known = next(adapter for adapter in own.adapters.values() if adapter is not None)
+    sample = next(adapter for adapter in own.adapters.values() if adapter is not None)
     parts = [
-        torch.zeros_like(known.B_OR @ known.A_RI) if adapter is None else adapter.B_OR @ adapter.A_RI
+        torch.zeros_like(sample.B_OR @ sample.A_RI) if adapter is None else adapter.B_OR @ adapter.A_RI
         for adapter in own.adapters.values()
     ]
     change = torch.cat(parts, -2)
@@ -74,8 +74,8 @@ def plain_sum(weight: Tensor, own: AdaptedWeight) -> Tensor:
 
 def plain_weights(model: TransformersModel, plain: TransformersModel) -> dict[str, Tensor]:
     """All weights with an adapter, by their names in the plain model."""
-    named = dict(plain.named_parameters())
-    return {f"hf.{own.name}": plain_sum(named[f"hf.{own.name}"], own) for own in model.adapted_weights()}
+    parameters = dict(plain.named_parameters())
+    return {f"hf.{own.name}": plain_sum(parameters[f"hf.{own.name}"], own) for own in model.adapted_weights()}
 
 
 @pytest.mark.long
@@ -91,9 +91,11 @@ def test_gradients_of_experts_adapters_are_those_of_the_summed_weights(kind: str
         torch.autograd.grad(own_NV.gather(1, target_N1).mean(), list(adapters.values()))
         for own_NV in (found_NV, wanted_NV)
     ]
-    for name, found, wanted in zip(adapters, *gradients, strict=True):
-        assert wanted.abs().max() > 1e-6, name
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * max(1.0, float(wanted.abs().max())), msg=name)
+    for name, own_gradient, expected in zip(adapters, *gradients, strict=True):
+        assert expected.abs().max() > 1e-6, name
+        torch.testing.assert_close(
+            own_gradient, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())), msg=name
+        )
 
 
 @pytest.mark.long
@@ -145,8 +147,10 @@ def test_some_projections_of_experts_have_adapters(
     model, plain = adapted(make(kind), targets), make(kind)
     names = {own.name.rpartition(".")[2] for own in model.adapted_weights()}
     assert names == stacks or (not stacks and names == {"weight"})
-    known = {name.rpartition(".")[2]: own for own in model.adapted_weights() for name, own in own.adapters.items()}
-    assert {name for name, own in known.items() if own is not None} == set(targets)
+    adapters_by_name = {
+        name.rpartition(".")[2]: own for own in model.adapted_weights() for name, own in own.adapters.items()
+    }
+    assert {name for name, own in adapters_by_name.items() if own is not None} == set(targets)
     wanted_NV = logprobs_of(plain, weights=plain_weights(model, plain))
     torch.testing.assert_close(logprobs_of(model), wanted_NV, rtol=0, atol=1e-5)
 
@@ -162,17 +166,17 @@ def test_other_products_of_experts_have_the_same_adapters(kind: str, implementat
     found_NV = logprobs_of(model)
     torch.testing.assert_close(found_NV, wanted_NV, rtol=0, atol=1e-5)
     gradients.append(torch.autograd.grad(found_NV[:, 7].mean(), adapters))
-    for wanted, found in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    for expected, own_gradient in zip(*gradients, strict=True):
+        torch.testing.assert_close(own_gradient, expected, rtol=0, atol=1e-5)
 
 
 def test_recomputed_blocks_have_the_gradients_of_kept_ones(make: Make) -> None:
     model = adapted(make("qwen3_moe"))
     adapters = [own for name, own in model.named_parameters() if ".adapter." in name]
-    kept = torch.autograd.grad(logprobs_of(model)[:, 7].mean(), adapters)
+    expected = torch.autograd.grad(logprobs_of(model)[:, 7].mean(), adapters)
     model.set_recompute(True)
-    found = torch.autograd.grad(logprobs_of(model)[:, 7].mean(), adapters)
-    assert all(torch.equal(one, two) for one, two in zip(found, kept, strict=True))
+    recomputed = torch.autograd.grad(logprobs_of(model)[:, 7].mean(), adapters)
+    assert all(torch.equal(one, two) for one, two in zip(recomputed, expected, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,13 @@ def test_a_reply_sampled_in_process_has_the_logprobs_of_transformers(
     slow = [record.message for record in caplog.records if "each token is computed with the whole" in record.message]
     assert len(slow) == (kind == "minimax")  # whose cache is of its own kind
     prompts = [[7 + 3 * i % 290 for i in range(21)], [11 + 5 * i % 290 for i in range(5)]]
-    known = theirs(tmp_path)
+    theirs_model = theirs(tmp_path)
     for prompt, reply in zip(prompts, played(engine, prompts), strict=True):
         ids_T = torch.tensor([*prompt, *reply.ids])
         with torch.no_grad():
-            logprobs_TV = known(input_ids=ids_T[None], use_cache=False).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
+            logprobs_TV = (
+                theirs_model(input_ids=ids_T[None], use_cache=False).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
+            )
         assert logprobs_TV.argmax(-1).tolist() == list(reply.ids)
         wanted_T = logprobs_TV.gather(1, ids_T[len(prompt) :, None])[:, 0]
         torch.testing.assert_close(torch.tensor(reply.logprobs), wanted_T, atol=1e-4, rtol=0)
@@ -157,12 +159,14 @@ def longrope(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rows_on_both_sides_of_the_longrope_threshold_have_the_logprobs_of_each_alone(
     lengths: tuple[int, ...], longrope: Path
 ) -> None:
-    model, known = load_policy(longrope), theirs(longrope)
+    model, theirs_model = load_policy(longrope), theirs(longrope)
     shared = torch.arange(3, 100)
     rows: list[Tensor] = [torch.cat([shared[: length - 3], torch.tensor([length, 5, 9])]) for length in lengths]
     ids_N = torch.cat(rows)
     found_NV = model.logits(model.hidden_states(ids_N, PackedLayout(lengths, ids_N=ids_N))).log_softmax(-1)
-    wanted_NV = torch.cat([known(input_ids=row[None], use_cache=False).logits[0] for row in rows]).log_softmax(-1)
+    wanted_NV = torch.cat([theirs_model(input_ids=row[None], use_cache=False).logits[0] for row in rows]).log_softmax(
+        -1
+    )
     torch.testing.assert_close(found_NV, wanted_NV, atol=5e-5, rtol=0)
 
 

@@ -87,11 +87,11 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_each_row_alone(
     target_N1 = ids_N.roll(-1)[:, None]
     for logprobs_NV in (found_NV, wanted_NV):
         logprobs_NV.gather(1, target_N1).mean().backward()
-    for (name, own), wanted in zip(ours.hf.named_parameters(), theirs.parameters(), strict=True):
-        if wanted.grad is None:
+    for (name, own), expected in zip(ours.hf.named_parameters(), theirs.parameters(), strict=True):
+        if expected.grad is None:
             assert own.grad is None or not own.grad.any(), name
             continue
-        torch.testing.assert_close(own.grad, wanted.grad, atol=1e-4 * float(wanted.grad.abs().max()) + 1e-6, rtol=0)
+        torch.testing.assert_close(own.grad, expected.grad, atol=1e-4 * float(expected.grad.abs().max()) + 1e-6, rtol=0)
 
 
 def test_only_wanted_entries_have_a_state(pair: tuple[Any, TransformersModel, Path]) -> None:
@@ -213,10 +213,10 @@ def test_quantized_weights_are_loaded_and_saved_as_plain_ones(name: str, quantiz
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     model = load_policy(tmp_path)
-    found = dict(published_views(model))
-    assert found.keys() == plain.keys() and len(stored) > len(plain)
+    views = dict(published_views(model))
+    assert views.keys() == plain.keys() and len(stored) > len(plain)
     for key, tensor in plain.items():
-        assert torch.equal(found[key], tensor.float()), key
+        assert torch.equal(views[key], tensor.float()), key
     save_model_folder(model, tmp_path / "saved")
     assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
 
@@ -241,18 +241,18 @@ def test_capped_logits_have_the_scores_and_gradients_of_the_formula(temperature:
     target_N = torch.randint(0, 20, (50,), generator=generator)
     weight_N = torch.randn(2, 50, generator=generator)
     hidden, head = hidden_NE.float().requires_grad_(), head_VE.float().requires_grad_()
-    found = score_targets(hidden, head, target_N, temperature, softcap=5.0)
-    (weight_N[0] * found.logp_N + weight_N[1] * found.entropy_N).sum().backward()
+    scores = score_targets(hidden, head, target_N, temperature, softcap=5.0)
+    (weight_N[0] * scores.logp_N + weight_N[1] * scores.entropy_N).sum().backward()
     hidden_NE.requires_grad_()
     head_VE.requires_grad_()
     log_p_NV = (5.0 * torch.tanh(hidden_NE @ head_VE.T / 5.0) / temperature).log_softmax(-1)
     logp_N, entropy_N = log_p_NV.gather(1, target_N[:, None])[:, 0], -(log_p_NV.exp() * log_p_NV).sum(-1)
     (weight_N[0] * logp_N + weight_N[1] * entropy_N).sum().backward()
-    torch.testing.assert_close(found.logp_N.double(), logp_N, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.entropy_N.double(), entropy_N, atol=1e-5, rtol=0)
-    for own, wanted in ((hidden, hidden_NE), (head, head_VE)):
-        assert own.grad is not None and wanted.grad is not None
-        torch.testing.assert_close(own.grad.double(), wanted.grad, atol=1e-4, rtol=0)
+    torch.testing.assert_close(scores.logp_N.double(), logp_N, atol=1e-5, rtol=0)
+    torch.testing.assert_close(scores.entropy_N.double(), entropy_N, atol=1e-5, rtol=0)
+    for own, expected in ((hidden, hidden_NE), (head, head_VE)):
+        assert own.grad is not None and expected.grad is not None
+        torch.testing.assert_close(own.grad.double(), expected.grad, atol=1e-4, rtol=0)
 
 
 @pytest.mark.long

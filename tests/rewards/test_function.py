@@ -36,7 +36,7 @@ def short_score(data_source: str, solution_str: str, ground_truth: str, weight: 
 
 
 def batch_score(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any) -> list[float]:
-    return [float(said == true) for said, true in zip(solution_strs, ground_truths, strict=True)]
+    return [float(solution == true) for solution, true in zip(solution_strs, ground_truths, strict=True)]
 
 
 def test_settings_are_the_keyword_only_parameters(episode: Make) -> None:
@@ -92,14 +92,14 @@ def test_verls_functions_are_taken_as_they_are(episode: Make) -> None:
 
 
 def test_verls_functions_see_the_reasoning_as_it_was_written(episode: Make) -> None:
-    said: list[str] = []
+    solutions: list[str] = []
 
     def keep(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **more: Any) -> float:
-        said.append(solution_str)
+        solutions.append(solution_str)
         return float(more["bonus"])
 
     assert RewardCall.of(keep, {"bonus": 2})([episode("42", truth="42", reasoning="6 * 7")]) == 2.0
-    assert said == ["<think>6 * 7</think>42"]
+    assert solutions == ["<think>6 * 7</think>42"]
 
 
 def test_trls_functions_are_taken_as_they_are(episode: Make) -> None:
@@ -120,7 +120,9 @@ def test_trls_functions_are_taken_as_they_are(episode: Make) -> None:
 
 def test_columns_and_settings_of_trls_functions_are_asked_for_by_name(episode: Make) -> None:
     def length(completions: list[Any], target: list[int], weight: float = 1.0) -> list[float]:
-        return [weight * (len(said[0]["content"]) == goal) for said, goal in zip(completions, target, strict=True)]
+        return [
+            weight * (len(messages[0]["content"]) == goal) for messages, goal in zip(completions, target, strict=True)
+        ]
 
     played = [episode("abc", options={"extra_info": {"target": 3}})]
     assert RewardCall.of(length, {"weight": 2.0})(played) == [2.0]
@@ -148,7 +150,7 @@ def test_a_call_without_a_text_has_an_empty_one_in_trls_completion(episode: Make
 
 
 @pytest.mark.parametrize(
-    ("taken", "given"),
+    ("parameters", "expected"),
     [
         ("trajectory", "T"),
         ("task", "K"),
@@ -161,20 +163,20 @@ def test_a_call_without_a_text_has_an_empty_one_in_trls_completion(episode: Make
         ("t, environment", "TE"),
     ],
 )
-def test_a_function_of_an_episode_is_given_its_parts_by_name(taken: str, given: str, episode: Make) -> None:
+def test_a_function_of_an_episode_is_given_its_parts_by_name(parameters: str, expected: str, episode: Make) -> None:
     scope: dict[str, Any] = {}
-    names = [name for name in taken.replace(",", " ").split() if name not in "/*"]
-    exec(f"def parts({taken}): return ({', '.join(names)},)", scope)
+    names = [name for name in parameters.replace(",", " ").split() if name not in "/*"]
+    exec(f"def parts({parameters}): return ({', '.join(names)},)", scope)
     call, played = RewardCall.of(scope["parts"], {}), episode("a")
     letters = {id(played): "T", id(played.task): "K", id(scope): "E"}
     result = call([played], scope)
     assert isinstance(result, tuple)
-    assert "".join(letters[id(part)] for part in result) == given
-    assert call.takes_environment == ("E" in given)
+    assert "".join(letters[id(part)] for part in result) == expected
+    assert call.takes_environment == ("E" in expected)
 
 
 @pytest.mark.parametrize(
-    ("taken", "told"),
+    ("parameters", "message"),
     [
         ("", "takes nothing of an episode"),
         ("trajectory, env", "takes 'env', which no reward is given: write environment"),
@@ -187,10 +189,10 @@ def test_a_function_of_an_episode_is_given_its_parts_by_name(taken: str, given: 
         ("trajectory, task, tools", "takes 'tools'"),
     ],
 )
-def test_other_signatures_are_refused_with_the_right_ones(taken: str, told: str) -> None:
+def test_other_signatures_are_refused_with_the_right_ones(parameters: str, message: str) -> None:
     scope: dict[str, Any] = {}
-    exec(f"def wrong({taken}): return 1.0", scope)
-    with pytest.raises(ConfigError, match=told) as refused:
+    exec(f"def wrong({parameters}): return 1.0", scope)
+    with pytest.raises(ConfigError, match=message) as refused:
         RewardCall.of(scope["wrong"], {})
     assert "any of trajectory, task and environment, (trajectories, tasks), verl's" in str(refused.value)
 

@@ -40,8 +40,8 @@ def test_the_score_on_the_last_line_is_the_reward(chat_endpoint: Any, episode: M
     (scored,) = judge(endpoint.url, [episode("It is 42.")])
     assert (scored.reward, scored.metrics["reward/judge"]) == (0.75, 7.5)
     assert scored.info["reward"] == {"verdict": "It is right.\n**Score: 7.5**\n"}
-    (asked,) = endpoint.bodies[0]["messages"]
-    assert "Six times seven?" in asked["content"] and "<answer>\nIt is 42.\n</answer>" in asked["content"]
+    (question,) = endpoint.bodies[0]["messages"]
+    assert "Six times seven?" in question["content"] and "<answer>\nIt is 42.\n</answer>" in question["content"]
     assert endpoint.bodies[0]["temperature"] == 0
 
 
@@ -102,8 +102,8 @@ def test_a_template_of_ones_own_shows_what_it_names(chat_endpoint: Any, episode:
     pattern = r'\{"points": (\d+)\}'
     (scored,) = judge(endpoint.url, [played], template=str(path), score=pattern, scale=(1, 5))
     assert scored.reward == 0.5
-    (asked,) = endpoint.bodies[0]["messages"]
-    assert asked["content"] == (
+    (question,) = endpoint.bodies[0]["messages"]
+    assert question["content"] == (
         "True: 42\nSaid:\n[system]\nBe right.\n\n[user]\nSix times seven?\n\n[assistant]\nlook({'at': 'map'})\n\n"
         '[tool]\na river\n\n[assistant]\n{reply} {ground_truth}\nAnswer with {"points": N}'
     )
@@ -155,9 +155,9 @@ def test_a_rubric_has_a_score_for_each_criterion(
     assert scored.reward == pytest.approx((3 * 0.8 + 0.4) / 4)
     metrics = {name: value for name, value in scored.metrics.items() if name.startswith("reward/")}
     assert metrics == {"reward/right": 8.0, "reward/clear and brief": 4.0}
-    (asked,) = endpoint.bodies[0]["messages"]
-    assert "- right: Is it right?\n- clear and brief: Is it short?\n" in asked["content"]
-    assert "a number from 0 (not met at all) to 10" in asked["content"]
+    (question,) = endpoint.bodies[0]["messages"]
+    assert "- right: Is it right?\n- clear and brief: Is it short?\n" in question["content"]
+    assert "a number from 0 (not met at all) to 10" in question["content"]
     (tmp_path / "rubric.yaml").write_text("right: {text: 'Is it right?', weight: 3}\nclear and brief: Is it short?\n")
     (again,) = judge(endpoint.url, [episode("a")], rubric=str(tmp_path / "rubric.yaml"))
     assert again == scored
@@ -191,8 +191,8 @@ def test_each_turn_has_a_score_that_reaches_its_tokens(chat_endpoint: Any, episo
     (scored,) = judge(endpoint.url, [episode("c", replies=["a", "b"])], unit="turn")
     assert [turn.reward for turn in scored.turns] == pytest.approx([1 / 3, 0, 0.5 / 3])
     assert (scored.reward, scored.metrics["reward/judge"]) == (pytest.approx(0.5), 5.0)
-    (asked,) = endpoint.bodies[0]["messages"]
-    assert "Turn 1\n\n[assistant]\na\n\n[user]\ngo on\n\nTurn 2\n\n[assistant]\nb" in asked["content"]
+    (question,) = endpoint.bodies[0]["messages"]
+    assert "Turn 1\n\n[assistant]\na\n\n[user]\ngo on\n\nTurn 2\n\n[assistant]\nb" in question["content"]
 
 
 def test_the_members_of_a_group_are_ranked_in_an_order_that_the_seed_gives(chat_endpoint: Any, episode: Make) -> None:
@@ -200,10 +200,10 @@ def test_the_members_of_a_group_are_ranked_in_an_order_that_the_seed_gives(chat_
 
     def rank(body: Any, number: int) -> Any:
         text = body["messages"][0]["content"]
-        shown = re.findall(r"<answer (\d)>\n(.*?)\n</answer \1>", text)
-        orders.append([answer for _, answer in shown])
+        answers = re.findall(r"<answer (\d)>\n(.*?)\n</answer \1>", text)
+        orders.append([answer for _, answer in answers])
         by_quality = {
-            level: [place for place, answer in shown if quality[answer] == level] for level in quality.values()
+            level: [place for place, answer in answers if quality[answer] == level] for level in quality.values()
         }
         return chat_endpoint.said("Ranking: " + " > ".join(" = ".join(places) for places in by_quality.values()))
 

@@ -55,7 +55,7 @@ def test_a_punished_answer_is_as_right_as_before(episode: Make) -> None:
     played = episode("a", turn_tokens=9)
     right = score(config, played, lambda trajectory, task: 1.0)
     assert (right.reward, right.success) == (0.0, True)
-    told = score(config, played, lambda trajectory, task: Reward(1.0, {"answer": 1.0}, success=False))
-    assert (told.success, told.metrics["reward/answer"]) == (False, 1.0)
+    result = score(config, played, lambda trajectory, task: Reward(1.0, {"answer": 1.0}, success=False))
+    assert (result.success, result.metrics["reward/answer"]) == (False, 1.0)
     by_environment = score(config, episode("a", metrics={"success": 0.0}), lambda trajectory, task: 1.0)
     assert by_environment.success is False

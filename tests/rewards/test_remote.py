@@ -39,12 +39,12 @@ class Server:
         await asyncio.sleep(0)
 
     async def _answer(self, call: HttpCall) -> HttpAnswer:
-        said = self.script[min(len(self.calls), len(self.script) - 1)]
+        step = self.script[min(len(self.calls), len(self.script) - 1)]
         self.calls.append(call.body)
         self.sent_at.append(self.now)
-        if said is HANG:
+        if step is HANG:
             await asyncio.sleep(600)
-        return said  # type: ignore[no-any-return]
+        return step  # type: ignore[no-any-return]
 
     def serve(self, talk: Callable[[str], Awaitable[Any]]) -> Any:
         async def main() -> Any:

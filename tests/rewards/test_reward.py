@@ -81,15 +81,15 @@ def test_numbers_rewards_and_mappings_are_read() -> None:
     assert read_reward(True) == Reward(1.0)
     assert read_reward(np.float32(0.5)) == Reward(0.5)
     assert read_reward({"value": 1, "success": True, "turns": None}) == Reward(1.0, success=True)
-    said = read_reward({"score": -1.0, "acc": False, "pred": "41"})
-    assert (said.value, said.components, said.info) == (-1.0, {"acc": 0.0}, {"pred": "41"})
+    reward = read_reward({"score": -1.0, "acc": False, "pred": "41"})
+    assert (reward.value, reward.components, reward.info) == (-1.0, {"acc": 0.0}, {"pred": "41"})
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), {"value": np.bool_(True)}, {"score": np.bool_(True)}])
 def test_numpys_bool_is_a_number(value: Any) -> None:
     assert read_reward(value) == Reward(1.0)
-    read = read_reward({"value": 0.5, "components": {"right": np.bool_(True)}, "success": np.bool_(False)})
-    assert (read.components, read.success) == ({"right": 1.0}, False)
+    reward = read_reward({"value": 0.5, "components": {"right": np.bool_(True)}, "success": np.bool_(False)})
+    assert (reward.components, reward.success) == ({"right": 1.0}, False)
 
 
 @pytest.mark.parametrize("verdict", [False, True, np.bool_(False), np.bool_(True)])
@@ -103,8 +103,8 @@ def test_verls_acc_is_the_verdict_where_it_is_a_bool(verdict: Any, episode: Make
 def test_a_component_that_is_none_does_not_apply(episode: Make) -> None:
     reward = read_reward({"value": 1.0, "components": {"right": 1.0, "short": None}})
     assert (reward.components, reward.info) == ({"right": 1.0}, {"not_applicable": ["short"]})
-    found = components_of(apply_reward(episode("a", metrics={"other": 1.0}), reward))
-    assert found["right"] == 1.0 and math.isnan(found["short"]) and len(found) == 2
+    components = components_of(apply_reward(episode("a", metrics={"other": 1.0}), reward))
+    assert components["right"] == 1.0 and math.isnan(components["short"]) and len(components) == 2
 
 
 def test_notes_that_json_has_no_form_for_are_texts() -> None:

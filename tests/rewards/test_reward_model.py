@@ -46,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
 def expected(folder: Path, messages: tuple[Message, ...], label: int = 0) -> float:
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    told = [{"role": one.role, "content": one.content} for one in messages]
-    text = tokenizer.apply_chat_template(told, tokenize=False)
+    dicts = [{"role": one.role, "content": one.content} for one in messages]
+    text = tokenizer.apply_chat_template(dicts, tokenize=False)
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         return float(model(input_ids=ids).logits[0, label])

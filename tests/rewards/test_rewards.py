@@ -66,9 +66,9 @@ def test_a_reward_that_raises_fails_its_episode_with_its_traceback(episode: Make
     assert (good.status, good.reward) == (Status.COMPLETED, 1.0)
     assert (bad.status, bad.reward) == (Status.ENV_ERROR, None)
     assert bad.error == "the reward failed: ZeroDivisionError: no way"
-    told = str(bad.info["traceback"])
-    assert 'raise ZeroDivisionError("no\\nway")' in told
-    assert told.splitlines()[1].count(__file__) == 1, "the function's own frame is the first"
+    trace = str(bad.info["traceback"])
+    assert 'raise ZeroDivisionError("no\\nway")' in trace
+    assert trace.splitlines()[1].count(__file__) == 1, "the function's own frame is the first"
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,8 @@ def test_the_command_line_reads_all_of_the_settings() -> None:
     config = parse_options(RewardConfig, words.split(), prog="agentgym train")
     overlong = OverlongConfig(buffer_tokens=4, max_tokens=16)
     assert config == RewardConfig(function="gsm8k", settings={"method": "flexible", "score": 2}, overlong=overlong)
-    given = {"function": "gsm8k", "settings": {"method": "flexible", "score": 2}}
-    assert config_from_mapping(RewardConfig, {**given, "overlong": {"buffer_tokens": 4, "max_tokens": 16}}) == config
+    settings = {"function": "gsm8k", "settings": {"method": "flexible", "score": 2}}
+    assert config_from_mapping(RewardConfig, {**settings, "overlong": {"buffer_tokens": 4, "max_tokens": 16}}) == config
     url = "http://127.0.0.1:8000/v1"
     judged = parse_options(RewardConfig, ["--judge.url", url, "--judge.endpoint.model", "m"], prog="agentgym train")
     assert (judged.judge.url, judged.judge.endpoint.model) == (url, "m")

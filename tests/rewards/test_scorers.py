@@ -177,13 +177,13 @@ def test_words_are_compared_as_squad_does(
 
 
 @given(st.lists(st.sampled_from(["cat", "dog", "emu"])), st.lists(st.sampled_from(["cat", "dog", "emu"]), min_size=1))
-def test_f1_is_the_harmonic_mean(said: list[str], true: list[str]) -> None:
+def test_f1_is_the_harmonic_mean(words: list[str], true: list[str]) -> None:
     from agentgym.rewards.scorers.answer import _overlap
 
-    shared = sum(min(count, Counter(true)[word]) for word, count in Counter(said).items())
-    precision, recall = (shared / len(said) if said else 0.0), shared / len(true)
+    shared = sum(min(count, Counter(true)[word]) for word, count in Counter(words).items())
+    precision, recall = (shared / len(words) if words else 0.0), shared / len(true)
     expected = 2 * precision * recall / (precision + recall) if shared else 0.0
-    assert _overlap(said, true) == pytest.approx(expected)
+    assert _overlap(words, true) == pytest.approx(expected)
 
 
 def test_an_answer_may_stand_in_a_tag(score: Callable[..., Reward]) -> None:

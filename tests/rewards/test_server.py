@@ -42,27 +42,27 @@ async def scored(played: Trajectory, token: str | None = None, **remote: Any) ->
     async with open_rewards(RewardConfig(), score) as served, RewardServer(served, token=token) as server:
         config = RewardConfig(remote=RemoteConfig(url=f"{server.url}/", **remote))
         async with open_rewards(config) as rewards:
-            (found,) = await rewards.score([played])
-        return found
+            (trajectory,) = await rewards.score([played])
+        return trajectory
 
 
 async def scored_here(played: Trajectory) -> Trajectory:
     async with open_rewards(RewardConfig(), score) as rewards:
-        (found,) = await rewards.score([played])
-    return found
+        (trajectory,) = await rewards.score([played])
+    return trajectory
 
 
 @pytest.mark.parametrize("turn_tokens", [2, 3000])
 def test_a_reward_of_a_server_is_that_of_this_process(episode: Make, turn_tokens: int) -> None:
     played = episode("42", replies=["go", "on"], truth="42", turn_tokens=turn_tokens)
-    found = asyncio.run(scored(played))
-    assert found == asyncio.run(scored_here(played)) and found != played
-    assert (found.reward, found.success, found.metrics["reward/length"]) == (6.0, True, 2.0)
+    result = asyncio.run(scored(played))
+    assert result == asyncio.run(scored_here(played)) and result != played
+    assert (result.reward, result.success, result.metrics["reward/length"]) == (6.0, True, 2.0)
 
 
 def test_an_episode_that_cannot_be_scored_fails_with_the_reason(episode: Make) -> None:
-    found = asyncio.run(scored(episode("bad")))
-    assert found.status is Status.ENV_ERROR and "ValueError: no number in it" in (found.error or "")
+    result = asyncio.run(scored(episode("bad")))
+    assert result.status is Status.ENV_ERROR and "ValueError: no number in it" in (result.error or "")
 
 
 def test_a_reward_that_cannot_be_computed_at_all_ends_the_run(episode: Make) -> None:
@@ -74,8 +74,8 @@ def test_a_token_is_demanded(episode: Make, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConfigError, match="a token is needed"):
         asyncio.run(scored(episode("42", truth="42"), TOKEN))
     monkeypatch.setenv("AGENTGYM_TOKEN", TOKEN)
-    found = asyncio.run(scored(episode("42", truth="42"), TOKEN, api_key_env="AGENTGYM_TOKEN"))
-    assert found.success
+    result = asyncio.run(scored(episode("42", truth="42"), TOKEN, api_key_env="AGENTGYM_TOKEN"))
+    assert result.success
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_the_command_scores_until_it_is_ended(episode: Make) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
-        found = re.search(r"http://\S+", first)
-        assert found is not None, first
+        match = re.search(r"http://\S+", first)
+        assert match is not None, first
 
         async def ask() -> Trajectory:
-            config = RewardConfig(remote=RemoteConfig(url=f"{found.group()}/"))
+            config = RewardConfig(remote=RemoteConfig(url=f"{match.group()}/"))
             async with open_rewards(config) as rewards:
                 return (await rewards.score([episode("42", truth="42")]))[0]
 

@@ -115,7 +115,7 @@ def test_the_reward_of_a_token_is_its_turns(episode: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "message"),
     [
         (1.0, "gives a tensor of a reward for each token"),
         (torch.zeros(1), "gives a tensor of a reward for each token"),
@@ -123,8 +123,8 @@ def test_the_reward_of_a_token_is_its_turns(episode: Make) -> None:
         ({"reward_tensor": torch.zeros(1, 2), "reward_extra_info": {"acc": []}}, "'acc' .* one value for each episode"),
     ],
 )
-def test_what_is_no_reward_tensor_fails(result: object, told: str, episode: Make) -> None:
-    with pytest.raises(InvalidReward, match=told):
+def test_what_is_no_reward_tensor_fails(result: object, message: str, episode: Make) -> None:
+    with pytest.raises(InvalidReward, match=message):
         call_verl_data("f", lambda data: result, [episode("a")])
 
 

@@ -100,7 +100,7 @@ def test_an_episode_that_one_of_them_fails_to_score_fails(file: Path, episode: M
 
 
 @pytest.mark.parametrize(
-    ("functions", "manner", "wanted"),
+    ("functions", "manner", "expected"),
     [
         (("math=2", "code=3"), "auto", [2.0, 1.5, None]),
         (("of_math=2", "code=3"), "auto", [2.0, 1.5, None]),
@@ -110,7 +110,7 @@ def test_an_episode_that_one_of_them_fails_to_score_fails(file: Path, episode: M
 def test_a_reward_that_gives_none_does_not_apply_as_in_trl(
     functions: tuple[str, ...],
     manner: Any,
-    wanted: list[float | None],
+    expected: list[float | None],
     file: Path,
     episode: Make,
     caplog: pytest.LogCaptureFixture,
@@ -118,9 +118,9 @@ def test_a_reward_that_gives_none_does_not_apply_as_in_trl(
     kinds = ("math", "code", "other")
     played = [episode("a", member=number, options={"kind": kind}) for number, kind in enumerate(kinds)]
     scored = score(played, *(f"{file}:{function}" for function in functions), manner=manner)
-    assert [trajectory.reward for trajectory in scored] == wanted
-    told = [record.getMessage() for record in caplog.records if "gave None" in record.getMessage()]
-    assert len(told) == len(set(told)) == 2
+    assert [trajectory.reward for trajectory in scored] == expected
+    messages = [record.getMessage() for record in caplog.records if "gave None" in record.getMessage()]
+    assert len(messages) == len(set(messages)) == 2
     first, second = (function.partition("=")[0] for function in functions)
     assert str(scored[2].error) == f"the reward failed: none of {first}, {second} applies to it: each gave None"
     if manner == "auto":
@@ -155,7 +155,7 @@ def test_gdpo_compares_each_of_them_by_itself(file: Path, episode: Make) -> None
 
 
 @pytest.mark.parametrize(
-    ("functions", "config", "told"),
+    ("functions", "config", "message"),
     [
         (("gsm8k=much",), {}, "NAME=NUMBER, such as gsm8k=0.5, got 'gsm8k=much'"),
         (("gsm8k", "gsm8k=2"), {}, "two rewards are called 'gsm8k'"),
@@ -169,8 +169,8 @@ def test_gdpo_compares_each_of_them_by_itself(file: Path, episode: Make) -> None
         (("gsm8k",), {"judge": JudgeConfig(url="http://127.0.0.1:1")}, "one reward, got function and judge"),
     ],
 )
-def test_what_cannot_be_summed_is_refused(functions: tuple[str, ...], config: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_summed_is_refused(functions: tuple[str, ...], config: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         score([], *functions, **config)
 
 

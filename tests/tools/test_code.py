@@ -29,11 +29,11 @@ class Desk(ToolEnv):
 
 def ask(env: Desk, *calls: tuple[str, str]) -> list[str]:
     """The answers to calls of one turn."""
-    made = tuple(
+    tool_calls = tuple(
         ToolCall(f"c{n}", name, {"code" if name == "python" else "command": text})
         for n, (name, text) in enumerate(calls)
     )
-    _, _, _, _, info = env.step(Action.from_message(Message("assistant", "", tool_calls=made)))
+    _, _, _, _, info = env.step(Action.from_message(Message("assistant", "", tool_calls=tool_calls)))
     return [one.content for one in info["messages"]]
 
 

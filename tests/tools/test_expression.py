@@ -44,7 +44,7 @@ def test_any_text_has_a_value_or_is_told_what_is_wrong(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "value"),
     [
         ("2 + 3 * 4 - 6 / 4", "12.5"),
         ("8 / 2 / 2 = 2", "2"),
@@ -72,8 +72,8 @@ def test_any_text_has_a_value_or_is_told_what_is_wrong(text: str) -> None:
         ("0^0", "1"),
     ],
 )
-def test_operators_bind_as_usual_and_values_are_exact(text: str, told: str) -> None:
-    assert format_value(evaluate_expression(text)) == told
+def test_operators_bind_as_usual_and_values_are_exact(text: str, value: str) -> None:
+    assert format_value(evaluate_expression(text)) == value
 
 
 def test_the_numbers_of_an_expression_are_told() -> None:
@@ -82,7 +82,7 @@ def test_the_numbers_of_an_expression_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "message"),
     [
         ("", "a number is missing"),
         ("2 +", "a number is missing"),
@@ -98,13 +98,13 @@ def test_the_numbers_of_an_expression_are_told() -> None:
         ("(" * 100, "a number is missing"),
     ],
 )
-def test_what_is_no_plain_expression_is_told_so(text: str, wanted: str) -> None:
-    with pytest.raises(ExpressionError, match=wanted):
+def test_what_is_no_plain_expression_is_told_so(text: str, message: str) -> None:
+    with pytest.raises(ExpressionError, match=message):
         evaluate_expression(text, plain=True, max_chars=100)
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "message"),
     [
         ("9**9**9**9", "too large"),
         ("10^(-2000)", "too large"),
@@ -125,9 +125,9 @@ def test_what_is_no_plain_expression_is_told_so(text: str, wanted: str) -> None:
         ("1,23", "',23'"),
     ],
 )
-def test_a_bomb_is_refused_at_once(text: str, wanted: str) -> None:
+def test_a_bomb_is_refused_at_once(text: str, message: str) -> None:
     began = time.thread_time()
-    with pytest.raises(ExpressionError, match=re.escape(wanted)) as caught:
+    with pytest.raises(ExpressionError, match=re.escape(message)) as caught:
         evaluate_expression(text)
     assert time.thread_time() - began < 1
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
@@ -145,11 +145,11 @@ def test_the_steps_of_recorded_solutions_come_to_what_they_say() -> None:
     """GSM8K marks its calculations as `<<16-3-4=9>>`: an independent judge of 4,000 expressions."""
     steps = re.findall(r"<<([^<>=]+)=([^<>=]+)>>", GSM8K.read_text(encoding="utf-8"))
     wrong = []
-    for text, told in steps:
+    for text, result in steps:
         try:
-            difference = evaluate_expression(text).value - evaluate_expression(told).value
+            difference = evaluate_expression(text).value - evaluate_expression(result).value
             if abs(difference) > Fraction(1, 20):  # some are rounded
-                wrong.append((text, told))
+                wrong.append((text, result))
         except ExpressionError as error:
             wrong.append((text, str(error)))
     assert len(steps) > 4000, json.dumps(wrong)

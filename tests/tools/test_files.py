@@ -84,7 +84,7 @@ def test_a_file_is_written_shown_changed_and_listed(desk: Callable[..., Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "message"),
     [
         ("view", {"path": "b.txt"}, "there is no 'b.txt'"),
         ("view", {"path": "a.txt", "first_line": 3}, "has lines 1 to 2; 3 to 2 were asked for"),
@@ -106,12 +106,12 @@ def test_a_file_is_written_shown_changed_and_listed(desk: Callable[..., Any]) ->
     ],
 )
 def test_what_cannot_be_done_is_told_and_changes_nothing(
-    name: str, arguments: dict[str, Any], told: str, desk: Callable[..., Any]
+    name: str, arguments: dict[str, Any], message: str, desk: Callable[..., Any]
 ) -> None:
     env, source = desk(files={"a.txt": "one\none\n", "folder/in.txt": "x"}, max_file_bytes=1000)
     before = env.ask("list")
     text, error = env.ask(name, **arguments)
-    assert error == "tool_error" and told in text and source.folder not in text
+    assert error == "tool_error" and message in text and source.folder not in text
     assert env.ask("list") == before and source.read("a.txt") == "one\none\n"
 
 
@@ -119,8 +119,8 @@ def test_a_binary_file_is_told(desk: Callable[..., Any]) -> None:
     env, source = desk()
     for name, content in (("x.png", b"\x89PNG\xff"), ("nul", b"a\0b")):
         (Path(source.folder) / name).write_bytes(content)
-        told = env.ask("view", path=name)
-        assert told == (f"{name!r} is a binary file of {len(content)} bytes, and no text", "tool_error")
+        answer = env.ask("view", path=name)
+        assert answer == (f"{name!r} is a binary file of {len(content)} bytes, and no text", "tool_error")
 
 
 def test_the_folder_is_an_episode_s_and_goes_with_it(desk: Callable[..., Any]) -> None:

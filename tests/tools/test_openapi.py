@@ -88,14 +88,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 async def echo(request: web.Request) -> web.Response:
     """Tells everything of a request, secrets included, as careless servers do."""
-    told = {
+    request_facts = {
         "method": request.method,
         "path": request.rel_url.raw_path,
         "query": list(request.query.items()),
         "headers": {name: request.headers.get(name) for name in ("Authorization", "X-Trace", "Cookie")},
         "body": (await request.read()).decode(),
     }
-    return web.json_response(told)
+    return web.json_response(request_facts)
 
 
 def call(name: str, arguments: dict[str, Any], handler: Handler = echo, **settings: Any) -> ToolResult:
@@ -146,8 +146,8 @@ def test_what_the_author_sends_is_shown_to_nobody() -> None:
         "X-Trace",
         "session",
     ]
-    shown = json.dumps([spec.parameters for spec in tools_of().values()])
-    assert "api_key" not in shown and "hush" not in shown
+    schemas = json.dumps([spec.parameters for spec in tools_of().values()])
+    assert "api_key" not in schemas and "hush" not in schemas
     assert tools_of(query={})["pets_list"].parameters["required"] == ["api_key"]
 
 
@@ -177,8 +177,8 @@ def test_a_reference_leads_through_lists_and_encoded_names() -> None:
 
 def test_schemas_whose_names_are_written_alike_stay_apart() -> None:
     schemas = {"用户": {"type": "string"}, "订单": {"type": "integer"}}
-    asked = [{"name": n, "in": "query", "schema": {"$ref": f"#/components/schemas/{n}"}} for n in schemas]
-    document = {**DOCUMENT, "paths": {"/a": {"get": {"operationId": "a", "parameters": asked}}}}
+    query_parameters = [{"name": n, "in": "query", "schema": {"$ref": f"#/components/schemas/{n}"}} for n in schemas]
+    document = {**DOCUMENT, "paths": {"/a": {"get": {"operationId": "a", "parameters": query_parameters}}}}
     parameters = tools_of({**document, "components": {"schemas": schemas}})["a"].parameters
     meant = [parameters["$defs"][one["$ref"].removeprefix("#/$defs/")] for one in parameters["properties"].values()]
     assert meant == list(schemas.values())
@@ -201,11 +201,11 @@ def test_a_document_is_a_file_too(suffix: str, tmp_path: Path) -> None:
 def test_yaml_is_read_as_json_would_be(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     schema = "{enum: [NO, 2020-01-01, true, False, ~, 7, trueish], example: 2020-01-01T10:00:00Z}"
-    named = f"{{get: {{operationId: a, parameters: [{{name: on, in: query, schema: {schema}}}]}}}}"
-    path.write_text(f"openapi: 3.1.0\npaths: {{/a: {named}}}")
-    found = tools_of(path)["a"].parameters["properties"]["on"]
-    assert found["enum"] == ["NO", "2020-01-01", True, False, None, 7, "trueish"]
-    assert found["example"] == "2020-01-01T10:00:00Z"
+    operation = f"{{get: {{operationId: a, parameters: [{{name: on, in: query, schema: {schema}}}]}}}}"
+    path.write_text(f"openapi: 3.1.0\npaths: {{/a: {operation}}}")
+    on_schema = tools_of(path)["a"].parameters["properties"]["on"]
+    assert on_schema["enum"] == ["NO", "2020-01-01", True, False, None, 7, "trueish"]
+    assert on_schema["example"] == "2020-01-01T10:00:00Z"
 
 
 def test_some_operations_are_taken() -> None:
@@ -337,9 +337,9 @@ def test_a_secret_is_hidden_however_it_is_spelt_and_nothing_else_is() -> None:
     key = 'k3y+of/"ours"=é &'
 
     async def tells(request: web.Request) -> web.Response:
-        told = {"url": request.raw_path, "key": request.query["api_key"], "seen": "The Bearer of Linux"}
-        told["html"] = html.escape(key)
-        return web.json_response(told)
+        facts = {"url": request.raw_path, "key": request.query["api_key"], "seen": "The Bearer of Linux"}
+        facts["html"] = html.escape(key)
+        return web.json_response(facts)
 
     headers = {"Authorization": "Bearer hush-hush", "User-Agent": "me (Linux)", "Cookie": "a=cr1sp; b=s0ft"}
     seen = json.loads(call("getPet", {"id": "1"}, tells, query={"api_key": key}, headers=headers).content)
@@ -361,7 +361,7 @@ def test_a_charset_that_there_is_not_is_read_as_utf_8(charset: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"openapi": None, "swagger": "2.0"}, "is not of OpenAPI 3"),
         ({"paths": {"/a": {"get": {"parameters": [{"$ref": "other.yaml#/x"}]}}}}, "leads out of the document"),
@@ -384,9 +384,9 @@ def test_a_charset_that_there_is_not_is_read_as_utf_8(charset: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_refused(change: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_read_is_refused(change: dict[str, Any], message: str) -> None:
     document = {key: value for key, value in {**DOCUMENT, **change}.items() if value is not None}
-    with pytest.raises(ToolSchemaError, match=told):
+    with pytest.raises(ToolSchemaError, match=message):
         tools_of(document)
 
 

@@ -131,8 +131,8 @@ def test_an_operation_that_cannot_be_offered_is_left_out_and_counted(caplog: pyt
     }
     for _ in range(2):
         assert names_of(paths) == ["findPet"]
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "5 of 6 tools cannot be offered and are left out: tool 'uploadFile': the body of" in told
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "5 of 6 tools cannot be offered and are left out: tool 'uploadFile': the body of" in warning
     for name, words in (
         ("uploadFile", "JSON and forms can be sent"),
         ("typed", "tool 'typed': not a JSON Schema"),
@@ -232,8 +232,8 @@ def test_keywords_of_other_versions_are_read_and_told_in_one_line(caplog: pytest
     }
     assert tool.check({"body": {"above": 1, "inner": [{"above": 2}, None], "note": None}}) is None
     assert "body.inner[0].above" in str(tool.check({"body": {"above": 1, "inner": [{"above": 0}]}}))
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told.endswith(
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.endswith(
         "as far as their meaning is clear: $recursiveAnchor, $recursiveRef, exclusiveMaximum: false, "
         "exclusiveMinimum: true, items: [...], nullable, required: false, required: true"
     )

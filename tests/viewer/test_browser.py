@@ -74,8 +74,8 @@ def browse(tmp_path: Path) -> Callable[..., tuple[str, str]]:
 
 def shown_tokens(dom: str) -> list[tuple[int, str]]:
     """Source and text of each token on the page, in order."""
-    found = re.findall(r'<span class="t s(\d)[^>]*>([^<]*)</span>', dom)
-    return [(int(source), html.unescape(text)) for source, text in found]
+    spans = re.findall(r'<span class="t s(\d)[^>]*>([^<]*)</span>', dom)
+    return [(int(source), html.unescape(text)) for source, text in spans]
 
 
 def test_the_page_draws_each_token_and_no_text_acts(
@@ -135,9 +135,9 @@ def test_keys_filters_and_the_side_panel_work(
     driven.write_text(policy.sub("", text).replace("</body>", f"<script>{DRIVE}</script></body>"), encoding="utf-8")
     dom, console = browse(driven)
     assert console == ""
-    found = re.search(r'<pre id="seen">(.*?)</pre>', dom, re.DOTALL)
-    assert found is not None, dom[-500:]
-    seen = json.loads(html.unescape(found[1]))
+    match = re.search(r'<pre id="seen">(.*?)</pre>', dom, re.DOTALL)
+    assert match is not None, dom[-500:]
+    seen = json.loads(html.unescape(match[1]))
     assert (seen["first"], seen["second"], seen["colour"]) == ("Episode 1", "Episode 2", "logprob")
     assert re.search(r"POLICY.*trainedyes.*logprob-\d.*policy version0", seen["side"])
     episodes = [json.loads(line) for line in (run / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -25,8 +25,10 @@ MakeRun = Callable[..., Path]
 
 def blocks(page: Path) -> dict[str, Any]:
     """The data of a page, unpacked as its script does it."""
-    found = re.findall(r'<script type="text/plain" id="(\w+)">([^<]*)</script>', page.read_text(encoding="utf-8"))
-    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in found}
+    blocks_of_page = re.findall(
+        r'<script type="text/plain" id="(\w+)">([^<]*)</script>', page.read_text(encoding="utf-8")
+    )
+    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in blocks_of_page}
 
 
 def recorded(run: Path) -> list[dict[str, Any]]:
@@ -39,11 +41,11 @@ def test_every_embedded_episode_comes_back_as_it_was_recorded(make_run: MakeRun,
     episodes = recorded(run)
     assert data["overview"]["num_embedded"] == data["overview"]["num_episodes"] == len(episodes) == 56
     for line, episode in enumerate(episodes, 1):
-        shown = data[f"e{line}"]
-        assert shown["turns"] == episode["turns"]
-        assert shown["advantages"] == episode["advantages"]
-        assert shown["error"] == episode["error"]
-        for spans, row in zip(shown["rows"], episode["rows"], strict=True):
+        episode_shown = data[f"e{line}"]
+        assert episode_shown["turns"] == episode["turns"]
+        assert episode_shown["advantages"] == episode["advantages"]
+        assert episode_shown["error"] == episode["error"]
+        for spans, row in zip(episode_shown["rows"], episode["rows"], strict=True):
             for (source, ids, logprobs, versions), span in zip(spans, row["spans"], strict=True):
                 assert ["prompt", "policy", "env"][source] == span["source"]
                 assert ids == span["ids"]

@@ -54,10 +54,10 @@ def test_what_cannot_be_seen_is_escaped() -> None:
 
 @given(st.text())
 def test_no_control_character_reaches_the_page_but_the_marked_newline_and_tab(text: str) -> None:
-    shown = visible(text)
-    hidden = [c for c in shown if unicodedata.category(c) in {"Cc", "Cf", "Cs"} and c not in "\n\t\u200d"]
+    text_shown = visible(text)
+    hidden = [c for c in text_shown if unicodedata.category(c) in {"Cc", "Cf", "Cs"} and c not in "\n\t\u200d"]
     assert not hidden
-    assert shown.count("\n") == text.count("\n")
+    assert text_shown.count("\n") == text.count("\n")
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,9 @@ def take_without_body(
         reply.paragraph(message.header)
 
 
-def _message(text: str, marks: AddressMarks, places: tuple[int, int | None, int, int], *, is_closed: bool) -> Addressed:
+def _message(text: str, marks: AddressMarks, bounds: tuple[int, int | None, int, int], *, is_closed: bool) -> Addressed:
     """Returns the message at these offsets: of its header, its body, the body's end, and its own end."""
-    start, body, body_end, end = places
+    start, body, body_end, end = bounds
     header_end = body_end if body is None else body - len(marks.message)
     header = text[start:header_end].removeprefix(marks.start)
     return Addressed(header, None if body is None else text[body:body_end], text[start:end], is_closed)

@@ -129,7 +129,7 @@ class _Scan:
         """Adds the calls of the JSON that begins at `start`, if any; returns where to continue the search."""
         end, is_whole = json_span(self.text, start)
         try:
-            found = self._read(self.text[start:end])
+            calls = self._read(self.text[start:end])
         except ValueError as error:
             is_cut = not is_whole and end == len(self.text)
             end = end if is_whole else self._next_stray(start)
@@ -140,10 +140,10 @@ class _Scan:
                 truncated=is_cut,
             )
             return self._after_call(end)
-        if found is None:
+        if calls is None:
             return end if is_whole else min(end, self._next_stray(start))
         self._before_call(start)
-        for call in found:
+        for call in calls:
             if isinstance(call, FoundCall):
                 self.reply.call(call.name, call.arguments, call.id)
             else:

@@ -112,9 +112,9 @@ class GemmaValueReader:
         match = SPACE.match(self.text, self.position)
         self.position = self.position if match is None else match.end()
 
-    def _error(self, wanted: str) -> ValueError:
-        found = self.text[self.position : self.position + 20]
-        return ValueError(f"expected {wanted}, got {found!r}" if found else f"expected {wanted}, the call ends")
+    def _error(self, expectation: str) -> ValueError:
+        rest = self.text[self.position : self.position + 20]
+        return ValueError(f"expected {expectation}, got {rest!r}" if rest else f"expected {expectation}, the call ends")
 
 
 MAX_DEPTH = 100

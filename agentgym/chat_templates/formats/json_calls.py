@@ -63,10 +63,10 @@ class JsonCalls:
     def _items(self, values: Sequence[JSON], body: str) -> Sequence[FoundCall | UnreadCall]:
         """Returns each item's call; adjacent unreadable items make one UnreadCall. Raises ValueError if all fail."""
         calls = [self._call_or_error(value) for value in values]
-        found = [call for call in calls if isinstance(call, FoundCall)]
-        if len(found) == len(calls):
-            return found
-        if not found:
+        good_calls = [call for call in calls if isinstance(call, FoundCall)]
+        if len(good_calls) == len(calls):
+            return good_calls
+        if not good_calls:
             raise ValueError(calls[0])
         return self._among_errors(calls, body)
 
@@ -77,13 +77,13 @@ class JsonCalls:
             return str(error)
 
     def _among_errors(self, calls: Sequence[FoundCall | str], body: str) -> Sequence[FoundCall | UnreadCall]:
-        found: list[FoundCall | UnreadCall] = []
+        run_items: list[FoundCall | UnreadCall] = []
         items = zip(calls, list_items(body), strict=True)
         for is_call, run in groupby(items, key=lambda item: isinstance(item[0], FoundCall)):
             if is_call:
-                found += [call for call, _ in run if isinstance(call, FoundCall)]
+                run_items += [call for call, _ in run if isinstance(call, FoundCall)]
                 continue
             (error, (start, end)), *others = run
             end = others[-1][1][1] if others else end
-            found.append(UnreadCall(body[start:end], f"{error}. Write {self.write}"))
-        return found
+            run_items.append(UnreadCall(body[start:end], f"{error}. Write {self.write}"))
+        return run_items

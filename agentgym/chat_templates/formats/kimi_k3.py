@@ -75,8 +75,8 @@ def _arguments(parts: str) -> Mapping[str, JSON]:
 
 
 def _attributes(text: str) -> Mapping[str, str]:
-    found = ATTRIBUTE.findall(text)
-    return {name: value.replace("&quot;", '"').replace("&amp;", "&") for name, value in found}
+    pairs = ATTRIBUTE.findall(text)
+    return {name: value.replace("&quot;", '"').replace("&amp;", "&") for name, value in pairs}
 
 
 def read_kimi_k3(text: str, context: ReplyContext) -> Message:

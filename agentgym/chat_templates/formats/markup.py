@@ -186,10 +186,10 @@ class _Calls:
             self.fitting = value_ends(self.text, start, self.patterns.elements)
         return self.fitting.get(start, ())
 
-    def _loose_end(self, begin: int, given: tuple[str, Mapping[str, JSON]]) -> tuple[int, int]:
+    def _loose_end(self, begin: int, parameter: tuple[str, Mapping[str, JSON]]) -> tuple[int, int]:
         """Returns where a value ends and where what follows begins, in a call whose marks do not match.
 
-        `given` is the argument's name and the arguments before it.
+        `parameter` is the argument's name and the arguments before it.
         """
         marks = element_marks(self.text, begin, self.patterns.elements)
         mark = next(marks, None)
@@ -202,17 +202,17 @@ class _Calls:
                 return mark.start(), mark.end()
             if mark.lastgroup == "end_call" and not is_text:
                 return mark.start(), mark.start()
-            if mark.lastgroup == "value" and self._is_further(mark, given):
+            if mark.lastgroup == "value" and self._is_further(mark, parameter):
                 return mark.start(), mark.start()
             mark = following
         raise ValueError("its last argument does not end")
 
-    def _is_further(self, mark: re.Match[str], given: tuple[str, Mapping[str, JSON]]) -> bool:
+    def _is_further(self, mark: re.Match[str], parameter: tuple[str, Mapping[str, JSON]]) -> bool:
         """Returns True if an argument that is not given yet begins there, on a line of its own."""
         head = self.patterns.value_head.match(self.text, mark.start())
         if head is None or self.text[mark.start() - 1] != "\n":
             return False
-        return head["key"].strip() != given[0] and head["key"].strip() not in given[1]
+        return head["key"].strip() != parameter[0] and head["key"].strip() not in parameter[1]
 
     def _frame(self, reply: ReplyBuilder, start: int, begin: int) -> int:
         """Reads a frame that no call follows immediately."""

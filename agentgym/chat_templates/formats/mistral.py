@@ -31,17 +31,17 @@ HEAD = re.compile(rf"{NAMED.pattern}|{BEFORE_LIST}")
 
 def read_mistral_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
     """Returns the calls after one mark: several of a list, or the one that a name begins."""
-    named = NAMED.match(body)
-    if named is None:
+    match = NAMED.match(body)
+    if match is None:
         before = re.match(BEFORE_LIST, body)
         if before is None:
             raise ValueError(f"neither a list nor a name with arguments. Write {CALLS}tool{ARGS}{{...}}")
         return LISTED(body[before.end() :], context)
     try:
-        arguments = read_arguments(read_json(body[named.end() :]))
+        arguments = read_arguments(read_json(body[match.end() :]))
     except ValueError as error:
         raise ValueError(f"{error}. Write {CALLS}tool{ARGS}{{...}}") from None
-    return [FoundCall(named["name"], arguments, named["id"] or None)]
+    return [FoundCall(match["name"], arguments, match["id"] or None)]
 
 
 def read_mistral(text: str, context: ReplyContext) -> Message:

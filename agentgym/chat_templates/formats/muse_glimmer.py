@@ -46,13 +46,13 @@ def read_muse_glimmer(text: str, context: ReplyContext) -> Message:
 
 def _calls(reply: ReplyBuilder, message: Addressed, context: ReplyContext) -> None:
     """Adds the calls of a message to a tool."""
-    found = read_markup(message.body or "", ReplyContext(context.tools), CALLS).tool_calls
-    for call in found:
+    calls = read_markup(message.body or "", ReplyContext(context.tools), CALLS).tool_calls
+    for call in calls:
         if isinstance(call, ToolCall):
             reply.call(_tool_name(call.name, context.tools), call.arguments)
         else:
             reply.add_malformed(call.raw, call.error, truncated=call.truncated and not message.is_closed)
-    if not found:
+    if not calls:
         error = f"no call stands in a message to a tool. {HOW_TO_WRITE}"
         reply.add_malformed(message.raw, error, truncated=not message.is_closed)
 

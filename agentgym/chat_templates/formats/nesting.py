@@ -26,7 +26,7 @@ def value_ends(text: str, start: int, marks: re.Pattern[str]) -> Mapping[int, Se
     A call inside an argument's value, such as an example that the model quotes, is separate and hides nothing of the
     call around it. A call whose marks do not match is left out.
     """
-    found: dict[int, Sequence[int]] = {}
+    ends_by_start: dict[int, Sequence[int]] = {}
     stack: list[tuple[int, list[int] | None]] = []  # calls with their arguments' ends, and values, which have none
     for mark in element_marks(text, start, marks):
         kind = mark.lastgroup
@@ -39,11 +39,11 @@ def value_ends(text: str, start: int, marks: re.Pattern[str]) -> Mapping[int, Se
         elif kind == "end_value" and stack:
             _close_value(stack, mark.start())
         elif kind == "end_call":
-            _close_call(stack, found)
-    return found
+            _close_call(stack, ends_by_start)
+    return ends_by_start
 
 
-def _close_value(stack: list[tuple[int, list[int] | None]], place: int) -> None:
+def _close_value(stack: list[tuple[int, list[int] | None]], index: int) -> None:
     if len(stack) > 1 and stack[-1][1] is not None:  # what looked like a call in the value was only text
         stack.pop()
     _, ends = stack[-1]
@@ -53,16 +53,16 @@ def _close_value(stack: list[tuple[int, list[int] | None]], place: int) -> None:
     stack.pop()
     around = stack[-1][1]
     if around is not None:
-        around.append(place)
+        around.append(index)
 
 
-def _close_call(stack: list[tuple[int, list[int] | None]], found: dict[int, Sequence[int]]) -> None:
+def _close_call(stack: list[tuple[int, list[int] | None]], ends_by_start: dict[int, Sequence[int]]) -> None:
     fits = True
     while stack:
         start, ends = stack.pop()
         if ends is not None:
             if fits and UNOPENED not in ends:
-                found[start] = ends
+                ends_by_start[start] = ends
             return
         fits = False
 

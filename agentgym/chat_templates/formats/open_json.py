@@ -41,13 +41,13 @@ class OpenJson:
         end, is_cut = self._end(begin)
         raw = self.text[start:end]
         try:
-            found = self.read_body(self.text[begin:end], self.context)
+            calls = self.read_body(self.text[begin:end], self.context)
         except ValueError as error:
             reply.add_malformed(raw, f"the call could not be read: {error}", truncated=is_cut)
             return end
-        if not found:
+        if not calls:
             reply.text(raw)
-        for call in found:
+        for call in calls:
             if isinstance(call, FoundCall):
                 reply.call(call.name, call.arguments, call.id)
             else:

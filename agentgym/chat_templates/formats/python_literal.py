@@ -63,11 +63,11 @@ class LiteralReader:
         if not self.skip(mark):
             raise self.error(mark)
 
-    def error(self, wanted: str) -> ValueError:
+    def error(self, expectation: str) -> ValueError:
         """Returns an error that names what is wrong here."""
-        found = self.text[self.position : self.position + 20]
-        what = f"got {found!r}" if found else "the text ends"
-        return ValueError(f"expected {wanted} at character {self.position}, {what}")
+        rest = self.text[self.position : self.position + 20]
+        what = f"got {rest!r}" if rest else "the text ends"
+        return ValueError(f"expected {expectation} at character {self.position}, {what}")
 
     def _container(self, opening: str) -> JSON:
         self._depth += 1

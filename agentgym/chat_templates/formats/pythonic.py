@@ -32,23 +32,23 @@ def read_pythonic(text: str, context: ReplyContext) -> Message:
     reply = ReplyBuilder()
     begin = position = _reasoning(text, context, reply)
     while (match := LIST.search(text, position)) is not None:
-        found = _read_list(text, match.end(), context.tools)
+        scan = _read_list(text, match.end(), context.tools)
         # The next search begins where this one went wrong, so that no text is read twice.
-        position = found.end
-        if found.error is not None and LIST.search(text, match.end()) is None and text.rstrip().endswith("]"):
+        position = scan.end
+        if scan.error is not None and LIST.search(text, match.end()) is None and text.rstrip().endswith("]"):
             forgiven = _read_list(text, match.end(), context.tools, forgiving=True)
             if forgiven.error is None and not text[forgiven.end :].strip():
-                found, position = forgiven, forgiven.end
-        if found.error is not None and not _begins_line(text, begin, match.start()):
+                scan, position = forgiven, forgiven.end
+        if scan.error is not None and not _begins_line(text, begin, match.start()):
             continue
         reply.text(SILENT.sub("", text[begin : match.start()]))
-        for call in found.calls:
+        for call in scan.calls:
             reply.call(call.name, without_quotes(call.arguments, tool_named(call.name, context.tools)))
-        if found.error is not None:
+        if scan.error is not None:
             position = _line_end(text, position)
-            raw, error = text[found.read_end : position], f"the call could not be read: {found.error}. {HOW_TO_WRITE}"
+            raw, error = (text[scan.read_end : position], f"the call could not be read: {scan.error}. {HOW_TO_WRITE}")
             if raw.strip(", \n"):  # a list that lacks its end alone is a list
-                is_cut = position == len(text) and not (found.end < len(text) and raw.rstrip().endswith("]"))
+                is_cut = position == len(text) and not (scan.end < len(text) and raw.rstrip().endswith("]"))
                 reply.add_malformed(raw, error, truncated=is_cut)
         begin = position
     reply.text(SILENT.sub("", text[begin:]))
@@ -83,10 +83,10 @@ def _read_list(text: str, start: int, tools: Sequence[ToolSpec], *, forgiving: b
     return _FoundList(calls, read_end, reader.position, None)
 
 
-def _begins_line(text: str, begin: int, place: int) -> bool:
-    while place > begin and text[place - 1] in " \t":
-        place -= 1
-    return place == begin or text[place - 1] == "\n" or text.endswith("<|python_start|>", begin, place)
+def _begins_line(text: str, begin: int, end: int) -> bool:
+    while end > begin and text[end - 1] in " \t":
+        end -= 1
+    return end == begin or text[end - 1] == "\n" or text.endswith("<|python_start|>", begin, end)
 
 
 def _line_end(text: str, position: int) -> int:

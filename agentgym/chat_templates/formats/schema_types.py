@@ -86,11 +86,11 @@ class _Schema:
 
     def at(self, path: Sequence[str]) -> _Schema | None:
         """Returns the schema at that path, or None if none is declared."""
-        found: list[JSON] = [self.root]
+        schemas: list[JSON] = [self.root]
         for step in path:
-            found = [inner for schema in found for inner in self._declared_schemas(schema, step)]
-        self.kinds = _union([self._allowed_kinds(schema) for schema in found])
-        return self if found else None
+            schemas = [inner for schema in schemas for inner in self._declared_schemas(schema, step)]
+        self.kinds = _union([self._allowed_kinds(schema) for schema in schemas])
+        return self if schemas else None
 
     def read(self, text: str) -> JSON:
         """Returns the value that `text` spells."""
@@ -140,10 +140,10 @@ class _Schema:
         if not isinstance(schema, Mapping):
             return None
         kinds = schema.get("type")
-        named = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, Sequence) else []
-        spelled = [SPELLINGS.get(kind, kind) for kind in named if isinstance(kind, str)]
+        kind_names = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, Sequence) else []
+        spelled = [SPELLINGS.get(kind, kind) for kind in kind_names if isinstance(kind, str)]
         types = {kind for kind in spelled if kind in KINDS}
-        if not named:
+        if not kind_names:
             types.update(kind for word, kind in IMPLIED.items() if word in schema)
         types |= NUMBERS if "number" in types else set()
         null = {"null"} if schema.get("nullable") is True else set()
@@ -169,8 +169,8 @@ class _Schema:
         return None
 
     def _resolve_pointer(self, reference: str) -> JSON:
-        place, target = reference.removeprefix("#"), self.root
-        for step in place.split("/")[1:]:
+        pointer, target = reference.removeprefix("#"), self.root
+        for step in pointer.split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
             target = target.get(step) if isinstance(target, Mapping) else None
         return target if reference.startswith("#") else None

@@ -192,17 +192,17 @@ class _Scan:
         """Reads the call whose opening tag begins at `start` and ends at the current position."""
         begin, end = self.position, self._body_end(self.position)
         try:
-            found = self._close(begin, end)
+            calls = self._close(begin, end)
         except ValueError as error:
             longer = json_end(self.text, self._json_start(begin)) if self.tags.json_body else None
             try:
                 if longer is None or longer <= end:
                     raise
-                found = self._close(begin, self._body_end(longer))
+                calls = self._close(begin, self._body_end(longer))
             except ValueError:
                 self._close_unread(start, end, error)
                 return
-        self._add(found, start)
+        self._add(calls, start)
 
     def _json_start(self, begin: int) -> int:
         """Returns where the JSON of a body begins: after the mark that precedes it, if the family has one."""
@@ -210,16 +210,16 @@ class _Scan:
         head = re.compile(rf"\s*+{re.escape(mark)}").match(self.text, begin) if mark else None
         return begin if head is None else head.end()
 
-    def _add(self, found: Sequence[FoundCall | UnreadCall], start: int) -> None:
+    def _add(self, calls: Sequence[FoundCall | UnreadCall], start: int) -> None:
         """Adds a body's calls; the body ends at the current position, and its call began at `start`."""
-        if not found:
+        if not calls:
             self._text(self.text[start : self.position])
-        for number, call in enumerate(found, 1):
+        for number, call in enumerate(calls, 1):
             if isinstance(call, FoundCall):
                 self.reply.call(call.name, call.arguments, call.id)
             else:
                 error = f"the call could not be read: {call.error}"
-                self.reply.add_malformed(call.raw, error, truncated=number == len(found) and self._is_cut())
+                self.reply.add_malformed(call.raw, error, truncated=number == len(calls) and self._is_cut())
 
     def _is_cut(self) -> bool:
         """Returns True if the reply ended in the body that was read last."""
@@ -234,9 +234,9 @@ class _Scan:
         mark = self.tags.separator
         if end == len(text) and (self.tags.must_close or (mark and text.rstrip().endswith(mark))):
             raise ValueError(f"it was not closed with {closing}")
-        found = self.read_body(text[begin:end], self.context)
+        calls = self.read_body(text[begin:end], self.context)
         self.position = end + len(closing) if end < len(text) else end
-        return found
+        return calls
 
     def _close_unread(self, start: int, end: int, error: ValueError) -> None:
         closed = self.text.startswith(self.tags.closing, end)

@@ -92,12 +92,12 @@ class ChatMLRenderer(TemplateRenderer):
         start = 0 if before == _NO_REPLY else text.index(_FIRST) + len(_FIRST)
         between = text[start : None if after == _PROMPT else text.index(_SECOND)]
         parts = self.marks.split(between)
-        places = [place for place, (_, index) in enumerate(parts) if index is not None]
-        if not places:
+        marks = [at for at, (_, index) in enumerate(parts) if index is not None]
+        if not marks:
             return _Glue(between)
-        head = "".join(text for text, _ in parts[: places[0]])
-        stop = len(parts) if after == _PROMPT else places[-1] + 1
-        inner = "".join(text for text, _ in parts[places[0] : stop])
+        head = "".join(text for text, _ in parts[: marks[0]])
+        stop = len(parts) if after == _PROMPT else marks[-1] + 1
+        inner = "".join(text for text, _ in parts[marks[0] : stop])
         return _Glue(head, tuple(self.marks.encode(inner)), "".join(text for text, _ in parts[stop:]))
 
     def _verify(self) -> None:
@@ -110,8 +110,8 @@ class ChatMLRenderer(TemplateRenderer):
         cases += [[*cases[-1], _message("user", "Go on.", ""), _message("user", "Now.", "")], []]
         for case in cases:
             if self.extend((), case) != super().extend((), case):
-                given = ", ".join(message.role for message in case) or "none"
-                raise RenderError(f"the template of {self.tokenizer.name!r} changes contents (new messages: {given})")
+                turns = ", ".join(message.role for message in case) or "none"
+                raise RenderError(f"the template of {self.tokenizer.name!r} changes contents (new messages: {turns})")
 
 
 class BielikRenderer(ChatMLRenderer):

@@ -28,10 +28,10 @@ class NemotronRenderer(TemplateRenderer):
 
     def _is_switched_off(self, ids: Sequence[int]) -> bool:
         """Returns True if the last generation prompt in `ids` closed the reasoning at once; reads only the reply."""
-        wanted = self._switched_off_ids
-        for place in range(len(ids) - 1, -1, -1):
-            if ids[place] == wanted[0]:
-                return list(ids[place : place + len(wanted)]) == wanted
+        switch_ids = self._switched_off_ids
+        for start in range(len(ids) - 1, -1, -1):
+            if ids[start] == switch_ids[0]:
+                return list(ids[start : start + len(switch_ids)]) == switch_ids
         return False
 
     @functools.cached_property

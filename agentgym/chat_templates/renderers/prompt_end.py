@@ -35,9 +35,9 @@ class PromptEnd:
         It is None if no such mark is near the end, as in a template that frames by plain text.
         """
         tail = list(prompt[-REACH:])
-        for place in range(len(tail), 0, -1):
-            if tail[place - 1] in self._frames:
-                return self._opens_after(tuple(tail[place:]))
+        for end in range(len(tail), 0, -1):
+            if tail[end - 1] in self._frames:
+                return self._opens_after(tuple(tail[end:]))
         return None
 
     def _opens_after(self, ids: tuple[int, ...]) -> bool:

@@ -97,8 +97,8 @@ def reply_text(prompt: str, whole: str) -> tuple[str, bool]:
     The template may move or rewrite what precedes the question once it is answered.
     """
     shared = shared_start(prompt, whole)
-    asked, tail = prompt.find(USER.content, len(shared)), prompt.rpartition(USER.content)[2]
-    if asked >= 0 and whole.count(USER.content + tail) == 1:
+    question_start, tail = prompt.find(USER.content, len(shared)), prompt.rpartition(USER.content)[2]
+    if question_start >= 0 and whole.count(USER.content + tail) == 1:
         return whole.partition(USER.content + tail)[2], True
     shared = re.sub(r"<[^>]*\Z", "", shared)  # not half of two different marks
     return whole.removeprefix(shared), shared == prompt
@@ -152,24 +152,24 @@ def drops_of(chat: Probed) -> dict[str, str]:
     tool = ToolSpec("Qv7tool", TOOL.description, TOOL.parameters)
     calls = tuple(ToolCall(f"{n:09d}", TOOL.name, {"where": f"Qv7place{n}"}) for n in range(2))
     results = tuple(Message("tool", "A door.", tool_call_id=call.id, name=call.name) for call in calls)
-    shown = _try_text(chat, [USER], [tool])
-    if shown is not None and tool.name not in shown:
+    text_shown = _try_text(chat, [USER], [tool])
+    if text_shown is not None and tool.name not in text_shown:
         drops["tools"] = f"the chat template shows no tools ({_lines(chat.source, 'tools')})"
     for number, kind in ((1, "calls"), (2, "further calls")):
         reply = Message("assistant", "", tool_calls=calls[:number])
-        shown = _try_text(chat, [USER, reply, *results[:number]], (TOOL,))
-        shown = shown or _try_text(chat, [USER, reply, _MORE], (TOOL,))
-        if shown is not None and f"Qv7place{number - 1}" not in shown:
+        text_shown = _try_text(chat, [USER, reply, *results[:number]], (TOOL,))
+        text_shown = text_shown or _try_text(chat, [USER, reply, _MORE], (TOOL,))
+        if text_shown is not None and f"Qv7place{number - 1}" not in text_shown:
             drops[kind] = f"the chat template leaves {kind} of a reply out ({_lines(chat.source, 'tool_calls')})"
             break
     thought = Message("assistant", PROBE, "Qv7thought", _CALLS)
-    shown = _try_text(chat, [USER, thought, _RESULT], (TOOL,))
+    text_shown = _try_text(chat, [USER, thought, _RESULT], (TOOL,))
     for text, kind, sign in ((PROBE, "text with calls", "tool_calls"), ("Qv7thought", "reasoning", "reason|think")):
-        if shown is not None and text not in shown:
+        if text_shown is not None and text not in text_shown:
             drops[kind] = f"the chat template leaves {kind} out ({_lines(chat.source, sign)})"
-    said = replace(thought, reasoning=None, tool_calls=calls[:1])
-    shown = _try_text(chat, [USER, said, results[0]], (TOOL,))
-    if "calls" not in drops and shown is not None and PROBE in shown and "Qv7place0" not in shown:
+    reply_with_call = replace(thought, reasoning=None, tool_calls=calls[:1])
+    text_shown = _try_text(chat, [USER, reply_with_call, results[0]], (TOOL,))
+    if "calls" not in drops and text_shown is not None and PROBE in text_shown and "Qv7place0" not in text_shown:
         lines = _lines(chat.source, "tool_calls")
         drops["calls with text"] = f"the chat template leaves calls out where a reply has text as well ({lines})"
     return drops
@@ -217,16 +217,16 @@ def ends_calls_alone(chat: Probed, call_end: str, end: str) -> bool:
     text = _try_text(chat, [USER, calling, USER], chat.probe_tools)
     if text is None or call_end == end:
         return False
-    _, found, behind = text.partition(PROBE)[2].partition(USER.content)[0].partition(call_end)
-    return bool(found) and end in behind
+    _, mark, behind = text.partition(PROBE)[2].partition(USER.content)[0].partition(call_end)
+    return bool(mark) and end in behind
 
 
 def names_by_id(chat: Probed) -> bool:
     """Returns True if the template names a result whose call it does not find by the call's id."""
     unknown = Message("tool", "A door.", tool_call_id="Qv7unfound")
-    named = (unknown, replace(unknown, name="Qv7unfound"), replace(unknown, name="Qv7other"))
+    result_variants = (unknown, replace(unknown, name="Qv7unfound"), replace(unknown, name="Qv7other"))
     talk = [USER, Message("assistant", PROBE)]
-    bare, same, other = [_try_text(chat, [*talk, result], chat.probe_tools) for result in named]
+    bare, same, other = [_try_text(chat, [*talk, result], chat.probe_tools) for result in result_variants]
     return bare is not None and bare == same != other
 
 
@@ -286,7 +286,7 @@ def _difference(chat: Probed, new: Message) -> str | None:
     for history in histories:
         for tools in ((), (TOOL,)):
             try:
-                prompts = [chat.text(history, tools, generation_prompt=wanted) for wanted in (True, False)]
+                prompts = [chat.text(history, tools, generation_prompt=begins) for begins in (True, False)]
                 after = chat.after_reply([new], history, tools)
             except RenderError:
                 continue  # the template refuses a system message, tools or their lack: no conversation has them
@@ -314,9 +314,9 @@ def _rewrite(chat: Probed, case: _Case) -> str | None:
     except RenderError:
         return None
     lines = _lines(chat.source, _LOOKS_AHEAD)
-    kept = shared_start(prompt, whole)
-    if kept != prompt:
-        was, became = prompt[len(kept) :][:40], whole[len(kept) :][:40]
+    shared = shared_start(prompt, whole)
+    if shared != prompt:
+        was, became = prompt[len(shared) :][:40], whole[len(shared) :][:40]
         return f"after {name}, {became!r} is in place of {was!r} of the prompt ({lines})"
     gone = reply.reasoning and reply.reasoning in alone and reply.reasoning not in whole
     return f"after {name}, the reasoning is gone ({lines})" if gone else None
@@ -324,10 +324,11 @@ def _rewrite(chat: Probed, case: _Case) -> str | None:
 
 def _lines(source: str, pattern: str | re.Pattern[str]) -> str:
     """Returns the template's lines that match, for people: `lines 5, 9`."""
-    found = [str(number) for number, line in enumerate(source.split("\n"), 1) if re.search(pattern, line)]
-    if not found:
+    numbers = [str(number) for number, line in enumerate(source.split("\n"), 1) if re.search(pattern, line)]
+    if not numbers:
         return "no line of it names them"
-    return f"see its line{'s' if len(found) > 1 else ''} {', '.join(found[:8])}{' and more' if len(found) > 8 else ''}"
+    more = " and more" if len(numbers) > 8 else ""
+    return f"see its line{'s' if len(numbers) > 1 else ''} {', '.join(numbers[:8])}{more}"
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ class TemplateRenderer:
             except RenderError as error:
                 refusal = refusal or error
                 continue
-            start = self._end_place(text, end)
+            start = self._end_index(text, end)
             if start is not None:
                 return text[start:]
         dropped = RenderError(f"the chat template of {self.tokenizer.name!r} drops the reply or its end {end!r}")
@@ -243,24 +243,24 @@ class TemplateRenderer:
     def _new_ids(self, ids: Sequence[int], new_messages: Sequence[Message], history: Sequence[Message]) -> list[int]:
         """Returns what to append to `ids`, which end with a reply to a conversation that prompts like `history`."""
         self._check_new(new_messages)
-        named = new_messages
+        messages_with_names = new_messages
         if "name" in self.result_needs:
-            named = [replace(each, name=each.name or self._stand_in_name(each)) for each in new_messages]
-        guard = self.guard_for(named)
-        text = self.after_reply(named, history, guard=guard)
+            messages_with_names = [replace(each, name=each.name or self._stand_in_name(each)) for each in new_messages]
+        guard = self.guard_for(messages_with_names)
+        text = self.after_reply(messages_with_names, history, guard=guard)
         return self._ids_to_append(ids, self.marks.encode(text, guard))
 
-    def _end_place(self, text: str, end: str) -> int | None:
+    def _end_index(self, text: str, end: str) -> int | None:
         """Returns the end of the reply with `PROBE` in it, or None: the first mark if only messages end replies."""
         probe = text.find(PROBE)
         if probe < 0 or self.marks.ids.get(end) not in self._opening_ids:
             start = text.find(end, probe)
             return start if probe >= 0 and start >= 0 else None
-        place = probe
+        position = probe
         for part, index in self.marks.split(text[probe:]):
             if index is not None and part not in self.reply_format.marks:
-                return place
-            place += len(part)
+                return position
+            position += len(part)
         return None
 
     def _check_new(self, new_messages: Sequence[Message]) -> None:
@@ -319,22 +319,22 @@ class TemplateRenderer:
     def _measure_end(self) -> str:
         """Returns the mark that the template puts after a reply: a known end token, or else the first mark."""
         text = self.text([USER, Message("assistant", PROBE), USER], self.probe_tools)
-        _, found, after = text.partition(PROBE)
-        if not found:
+        _, probe, after = text.partition(PROBE)
+        if not probe:
             raise RenderError(f"the chat template of {self.tokenizer.name!r} drops what the assistant said")
         between = self.marks.split(after.partition(USER.content)[0])
-        known = {*self.tokenizer.stop_tokens, *self.reply_format.ends}
-        places = [place for place, (part, index) in enumerate(between) if index is not None]
-        place = next((place for place in places if between[place][0] in known), places[0] if places else None)
-        before = "".join(part for part, _ in between[:place])
-        is_bare = not any(index is None and part.strip() for part, index in between[:place])
-        if place is None or not (is_bare or self.reply_format.parse(PROBE + before).content.strip() == PROBE):
+        end_marks = {*self.tokenizer.stop_tokens, *self.reply_format.ends}
+        marks = [at for at, (part, index) in enumerate(between) if index is not None]
+        mark = next((at for at in marks if between[at][0] in end_marks), marks[0] if marks else None)
+        before = "".join(part for part, _ in between[:mark])
+        is_bare = not any(index is None and part.strip() for part, index in between[:mark])
+        if mark is None or not (is_bare or self.reply_format.parse(PROBE + before).content.strip() == PROBE):
             raise RenderError(
                 f"the chat template of {self.tokenizer.name!r} puts no end token right after a reply (it puts "
                 f"{after[:40]!r}), so a reply cannot be continued exactly"
             )
         self._before_end = before
-        return between[place][0]
+        return between[mark][0]
 
     def _measure_call_end(self) -> str:
         """Returns the mark that the template puts after a reply with calls which results follow."""
@@ -353,9 +353,9 @@ class TemplateRenderer:
                 if index is not None and part in ends:
                     return part
             shared = shared_start(alone, whole)
-            kept = self.marks.split(shared.partition(PROBE)[2].rstrip())
-            if kept and kept[-1][1] is not None and kept[-1][0] not in self.reply_format.marks:
-                return kept[-1][0]
+            pieces = self.marks.split(shared.partition(PROBE)[2].rstrip())
+            if pieces and pieces[-1][1] is not None and pieces[-1][0] not in self.reply_format.marks:
+                return pieces[-1][0]
             behind = self.marks.split(whole[len(shared) :].partition(result.content)[0])
             first = next((part for part, index in behind if index is not None), None)
             if first is not None:
@@ -393,7 +393,7 @@ class TemplateRenderer:
             return False
         text, goes_on = reply_text(prompt, whole)
         context = ReplyContext(tools, goes_on and opens_reasoning(prompt, reader.format.thinking))
-        said = reader.parse(self.marks.encode(text), context)
-        calls = [(getattr(call, "name", ""), getattr(call, "arguments", None)) for call in said.tool_calls]
-        wanted = [(call.name, call.arguments) for call in reply.tool_calls if isinstance(call, ToolCall)]
-        return (said.content.strip(), calls) == (reply.content, wanted)
+        reading = reader.parse(self.marks.encode(text), context)
+        calls = [(getattr(call, "name", ""), getattr(call, "arguments", None)) for call in reading.tool_calls]
+        expected_calls = [(call.name, call.arguments) for call in reply.tool_calls if isinstance(call, ToolCall)]
+        return (reading.content.strip(), calls) == (reply.content, expected_calls)

@@ -42,8 +42,8 @@ def encode_written_reply(
         )
     prompt_ids = renderer.marks.encode(prompt, guard)
     ids = _cut_after_end(renderer, prompt_ids, renderer.marks.encode(text, guard), reply)
-    known = [*tools, *_stand_in_tools(reply.tool_calls, tools)]
-    _check_read(renderer, reply, renderer.parse(ids, known, prompt_ids))
+    all_tools = [*tools, *_stand_in_tools(reply.tool_calls, tools)]
+    _check_read(renderer, reply, renderer.parse(ids, all_tools, prompt_ids))
     return ids
 
 
@@ -81,52 +81,52 @@ def _cut_after_end(renderer: TemplateRenderer, prompt: Sequence[int], ids: list[
 
     If a template ends a reply with the next message's beginning, `extend` gives that token.
     """
-    place = _first_stop(renderer, ids)
-    if place is None:
+    stop = _first_stop(renderer, ids)
+    if stop is None:
         call = next((call for call in reply.tool_calls if isinstance(call, ToolCall)), None)
         answer = _NEXT if call is None else Message("tool", "?", tool_call_id=call.id, name=call.name)
         ids = ids + renderer.extend([*prompt, *ids], [answer])
-        place = _first_stop(renderer, ids)
-    elif rest := renderer.decode([index for index in ids[place + 1 :] if index not in renderer.marks.texts]).strip():
+        stop = _first_stop(renderer, ids)
+    elif rest := renderer.decode([index for index in ids[stop + 1 :] if index not in renderer.marks.texts]).strip():
         raise RenderError(f"the chat template ends the reply before all of it is rendered: {rest[:40]!r} follows it")
-    if place is None:
+    if stop is None:
         raise RenderError("the chat template puts no end token after a reply")
-    return ids[: place + 1]
+    return ids[: stop + 1]
 
 
 def _first_stop(renderer: TemplateRenderer, ids: Sequence[int]) -> int | None:
-    return next((place for place, index in enumerate(ids) if index in renderer.stop_ids), None)
+    return next((at for at, index in enumerate(ids) if index in renderer.stop_ids), None)
 
 
-def _check_read(renderer: TemplateRenderer, reply: Message, said: Message) -> None:
+def _check_read(renderer: TemplateRenderer, reply: Message, reading: Message) -> None:
     """Raises RenderError if the ids parse into something else than the reply."""
-    wanted = [getattr(call, "name", "") for call in reply.tool_calls]
-    read = [getattr(call, "name", "") for call in said.tool_calls]
-    unread = next((call.error for call in said.tool_calls if isinstance(call, MalformedCall)), "")
-    if read != wanted or unread:
-        lost = "calls" if len(wanted) < 2 or not read else "further calls"
+    names_written = [getattr(call, "name", "") for call in reply.tool_calls]
+    names_read = [getattr(call, "name", "") for call in reading.tool_calls]
+    unread = next((call.error for call in reading.tool_calls if isinstance(call, MalformedCall)), "")
+    if names_read != names_written or unread:
+        lost = "calls" if len(names_written) < 2 or not names_read else "further calls"
         why = unread or renderer.drops.get(lost) or renderer.drops.get("calls with text") or renderer.unread
         raise RenderError(
-            f"the chat template renders calls of {', '.join(wanted) or 'no tool'} so that {', '.join(read) or 'none'}"
-            f" is read{f': {why}' if why else ''}"
+            f"the chat template renders calls of {', '.join(names_written) or 'no tool'} so that "
+            f"{', '.join(names_read) or 'none'} is read{f': {why}' if why else ''}"
         )
-    for written, got in zip(reply.tool_calls, said.tool_calls, strict=True):
+    for written, got in zip(reply.tool_calls, reading.tool_calls, strict=True):
         if isinstance(written, ToolCall) and isinstance(got, ToolCall):
             _check_arguments(renderer, written, got)
-    if _words(said.content) != _words(reply.content):
-        why = renderer.drops.get("text with calls") or f"{said.content[:40]!r} is read"
+    if _words(reading.content) != _words(reply.content):
+        why = renderer.drops.get("text with calls") or f"{reading.content[:40]!r} is read"
         raise RenderError(f"the chat template renders the reply {reply.content[:40]!r} otherwise: {why}")
 
 
 def _check_arguments(renderer: TemplateRenderer, written: ToolCall, got: ToolCall) -> None:
     """Raises RenderError if the template renders a call so that it is read with other arguments."""
-    wanted, read = _spellings(written.arguments), _spellings(got.arguments)
-    if wanted == read:
+    spellings_written, spellings_read = _spellings(written.arguments), _spellings(got.arguments)
+    if spellings_written == spellings_read:
         return
     why = renderer.drops.get("arguments")
     raise RenderError(
-        f"the chat template renders the call of {written.name} with {_differences(wanted, read)} so that"
-        f" {_differences(read, wanted)} is read{f': {why}' if why else ''}"
+        f"the chat template renders the call of {written.name} with {_differences(spellings_written, spellings_read)} "
+        f"so that {_differences(spellings_read, spellings_written)} is read{f': {why}' if why else ''}"
     )
 
 

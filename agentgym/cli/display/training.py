@@ -23,21 +23,12 @@ from agentgym.trajectory import Trajectory
 __all__ = ["TrainingDisplay"]
 
 COLUMNS = (
-    *(
-        "step",
-        "success",
-        "held-out",
-        "reward",
-        "loss",
-        "left",
-        "cut",
-        "failed",
-        "dead",
-        "entropy",
-        "grad",
-        "calls lost",
-    ),
-    *("play s", "learn s", "sync s", "mismatch", "sampled/s", "trained/s", "mfu", "bubble"),
+    *"step success held-out reward loss left cut failed dead entropy grad".split(),
+    "calls lost",
+    "play s",
+    "learn s",
+    "sync s",
+    *"mismatch sampled/s trained/s mfu bubble".split(),
 )
 """The columns, the most important first: a narrow terminal shows as many as fit. `left` is the estimated time to the
 last step, `cut` counts replies that a token limit ended, and `held-out` is the success of an evaluation before the step
@@ -147,11 +138,11 @@ class TrainingDisplay:
     def _draw(self) -> None:
         if not self._live:
             return
-        shown = self._rows[-SHOWN_STEPS:]
-        columns = self._fitting(shown, self._live.console.width, 3)
+        last_rows = self._rows[-SHOWN_STEPS:]
+        columns = self._fitting(last_rows, self._live.console.width, 3)
         title = f"{self._config.algo} on {self._envs}, seed {self._config.seed}   {self._folder}"
         table = Table(*columns, title=title, title_justify="left", caption=self._caption(), caption_justify="left")
-        for row in shown:
+        for row in last_rows:
             table.add_row(*(row[column] for column in columns))
         self._live.update(table)
 

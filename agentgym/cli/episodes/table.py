@@ -99,9 +99,9 @@ def _spelled_out(value: JSON) -> JSON:
 
 def _advantages(record: EpisodeRecord) -> list[NDArray[np.float32]]:
     """Returns the advantages at each row's ids."""
-    found = []
+    spreads = []
     for row, values in zip(record.trajectory.rows, record.advantages or (), strict=True):
         spread = np.zeros(len(row), np.float32)
         spread[row.sampled_mask] = values
-        found.append(spread)
-    return found
+        spreads.append(spread)
+    return spreads

@@ -38,7 +38,7 @@ TITLES: dict[Outcome, str] = {
 """The outcomes in the order in which they are printed."""
 SOURCES = {"sft": "conversations", "dpo": "pairs"}
 """The settings for the files of rows, by the command."""
-MOST_ALIKE = 3
+MAX_ALIKE = 3
 """The keys of one pattern that are printed one by one."""
 
 
@@ -106,12 +106,12 @@ def _translate(options: ImportOptions) -> tuple[str, Translation]:
     """Returns the command that the settings are for, and their translation."""
     if options.library == "verl":
         return "train", translate(read_verl(options.file, options.overrides), VERL_KEYS, VERL_ALWAYS)
-    trainer, given = read_trl(options.file, options.overrides, options.trainer)
+    trainer, foreign_settings = read_trl(options.file, options.overrides, options.trainer)
     if trainer == "grpo":
-        return "train", translate(given, TRL_KEYS, TRL_ALWAYS)
+        return "train", translate(foreign_settings, TRL_KEYS, TRL_ALWAYS)
     keys = SFT_KEYS if trainer == "sft" else DPO_KEYS
     defaults = asdict(config_from_mapping(_lesson(trainer), _some_rows(trainer, {})))
-    return trainer, translate(given, keys, defaults=flatten_settings(defaults))
+    return trainer, translate(foreign_settings, keys, defaults=flatten_settings(defaults))
 
 
 def _lesson(command: str) -> type[SftConfig | DpoConfig]:
@@ -127,8 +127,8 @@ def _some_rows(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 def _check(settings: dict[str, Any]) -> None:
     """Raises ConfigError for settings that no run could have; tasks may be named later."""
     data = settings.get("data", {})
-    named = "env" in settings or "train" in data or "eval" in data
-    config_from_mapping(TrainConfig, settings if named else {**settings, "env": "?"})
+    has_tasks = "env" in settings or "train" in data or "eval" in data
+    config_from_mapping(TrainConfig, settings if has_tasks else {**settings, "env": "?"})
 
 
 def _show_lines(title: str, lines: Sequence[Line]) -> None:
@@ -137,16 +137,16 @@ def _show_lines(title: str, lines: Sequence[Line]) -> None:
         return
     say(f"{title} ({len(lines)}):")
     counted = Counter((line.pattern, line.ours) for line in lines if line.pattern)
-    many = {group for group, count in counted.items() if count > MOST_ALIKE}
-    shown = set()
+    many = {group for group, count in counted.items() if count > MAX_ALIKE}
+    groups_so_far = set()
     for line in lines:
         group = (line.pattern, line.ours)
         theirs = f"{line.theirs}={_short(line.value)} -> " if line.theirs else ""
         if group in many:
             theirs = f"{line.pattern} ({counted[group]} keys) -> "
-        if group not in shown:
+        if group not in groups_so_far:
             say(f"  {theirs}{line.ours}")
-        shown |= {group} & many
+        groups_so_far |= {group} & many
 
 
 def _short(value: Any) -> str:
@@ -167,9 +167,9 @@ def _show_summary(options: ImportOptions, command: str, translation: Translation
 
 
 def _as_json(options: ImportOptions, translation: Translation) -> dict[str, Any]:
-    found: dict[str, Any] = {"output": str(options.output), "settings": translation.settings}
+    report: dict[str, Any] = {"output": str(options.output), "settings": translation.settings}
     for outcome in TITLES:
-        found[outcome.replace(" ", "_")] = [
+        report[outcome.replace(" ", "_")] = [
             {"theirs": line.theirs, "value": line.value, "ours": line.ours} for line in translation.of(outcome)
         ]
-    return found
+    return report

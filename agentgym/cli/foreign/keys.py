@@ -45,8 +45,8 @@ class Several(dict[str, Any]):
 class Theirs:
     """Their settings: those that are given, and the defaults of the others."""
 
-    def __init__(self, given: Mapping[str, Any], keys: Sequence[Key]) -> None:
-        self.given = given
+    def __init__(self, settings: Mapping[str, Any], keys: Sequence[Key]) -> None:
+        self.given = settings
         self._defaults = {key.theirs: key.default for key in keys if key.default is not ABSENT}
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -126,10 +126,10 @@ class Translation:
         nested: dict[str, Any] = {}
         for name, value in self.settings.items():
             *parts, last = name.split(".")
-            place = nested
+            block = nested
             for part in parts:
-                place = place.setdefault(part, {})
-            place[last] = value
+                block = block.setdefault(part, {})
+            block[last] = value
         return nested
 
     def of(self, outcome: Outcome) -> list[Line]:
@@ -143,7 +143,7 @@ def our_defaults() -> dict[str, Any]:
 
 
 def translate(
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     keys: Sequence[Key],
     always: Mapping[str, tuple[Any, str]] | None = None,
     defaults: Mapping[str, Any] | None = None,
@@ -153,15 +153,15 @@ def translate(
     `always` are our settings that each of their runs has, with the reason. `defaults` are ours, by default those of
     `agentgym train`.
     """
-    theirs, translation = Theirs(given, keys), Translation()
+    theirs, translation = Theirs(settings, keys), Translation()
     defaults = our_defaults() if defaults is None else defaults
     for setting, (own, reason) in (always or {}).items():
         translation.settings[setting] = own
         translation.lines.append(Line("by default", "", None, f"{setting}: {_show(own)} ({reason})"))
-    for name, value in given.items():
+    for name, value in settings.items():
         key = find_key(name, keys)
         if key is None:
-            hint = nearest(name, [known.theirs for known in keys if "*" not in known.theirs])
+            hint = nearest(name, [other_key.theirs for other_key in keys if "*" not in other_key.theirs])
             translation.lines.append(Line("unknown", name, value, "no key that is known" + (hint.rstrip("?.") or "")))
         elif _is_open(value):
             translation.lines.append(Line("lost", name, value, f"no constant: give it after the file, {name}=VALUE"))
@@ -172,7 +172,7 @@ def translate(
         elif key.default is ABSENT:
             translation.lines.append(Line("same", name, value, "null, as if it were left out"))
     for key in keys:
-        if key.default is not ABSENT and given.get(key.theirs) is None:
+        if key.default is not ABSENT and settings.get(key.theirs) is None:
             _translate_key(key, (key.theirs, key.default), theirs, (translation, defaults), is_given=False)
     return translation
 
@@ -187,12 +187,12 @@ def _translate_key(
     key: Key,
     setting: tuple[str, Any],
     theirs: Theirs,
-    found: tuple[Translation, Mapping[str, Any]],
+    target: tuple[Translation, Mapping[str, Any]],
     *,
     is_given: bool = True,
 ) -> None:
     """Adds the settings and the line of one key; a default that changes nothing has no line."""
-    (name, value), (translation, defaults) = setting, found
+    (name, value), (translation, defaults) = setting, target
     pattern = key.theirs if "*" in key.theirs else ""
     try:
         converted = value if key.convert is None else key.convert(value, theirs)
@@ -234,10 +234,10 @@ def _setting_name(key: Key, name: str) -> str:
     return key.ours.replace("*", name.removeprefix(key.theirs.rstrip("*")))
 
 
-def _equal(ours: Any, given: Any) -> bool:
-    if isinstance(ours, tuple) and isinstance(given, list):
-        return list(ours) == given
-    return bool(ours == given) and (type(ours) is type(given) or (_is_number(ours) and _is_number(given)))
+def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, tuple) and isinstance(theirs, list):
+        return list(ours) == theirs
+    return bool(ours == theirs) and (type(ours) is type(theirs) or (_is_number(ours) and _is_number(theirs)))
 
 
 def _is_number(value: Any) -> bool:

@@ -39,16 +39,16 @@ def read_trl(
     """
     if path.suffix == ".py":
         try:
-            trainer, given = _of_script(path, trainer)
-            check_size(given, MAX_VALUES)
+            trainer, settings = _of_script(path, trainer)
+            check_size(settings, MAX_VALUES)
         except (ValueError, RecursionError) as error:
             if isinstance(error, ConfigError):
                 raise
             reason = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
             raise ConfigError(f"{str(path)!r} cannot be read: {reason}") from error
     else:
-        given = {name: read_scalar(item) for name, item in read_yaml(path).items()}
-    return trainer or "grpo", {**given, **read_overrides(overrides)}
+        settings = {name: read_scalar(item) for name, item in read_yaml(path).items()}
+    return trainer or "grpo", {**settings, **read_overrides(overrides)}
 
 
 def _of_script(path: Path, trainer: TrlTrainer | None) -> tuple[TrlTrainer, dict[str, Any]]:
@@ -61,11 +61,12 @@ def _of_script(path: Path, trainer: TrlTrainer | None) -> tuple[TrlTrainer, dict
         raise ConfigError(f"{str(path)!r} cannot be read as Python: {reason}") from error
     script = _Script(path, tree)
     calls = list(script.calls())
-    kinds = {kind: known for kind, _ in calls for known in get_args(TrlTrainer) if kind.lower().startswith(known)}
+    names = get_args(TrlTrainer)
+    kinds = {kind: name for kind, _ in calls for name in names if kind.lower().startswith(name)}
     if trainer is None and len({*kinds.values()}) > 1:
         raise ConfigError(f"{str(path)!r} has {' and '.join(sorted(kinds))}: name one with --trainer")
     chosen: TrlTrainer = trainer if trainer is not None else next(iter(kinds.values()), "grpo")
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for kind, call in calls:
         if kinds.get(kind, chosen) != chosen:
             continue
@@ -74,13 +75,13 @@ def _of_script(path: Path, trainer: TrlTrainer | None) -> tuple[TrlTrainer, dict
             value = script.value(node)
             if name in ("args", "peft_config") and isinstance(value, Code):
                 continue  # the call that made it is read itself
-            given[prefix + name] = value
+            settings[prefix + name] = value
     if chosen not in kinds.values():
-        found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & OTHER_TRAINERS.keys()
-        hint = "".join(f"; for {name} there is {OTHER_TRAINERS[name]}, by docs/trl.md" for name in sorted(found))
-        wanted = chosen.upper()
-        raise ConfigError(f"{str(path)!r} has no {wanted}Config(...) and no {wanted}Trainer(...){hint}")
-    return chosen, given
+        others = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & OTHER_TRAINERS.keys()
+        hint = "".join(f"; for {name} there is {OTHER_TRAINERS[name]}, by docs/trl.md" for name in sorted(others))
+        prefix_name = chosen.upper()
+        raise ConfigError(f"{str(path)!r} has no {prefix_name}Config(...) and no {prefix_name}Trainer(...){hint}")
+    return chosen, settings
 
 
 def _arguments(kind: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
@@ -95,19 +96,19 @@ class _Script:
     def __init__(self, path: Path, tree: ast.Module) -> None:
         self._path, self._tree = path, tree
         self._assigned: dict[str, list[ast.expr]] = {}
-        self._places: dict[str, str] = {}
+        self._code_paths: dict[str, str] = {}
         self._values: dict[str, Any] = {}
         """The values of the names so far."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 self._assigned.setdefault(node.targets[0].id, []).append(node.value)
             elif isinstance(node, ast.ImportFrom) and node.module:
-                self._places |= {alias.asname or alias.name: self._import_place(node, alias) for alias in node.names}
+                self._code_paths |= {alias.asname or alias.name: self._import_path(node, alias) for alias in node.names}
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                self._places[node.name] = f"{path}:{node.name}"
+                self._code_paths[node.name] = f"{path}:{node.name}"
 
-    def _import_place(self, node: ast.ImportFrom, alias: ast.alias) -> str:
+    def _import_path(self, node: ast.ImportFrom, alias: ast.alias) -> str:
         near = self._path.parent / f"{(node.module or '').replace('.', '/')}.py"
         return f"{near if near.is_file() else node.module}:{alias.name}"
 
@@ -122,18 +123,18 @@ class _Script:
     def value(self, node: ast.expr) -> Any:
         """Returns a constant, the place of a function (`file.py:name`), the name of a data set, or the code itself."""
         if isinstance(node, ast.Name):
-            if node.id in self._places:
-                return self._places[node.id]
+            if node.id in self._code_paths:
+                return self._code_paths[node.id]
             assigned = self._assigned.pop(node.id, [])  # so that names which lead to each other end
             if node.id not in self._values:
                 self._values[node.id] = self.value(assigned[0]) if len(assigned) == 1 else None
-            known = self._values[node.id]
-            return Code(node.id) if known in (None, [], {}) else known  # an empty list is filled later
+            value = self._values[node.id]
+            return Code(node.id) if value in (None, [], {}) else value  # an empty list is filled later
         if isinstance(node, ast.List | ast.Tuple):
             items = [self.value(item) for item in node.elts]
             return Code(ast.unparse(node)) if any(isinstance(item, Code) for item in items) else items
         if isinstance(node, ast.Call):
-            return self._place_of_dataset(node)
+            return self._dataset_path(node)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError):  # a set of lists
@@ -143,15 +144,15 @@ class _Script:
         except ValueError:
             return Code(ast.unparse(node))
 
-    def _place_of_dataset(self, call: ast.Call) -> Any:
+    def _dataset_path(self, call: ast.Call) -> Any:
         """Returns the file of `load_dataset("json", data_files="rows.jsonl")`; of the hub `NAME:CONFIG:SPLIT`."""
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         words = [self.value(node) for node in call.args]
-        named: Mapping[str, Any] = {keyword.arg or "": self.value(keyword.value) for keyword in call.keywords}
-        if name != "load_dataset" or any(isinstance(word, Code) for word in [*words, *named.values()]) or not words:
+        args: Mapping[str, Any] = {keyword.arg or "": self.value(keyword.value) for keyword in call.keywords}
+        if name != "load_dataset" or any(isinstance(word, Code) for word in [*words, *args.values()]) or not words:
             return Code(ast.unparse(call))
-        if "data_files" in named:
-            files = named["data_files"]
-            return files.get(named.get("split", "train"), Code(ast.unparse(call))) if isinstance(files, dict) else files
-        parts = [*words[:2], *([named["name"]] if "name" in named else []), named.get("split", "train")]
+        if "data_files" in args:
+            files = args["data_files"]
+            return files.get(args.get("split", "train"), Code(ast.unparse(call))) if isinstance(files, dict) else files
+        parts = [*words[:2], *([args["name"]] if "name" in args else []), args.get("split", "train")]
         return ":".join(str(part) for part in parts)

@@ -211,20 +211,10 @@ RUN = (
     *(
         skip(name, "how transformers works")
         for name in (
-            *(
-                "dataloader_*",
-                "torch_*",
-                "eval_*",
-                "*_eval",
-                "save_*",
-                "trackio_*",
-                "include_*",
-                "auto_find_batch_size",
-            ),
-            *("tf32", "use_cache", "neftune_noise_alpha", "activation_checkpointing*", "label_*", "debug"),
-            *("average_tokens_across_devices", "prediction_loss_only", "batch_eval_metrics", "ignore_data_skip"),
-            *("restore_callback_states_from_checkpoint", "enable_jit_checkpoint", "skip_memory_metrics"),
-            *("length_column_name", "train_sampling_strategy"),
+            "dataloader_* torch_* eval_* *_eval save_* trackio_* include_* auto_find_batch_size tf32 use_cache "
+            "neftune_noise_alpha activation_checkpointing* label_* debug average_tokens_across_devices "
+            "prediction_loss_only batch_eval_metrics ignore_data_skip restore_callback_states_from_checkpoint "
+            "enable_jit_checkpoint skip_memory_metrics length_column_name train_sampling_strategy".split()
         )
     ),
 )

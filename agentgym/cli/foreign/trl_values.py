@@ -101,13 +101,13 @@ def trl_rewards(value: Any, theirs: Theirs) -> Any:
     weights = theirs.get("reward_weights") or [1.0] * len(functions)
     if len(weights) != len(functions):
         raise NoCounterpart(f"{len(functions)} functions with {len(weights)} reward_weights")
-    found = [
+    rewards = [
         str(function) + ("" if weight == 1.0 else f"={weight:g}")
         for function, weight in zip(functions, weights, strict=True)
     ]
     if theirs.get("environment_factory"):
-        found.insert(0, "environment")
-    return found[0] if len(found) == 1 and "=" not in found[0] else found
+        rewards.insert(0, "environment")
+    return rewards[0] if len(rewards) == 1 and "=" not in rewards[0] else rewards
 
 
 def trl_tools(value: Any, _: Theirs) -> list[str]:
@@ -123,8 +123,8 @@ def trl_stop(value: Any, _: Theirs) -> list[str]:
         raise SameMeaning("off, as here")
     stop = value.get("stop") or value.get("stop_strings")
     if others := [name for name in value if name not in ("stop", "stop_strings")]:
-        kept = f"; sampling.stop: {stop}" if stop else ""
-        raise NoCounterpart(f"no setting for {', '.join(others)}: see sampling, engine, server.server_args{kept}")
+        stop_hint = f"; sampling.stop: {stop}" if stop else ""
+        raise NoCounterpart(f"no setting for {', '.join(others)}: see sampling, engine, server.server_args{stop_hint}")
     return [stop] if isinstance(stop, str) else [*stop]
 
 
@@ -165,11 +165,11 @@ def trl_loss(value: Any, theirs: Theirs) -> Several:
             "tau_positive": theirs.get("sapo_temperature_pos", 1.0),
             "tau_negative": theirs.get("sapo_temperature_neg", 1.05),
         }
-    found = Several({"learner.loss": name, "aggregation": aggregation})
-    found |= {f"learner.loss_settings.{key}": item for key, item in settings.items()}
+    outcome = Several({"learner.loss": name, "aggregation": aggregation})
+    outcome |= {f"learner.loss_settings.{key}": item for key, item in settings.items()}
     if aggregation == "seq-mean-token-sum-norm":
-        found["norm_tokens"] = theirs.get("max_completion_length")
-    return found
+        outcome["norm_tokens"] = theirs.get("max_completion_length")
+    return outcome
 
 
 def trl_schedule(value: Any, theirs: Theirs) -> Several:
@@ -291,10 +291,10 @@ def trl_interval(on: str, name: str) -> Converter:
 def trl_trackers(value: Any, _: Theirs) -> list[str]:
     """Returns the trackers."""
     names = value if isinstance(value, list) else [value]
-    known = [name for name in names if name in TRACKERS]
-    if not known and any(name not in ("none", None) for name in names):
+    trackers = [name for name in names if name in TRACKERS]
+    if not trackers and any(name not in ("none", None) for name in names):
         raise NoCounterpart(f"trackers are {', '.join(TRACKERS)}, or your own as file.py:Tracker")
-    return known
+    return trackers
 
 
 def trl_dtype(value: Any, _: Theirs) -> str:

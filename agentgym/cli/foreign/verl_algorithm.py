@@ -40,8 +40,8 @@ ESTIMATORS: Mapping[str, str] = {
     **{
         name: name
         for name in (
-            *("gae", "grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk", "gdpo"),
-            *("reinforce_plus_plus", "remax", "optimal_token_baseline", "tir_optimal_token_baseline"),
+            "gae grpo rloo reinforce_plus_plus_baseline opo gpg grpo_passk gdpo reinforce_plus_plus remax "
+            "optimal_token_baseline tir_optimal_token_baseline".split()
         )
     },
     "grpo_vectorized": "grpo",
@@ -109,10 +109,10 @@ def verl_aggregation(value: Any, theirs: Theirs) -> Several:
     name = "seq-mean-token-mean" if mode in SEQUENCE_LOSSES else value
     if name not in AGGREGATIONS:
         raise NoCounterpart("no aggregation of this name: `agentgym algorithms list`, or your own as file.py:name")
-    found = Several({"aggregation": name})
+    settings = Several({"aggregation": name})
     if name == "seq-mean-token-sum-norm" and (tokens := theirs.get(ACTOR + "loss_scale_factor")):
-        found["norm_tokens"] = int(tokens)
-    return found
+        settings["norm_tokens"] = int(tokens)
+    return settings
 
 
 def _penalty(value: Any) -> str:
@@ -137,7 +137,7 @@ def verl_kl_in_reward(value: Any, theirs: Theirs) -> Several:
     if theirs.get(ACTOR + "use_kl_loss"):
         raise NoCounterpart("a run has one KL term, in the loss or in the reward; that of the loss was taken")
     control = "algorithm.kl_ctrl."
-    found = Several(
+    settings = Several(
         {
             "learner.kl.place": "reward",
             "learner.kl.coefficient": theirs.get(control + "kl_coef", 0.001),
@@ -145,9 +145,9 @@ def verl_kl_in_reward(value: Any, theirs: Theirs) -> Several:
         }
     )
     if theirs.get(control + "type", "fixed") == "adaptive":
-        found["learner.kl.target"] = theirs.get(control + "target_kl", 0.1)
-        found["learner.kl.horizon"] = theirs.get(control + "horizon", 10000)
-    return found
+        settings["learner.kl.target"] = theirs.get(control + "target_kl", 0.1)
+        settings["learner.kl.horizon"] = theirs.get(control + "horizon", 10000)
+    return settings
 
 
 def verl_correction(value: Any, theirs: Theirs) -> Several:
@@ -172,10 +172,10 @@ def verl_schedule(value: Any, theirs: Theirs) -> Several:
     """Returns the decay of the learning rate."""
     if value not in DECAYS:
         raise NoCounterpart("optimizer.decay is constant, linear or cosine, or your own as file.py:name")
-    found = Several({"optimizer.decay": DECAYS[value]})
+    settings = Several({"optimizer.decay": DECAYS[value]})
     if value == "cosine" and (floor := theirs.get(ACTOR + "optim.min_lr_ratio")):
-        found["optimizer.decay_settings.floor"] = floor
-    return found
+        settings["optimizer.decay_settings.floor"] = floor
+    return settings
 
 
 def verl_warmup(value: Any, theirs: Theirs) -> int:

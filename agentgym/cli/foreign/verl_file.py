@@ -75,18 +75,18 @@ def read_verl(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
     A script is read, and not run. Raises ConfigError for a file that is neither.
     """
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if path.suffix in (".sh", ".bash"):
         words = _command_words(path, _Text(path))
-        given |= _named_config(words, path.parent)
-        given |= read_overrides([word for word in words if OVERRIDE.match(word)])
+        settings |= _named_config(words, path.parent)
+        settings |= read_overrides([word for word in words if OVERRIDE.match(word)])
     else:
-        given |= _with_hydra_defaults(path, set())
-    given |= read_overrides(overrides)
+        settings |= _with_hydra_defaults(path, set())
+    settings |= read_overrides(overrides)
     text = _Text(path)
     return {
-        MOVED.sub(r"\1", name): _resolve(_absolute(value, name), given, text)
-        for name, value in given.items()
+        MOVED.sub(r"\1", name): _resolve(_absolute(value, name), settings, text)
+        for name, value in settings.items()
         if not name.endswith("_target_")  # the classes of verl's own dataclasses
     }
 
@@ -105,23 +105,23 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Returns the mapping of a YAML or JSON file; raises ConfigError if it holds none."""
     text = read_source(path)
     try:
-        found = parse_yaml(text, max_values=MAX_VALUES) or {}
+        content = parse_yaml(text, max_values=MAX_VALUES) or {}
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} cannot be read as YAML: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
-    return found
+    return content
 
 
 def read_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Reads `data.train_batch_size=256 +a.b=[1,2]`, written as for Hydra; `~a.b` removes nothing and is null."""
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for word in words:
         if not OVERRIDE.match(word) and not word.startswith("~"):
             raise ConfigError(f"an override is written key=value, such as data.train_batch_size=256, got {word!r}")
         name, _, value = word.lstrip("+~").partition("=")
-        given[name] = None if word.startswith("~") else read_scalar(value)
-    return {name: value for key, found in given.items() for name, value in _flat(found, key).items()}
+        settings[name] = None if word.startswith("~") else read_scalar(value)
+    return {name: value for key, leaves in settings.items() for name, value in _flat(leaves, key).items()}
 
 
 def read_scalar(text: Any) -> Any:
@@ -149,19 +149,19 @@ def _flat(value: Any, name: str) -> dict[str, Any]:
     return {name: read_scalar(value)}
 
 
-def _with_hydra_defaults(path: Path, read: set[Path]) -> dict[str, Any]:
-    """Reads a file; of the files of its `defaults`, those that lie beside it come first. `read` are those so far."""
-    if path.resolve() in read:
+def _with_hydra_defaults(path: Path, paths_read: set[Path]) -> dict[str, Any]:
+    """Reads a file; of the files of its `defaults`, those in its folder come first. `paths_read` are those so far."""
+    if path.resolve() in paths_read:
         raise ConfigError(f"the `defaults` lead to {str(path)!r} twice: leave one out")
-    read.add(path.resolve())
-    found = read_yaml(path)
-    defaults = found.pop("defaults", [])
-    found.pop("hydra", None)
-    given: dict[str, Any] = {}
+    paths_read.add(path.resolve())
+    content = read_yaml(path)
+    defaults = content.pop("defaults", [])
+    content.pop("hydra", None)
+    settings: dict[str, Any] = {}
     for entry in defaults if isinstance(defaults, list) else []:
         if isinstance(entry, str) and entry != "_self_" and (near := path.parent / f"{entry}.yaml").is_file():
-            given |= _with_hydra_defaults(near, read)
-    return given | {name: leaf for part, item in found.items() for name, leaf in _flat(item, str(part)).items()}
+            settings |= _with_hydra_defaults(near, paths_read)
+    return settings | {name: leaf for part, item in content.items() for name, leaf in _flat(item, str(part)).items()}
 
 
 def _named_config(words: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -170,8 +170,8 @@ def _named_config(words: Sequence[str], folder: Path) -> dict[str, Any]:
         word.split("=", 1) for word in words if word.startswith("--config-") and "=" in word
     )
     name = options.get("--config-name", "")
-    for place in (Path(options.get("--config-path", "")), folder / options.get("--config-path", "")):
-        if name and (path := place / f"{name.removesuffix('.yaml')}.yaml").is_file():
+    for parent in (Path(options.get("--config-path", "")), folder / options.get("--config-path", "")):
+        if name and (path := parent / f"{name.removesuffix('.yaml')}.yaml").is_file():
             return _with_hydra_defaults(path, set())
     return {}
 
@@ -265,30 +265,30 @@ def _absolute(value: Any, name: str) -> Any:
     return re.sub(r"\$\{(oc\.\w+:)?\.", rf"${{\g<1>{near}", value) if isinstance(value, str) else value
 
 
-def _resolve(value: Any, given: Mapping[str, Any], text: _Text, depth: int = 0) -> Any:
+def _resolve(value: Any, settings: Mapping[str, Any], text: _Text, depth: int = 0) -> Any:
     """Follows OmegaConf's `${a.b}` and `${oc.select:a.b,default}`, and takes the default of `${oc.env:NAME,default}`.
 
     Others stay as they are.
     """
     text.spend(1)
     if isinstance(value, list):
-        return [_resolve(item, given, text, depth) for item in value]
+        return [_resolve(item, settings, text, depth) for item in value]
     if not isinstance(value, str) or depth > 5:
         return value
     whole = POINTER.fullmatch(value)
     if whole is None:
-        return text.fill(POINTER, lambda match: str(_follow(match, given)), value)
-    target = _follow(whole, given)
-    return target if target == value else _resolve(target, given, text, depth + 1)
+        return text.fill(POINTER, lambda match: str(_follow(match, settings)), value)
+    target = _follow(whole, settings)
+    return target if target == value else _resolve(target, settings, text, depth + 1)
 
 
-def _follow(match: re.Match[str], given: Mapping[str, Any]) -> Any:
+def _follow(match: re.Match[str], settings: Mapping[str, Any]) -> Any:
     kind, name, default = match.groups()
     if kind == "env" and name.strip() == "HOME":
         return "~"
-    if kind != "env" and default is None and name.strip() in given:
-        return given[name.strip()]
-    found = None if kind == "env" else given.get(name.strip())  # this process's own variables stay in it
-    if found is None:
+    if kind != "env" and default is None and name.strip() in settings:
+        return settings[name.strip()]
+    target = None if kind == "env" else settings.get(name.strip())  # this process's own variables stay in it
+    if target is None:
         return match[0] if default is None and kind != "select" else read_scalar((default or "null").strip(" \"'"))
-    return found
+    return target

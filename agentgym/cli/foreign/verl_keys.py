@@ -203,8 +203,8 @@ ROLLOUT_KEYS = (
     *(
         Key(ROLLOUT + name, "server.server_args", convert=machines.verl_engine_arg(name))
         for name in (
-            *("gpu_memory_utilization", "tensor_model_parallel_size", "max_num_seqs", "max_num_batched_tokens"),
-            "enforce_eager",
+            "gpu_memory_utilization tensor_model_parallel_size max_num_seqs max_num_batched_tokens "
+            "enforce_eager".split()
         )
     ),
     Key(TURNS + "tool_config_path", "data.tools", convert=values.verl_tool_files),

@@ -73,8 +73,8 @@ def verl_device(value: Any, theirs: Theirs) -> Any:
 
 
 def _num_gpus(theirs: Theirs) -> int:
-    given = theirs.get("trainer.n_gpus_per_node", 1), theirs.get("trainer.nnodes", 1)
-    return int(given[0]) * int(given[1])
+    counts = theirs.get("trainer.n_gpus_per_node", 1), theirs.get("trainer.nnodes", 1)
+    return int(counts[0]) * int(counts[1])
 
 
 def verl_split_gpus(theirs: Theirs) -> tuple[int, int, int]:
@@ -93,11 +93,11 @@ def verl_machines(value: Any, theirs: Theirs) -> Several:
     if theirs.get("trainer.device") == "cpu":
         raise NoCounterpart("the processes of a cluster are GPUs in verl: set executor ray, ray.learners, ray.engines")
     if not _on_servers(theirs):
-        found = {"ray.layout": "colocated", "ray.learners": total, "ray.engines": total, "ray.gpus_per_engine": 1.0}
+        layout = {"ray.layout": "colocated", "ray.learners": total, "ray.engines": total, "ray.gpus_per_engine": 1.0}
     else:
         learners, engines, per_engine = verl_split_gpus(theirs)
-        found = {"ray.learners": learners, "ray.engines": engines, "ray.gpus_per_engine": float(per_engine)}
-    return Several({"executor": "ray", "ray.gpus_per_learner": 1.0, **found})
+        layout = {"ray.learners": learners, "ray.engines": engines, "ray.gpus_per_engine": float(per_engine)}
+    return Several({"executor": "ray", "ray.gpus_per_learner": 1.0, **layout})
 
 
 def verl_ranks_only(value: Any, theirs: Theirs) -> Any:

@@ -48,8 +48,8 @@ def verl_positive(value: Any, _: Theirs) -> Any:
 def verl_neutral(value: Any, reason: str) -> Converter:
     """Returns a conversion that raises NoCounterpart for any other value than the one that has no effect."""
 
-    def convert(given: Any, _: Theirs) -> Any:
-        if given == value:
+    def convert(setting: Any, _: Theirs) -> Any:
+        if setting == value:
             raise SameMeaning(f"{value} has no effect")
         raise NoCounterpart(reason)
 
@@ -59,8 +59,8 @@ def verl_neutral(value: Any, reason: str) -> Converter:
 def verl_off_if(off: Any, ours: Any, reason: str) -> Converter:
     """Returns a conversion of a switch: `ours` where it is on, else what our default does."""
 
-    def convert(given: Any, _: Theirs) -> Any:
-        if given == off:
+    def convert(setting: Any, _: Theirs) -> Any:
+        if setting == off:
             raise SameMeaning(reason)
         return ours
 
@@ -150,11 +150,11 @@ def verl_save_interval(value: Any, _: Theirs) -> Any:
 def verl_logger(value: Any, theirs: Theirs) -> Several:
     """Returns the trackers; the console and metrics.jsonl are always written."""
     names = verl_all_of(value, theirs)
-    known = [name for name in names if name in TRACKERS]
+    trackers = [name for name in names if name in TRACKERS]
     unknown = [name for name in names if name not in (*TRACKERS, "console", "file")]
-    if unknown and not known:
+    if unknown and not trackers:
         raise NoCounterpart(f"trackers are {', '.join(TRACKERS)}, or your own as file.py:Tracker")
-    return Several({"trackers": known})
+    return Several({"trackers": trackers})
 
 
 def verl_reward_function(value: Any, theirs: Theirs) -> str:
@@ -165,8 +165,8 @@ def verl_reward_function(value: Any, theirs: Theirs) -> str:
         raise SameMeaning("reward.model.folder")
     source = _data_source(verl_all_of(theirs.get("data.train_files"), theirs))
     if source is None or source not in SCORERS:
-        found = f", here {source!r}" if source else ""
-        raise MissingPart(f"verl scores by the column data_source{found}: set reward.function (docs/rewards.md)")
+        source_text = f", here {source!r}" if source else ""
+        raise MissingPart(f"verl scores by the column data_source{source_text}: set reward.function (docs/rewards.md)")
     return SCORERS[source]
 
 

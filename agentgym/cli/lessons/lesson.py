@@ -58,7 +58,9 @@ def read_lesson(kind: type[Options], config: type[LessonConfig], args: Sequence[
     refuse_torchrun(command)
     args = [_full_name(arg) for arg in args]
     default = _defaults(kind, config, args)
-    options = parse_options(kind, args, prog=f"agentgym {command}", default=default, shown=(*shown, *MAIN_SETTINGS))
+    options = parse_options(
+        kind, args, prog=f"agentgym {command}", default=default, main_options=(*shown, *MAIN_SETTINGS)
+    )
     run = options.run
     for path in map(Path, (*run.episodes, *(run.validation if run.episodes else ()))):
         if not path.exists():

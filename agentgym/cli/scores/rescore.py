@@ -88,17 +88,17 @@ class _Comparison:
         """Returns the numbers as a JSON object; intervals are `[low, high]`, and what cannot be computed is None."""
         names = task_names(self.scored)
         change = [new - old for old, new in zip(self.old, self.new, strict=True)]
-        found: dict[str, JSON] = {"num_episodes": len(self.scored)}
+        report: dict[str, JSON] = {"num_episodes": len(self.scored)}
         is_share = {*self.old, *self.new} <= ZERO_OR_ONE
         for name, values in (("old", self.old), ("new", self.new), ("difference", change)):
             interval_of = difference_interval if is_share and values is change else mean_interval
             interval = interval_of(values, names) if values else None
-            found[f"{name}_mean"] = math.fsum(values) / len(values) if values else None
-            found[f"{name}_interval"] = None if interval is None else interval.ends
-        found["correlation"] = _correlation(self.old, self.new)
-        found["num_changed"] = sum(not math.isclose(by, 0.0, abs_tol=1e-9) for by in change)
-        found |= {"num_failed": len(self.failures), "num_without_reward": self.num_without}
-        return {**found, "phases": dict(self.phases)}
+            report[f"{name}_mean"] = math.fsum(values) / len(values) if values else None
+            report[f"{name}_interval"] = None if interval is None else interval.ends
+        report["correlation"] = _correlation(self.old, self.new)
+        report["num_changed"] = sum(not math.isclose(by, 0.0, abs_tol=1e-9) for by in change)
+        report |= {"num_failed": len(self.failures), "num_without_reward": self.num_without}
+        return {**report, "phases": dict(self.phases)}
 
 
 def main(args: Sequence[str]) -> int:
@@ -179,12 +179,12 @@ def _show(result: dict[str, JSON], failures: Sequence[str]) -> None:
     for name in ("old", "new", "difference"):
         mean, ends = result[f"{name}_mean"], result[f"{name}_interval"]
         if isinstance(mean, float):
-            shown = f"{mean:+.3f}" if name == "difference" else f"{mean:.3f}"
-            rows.append([name, shown, str(Interval(*ends)) if isinstance(ends, list) else SAME])
+            text = f"{mean:+.3f}" if name == "difference" else f"{mean:.3f}"
+            rows.append([name, text, str(Interval(*ends)) if isinstance(ends, list) else SAME])
     show_table(("reward", "mean", "95% interval"), rows)
     correlation = result["correlation"]
-    shown = f"{correlation:.3f}" if isinstance(correlation, float) else "none: one of the rewards is always the same"
-    say(f"correlation {shown}")
+    text = f"{correlation:.3f}" if isinstance(correlation, float) else "none: one of the rewards is always the same"
+    say(f"correlation {text}")
     say(f"changed     {result['num_changed']} of {result['num_episodes']} episodes")
     if len(phases := cast("dict[str, int]", result["phases"])) > 1:
         counts = ", ".join(f"{number} of {phase}" for phase, number in phases.items())

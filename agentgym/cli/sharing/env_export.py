@@ -85,8 +85,8 @@ def main(args: Sequence[str]) -> int:
     env.close()
     if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
         raise ConfigError(f"{str(options.output)!r} exists already: name a new folder")
-    place, _, thing = options.env.rpartition(":")
-    file = Path(place) if place.endswith(".py") else None
+    module, _, thing = options.env.rpartition(":")
+    file = Path(module) if module.endswith(".py") else None
     identity = identify_env(options.env)
     if file is None and identity.package is None:
         raise ConfigError(

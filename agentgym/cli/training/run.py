@@ -178,9 +178,9 @@ def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
     ]
 
 
-def _keywords(given: Mapping[str, JSON]) -> str:
+def _keywords(keywords: Mapping[str, JSON]) -> str:
     """Formats an environment's keywords for the command line."""
-    pairs = [shlex.quote(f"{name}={json.dumps(value, default=dict)}") for name, value in given.items()]
+    pairs = [shlex.quote(f"{name}={json.dumps(value, default=dict)}") for name, value in keywords.items()]
     return f"--env-kwargs {' '.join(pairs)} " if pairs else ""
 
 

@@ -97,23 +97,23 @@ class DecoderStep:
         for layer in model.layers:
             assert isinstance(layer, DecoderLayer)
             self._matrices += [layer.qkv, layer.out, layer.gate_up, layer.down]
-        self._places: object = None
+        self._pointers: object = None
         self._described = _Model()
 
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
         root_N, common_N = self.cache.common.of(rows.slot_N, rows.num_decode)
         ids_N = self.cache.tokens_SW[rows.slot_N, rows.position_N]
-        given = [_contiguous(x) for x in (ids_N, rows.slot_N, rows.position_N, root_N, common_N, rows.wanted_R)]
-        due = _Due(len(rows.slot_N), len(rows.wanted_R), *(x.ctypes.data for x in given))
+        inputs = [_contiguous(x) for x in (ids_N, rows.slot_N, rows.position_N, root_N, common_N, rows.wanted_R)]
+        due = _Due(len(rows.slot_N), len(rows.wanted_R), *(x.ctypes.data for x in inputs))
         logits_RV = torch.empty(len(rows.wanted_R), self.model.head_weight.shape[0])
         self._function(self._describe(), due, logits_RV.data_ptr(), torch.get_num_threads())
         return logits_RV
 
     def _describe(self) -> _Model:
         """Returns where everything lies now: memory may have been given back, or copies be older than weights."""
-        places = [*map(Tensor.data_ptr, self._tensors), *map(packed_copy, self._matrices)]
-        if places == self._places:
+        pointers = [*map(Tensor.data_ptr, self._tensors), *map(packed_copy, self._matrices)]
+        if pointers == self._pointers:
             return self._described
         model, c = self.model, self.model.config
         layers = (_Layer * c.num_layers)(*map(_layer, model.layers, self.cache.kv))
@@ -123,7 +123,7 @@ class DecoderStep:
             *map(_address, (model.embed, model.cos_TD, model.sin_TD, model.final_norm)),
             _matrix(model.head_weight), layers,
         )  # fmt: skip
-        self._described, self._places = described, places
+        self._described, self._pointers = described, pointers
         return described
 
 

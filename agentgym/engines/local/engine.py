@@ -44,7 +44,7 @@ _SMALL_MODEL = 20_000_000  # parameters; below it calling operators is much of t
 _PACKED_PART = 8  # weights are kept in a second order too if they are at most this part of the machine's memory
 _CLOSING_S = 0.005  # between two checks that the workers have ended
 _MIN_SESSIONS = 16  # a worker is worth it from so many sessions on, and a group of so many stays together
-_MOST_PROMPTS = 1000  # of which it is known which worker read them last
+_MAX_PROMPTS = 1000  # of which it is known which worker read them last
 _GPU_PRODUCTS = "a GPU multiplies other numbers of rows by other kernels"
 _CLOSED = "the local engine is closed; make a new one"
 
@@ -207,7 +207,7 @@ class LocalEngine:
         prompt = hash(prompt_T.tobytes())
         reader = self._reader_of.get(prompt, fewest)
         has_room = reader.num_sessions < min(fewest.num_sessions + _MIN_SESSIONS, reader.cache.num_slots)
-        if len(self._reader_of) >= _MOST_PROMPTS:
+        if len(self._reader_of) >= _MAX_PROMPTS:
             self._reader_of.clear()
         self._reader_of[prompt] = chosen = reader if has_room else fewest
         return chosen

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agentgym.engines.local.kernels.gpu_attention import attend_stored
 from agentgym.engines.local.kernels.gpu_rows import rotate_and_store
-from agentgym.engines.local.kernels.gpu_tiles import GpuTiles, cut_prompts, most_tiles
+from agentgym.engines.local.kernels.gpu_tiles import GpuTiles, cut_prompts, max_tiles
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.errors import describe_error
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 # Shape suffixes: N rows of the step, C tiles (as many as rows), R rows whose logits are wanted, E model width, V
 # vocabulary.
 
-_MOST_ROWS = 2048  # of a graph: in larger steps launches take less time than the kernels
+_MAX_ROWS = 2048  # of a graph: in larger steps launches take less time than the kernels
 _SPLIT_KEYS = 256  # the fewest keys for which another program pays
 
 
@@ -53,7 +53,7 @@ class GraphedStep:
         inputs = self._inputs(rows)
         num_rows, has_prompts = inputs.shape[1], bool(rows.extends)
         key = num_rows, has_prompts
-        if num_rows > _MOST_ROWS or not self._records or not (key in self._graphs or self._record(key)):
+        if num_rows > _MAX_ROWS or not self._records or not (key in self._graphs or self._record(key)):
             device = self.model.embed.device
             states_NE = self.states(torch.from_numpy(inputs).to(device), has_prompts)
         else:
@@ -76,7 +76,7 @@ class GraphedStep:
         tiles = GpuTiles(slot_N, position_N, num_rows, num_splits=self._num_splits(num_rows))
         if has_prompts:  # as many programs as any step of this size needs: one without a token takes time too
             num_slots = self.cache.num_slots
-            few = slice(most_tiles(num_rows, num_slots, self._group))
+            few = slice(max_tiles(num_rows, num_slots, self._group))
             prompts = {"first_C": first_C[few], "count_C": count_C[few], "decoded": decoded_N[:1]}
             tiles = replace(tiles, num_decode=min(num_rows, num_slots), **prompts)
         x_NE = F.embedding(ids_N, model.embed)

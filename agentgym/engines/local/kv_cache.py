@@ -33,19 +33,19 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def fitting_slots(
-    model: LanguageModel, window: int, wanted: int = 128, *, record_experts: bool = False, kept: int = 0
+    model: LanguageModel, window: int, max_slots: int = 128, *, record_experts: bool = False, reserve_bytes: int = 0
 ) -> int:
-    """Returns how many slots of `window` tokens fit into half of the free memory: at most `wanted`, at least 1.
+    """Returns how many slots of `window` tokens fit into half of the free memory: at most `max_slots`, at least 1.
 
-    `kept` are bytes of it that others will need.
+    `reserve_bytes` are bytes of it that others will need.
     """
     numbers = sum(int(np.prod(_slot_shape(kv_shape, window))) for kv_shape in model.kv_shapes)
     state_bytes = sum(state_S.nbytes for state_S in _zero_states(model, 1).values())
     slot_bytes = max(1, numbers * model.embed.element_size() + state_bytes)
     if record_experts and model.embed.device.type == "cpu":  # the record is not on the device
         slot_bytes += window * len(model.routers) * model.num_chosen() * np.dtype(np.int16).itemsize
-    free = max(0, _free_memory(model.embed.device) - kept)
-    return max(1, min(wanted, free // 2 // slot_bytes - 1))  # one more slot is scratch
+    free = max(0, _free_memory(model.embed.device) - reserve_bytes)
+    return max(1, min(max_slots, free // 2 // slot_bytes - 1))  # one more slot is scratch
 
 
 def _slot_shape(kv_shape: KvShape, window: int) -> tuple[int, int, int, int]:
@@ -152,9 +152,9 @@ class SlotCache:
 
     def load(self, slot: int, prompt_T: NDArray[np.int64]) -> None:
         """Makes `prompt_T` the slot's tokens; the prefix shared with the tokens before stays valid."""
-        known = min(int(self.num_valid_S[slot]), len(prompt_T) - 1)
-        differs = np.flatnonzero(self.tokens_SW[slot, :known] != prompt_T[:known])
-        shared = int(differs[0]) if differs.size else known
+        num_known = min(int(self.num_valid_S[slot]), len(prompt_T) - 1)
+        differs = np.flatnonzero(self.tokens_SW[slot, :num_known] != prompt_T[:num_known])
+        shared = int(differs[0]) if differs.size else num_known
         goes_back = shared < self.num_valid_S[slot]
         self.num_valid_S[slot] = 0 if self.states and goes_back else shared
         self.common.keep(slot, int(self.num_valid_S[slot]))
@@ -181,13 +181,13 @@ class SlotCache:
         same_S[slot] = False
         open_S = np.flatnonzero(same_S & (self.num_known_S >= at_least))
         least_S[open_S] = at_least
-        most_S = np.minimum(self.num_known_S, self.num_known_S[slot])
-        middle_S = most_S  # most share all or no more
-        while (open_S := open_S[least_S[open_S] < most_S[open_S]]).size:
+        max_S = np.minimum(self.num_known_S, self.num_known_S[slot])
+        middle_S = max_S  # most share all or no more
+        while (open_S := open_S[least_S[open_S] < max_S[open_S]]).size:
             middle = middle_S[open_S]
             same = self._hash_SW[open_S, middle - 1] == self._hash_SW[slot, middle - 1]
-            least_S[open_S[same]], most_S[open_S[~same]] = middle[same], middle[~same] - 1
-            middle_S = (least_S + most_S + 1) // 2
+            least_S[open_S[same]], max_S[open_S[~same]] = middle[same], middle[~same] - 1
+            middle_S = (least_S + max_S + 1) // 2
         return least_S
 
     def shares(self, source: int, target: int, num_tokens: int) -> bool:
@@ -250,8 +250,8 @@ def _zero_states(model: LanguageModel, num_slots: int) -> dict[StateName, Tensor
     """Returns the states of all slots before the first token; empty for a model that has none."""
     if not isinstance(model, TransformersModel):
         return {}
-    found, like = model.probe_states().items(), model.embed
-    return {name: like.new_zeros((num_slots, *state_1.shape[1:]), dtype=state_1.dtype) for name, state_1 in found}
+    states, like = model.probe_states().items(), model.embed
+    return {name: like.new_zeros((num_slots, *state_1.shape[1:]), dtype=state_1.dtype) for name, state_1 in states}
 
 
 def _zeros(shapes: Sequence[tuple[int, ...]], like: Tensor) -> tuple[tuple[Tensor, ...], tuple[mmap.mmap, ...]]:

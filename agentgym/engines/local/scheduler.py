@@ -26,7 +26,7 @@ __all__ = ["SamplingRequest", "Scheduler", "checked_prompt"]
 # Shape suffixes: S slots, W window, R sampled rows, J stop ids.
 
 _MIN_SHARED = 16  # copying a prefix, or waiting a step for one that is being computed, pays from this many tokens on
-_MOST_KNOWN = 100_000  # ids of which it is known whether they may complete a stop string
+_MAX_KNOWN = 100_000  # ids of which it is known whether they may complete a stop string
 
 
 class Prefix(NamedTuple):
@@ -154,22 +154,22 @@ class Scheduler:
     def _with_extends(self, decode: NDArray[np.int64], extend: NDArray[np.int64]) -> Rows:
         room = max(self.max_step_tokens - len(decode), 64)
         slot_parts, position_parts = [decode], [self.cache.num_valid_S[decode]]
-        extends, wanted, row = [], list(range(len(decode))), len(decode)
+        extends, last_rows, row = [], list(range(len(decode))), len(decode)
         for slot in extend.tolist():
-            start, known = int(self.cache.num_valid_S[slot]), int(self.cache.num_known_S[slot])
-            num_rows = min(known - start, room)
+            start, num_known = int(self.cache.num_valid_S[slot]), int(self.cache.num_known_S[slot])
+            num_rows = min(num_known - start, room)
             if self.cache.states:  # parts that depend on this request alone, and the last token is always decoded
-                num_rows = min(known - start - 1, self.max_step_tokens)
+                num_rows = min(num_known - start - 1, self.max_step_tokens)
             if not num_rows:
                 break
             extends.append((slot, start, num_rows))
             slot_parts.append(np.full(num_rows, slot, np.int64))
             position_parts.append(np.arange(start, start + num_rows))
             room, row = room - num_rows, row + num_rows
-            if start + num_rows == known:
-                wanted.append(row - 1)
+            if start + num_rows == num_known:
+                last_rows.append(row - 1)
         slot_N, position_N = np.concatenate(slot_parts), np.concatenate(position_parts)
-        return Rows(slot_N, position_N, len(decode), tuple(extends), np.array(wanted, np.int64))
+        return Rows(slot_N, position_N, len(decode), tuple(extends), np.array(last_rows, np.int64))
 
     def _share(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Copies prefixes into fresh slots; leaves out slots that gain by waiting for a prefix being computed."""
@@ -240,7 +240,7 @@ class Scheduler:
         slot, sampling = request.slot, request.sampling
         assert sampling.decode is not None
         key = int(self.cache.tokens_SW[slot, self.cache.num_known_S[slot] - 1]), sampling.stop
-        if len(self._may_end) > _MOST_KNOWN:
+        if len(self._may_end) > _MAX_KNOWN:
             self._may_end.clear()
         if key not in self._may_end:
             self._may_end[key] = may_end_stop(*key, sampling.decode)

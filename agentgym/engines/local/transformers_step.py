@@ -46,8 +46,8 @@ class TransformersStep:
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys, values and states into the cache."""
         if not self.model.continues:
-            wanted = [(int(rows.slot_N[row]), int(rows.position_N[row]) + 1) for row in rows.wanted_R]
-            whole = [self._logits_of_whole(*prefix) for prefix in wanted]
+            prefixes = [(int(rows.slot_N[row]), int(rows.position_N[row]) + 1) for row in rows.wanted_R]
+            whole = [self._logits_of_whole(*prefix) for prefix in prefixes]
             return torch.cat(whole) if whole else self.model.embed.new_zeros(0, self.model.vocab_size)
         with self._products:
             parts = self._split(rows) if self.cache.states or self.model.continues_by_tokens else [rows]
@@ -99,8 +99,8 @@ class TransformersStep:
             parts.append(Rows(rows.slot_N[:first], rows.position_N[:first], first, (), nothing))
         for slot, start, size in rows.extends:
             step = 1 if start and self.model.continues_by_tokens else size
-            for place in range(first, first + size, step):
-                own, extend = slice(place, place + step), (slot, start + place - first, step)
+            for begin in range(first, first + size, step):
+                own, extend = slice(begin, begin + step), (slot, start + begin - first, step)
                 parts.append(Rows(rows.slot_N[own], rows.position_N[own], 0, (extend,), nothing))
             first += size
         return parts
@@ -127,7 +127,7 @@ class _CallAttention:
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
     ) -> Tensor:
-        """See `PassAttention`; stores the keys and values first."""
+        """Stores the keys and values, and attends to those of all positions."""
         return self._rows.attend(next(self._kvs), q_NHD * scores.scale, k_NKD, v_NKD, scores, mask)
 
 

@@ -11,12 +11,12 @@ MAX_RETRY_AFTER_S = 600.0
 """The longest wait that a server may ask for; with a longer one it counts as failed."""
 
 
-def back_off_s(place: str, num_retries: int, retry_after_s: float | None = None) -> float:
+def back_off_s(seed: str, num_retries: int, retry_after_s: float | None = None) -> float:
     """Returns the seconds to wait after `num_retries` retries: twice as long each time, half of it random.
 
-    The random part depends on `place` (a name of the request and its attempt). The wait is at least the server's
+    The random part depends on `seed` (a name of the request and its attempt). The wait is at least the server's
     `Retry-After`.
     """
     wait_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0**num_retries)
-    wait_s *= 0.5 + 0.5 * random.Random(place).random()
+    wait_s *= 0.5 + 0.5 * random.Random(seed).random()
     return max(wait_s, retry_after_s or 0.0)

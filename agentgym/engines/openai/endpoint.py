@@ -140,10 +140,10 @@ class ChatEndpoint:
             self.model = names[0]
         elif names and self.model not in names and self.model.partition(":")[0] not in names:
             raise unknown_model(self.url, self.model, names)
-        found = next((model for model in models if model["id"] == self.model), {})
-        window = found.get("max_model_len") or found.get("context_window") or found.get("context_length")
+        entry = next((model for model in models if model["id"] == self.model), {})
+        window = entry.get("max_model_len") or entry.get("context_window") or entry.get("context_length")
         self.context_window = window if isinstance(window, int) else None
-        self._owner = str(found.get("owned_by", ""))
+        self._owner = str(entry.get("owned_by", ""))
 
     async def complete(
         self,
@@ -259,7 +259,7 @@ class ChatEndpoint:
             logger.warning("%s does not say how many tokens it used: tokens and cost are not counted", self.url)
 
     async def _back_off(
-        self, failure: HttpRefusal | HttpUnreachable, place: str, num_retries: int, failures: Mapping[str, int]
+        self, failure: HttpRefusal | HttpUnreachable, seed: str, num_retries: int, failures: Mapping[str, int]
     ) -> None:
         """Waits before the next request; raises EndpointFailure if there is none."""
         attempts = sum(failures.values())
@@ -270,7 +270,7 @@ class ChatEndpoint:
             raise EndpointFailure(f"{self._clean(failure)} (it asks to wait for {after_s:g} s)", failures)
         if after_s:
             self._limit.hold(after_s)
-        await self._sleep(back_off_s(f"{place}/{attempts}", num_retries, after_s))
+        await self._sleep(back_off_s(f"{seed}/{attempts}", num_retries, after_s))
 
     async def _final_error(self, refusal: HttpRefusal, failures: Mapping[str, int]) -> AgentGymError:
         """Returns the error for a refusal that no retry can fix."""

@@ -115,13 +115,13 @@ class ChatCompletionReader:
 
     def _take_choice(self, choice: Mapping[str, Any]) -> None:
         delta = choice.get("delta")
-        said: Mapping[str, Any] = delta or choice.get("message") or {}
-        reasoning = {name: text for name, text in reasoning_texts(said).items() if text}
-        content = _text(said.get("content") or said.get("refusal"))
+        message: Mapping[str, Any] = delta or choice.get("message") or {}
+        reasoning = {name: text for name, text in reasoning_texts(message).items() if text}
+        content = _text(message.get("content") or message.get("refusal"))
         self._content.append(content)
         for name, text in reasoning.items():  # some servers send it under two names
             self._reasoning[name] = self._reasoning.get(name, "") + text
-        calls = add_calls(self._calls, said, in_stream=delta is not None)
+        calls = add_calls(self._calls, message, in_stream=delta is not None)
         if delta is not None and self._first_token_s is None and (content or reasoning or calls):
             self._first_token_s = time.perf_counter() - self._started
         if classify_finish(choice.get("finish_reason"))[0]:
@@ -180,11 +180,11 @@ class ChatCompletionReader:
         drafts, content = sorted(self._calls, key=lambda call: call.index or 0), "".join(self._content)
         calls = [
             {
-                "id": call.id or f"call_{place}",
+                "id": call.id or f"call_{index}",
                 "type": "function",
                 "function": {**call.unknown, "name": call.name, "arguments": "".join(call.pieces)},
             }
-            for place, call in enumerate(drafts)
+            for index, call in enumerate(drafts)
         ]
         wire: dict[str, Any] = {"role": "assistant", "content": content}
         return {**wire, "content": content or None, "tool_calls": calls} if calls else wire
@@ -224,11 +224,11 @@ def _sendable(wire: dict[str, Any], message: Message) -> Mapping[str, JSON]:
     if not calls:
         return wire
     sendable = []
-    for call, read in zip(calls, message.tool_calls, strict=True):
-        if isinstance(read, MalformedCall):
-            arguments = json.dumps({"raw": read.raw, "error": read.error})
+    for call, parsed_call in zip(calls, message.tool_calls, strict=True):
+        if isinstance(parsed_call, MalformedCall):
+            arguments = json.dumps({"raw": parsed_call.raw, "error": parsed_call.error})
             call = {**call, "function": {"name": MALFORMED, "arguments": arguments}}
-        elif not read.arguments:
+        elif not parsed_call.arguments:
             call = {**call, "function": {**call["function"], "arguments": "{}"}}
         sendable.append(call)
     return {**wire, "tool_calls": sendable}
@@ -236,8 +236,8 @@ def _sendable(wire: dict[str, Any], message: Message) -> Mapping[str, JSON]:
 
 def _refusal(error: object) -> HttpRefusal:
     """Returns a server's error in mid-stream, when its status was already sent."""
-    said = error if isinstance(error, Mapping) else {"message": error}
-    code, body = said.get("code"), json.dumps(error)
+    details = error if isinstance(error, Mapping) else {"message": error}
+    code, body = details.get("code"), json.dumps(error)
     status = code if isinstance(code, int) else int(code) if isinstance(code, str) and code.isdigit() else 500
-    words = f"the endpoint answered {status} in its stream: {str(said.get('message'))[:500]}"
+    words = f"the endpoint answered {status} in its stream: {str(details.get('message'))[:500]}"
     return HttpRefusal(words, status, retry_after_s({}, body), body)

@@ -54,8 +54,10 @@ def add_calls(calls: list[CallDraft], message: Mapping[str, Any], *, in_stream: 
         unknown = {k: v for k, v in function.items() if k not in ("name", "arguments", *LABELS) and v is not None}
         unknown |= {f"{key} outside of function": part[key] for key in keys_outside(part)}
         draft = CallDraft(index, part.get("id") or "", function.get("name") or "", [text], unknown)
-        places = [call for call in calls if in_stream and (index is None or call.index in (None, index))]
-        call = next((call for call in places if draft.id and call.id == draft.id), places[-1] if places else None)
+        candidates = [call for call in calls if in_stream and (index is None or call.index in (None, index))]
+        call = next(
+            (call for call in candidates if draft.id and call.id == draft.id), candidates[-1] if candidates else None
+        )
         if call is None or call.ends_before(draft):
             calls.append(draft)
         else:

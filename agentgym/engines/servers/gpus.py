@@ -18,18 +18,18 @@ _ASK_S = 20.0
 def count_gpus() -> int:
     """Returns the number of this machine's NVIDIA GPUs, visible to this process or not."""
     try:
-        asked = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_ASK_S, check=True)
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_ASK_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return 0
-    return sum(line.startswith("GPU ") for line in asked.stdout.splitlines())
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
 
 
 def visible_gpus() -> list[str]:
     """Returns the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them: `["0", "1"]`."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
         return [str(number) for number in range(count_gpus())]
-    return [gpu.strip() for gpu in named.split(",") if gpu.strip()]
+    return [gpu.strip() for gpu in variable.split(",") if gpu.strip()]
 
 
 def gpus_of_server(number: int, replicas: int, learner: str = "cpu") -> list[str]:
@@ -47,8 +47,8 @@ def gpus_of_server(number: int, replicas: int, learner: str = "cpu") -> list[str
 
 def has_gpu_of_its_own(replicas: int, learner: str) -> bool:
     """Returns whether none of some servers takes the learner's GPU."""
-    taken = [gpus_of_server(number, replicas, learner)[:1] for number in range(replicas)]
-    return visible_gpus()[_index(learner) : _index(learner) + 1] not in taken
+    server_gpus = [gpus_of_server(number, replicas, learner)[:1] for number in range(replicas)]
+    return visible_gpus()[_index(learner) : _index(learner) + 1] not in server_gpus
 
 
 def opens_handles(server: Sequence[str] | None, url: str, num_ranks: int, index: int) -> bool:

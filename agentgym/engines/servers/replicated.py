@@ -183,9 +183,9 @@ class ReplicatedEngine:
         """Stops sampling at a token boundary, in the mode of the settings; later requests wait for `resume`."""
         self._open.clear()
         if self.settings.pause == "abort":
-            sent = [flight for flight in self._flights.values() if flight.rid]
+            flights = [flight for flight in self._flights.values() if flight.rid]
             await self._command_all(lambda replica: replica.abort(None))
-            await _wait_for_landing(sent)
+            await _wait_for_landing(flights)
         await self._command_all(lambda replica: replica.pause())
 
     async def resume(self) -> None:

@@ -66,18 +66,18 @@ class ServerConfig:
     @property
     def arguments(self) -> dict[str, object]:
         """The further arguments by name, as an engine of this process takes them."""
-        found: dict[str, object] = {}
+        arguments: dict[str, object] = {}
         for word in self.server_args:
             if word.startswith("--"):
                 name, equals, value = word.removeprefix("--").partition("=")
                 is_off = name.startswith("no-") and not equals
                 name = name.removeprefix("no-") if is_off else name
-                found[name.replace("-", "_")] = yaml.safe_load(value) if equals else not is_off
-            elif not found:
+                arguments[name.replace("-", "_")] = yaml.safe_load(value) if equals else not is_off
+            elif not arguments:
                 raise ConfigError(f"server_args are --NAME VALUE words, got {word!r}")
             else:
-                found[next(reversed(found))] = yaml.safe_load(word)
-        return found
+                arguments[next(reversed(arguments))] = yaml.safe_load(word)
+        return arguments
 
     def __post_init__(self) -> None:
         if self.embedded and (self.urls or self.python or self.replicas != 1):

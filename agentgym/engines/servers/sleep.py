@@ -42,7 +42,7 @@ class ServerSleep:
 
     async def end(self, *parts: str) -> None:
         """Takes back the memory of these parts, or of all, as far as it is released."""
-        wanted = [part for part in self._released if part in parts or not parts]
-        if wanted:
-            await self._regain(wanted)
-            self._released = tuple(part for part in self._released if part not in wanted)
+        parts_back = [part for part in self._released if part in parts or not parts]
+        if parts_back:
+            await self._regain(parts_back)
+            self._released = tuple(part for part in self._released if part not in parts_back)

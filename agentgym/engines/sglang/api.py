@@ -128,13 +128,13 @@ def read_experts(answer: Any, shape: tuple[int, int], num_tokens: int, *, name: 
             return None
         raise EngineError(f"{name} reports no experts: start it with --enable-return-routed-experts")
     try:
-        found = np.frombuffer(b64decode(text), "<i4")
+        experts = np.frombuffer(b64decode(text), "<i4")
     except MALFORMED as error:
         raise EngineError(f"{name} reports experts that cannot be read: {error}") from error
-    if found.size != num_tokens * shape[0] * shape[1]:
-        wanted = f"{num_tokens} tokens x {shape[0]} layers x {shape[1]}"
-        raise EngineError(f"{name} returned {found.size} experts where {wanted} were expected")
-    return RoutedExperts.of(found.reshape(num_tokens, *shape))
+    if experts.size != num_tokens * shape[0] * shape[1]:
+        shape_text = f"{num_tokens} tokens x {shape[0]} layers x {shape[1]}"
+        raise EngineError(f"{name} returned {experts.size} experts where {shape_text} were expected")
+    return RoutedExperts.of(experts.reshape(num_tokens, *shape))
 
 
 def read_spans(spans: Any, num_ids: int, *, name: str, version: int) -> tuple[int, ...]:
@@ -147,13 +147,14 @@ def read_spans(spans: Any, num_ids: int, *, name: str, version: int) -> tuple[in
     versions: list[int] = []
     for span in spans if isinstance(spans, list) else [spans]:
         try:
-            told, end = str(span["version"]), index(span["end"])
-            number = int(told) if told.isdecimal() and len(told) < 19 else -1
+            span_version, end = str(span["version"]), index(span["end"])
+            number = int(span_version) if span_version.isdecimal() and len(span_version) < 19 else -1
         except MALFORMED as error:
             raise EngineError(f"{name} does not say which weights sampled a reply: {spans!r:.200}") from error
         if number < 0:
             raise EngineError(
-                f"{name} sampled with weights of version {told!r}, which is none of ours: another client updates them"
+                f"{name} sampled with weights of version {span_version!r}, which is none of ours: "
+                "another client updates them"
             )
         versions += [number] * (min(end, num_ids) - len(versions))
     if any(later < earlier for earlier, later in pairwise(versions)):

@@ -189,8 +189,8 @@ class EmbeddedSglang:
         if path == "/model_info":
             return self._engine.get_model_info()
         if path == "/server_info":
-            known = self._engine.server_args.resolved_dict()
-            return {**known, **_scheduler_info(self._engine), "version": importlib.import_module("sglang").__version__}
+            info = self._engine.server_args.resolved_dict()
+            return {**info, **_scheduler_info(self._engine), "version": importlib.import_module("sglang").__version__}
         raise HttpRefusal(f"{self.name} has no {path}", 404)
 
     async def _run_work(
@@ -223,8 +223,8 @@ class EmbeddedSglang:
             raise
         except Exception as error:  # SGLang's code, whose errors a server would answer with
             status = getattr(error, "status_code", 400 if isinstance(error, ValueError | TypeError) else 500)
-            said = getattr(error, "detail", None) or error
-            raise HttpRefusal(f"{self.name}{path} answered {status}: {said}", status) from error
+            detail = getattr(error, "detail", None) or error
+            raise HttpRefusal(f"{self.name}{path} answered {status}: {detail}", status) from error
 
     def _forget(self, task: asyncio.Future[Any]) -> None:
         self._work.discard(task)
@@ -255,8 +255,8 @@ class EmbeddedSglang:
         atexit.unregister(self._engine.shutdown)
         watchdog = self._engine.tokenizer_manager._subprocess_watchdog
         watchdog.stop()  # we watch the processes ourselves; it would end this process
-        named = zip(watchdog._names, watchdog._processes, strict=True)
-        self._schedulers = [process for name, process in named if name.startswith("scheduler")]
+        processes = zip(watchdog._names, watchdog._processes, strict=True)
+        self._schedulers = [process for name, process in processes if name.startswith("scheduler")]
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Reads what the engine's processes send, and notices when one of them ends."""
@@ -364,6 +364,6 @@ def _answer(path: str, result: Any) -> Any:
     else:
         answer = importlib.import_module("sglang.srt.utils.msgspec_utils").msgspec_to_builtins(result)
     if answer.get("success") is False:
-        said = answer.get("message") or answer.get("error_message")
-        raise HttpRefusal(f"{path} did not succeed: {said}", 400)
+        refusal = answer.get("message") or answer.get("error_message")
+        raise HttpRefusal(f"{path} did not succeed: {refusal}", 400)
     return answer

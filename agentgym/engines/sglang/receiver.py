@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from agentgym.engines.servers.http import HttpRefusal
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.engines.weights.transports import UpdateEnd
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class SglangReceiver:
         """Has the engine read the folder."""
         await self._send("/update_weights_from_disk", {"model_path": folder}, end)
 
-    async def join(self, invitation: Invitation) -> None:
+    async def join(self, invitation: GroupAddress) -> None:
         """Has the ranks join the group."""
         payload = {
             "master_address": invitation.address,

@@ -131,17 +131,17 @@ class SglangSync:
 
         await self.verify_version(version)
         try:
-            found = await self._read_checksums()
+            server_sums = await self._read_checksums()
         except HttpRefusal as error:
             raise EngineError(
                 f"the update cannot be verified ({error}): is it a release of SGLang that is supported?"
             ) from error
         # What the engine keeps under another name (a head that equals the embedding) is not compared.
-        sent = {name: digest for name, digest in self._digests(weights, found).items() if name in found}
-        self._check.compare(sent, found, version)
-        return overall_digest(found)
+        own_sums = {name: digest for name, digest in self._digests(weights, server_sums).items() if name in server_sums}
+        self._check.compare(own_sums, server_sums, version)
+        return overall_digest(server_sums)
 
-    def _digests(self, weights: Mapping[str, Tensor], found: Mapping[str, str]) -> dict[str, str]:
+    def _digests(self, weights: Mapping[str, Tensor], theirs: Mapping[str, str]) -> dict[str, str]:
         """Returns the digests of what was sent, to compare with those that were found."""
         from agentgym.engines.weights.buckets import fused_digests, fused_sums, pad_vocabulary
 
@@ -149,15 +149,15 @@ class SglangSync:
             return fused_sums(weights)
         wholes = {name: (tensor, pad_vocabulary(name, tensor)) for name, tensor in weights.items()}
         padded = fused_digests({name: whole for name, (tensor, whole) in wholes.items() if whole is not tensor})
-        return fused_digests(weights) | {name: sent for name, sent in padded.items() if found.get(name) == sent}
+        return fused_digests(weights) | {name: digest for name, digest in padded.items() if theirs.get(name) == digest}
 
     async def verify_version(self, version: int) -> None:
         """Raises EngineError if the engine reports that it samples from another version."""
         info = await self.server.get("/model_info", timeout_s=COMMAND_S)
-        found = str(info.get("weight_version"))
-        if found != str(version):
+        version_text = str(info.get("weight_version"))
+        if version_text != str(version):
             raise EngineError(
-                f"stale weights: {self.server.name} says it samples from version {found!r} after the update to"
+                f"stale weights: {self.server.name} says it samples from version {version_text!r} after the update to"
                 f" {version}: the update did not reach it"
             )
 
@@ -165,8 +165,8 @@ class SglangSync:
         """Returns the answer to a command; raises HttpRefusal if the engine reports that it failed."""
         answer = await self.server.post(path, payload, timeout_s=COMMAND_S)
         if isinstance(answer, dict) and answer.get("success") is False:
-            said = answer.get("message") or answer.get("error_message")
-            raise HttpRefusal(f"{self.server.name}{path}: {said}")
+            message = answer.get("message") or answer.get("error_message")
+            raise HttpRefusal(f"{self.server.name}{path}: {message}")
         return answer
 
     async def _unload(self, name: str) -> None:

@@ -25,7 +25,7 @@ __all__ = [
 Holding = Literal["abort", "keep", "preempt"]
 """The effect of a pause on requests in flight: ends them, keeps them as they are, or keeps them and drops their
 cache."""
-MOST_DIGITS = 18
+MAX_DIGITS = 18
 """The most digits of a policy version."""
 _NO_LOGPROB = -9999.0
 """The value that a server writes for a logprob that is not a number."""
@@ -196,7 +196,7 @@ def read_vllm_completion(reply: VllmReply, *, name: str, num_prompt_ids: int, ve
 def _versions(spans: Sequence[tuple[str, int, int]], num_ids: int, name: str) -> tuple[int, ...]:
     versions: list[int] = []
     for version, start, end in spans:
-        if start != len(versions) or not version.isdecimal() or len(version) > MOST_DIGITS:
+        if start != len(versions) or not version.isdecimal() or len(version) > MAX_DIGITS:
             raise EngineError(
                 f"{name} says that id {start} was sampled with weights {version!r}, which are none of ours or not in"
                 " order: another client updates them"

@@ -43,5 +43,5 @@ class RequireSecret:
             await send({"type": "http.response.body", "body": b"this server needs the secret of who launched it\n"})
 
     def _is_allowed(self, scope: Mapping[str, Any]) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self._wanted)
+        values = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(values) == 1 and hmac.compare_digest(values[0], self._wanted)

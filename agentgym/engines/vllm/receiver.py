@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from agentgym.engines.servers.gpus import opens_handles
 from agentgym.engines.vllm.api import VllmTransport
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.engines.weights.transports import UpdateEnd
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class VllmReceiver:
         """Has the workers read the folder."""
         await self.engine.call("agentgym_load_folder", folder)
 
-    async def join(self, invitation: Invitation) -> None:
+    async def join(self, invitation: GroupAddress) -> None:
         """Has the workers join the group."""
         await self.engine.call("agentgym_join", json.dumps(asdict(invitation)))
 

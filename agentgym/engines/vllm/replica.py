@@ -145,5 +145,5 @@ class VllmReplica:
             raise EngineError(f"{self.name} did not empty its prefix cache: it would answer from the old weights")
         self._num_updates += 1
         await self.transport.set_version(str(version))
-        if (found := await self.transport.version()) != str(version):
-            raise EngineError(f"stale weights: {self.name} says it samples from version {found!r}, not {version}")
+        if (theirs := await self.transport.version()) != str(version):
+            raise EngineError(f"stale weights: {self.name} says it samples from version {theirs!r}, not {version}")

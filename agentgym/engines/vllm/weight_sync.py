@@ -88,15 +88,15 @@ class VllmSync:
         from agentgym.engines.weights.buckets import as_dtype, fused_name
 
         shapes = self.layout.shapes
-        given = dict(weights)
-        if _HEAD not in shapes and _HEAD in given and _EMBEDDING in given:
-            if not given[_HEAD].equal(given[_EMBEDDING]):
+        tensors = dict(weights)
+        if _HEAD not in shapes and _HEAD in tensors and _EMBEDDING in tensors:
+            if not tensors[_HEAD].equal(tensors[_EMBEDDING]):
                 raise EngineError(
                     f"{_HEAD!r} differs from the embedding, and the model of {self.engine.name} ties them"
                 )
-            del given[_HEAD]
-        parts = {name: whole for name in shapes.keys() - given.keys() if (whole := fused_name(name)) in given}
-        if missing := sorted(shapes.keys() - given.keys() - parts.keys()):
+            del tensors[_HEAD]
+        parts = {name: whole for name in shapes.keys() - tensors.keys() if (whole := fused_name(name)) in tensors}
+        if missing := sorted(shapes.keys() - tensors.keys() - parts.keys()):
             if "experts" in missing[0]:
                 raise EngineError(
                     f"{self.engine.name} stores the experts of a mixture in a form of its own ({missing[0]!r}), which"
@@ -106,15 +106,15 @@ class VllmSync:
                 f"the update leaves out {len(missing)} of {len(shapes)} tensors of {self.engine.name}, the first is"
                 f" {missing[0]!r}: send the whole model"
             )
-        if unknown := sorted(given.keys() - shapes.keys() - set(parts.values())):
+        if unknown := sorted(tensors.keys() - shapes.keys() - set(parts.values())):
             hint = nearest(unknown[0], shapes)
             raise EngineError(f"{self.engine.name} has no tensor {unknown[0]!r} ({len(unknown)} are unknown){hint}")
         for name, shape in shapes.items():
             if name in parts:
                 continue
-            if self.layout.num_ranks == 1 and tuple(given[name].shape) != shape:
-                raise EngineError(f"tensor {name!r} has shape {tuple(given[name].shape)}, the engine's has {shape}")
-        return as_dtype(given, self.layout.dtype)
+            if self.layout.num_ranks == 1 and tuple(tensors[name].shape) != shape:
+                raise EngineError(f"tensor {name!r} has shape {tuple(tensors[name].shape)}, the engine's has {shape}")
+        return as_dtype(tensors, self.layout.dtype)
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> WeightSync:
         """Sends all tensors; the engine must be paused. Raises EngineError if the engine refuses one."""
@@ -131,9 +131,9 @@ class VllmSync:
         """
         from agentgym.engines.weights.buckets import fused_digests, fused_sums, overall_digest
 
-        found: dict[str, str] = {}
+        server_sums: dict[str, str] = {}
         is_on_cpu = self.layout.device == "cpu"  # elsewhere the bytes would have to be copied here first
         for part in await self.engine.call("agentgym_digests" if is_on_cpu else "agentgym_sums"):
-            found |= part
-        self._check.compare(fused_digests(weights) if is_on_cpu else fused_sums(weights), found, version)
-        return overall_digest(found)
+            server_sums |= part
+        self._check.compare(fused_digests(weights) if is_on_cpu else fused_sums(weights), server_sums, version)
+        return overall_digest(server_sums)

@@ -60,8 +60,8 @@ class WeightWorker:
         device = str(next(model.parameters()).device.type)
         seeds = not (device == "cpu" and self.vllm_config.scheduler_config.enable_chunked_prefill)
         mode = str(self.vllm_config.model_config.logprobs_mode)
-        found = {"vocab_size": vocab_size, "ranks": ranks, "seeds": seeds, "device": device}
-        return {**found, "logprobs": mode, "weights": weights}
+        layout = {"vocab_size": vocab_size, "ranks": ranks, "seeds": seeds, "device": device}
+        return {**layout, "logprobs": mode, "weights": weights}
 
     def agentgym_load(self, payload: str) -> int:
         """Copies tensors into the parameters that they belong to; returns how many parameters were written.
@@ -101,9 +101,9 @@ class WeightWorker:
         It is that of `fused_sums` in `engines/weights/buckets.py`. Names are those of `agentgym_digests`.
         """
         torch = importlib.import_module("torch")
-        named = list(self._agentgym_parameters())
-        sums = torch.stack([_sum(tensor) for _, tensor in named]).tolist() if named else []
-        return {name: str(number) for (name, _), number in zip(named, sums, strict=True)}
+        parameters = list(self._agentgym_parameters())
+        sums = torch.stack([_sum(tensor) for _, tensor in parameters]).tolist() if parameters else []
+        return {name: str(number) for (name, _), number in zip(parameters, sums, strict=True)}
 
     def _agentgym_parameters(self) -> Iterator[tuple[str, Any]]:
         rank = int(getattr(self, "rank", 0))
@@ -116,9 +116,9 @@ class WeightWorker:
 
         `invitation` is JSON of `{"address", "port", "num_ranks", "name", "backend", "timeout_s"}`.
         """
-        given = json.loads(invitation)
+        fields = json.loads(invitation)
         rank = 1 + int(getattr(self, "rank", 0))
-        self._agentgym_group = _join_group(given, rank)
+        self._agentgym_group = _join_group(fields, rank)
         return rank
 
     def agentgym_receive(self, manifest: str) -> int:
@@ -150,18 +150,18 @@ class WeightWorker:
             return len(self.model_runner.get_model().load_weights(weights) or ())
 
 
-def _join_group(given: dict[str, Any], rank: int) -> Any:
+def _join_group(fields: dict[str, Any], rank: int) -> Any:
     # The public constructor makes the process's only default group, which vLLM needs for itself.
     collective = importlib.import_module("torch.distributed")
     internals = importlib.import_module("torch.distributed.distributed_c10d")
-    timeout = importlib.import_module("datetime").timedelta(seconds=given["timeout_s"])
-    num_ranks, name = int(given["num_ranks"]), given["name"]
-    store = collective.TCPStore(given["address"], given["port"], num_ranks, False, timeout, wait_for_workers=False)
+    timeout = importlib.import_module("datetime").timedelta(seconds=fields["timeout_s"])
+    num_ranks, name = int(fields["num_ranks"]), fields["name"]
+    store = collective.TCPStore(fields["address"], fields["port"], num_ranks, False, timeout, wait_for_workers=False)
     group, _ = internals._new_process_group_helper(
         num_ranks,
         rank,
         [],
-        internals.Backend(given["backend"]),
+        internals.Backend(fields["backend"]),
         internals.PrefixStore(name, store),
         group_name=internals.GroupName(name),
         timeout=timeout,
@@ -234,8 +234,8 @@ def _sum(tensor: Any) -> Any:
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for number, some in enumerate(words.split(1 << 24)):
         start = number << 24
-        place = torch.arange(start, start + len(some), device=some.device) * 0x1E3779B97F4A7C15
-        total += ((place ^ (place >> 29)) | 1).mul_(some).sum()
+        index = torch.arange(start, start + len(some), device=some.device) * 0x1E3779B97F4A7C15
+        total += ((index ^ (index >> 29)) | 1).mul_(some).sum()
     return total
 
 

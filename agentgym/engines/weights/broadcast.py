@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Backend, GroupName, PrefixStore, _new_process_group_helper, _world
 
-from agentgym.engines.weights.invitation import JOIN_S, Invitation
+from agentgym.engines.weights.group_address import JOIN_S, GroupAddress
 from agentgym.errors import EngineError
 
 __all__ = ["WeightBroadcast"]
@@ -31,7 +31,7 @@ class WeightBroadcast:
         make: Any = dist.TCPStore  # type: ignore[attr-defined]
         self._store: Any = make(address, 0, num_ranks, True, timedelta(seconds=JOIN_S), wait_for_workers=False)
         name = f"agentgym-{secrets.token_hex(4)}"
-        self.invitation = Invitation(
+        self.invitation = GroupAddress(
             address=address, port=int(self._store.port), num_ranks=num_ranks, name=name, backend=backend
         )
         """The group, for the other ranks."""

@@ -43,8 +43,8 @@ _FUSED = {
 }
 """The published parameters that form one parameter of SGLang and vLLM, in this order along the first dimension."""
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
-_VOCABULARY_ROWS = 64
-_WORDS_AT_ONCE = 1 << 24
+_VOCABULARY_ROWS = 64  # SGLang pads a vocabulary to a multiple of it
+_WORDS_AT_ONCE = 1 << 24  # their int64 indices take 128 MiB
 _MULTIPLIER = 0x1E3779B97F4A7C15
 _DTYPES = {
     "float32": torch.float32,
@@ -199,8 +199,8 @@ def _sum_of_parts(parts: Sequence[Tensor]) -> Tensor:
         flat = tensor.detach().contiguous().reshape(-1)
         words = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
         for some in words.split(_WORDS_AT_ONCE):
-            place = torch.arange(start, start + len(some), device=some.device) * _MULTIPLIER
-            total += ((place ^ (place >> 29)) | 1).mul_(some).sum()
+            index = torch.arange(start, start + len(some), device=some.device) * _MULTIPLIER
+            total += ((index ^ (index >> 29)) | 1).mul_(some).sum()
             start += len(some)
     return total
 

@@ -22,17 +22,17 @@ class WeightCheck:
         self._sent: Mapping[str, str] = {}
         self._found: Mapping[str, str] = {}
 
-    def compare(self, sent: Mapping[str, str], found: Mapping[str, str], version: int) -> None:
-        """Notes an update; raises EngineError that names the first parameter of `sent` that did not arrive."""
+    def compare(self, own_sums: Mapping[str, str], server_sums: Mapping[str, str], version: int) -> None:
+        """Notes an update; raises EngineError that names the first parameter of `own_sums` that did not arrive."""
         last, before = self._sent, self._found
-        self._sent, self._found = sent, found
+        self._sent, self._found = own_sums, server_sums
         if self.is_exact:
-            stale = [name for name in sent if found.get(name) != sent[name]]
+            stale = [name for name in own_sums if server_sums.get(name) != own_sums[name]]
         else:
-            changed = [name for name in sent if name in last and last[name] != sent[name]]
-            stale = [name for name in changed if found.get(name) == before.get(name)]
+            changed = [name for name in own_sums if name in last and last[name] != own_sums[name]]
+            stale = [name for name in changed if server_sums.get(name) == before.get(name)]
         if stale:
             raise EngineError(
-                f"stale weights: {len(stale)} of {len(sent)} tensors of {self.engine} are not those of version"
+                f"stale weights: {len(stale)} of {len(own_sums)} tensors of {self.engine} are not those of version"
                 f" {version}, the first is {stale[0]!r}: it was left out of the update, or altered on its way"
             )

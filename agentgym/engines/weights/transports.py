@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from agentgym.engines.protocol import WeightSync
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.errors import EngineError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Receiver(Protocol):
     async def read(self, folder: str, end: UpdateEnd) -> None:
         """Reads the safetensors files of a folder."""
 
-    async def join(self, invitation: Invitation) -> None:
+    async def join(self, invitation: GroupAddress) -> None:
         """Has each rank join a group, in which the engine's first one is rank 1."""
 
     async def receive(self, tensors: Mapping[str, Tensor], group: str, end: UpdateEnd | None) -> None:

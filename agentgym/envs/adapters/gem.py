@@ -67,28 +67,28 @@ class Gem(TextEnv):
 
         try:
             with self._randomness.start_stream(0):
-                made = gem.make(self.gem_id, **settings)
+                env = gem.make(self.gem_id, **settings)
         except Exception as error:  # the boundary: some environments download data, or need a search server
             first_line = str(error).strip().partition("\n")[0]
             raise ConfigError(
                 f"GEM's {self.gem_id} cannot be made here: {type(error).__name__}: {first_line}"
             ) from error
         if self.gem_id.startswith(QUESTIONS):
-            _score_beside(made)
-        return made
+            _score_beside(env)
+        return env
 
 
-def _score_beside(made: Any) -> None:
+def _score_beside(env: Any) -> None:
     """Scores a question of reasoning-gym, if its scorer evaluates the answer, in a process that runs no answer."""
-    while hasattr(made, "env"):
-        made = made.env
-    dataset, seed = made.name, made.seed
+    while hasattr(env, "env"):
+        env = env.env
+    dataset, seed = env.name, env.seed
 
     def score(answer: str | None, entry: Mapping[str, Any]) -> float:
         return judge_answer(dataset, entry, answer, lambda text: scored_beside(dataset, seed, {}, entry, text))[0]
 
     if evaluates(dataset):
-        made.reward_fn = score
+        env.reward_fn = score
 
 
 def names() -> list[str]:

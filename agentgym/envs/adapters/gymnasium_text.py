@@ -26,8 +26,8 @@ from agentgym.types import JSON, ToolSpec
 
 __all__ = ["GymnasiumText", "names"]
 
-MOST_ACTIONS = 64
-MOST_NUMBERS = 128
+MAX_ACTIONS = 64
+MAX_NUMBERS = 128
 DEFAULT_TURNS = 100
 """The turn limit of an environment that is registered without one."""
 ACTIONS = {
@@ -65,8 +65,8 @@ class GymnasiumText(ToolEnv):
     ) -> None:
         if env is None and env_id not in registry:
             raise unknown_name("text", env_id, names())
-        place = type(env.unwrapped).__module__ if env is not None else _place(registry[env_id].entry_point)
-        self.runs_inline = place.startswith(TOYS)
+        module = type(env.unwrapped).__module__ if env is not None else _module_of(registry[env_id].entry_point)
+        self.runs_inline = module.startswith(TOYS)
         self._randomness = None if self.runs_inline else OwnRandomness()
         if env is None:
             drawn: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in _render_modes(env_id) else {}
@@ -111,11 +111,11 @@ class GymnasiumText(ToolEnv):
         """Plays the one action that a reply names."""
         if self._words is None:
             return self._act(text)
-        said = {word for word in self._words if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)}
-        if len(said) != 1:
-            found = f"names {len(said)} actions" if said else "names no action"
-            return f"Nothing was done: the reply {found}. Name one of: {', '.join(self._words)}."
-        return self._act(said.pop())
+        words = {word for word in self._words if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)}
+        if len(words) != 1:
+            fault = f"names {len(words)} actions" if words else "names no action"
+            return f"Nothing was done: the reply {fault}. Name one of: {', '.join(self._words)}."
+        return self._act(words.pop())
 
     def close(self) -> None:
         """Closes the environment, too."""
@@ -140,12 +140,12 @@ class GymnasiumText(ToolEnv):
         played = action if self._words is None else int(space.start) + self._words.index(action)
         with self._drawing():
             observation, reward, terminated, truncated, _ = self._env.step(played)
-            told = self._format_observation(observation)
+            text = self._format_observation(observation)
         self.reward += float(reward)
         self._cut = bool(truncated) and not terminated
         if terminated or truncated:
             self.end(success=False)
-        return f"Reward: {float(reward):g}.\n{told}"
+        return f"Reward: {float(reward):g}.\n{text}"
 
     def _drawing(self, seed: int | None = None) -> AbstractContextManager[None]:
         """A context to draw from the process's random numbers in; Gymnasium's own environments have their own."""
@@ -158,19 +158,19 @@ class GymnasiumText(ToolEnv):
         self._acted_in, self._cut = -1, False
 
     def _format_observation(self, observation: object) -> str:
-        said = observation if isinstance(observation, str) else f"Observation: {_plain(observation)}"
+        text = observation if isinstance(observation, str) else f"Observation: {_plain(observation)}"
         drawn = self._env.render() if self._draws else None
-        return f"{_name_colours(drawn)}\n{said}" if isinstance(drawn, str) else said
+        return f"{_name_colours(drawn)}\n{text}" if isinstance(drawn, str) else text
 
 
 def names() -> list[str]:
     """Gymnasium's own environments that are played as text, and those that others registered."""
-    places = {name: _place(spec.entry_point) for name, spec in registry.items() if "/" not in name}
-    foreign = {name for name, place in places.items() if not place.startswith(("gymnasium.", "agentgym."))}
-    return sorted(foreign | {name for name, place in places.items() if place.startswith(TOYS)})
+    modules = {name: _module_of(spec.entry_point) for name, spec in registry.items() if "/" not in name}
+    foreign = {name for name, module in modules.items() if not module.startswith(("gymnasium.", "agentgym."))}
+    return sorted(foreign | {name for name, module in modules.items() if module.startswith(TOYS)})
 
 
-def _place(entry_point: object) -> str:
+def _module_of(entry_point: object) -> str:
     return entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
 
 
@@ -192,19 +192,19 @@ def _words(env_id: str, space: Space[Any]) -> tuple[str, ...] | None:
     """The words for the actions, in their order; None if an action is a text."""
     if isinstance(space, GymnasiumTextSpace | Text):
         return None
-    if not isinstance(space, Discrete) or space.n > MOST_ACTIONS:
+    if not isinstance(space, Discrete) or space.n > MAX_ACTIONS:
         raise ConfigError(
-            f"{env_id} cannot be played: its actions are {space}, and a text names one of at most {MOST_ACTIONS} "
+            f"{env_id} cannot be played: its actions are {space}, and a text names one of at most {MAX_ACTIONS} "
             "actions (Discrete) or is one (Text)"
         )
-    named = ACTIONS.get(re.sub(r"-v\d+$", "", env_id), ())
-    return named if len(named) == space.n else tuple(str(int(space.start) + i) for i in range(int(space.n)))
+    names = ACTIONS.get(re.sub(r"-v\d+$", "", env_id), ())
+    return names if len(names) == space.n else tuple(str(int(space.start) + i) for i in range(int(space.n)))
 
 
 def _check_observations(env_id: str, space: Space[Any]) -> None:
-    if _size(space) > MOST_NUMBERS:
+    if _size(space) > MAX_NUMBERS:
         raise ConfigError(
-            f"{env_id} cannot be shown as text: its observations are {space}, more than {MOST_NUMBERS} numbers"
+            f"{env_id} cannot be shown as text: its observations are {space}, more than {MAX_NUMBERS} numbers"
         )
 
 
@@ -229,10 +229,10 @@ def _plain(value: object) -> object:
 def _name_colours(drawn: str) -> str:
     """Replaces a drawing's terminal colours, which mark the player's position, by words."""
 
-    def name_colour(found: re.Match[str]) -> str:
-        codes = [int(code) for code in found[1].split(";") if code]
+    def name_colour(match: re.Match[str]) -> str:
+        codes = [int(code) for code in match[1].split(";") if code]
         colours = [COLOURS[code % 10] for code in codes if code // 10 in (3, 4) and code % 10 < len(COLOURS)]
-        return f"[{found[2]}|{colours[0]}]" if colours else found[2]
+        return f"[{match[2]}|{colours[0]}]" if colours else match[2]
 
     return PAINTED.sub(name_colour, drawn).strip("\n")
 

@@ -41,8 +41,8 @@ class Namespace:
 
     def names(self) -> list[str]:
         """Every name that the installed library knows; raises ConfigError if it is not installed."""
-        known: Callable[[], list[str]] = importlib.import_module(f"{HOME}.{self.module}").names
-        return known()
+        list_names: Callable[[], list[str]] = importlib.import_module(f"{HOME}.{self.module}").names
+        return list_names()
 
 
 NAMESPACES = {
@@ -124,9 +124,9 @@ def needs(library: str, extra: str, error: ImportError) -> ConfigError:
     return ConfigError(f"{library} cannot be imported ({error}): pip install 'agentgym-llm[{extra}]'")
 
 
-def unknown_name(namespace: str, name: str, known: list[str]) -> UnknownName:
+def unknown_name(namespace: str, name: str, names: list[str]) -> UnknownName:
     """The error of a name that the library does not know."""
-    near = nearest(name, known) or "."
+    near = nearest(name, names) or "."
     return UnknownName(
         f"{NAMESPACES[namespace].source} has no {name!r}{near} `agentgym env list --namespace {namespace}` shows all"
     )

@@ -219,10 +219,10 @@ class _Session:
             answer = json.loads(await asyncio.wait_for(self._answers.get(), self._timeout_s))
         except (aiohttp.ClientError, TimeoutError, OSError, TypeError, *NOT_JSON) as error:
             self._is_late = True
-            told = (
+            reason = (
                 f"it closed the session ({self._socket.close_code})" if self._listening.done() else _format_error(error)
             )
-            raise EnvironmentFault(f"the OpenEnv server did not answer {kind!r}: {told}") from error
+            raise EnvironmentFault(f"the OpenEnv server did not answer {kind!r}: {reason}") from error
         content: dict[str, Any] = answer.get("data") or {}
         if answer.get("type") == "error":
             if content.get("code") == "CAPACITY_REACHED":
@@ -319,8 +319,8 @@ def names() -> list[str]:
 
 def _http(url: str) -> str:
     """The URL of a server with http in place of ws, and without a slash at its end."""
-    scheme, found, rest = url.partition("://")
-    if not found or scheme not in ("http", "https", "ws", "wss") or not rest:
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in ("http", "https", "ws", "wss") or not rest:
         raise ConfigError(f"an OpenEnv server is named by its URL, such as openenv/http://127.0.0.1:8000; got {url!r}")
     return f"{scheme.replace('ws', 'http')}://{rest.rstrip('/')}"
 

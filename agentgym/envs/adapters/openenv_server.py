@@ -150,9 +150,9 @@ class _Doors:
         """Runs a reset or a step of the environment that all clients share."""
         kind = request.path.strip("/")
         data = parse_json_object(await request.read())
-        asked = data.get("action", {}) if kind == "step" else data
+        content = data.get("action", {}) if kind == "step" else data
         try:
-            return web.json_response((await self._of_all().answer(kind, asked))["data"], dumps=_dumps)
+            return web.json_response((await self._of_all().answer(kind, content))["data"], dumps=_dumps)
         except OpenEnvProtocolError as refusal:
             return web.json_response({"detail": str(refusal)}, status=422)
         except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
@@ -238,10 +238,10 @@ async def _converse(make: Callable[[], TextEnv], answers: web.WebSocketResponse)
 async def _answer_text(session: Session, text: str) -> str | None:
     """The answer to a message; None if the client closes."""
     try:
-        said = parse_json_object(text.encode())
-        if said.get("type") == "close":
+        message = parse_json_object(text.encode())
+        if message.get("type") == "close":
             return None
-        return _dumps(await session.answer(str(said.get("type")), said.get("data") or {}))
+        return _dumps(await session.answer(str(message.get("type")), message.get("data") or {}))
     except RequestRejected as refusal:
         return _dumps(_error("INVALID_JSON", str(refusal)))
     except OpenEnvProtocolError as refusal:
@@ -263,15 +263,15 @@ def _action(data: Mapping[str, Any]) -> Action:
     text, calls = data.get("message", ""), data.get("tool_calls") or []
     if not isinstance(text, str) or not isinstance(calls, list):
         raise OpenEnvProtocolError("VALIDATION_ERROR", "an action has a text `message`, a list `tool_calls`, or both")
-    made = []
+    tool_calls = []
     for number, call in enumerate(calls):
         try:
-            made.append(ToolCall(f"call_{number}", *as_call(call)))
+            tool_calls.append(ToolCall(f"call_{number}", *as_call(call)))
         except ValueError as error:
             raise OpenEnvProtocolError("VALIDATION_ERROR", f"{error}; got {call!r:.200}") from None
     metadata = data.get("metadata")
-    is_reply = bool(made) or (isinstance(metadata, Mapping) and metadata.get("reply") is True)
-    return Action.from_message(Message("assistant", text, tool_calls=tuple(made))) if is_reply else Action(text)
+    is_reply = bool(tool_calls) or (isinstance(metadata, Mapping) and metadata.get("reply") is True)
+    return Action.from_message(Message("assistant", text, tool_calls=tuple(tool_calls))) if is_reply else Action(text)
 
 
 def _format_observation(

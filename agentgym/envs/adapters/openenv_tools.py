@@ -64,5 +64,5 @@ def result_text(observation: Mapping[str, Any]) -> str:
         return json.dumps(result, ensure_ascii=False)
     # The server writes the fields of MCP in snake case, or in camel case, depending on its version.
     structured = result.get("structured_content", result.get("structuredContent"))
-    named = {} if structured is None else {"structuredContent": structured}
-    return as_text({**result, **named, "isError": result.get("is_error", result.get("isError"))})
+    content = {} if structured is None else {"structuredContent": structured}
+    return as_text({**result, **content, "isError": result.get("is_error", result.get("isError"))})

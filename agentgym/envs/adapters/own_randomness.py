@@ -18,7 +18,7 @@ __all__ = ["OwnRandomness"]
 logger = logging.getLogger(__name__)
 
 States: TypeAlias = "tuple[Any, Any]"
-MOST_S = 45.0
+MAX_S = 45.0
 """The seconds that others wait for a call; below `limits.env_step_s`, which includes their waiting."""
 
 
@@ -26,7 +26,7 @@ class OwnRandomness:
     """Gives code that draws from `random` and `numpy.random` a stream of its own, and leaves the process's as it was.
 
     Foreign code runs under it one call at a time in a process: two that draw from one stream at once would give
-    neither of them the episode of its seed. Others wait `MOST_S` for one that hangs, then go on with a warning.
+    neither of them the episode of its seed. Others wait `MAX_S` for one that hangs, then go on with a warning.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def _take_loan() -> _Loan:
     me = threading.get_ident()
     with _changed:
         while _current is not None and _current.thread != me:
-            left_s = _current.since + MOST_S - time.monotonic()
+            left_s = _current.since + MAX_S - time.monotonic()
             if left_s > 0:
                 _changed.wait(left_s)
             else:
@@ -106,7 +106,7 @@ def _call_in(loan: _Loan) -> None:
     logger.warning(
         "a call of an environment has taken over %g s, and others wait for it no longer: what it draws from now on is "
         "theirs, so one seed may give two episodes",
-        MOST_S,
+        MAX_S,
     )
     while loan.outer is not None:
         loan = loan.outer

@@ -19,7 +19,7 @@ from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
-from agentgym.tools.calling.blame import is_outside
+from agentgym.tools.calling.error_attribution import is_outside
 from agentgym.tools.line_process import LineProcess
 from agentgym.types import Message
 
@@ -78,10 +78,10 @@ class ReasoningGym(TextEnv):
 
     def step(self, action: str) -> StepResult:
         """Scores the reply."""
-        found = ANSWER.findall(action)
-        answer = (found[-1] if found else str(action)).strip()
+        answers = ANSWER.findall(action)
+        answer = (answers[-1] if answers else str(action)).strip()
         score, has_raised = judge_answer(self.dataset, self.entry, answer, self._score_answer)
-        metrics = {"answer_tag": float(bool(found)), "scorer_raised": float(has_raised)}
+        metrics = {"answer_tag": float(bool(answers)), "scorer_raised": float(has_raised)}
         info: Info = {"metrics": {**metrics, "success": float(score >= 1.0)}}
         return f"Score: {score:g}.", score, True, False, info
 
@@ -144,10 +144,10 @@ def scored_beside(
     Raises EnvironmentFault for an error of the machine or a service.
     """
     question = (dataset, seed, dict(config), dict(entry), answer, LIMIT_S)
-    told = _scorer.ask(base64.b64encode(pickle.dumps(question)).decode(), LIMIT_S)
-    if told is None:
+    line = _scorer.ask(base64.b64encode(pickle.dumps(question)).decode(), LIMIT_S)
+    if line is None:
         return None, f"no score within {LIMIT_S:g} s of computing, or within its memory"
-    score, error, is_fault = json.loads(told)
+    score, error, is_fault = json.loads(line)
     if is_fault:
         raise EnvironmentFault(f"the scorer of {dataset} failed: {error}")
     return score, error

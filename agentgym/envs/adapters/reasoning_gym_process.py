@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 """The memory for an answer, beyond what the libraries have reserved."""
 READ = (
     *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Load),
@@ -55,8 +55,8 @@ def score_answer(dataset: str, seed: int, config: dict[str, Any], entry: dict[st
 
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    made = reasoning_gym.create_dataset(dataset, seed=seed, size=1, **config)
-    return float(made.score_answer(answer, entry))
+    tasks = reasoning_gym.create_dataset(dataset, seed=seed, size=1, **config)
+    return float(tasks.score_answer(answer, entry))
 
 
 def main(questions: TextIO, answers: TextIO) -> None:
@@ -65,8 +65,8 @@ def main(questions: TextIO, answers: TextIO) -> None:
 
     warnings.simplefilter("ignore")
     statm = Path("/proc/self/statm")
-    taken = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_BYTES, taken + MOST_BYTES))
+    num_bytes = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes + MAX_BYTES, num_bytes + MAX_BYTES))
     for name, module in list(sys.modules.items()):
         if name.startswith("reasoning_gym.") or name == "sympy.parsing.sympy_parser":
             vars(module)["eval"] = checked_eval  # in place of the builtin
@@ -75,14 +75,14 @@ def main(questions: TextIO, answers: TextIO) -> None:
     for line in questions:
         dataset, seed, config, entry, answer, limit_s = pickle.loads(base64.b64decode(line))
         signal.setitimer(signal.ITIMER_PROF, limit_s)
-        told: tuple[float | None, str, bool]
+        outcome: tuple[float | None, str, bool]
         try:
-            told = score_answer(dataset, seed, config, entry, answer), "", False
+            outcome = score_answer(dataset, seed, config, entry, answer), "", False
         except Exception as error:  # noqa: BLE001  # the boundary: a scorer is foreign code
             is_fault = isinstance(error, OSError) and error.errno != errno.ENOMEM  # memory is limited for the answer
-            told = None, f"{type(error).__name__}: {error}", is_fault
+            outcome = None, f"{type(error).__name__}: {error}", is_fault
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(told), file=answers, flush=True)
+        print(json.dumps(outcome), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from agentgym.types import Message
 __all__ = ["TextArena", "names"]
 
 LARGEST_SEED = 2**31
-MOST_PLAYERS = 15
+MAX_PLAYERS = 15
 DEFAULT_TURNS = 200
 """The turns of the agent after which a game without an end of its own is truncated."""
 LISTED = "listed"
@@ -92,11 +92,11 @@ class TextArena(TextEnv):
         with self._randomness.again():
             if not (self._play_reply(str(action)) or self._others_play()):
                 return self._new_messages(), 0.0, False, False, {}
-            rewards, told = self._env.close()
+            rewards, infos = self._env.close()
         if self.seat not in (rewards or {}):
             raise EnvironmentFault(f"{self.game} ended without a reward for seat {self.seat}: it gave {rewards}")
         reward = float(rewards[self.seat])
-        mine = told.get(self.seat, {})
+        mine = infos.get(self.seat, {})
         texts = [self._new_messages(), str(mine.get("reason") or "")]
         metrics = {"success": float(reward >= 1.0), "invalid_move": float(bool(mine.get("invalid_move")))}
         observation = "\n".join(text for text in texts if text) or "The game is over."
@@ -109,7 +109,7 @@ class TextArena(TextEnv):
     def _players_needed(self) -> int:
         """Opens the game with the fewest players that it takes; returns their number."""
         refused = ""
-        for num_players in range(1, MOST_PLAYERS + 1):
+        for num_players in range(1, MAX_PLAYERS + 1):
             try:
                 self._deal(0, num_players)
                 return num_players
@@ -117,7 +117,7 @@ class TextArena(TextEnv):
                 refused = str(error)
             except Exception as error:  # the boundary: some games need data, keys or another Python
                 raise _unplayable(self.game, error) from error
-        raise ConfigError(f"TextArena's {self.game} takes no number of players up to {MOST_PLAYERS}: {refused}")
+        raise ConfigError(f"TextArena's {self.game} takes no number of players up to {MAX_PLAYERS}: {refused}")
 
     def _deal(self, seed: int, num_players: int) -> None:
         """Makes a new game and resets it."""
@@ -200,10 +200,10 @@ def _unplayable(game: str, error: Exception) -> ConfigError:
 def _opponent(name: str, seed: int) -> Opponent:
     if name == LISTED:
         return _Listed(seed)
-    found = load_named(name, OPPONENT)
-    if not callable(found):
-        raise ConfigError(f"the opponent {name!r} is a {type(found).__name__}, not a function from text to text")
-    return found
+    opponent = load_named(name, OPPONENT)
+    if not callable(opponent):
+        raise ConfigError(f"the opponent {name!r} is a {type(opponent).__name__}, not a function from text to text")
+    return opponent
 
 
 class _Listed:

@@ -116,16 +116,16 @@ class Verifiers(TextEnv):
             rollout.cancel()
 
     def _step_result(self, calls: Sequence[AnyCall], event: Asked | RolloutEnded) -> StepResult:
-        known = len(self._told)
-        goes_on = event.messages[:known] == self._told
-        new = event.messages[known + 1 :] if goes_on else event.messages
+        num_messages = len(self._told)
+        goes_on = event.messages[:num_messages] == self._told
+        new = event.messages[num_messages + 1 :] if goes_on else event.messages
         self._told = event.messages
         results = _results(calls, new, {spec.name for spec in self._specs}, event.tool_errors)
-        said = [_message(message) for message in new if message.role != "tool"] if goes_on else []
+        user_messages = [_message(message) for message in new if message.role != "tool"] if goes_on else []
         answers = [
             Message("tool", result.content, tool_call_id=result.call_id, name=result.name or None) for result in results
         ]
-        info: Info = {"messages": (*answers, *said), "tool_results": results}
+        info: Info = {"messages": (*answers, *user_messages), "tool_results": results}
         observation = "\n".join(message.content for message in info["messages"])
         if isinstance(event, Asked):
             if not goes_on:
@@ -143,12 +143,12 @@ class Verifiers(TextEnv):
 def names() -> list[str]:
     """The environments that are installed: packages that require verifiers and are named after their module."""
     _library()
-    found = set()
+    env_names = set()
     for distribution in importlib.metadata.distributions():
         name = str(distribution.metadata["Name"]).lower()
         if any(need.lower().startswith("verifiers") for need in distribution.requires or ()) and _is_module(name):
-            found.add(name)
-    return sorted(found)
+            env_names.add(name)
+    return sorted(env_names)
 
 
 _LOADED: dict[tuple[str, str], Any] = {}
@@ -256,7 +256,7 @@ def _encode_call(call: AnyCall) -> tuple[str, str, str]:
 
 
 def _results(
-    calls: Sequence[AnyCall], messages: Sequence[Any], known: set[str], errors: Sequence[str]
+    calls: Sequence[AnyCall], messages: Sequence[Any], tool_names: set[str], errors: Sequence[str]
 ) -> tuple[ToolResult, ...]:
     """The answer to each call; a call that the environment did not answer was not run."""
     answers = {message.tool_call_id: _text(message.content) for message in messages if message.role == "tool"}
@@ -266,7 +266,7 @@ def _results(
         if isinstance(call, MalformedCall):
             results.append(ToolResult(call.id, "", content, "truncated" if call.truncated else "malformed"))
             continue
-        kind = "unknown_tool" if call.name not in known else None
+        kind = "unknown_tool" if call.name not in tool_names else None
         if kind is None and (call.id not in answers or content in errors):
             kind = "tool_error"
         results.append(ToolResult(call.id, call.name, content, kind))

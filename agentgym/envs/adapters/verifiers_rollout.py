@@ -15,7 +15,7 @@ from typing import Any
 
 from agentgym.errors import EnvironmentFault, describe_error
 from agentgym.tools.calling.background_loop import BackgroundLoop
-from agentgym.tools.calling.blame import is_models_mistake
+from agentgym.tools.calling.error_attribution import is_models_mistake
 
 __all__ = ["Asked", "Rollout", "RolloutEnded", "library", "watch"]
 
@@ -87,8 +87,8 @@ class Rollout:
         """Passes on the model's reply: its text, and the id, the name and the arguments (as text) of each call."""
         from verifiers.legacy.types import AssistantMessage, ToolCall
 
-        made = [ToolCall(id=call_id, name=name, arguments=arguments) for call_id, name, arguments in calls]
-        message = AssistantMessage(content=text, reasoning_content=reasoning, tool_calls=made or None)
+        tool_calls = [ToolCall(id=call_id, name=name, arguments=arguments) for call_id, name, arguments in calls]
+        message = AssistantMessage(content=text, reasoning_content=reasoning, tool_calls=tool_calls or None)
         future = self._waiting.get_nowait()
         future.get_loop().call_soon_threadsafe(_give, future, message)
 
@@ -188,7 +188,7 @@ async def _play_row(environment: Any, row: dict[str, Any], player: Any, events: 
         await environment.rubric.cleanup(state)
         if faults:
             raise EnvironmentFault(f"the rubric failed: {'; '.join(faults)}")
-        said = normalize_messages([*state["prompt"], *(state["completion"] or ())])
+        talk = normalize_messages([*state["prompt"], *(state["completion"] or ())])
         numbers = {name: float(value) for name, value in (state["metrics"] or {}).items()}
         timed_out = bool(state.get("timed_out"))
         reward = float(state["reward"])
@@ -196,7 +196,7 @@ async def _play_row(environment: Any, row: dict[str, Any], player: Any, events: 
         events.put(error)
         return
     events.put(
-        RolloutEnded(messages=said, tool_errors=tuple(tool_errors), reward=reward, metrics=numbers, timed_out=timed_out)
+        RolloutEnded(messages=talk, tool_errors=tuple(tool_errors), reward=reward, metrics=numbers, timed_out=timed_out)
     )
 
 

@@ -82,11 +82,11 @@ class EnvCard:
 
     def to_json(self) -> dict[str, JSON]:
         """The card as JSON."""
-        told: dict[str, JSON] = asdict(self)
+        fields: dict[str, JSON] = asdict(self)
         if self.difficulty is not None:
             values = {str(value): text for value, text in self.difficulty.values.items()}
-            told["difficulty"] = {"keyword": self.difficulty.keyword, "values": values}
-        return told
+            fields["difficulty"] = {"keyword": self.difficulty.keyword, "values": values}
+        return fields
 
 
 CARDS: Registry[EnvCard] = Registry("card")
@@ -104,5 +104,5 @@ def card_of(env_id: str, env: object) -> EnvCard | None:
 
 def version_of(env_id: str) -> int | None:
     """The number after `-v` in an id; None if there is none."""
-    found = re.search(r"-v(\d+)$", env_id)
-    return int(found.group(1)) if found else None
+    match = re.search(r"-v(\d+)$", env_id)
+    return int(match.group(1)) if match else None

@@ -10,7 +10,7 @@ from agentgym.errors import EnvironmentFault, SandboxError
 from agentgym.tools import tool
 from agentgym.tools.calling.definition import Tool, ToolFunction
 from agentgym.tools.containers.pool import Kind, shared_pool
-from agentgym.tools.containers.workspace import MOST_COMMAND_BYTES, ContainerLimits, Ran, Workspace
+from agentgym.tools.containers.workspace import MAX_COMMAND_BYTES, ContainerLimits, Ran, Workspace
 
 __all__ = ["DockerEnv"]
 
@@ -59,10 +59,10 @@ class DockerEnv(ToolEnv, abstract=True):
         """
         self._discard()
         kind = Kind(image=self.image, dockerfile=self.dockerfile, limits=self.limits, num_warm=self.num_warm)
-        given = dict(files or {})
+        contents = dict(files or {})
 
         def prepare(container: Workspace) -> None:
-            container.write(given)
+            container.write(contents)
             if setup and (ran := container.run(setup)).exit_code:
                 container.close()
                 raise EnvironmentFault(f"the setup of a task ended with {ran.exit_code}: {ran.output[-500:]}")
@@ -70,7 +70,7 @@ class DockerEnv(ToolEnv, abstract=True):
         try:
             pool = shared_pool(kind)
             if keeps:
-                self._container = pool.take_prepared(repr((sorted(given.items()), setup)), prepare)
+                self._container = pool.take_prepared(repr((sorted(contents.items()), setup)), prepare)
             else:
                 self._container = pool.take()
                 prepare(self._container)
@@ -94,8 +94,8 @@ class DockerEnv(ToolEnv, abstract=True):
         """
         if "\0" in command:
             return "not run: a command cannot hold a NUL character"
-        if len(command.encode("utf-8", "replace")) > MOST_COMMAND_BYTES:
-            return f"not run: a command has at most {MOST_COMMAND_BYTES} bytes; write what is longer to a file in parts"
+        if len(command.encode("utf-8", "replace")) > MAX_COMMAND_BYTES:
+            return f"not run: a command has at most {MAX_COMMAND_BYTES} bytes; write what is longer to a file in parts"
         ran = self.run(command)
         if ran.is_lost:
             self.end(success=False)

@@ -17,7 +17,7 @@ def checks_keywords(init: Callable[..., None]) -> Callable[..., None]:
     _, *parameters = inspect.signature(init).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return init
-    taken = [
+    own_keywords = [
         parameter.name
         for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -26,10 +26,10 @@ def checks_keywords(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def check_and_init(self: object, /, *args: Any, **keywords: Any) -> None:
         for name in keywords:
-            if name not in taken:
-                shown = ", ".join(keyword for keyword in taken if keyword != "render_mode") or "no keywords"
-                hint = nearest(name, taken) or "."
-                raise ConfigError(f"{type(self).__name__} does not take the keyword {name!r}{hint} It takes: {shown}")
+            if name not in own_keywords:
+                listing = ", ".join(keyword for keyword in own_keywords if keyword != "render_mode") or "no keywords"
+                hint = nearest(name, own_keywords) or "."
+                raise ConfigError(f"{type(self).__name__} does not take the keyword {name!r}{hint} It takes: {listing}")
         init(self, *args, **keywords)
 
     return check_and_init

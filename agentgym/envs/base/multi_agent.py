@@ -131,10 +131,10 @@ class MultiAgentEnv(ToolEnv, abstract=True):
         """True if the game has ended."""
         return self._over
 
-    def step_result(self, agent: str, said: str, results: tuple[ToolResult, ...] = ()) -> StepResult:
+    def step_result(self, agent: str, reply: str, results: tuple[ToolResult, ...] = ()) -> StepResult:
         """The result of an agent's step, known when it is its turn again or the game is over.
 
-        It has the answer to the reply (`said`, or `results` of calls), followed by what the agent sees now.
+        It has the answer to the reply (`reply`, or `results` of calls), followed by what the agent sees now.
         """
         seen = self.observe(agent)
         if results:
@@ -145,7 +145,7 @@ class MultiAgentEnv(ToolEnv, abstract=True):
                 Message("tool", result.content, tool_call_id=result.call_id, name=result.name) for result in results
             )
         else:
-            text = _behind(said, seen)
+            text = _behind(reply, seen)
             messages = (Message("user", text),)
         info: Info = {"messages": messages, "tool_results": results, "metrics": {}, "agent": agent}
         if self.retells and not self._over:
@@ -209,6 +209,6 @@ class MultiAgentEnv(ToolEnv, abstract=True):
         return observation, reward, over, False, info
 
 
-def _behind(said: str, seen: str) -> str:
-    """The text `said`, followed by `seen` on a line of its own."""
-    return f"{said}\n{seen}" if said else seen
+def _behind(reply: str, seen: str) -> str:
+    """The text `reply`, followed by `seen` on a line of its own."""
+    return f"{reply}\n{seen}" if reply else seen

@@ -136,11 +136,11 @@ class RandomPolicy:
 
     def _object(self, schema: Mapping[str, Any], context: _Context, depth: int) -> dict[str, Any]:
         required = schema.get("required", ())
-        made: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for name, part in schema.get("properties", {}).items():
             if name in required or (depth < 2 and self._rng.random() < 0.5):
-                made[name] = self._value(part, context, depth + 1)
-        return made
+                members[name] = self._value(part, context, depth + 1)
+        return members
 
     def _array(self, schema: Mapping[str, Any], context: _Context, depth: int) -> list[Any]:
         low = int(schema.get("minItems", 0))

@@ -23,9 +23,9 @@ SAME_DRAWS = 3
 
 def prompt_identity(system: str, messages: object, tools: Sequence[ToolSpec]) -> JSON:
     """The default identity of a task: all that the model is shown before its first reply."""
-    told = messages if isinstance(messages, tuple | list) else ()
-    said: list[JSON] = [[message.role, str(message.content)] for message in told if isinstance(message, Message)]
-    return [system, said, [tool.to_openai() for tool in tools]]
+    opening = messages if isinstance(messages, tuple | list) else ()
+    texts: list[JSON] = [[message.role, str(message.content)] for message in opening if isinstance(message, Message)]
+    return [system, texts, [tool.to_openai() for tool in tools]]
 
 
 def digest_of(identity: JSON, options: Mapping[str, Any]) -> str:

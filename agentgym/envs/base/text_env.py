@@ -231,8 +231,8 @@ class TextEnv(gymnasium.Env[str, str]):
 
 def _check_kind(cls: type, name: str, *, is_async: bool) -> None:
     if inspect.iscoroutinefunction(inspect.unwrap(cls.__dict__[name])) != is_async:
-        wanted = "`async def`" if is_async else "a plain `def`"
-        raise ConfigError(f"{cls.__name__}.{name} must be {wanted}")
+        form = "`async def`" if is_async else "a plain `def`"
+        raise ConfigError(f"{cls.__name__}.{name} must be {form}")
 
 
 def _with_bookkeeping(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

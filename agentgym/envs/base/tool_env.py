@@ -133,9 +133,9 @@ class ToolEnv(TextEnv, abstract=True):
 
     def add_tool(self, entry: Tool | ToolFunction) -> None:
         """Adds a tool to this environment's tool set."""
-        made = as_tool(entry)
-        self._runner.add(made)
-        self._own_tools.append(made)
+        tool = as_tool(entry)
+        self._runner.add(tool)
+        self._own_tools.append(tool)
 
     @property
     def tools(self) -> Mapping[str, Tool]:

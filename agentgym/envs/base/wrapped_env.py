@@ -83,12 +83,12 @@ class WrappedEnv(gymnasium.Wrapper[str, str, str, str]):
         if not isinstance(observation, str):
             raise EnvironmentFault(f"{self} gave an observation of type {type(observation).__name__}; it must be a str")
         inner, answer = self._inner._last_observation, self._inner._last_messages
-        shown = {"messages": (Message("user", observation),), **info}
-        if observation != inner and shown["messages"] == answer:
-            shown["messages"] = _with_text(answer, inner, observation)
+        visible = {"messages": (Message("user", observation),), **info}
+        if observation != inner and visible["messages"] == answer:
+            visible["messages"] = _with_text(answer, inner, observation)
             if (history := info.get("history")) and tuple(history[-len(answer) :]) == tuple(answer):
-                shown["history"] = (*history[: -len(answer)], *shown["messages"])
-        return shown
+                visible["history"] = (*history[: -len(answer)], *visible["messages"])
+        return visible
 
 
 def as_text_env(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:

@@ -51,14 +51,14 @@ def identify_env(name: str) -> EnvIdentity:
 
     `module:Id-v0` has to be resolved before, which registers the id.
     """
-    place, _, last = name.rpartition(":")
+    module, _, last = name.rpartition(":")
     package, files = None, None
     if namespace_of(name) is None:
-        if place.endswith(".py"):
-            files = Path(place)
+        if module.endswith(".py"):
+            files = Path(module)
         else:
             owners = load_packages()
-            entry = registry[last].entry_point if last in registry else place
+            entry = registry[last].entry_point if last in registry else module
             top = top_module(entry)
             package, files = owners.get(last) or _package_named(top), _folder_of(top)
     return EnvIdentity(

@@ -104,5 +104,5 @@ def _register(point: EntryPoint, package: EnvPackage) -> frozenset[str]:
 
 def top_module(entry_point: object) -> str:
     """Returns the top-level package of the class or the location in an entry of Gymnasium's registry."""
-    place = entry_point if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
-    return place.partition(":")[0].partition(".")[0]
+    entry = entry_point if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
+    return entry.partition(":")[0].partition(".")[0]

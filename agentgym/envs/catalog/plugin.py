@@ -59,9 +59,9 @@ def _find_more(find: Callable[[str], Any]) -> Callable[[str], Any]:
         if "/" in env_id:
             from agentgym.envs.adapters.namespaces import spec_of
 
-            found = spec_of(env_id)
-            if found is not None:
-                return found
+            spec = spec_of(env_id)
+            if spec is not None:
+                return spec
         from gymnasium.envs.registration import registry
 
         if ":" not in env_id and env_id not in registry:

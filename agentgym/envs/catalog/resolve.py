@@ -47,15 +47,15 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
     other wrapper counts (`WrappedEnv`). Any other environment of Gymnasium's interface is shown as text.
     """
     register_envs()
-    place, _, last = name.rpartition(":")
+    module, _, last = name.rpartition(":")
     adapted = spec_of(name)
     if adapted is not None:
         make = _maker_of(adapted)
-    elif place and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
-        load_module(place, name, WANTED)
+    elif module and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
+        load_module(module, name, WANTED)
         make = _from_registry(last)
     else:
-        make = _from_path(name) if place else _from_registry(name)
+        make = _from_path(name) if module else _from_registry(name)
     settings = dict(kwargs or {})
 
     def make_one() -> TextEnv:
@@ -110,8 +110,8 @@ def _from_registry(env_id: str) -> Callable[..., object]:
     if env_id not in registry:
         load_packages()
     if env_id not in registry:
-        known = sorted(set(registry) - set(_FOREIGN))
-        near = nearest(env_id, [*known, *(namespace.example for namespace in NAMESPACES.values())]) or "."
+        env_ids = sorted(set(registry) - set(_FOREIGN))
+        near = nearest(env_id, [*env_ids, *(namespace.example for namespace in NAMESPACES.values())]) or "."
         raise UnknownName(
             f"unknown env {env_id!r}{near} `agentgym env list` shows all; "
             "your own is written 'package.module:Class' or 'path/to/file.py:Class'"
@@ -128,8 +128,8 @@ _FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).
 
 
 def _from_path(name: str) -> Callable[..., object]:
-    found = load_named(name, WANTED)
-    if not callable(found):
-        raise ConfigError(f"{name!r} is a {type(found).__name__}, not an environment class")
-    made: Callable[..., object] = found
-    return made
+    target = load_named(name, WANTED)
+    if not callable(target):
+        raise ConfigError(f"{name!r} is a {type(target).__name__}, not an environment class")
+    factory: Callable[..., object] = target
+    return factory

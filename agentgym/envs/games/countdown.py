@@ -83,14 +83,14 @@ class Countdown(ToolEnv):
             expression: such as (a + b) * c, with the numbers
         """
         self._left -= 1
-        said = self._judge_expression(expression)
+        verdict = self._judge_expression(expression)
         if self._over:
-            return said
+            return verdict
         if not self._left:
             self.end(success=False)
-            return f"{said} No answers left."
+            return f"{verdict} No answers left."
         numbers = ", ".join(map(str, self.numbers))
-        return f"{said} Numbers: {numbers}. Target: {self.target}. Answers left: {self._left}."
+        return f"{verdict} Numbers: {numbers}. Target: {self.target}. Answers left: {self._left}."
 
     def task_identity(self) -> JSON:
         """The numbers in any order, and the target."""

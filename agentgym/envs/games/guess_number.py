@@ -84,8 +84,8 @@ class GuessNumber(ToolEnv):
 
     def secrets(self) -> tuple[str, ...]:
         """The number, unless the range or the guesses name it anyway."""
-        named = (self._low, self._high, self.max_turns)
-        return () if self._secret in named else (str(self._secret),)
+        public_numbers = (self._low, self._high, self.max_turns)
+        return () if self._secret in public_numbers else (str(self._secret),)
 
     def make_oracle(self) -> Policy:
         """A policy that halves the range, from the text alone."""
@@ -139,8 +139,8 @@ class _Cheat:
 
 
 def _reply(calls: list[tuple[str, dict[str, Any]]]) -> Message:
-    made = [ToolCall(f"call_{number}", name, arguments) for number, (name, arguments) in enumerate(calls)]
-    return Message("assistant", "", tool_calls=tuple(made))
+    tool_calls = [ToolCall(f"call_{number}", name, arguments) for number, (name, arguments) in enumerate(calls)]
+    return Message("assistant", "", tool_calls=tuple(tool_calls))
 
 
 def _numbers(text: str) -> list[int]:

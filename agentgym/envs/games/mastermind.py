@@ -78,17 +78,17 @@ class Mastermind(ToolEnv):
         """
         self.left -= 1
         if re.fullmatch(f"[{self.digits}]{{{self.length}}}", code) is None:
-            said = self._form()
+            verdict = self._form()
         elif code == self.code:
             self.end(success=True, reward=1.0)
             return f"{code} is the code."
         else:
             in_place, elsewhere = marks(code, self.code)
-            said = f"{code}: {in_place} in place, {elsewhere} elsewhere."
+            verdict = f"{code}: {in_place} in place, {elsewhere} elsewhere."
         if not self.left:
             self.end(success=False)
-            return f"{said} No guesses left. The code was {self.code}."
-        return f"{said} Guesses left: {self.left}."
+            return f"{verdict} No guesses left. The code was {self.code}."
+        return f"{verdict} Guesses left: {self.left}."
 
     def task_identity(self) -> JSON:
         """The digits, and the code."""
@@ -141,8 +141,8 @@ class _Oracle(_Random):
         self._codes = ["".join(code) for code in itertools.product(self._game.digits, repeat=self._game.length)]
 
     def act(self, observation: str) -> Message:
-        if told := re.match(r"(\d+): (\d+) in place, (\d+) elsewhere", observation):
-            guess, marked = told.group(1), (int(told.group(2)), int(told.group(3)))
+        if match := re.match(r"(\d+): (\d+) in place, (\d+) elsewhere", observation):
+            guess, marked = match.group(1), (int(match.group(2)), int(match.group(3)))
             self._codes = [code for code in self._codes if code != guess and marks(guess, code) == marked]
         code = self._game.code if self._game.left == 1 else self._codes[int(self._draw.integers(len(self._codes)))]
         return tool_call_reply("guess", code=code)

@@ -96,7 +96,7 @@ class Negotiation(MultiAgentEnv):
 
     def rest(self, share: Sequence[int]) -> tuple[int, ...]:
         """The items that a share leaves."""
-        return tuple(number - taken for number, taken in zip(self.items, share, strict=True))
+        return tuple(number - amount for number, amount in zip(self.items, share, strict=True))
 
     def worth(self, agent: str, share: Sequence[int]) -> int:
         """The worth of a share to an agent."""
@@ -113,10 +113,10 @@ class Negotiation(MultiAgentEnv):
             f"On the table: {self._format_share(self.items)}. Worth to you, each: {values}. "
             f"You need {self.least[agent]}."
         )
-        said = ""
+        offer = ""
         if self.offered is not None and self.spoken != agent:
-            said = f" You are offered {self._format_share(self.rest(self.offered))}."
-        return f"{table}{said} Turns left: {self.left[agent]}."
+            offer = f" You are offered {self._format_share(self.rest(self.offered))}."
+        return f"{table}{offer} Turns left: {self.left[agent]}."
 
     @tool
     def offer(self, books: int, hats: int, balls: int = 0) -> str:
@@ -130,7 +130,7 @@ class Negotiation(MultiAgentEnv):
         if not self.may_move:
             return "Not offered: one offer in each reply."
         share = (books, hats, balls)[: len(self.kinds)]
-        there = all(0 <= taken <= number for taken, number in zip(share, self.items, strict=True))
+        there = all(0 <= amount <= number for amount, number in zip(share, self.items, strict=True))
         if there and (balls == 0 or len(self.kinds) == 3):
             self.offered, self.spoken = share, self.agent_selection
             return self._spend_turn("Offered.")
@@ -190,13 +190,13 @@ class Negotiation(MultiAgentEnv):
     def _format_share(self, share: Sequence[int]) -> str:
         return ", ".join(f"{number} {kind}" for number, kind in zip(share, self.kinds, strict=True))
 
-    def _spend_turn(self, said: str) -> str:
+    def _spend_turn(self, text: str) -> str:
         """Counts the mover's turn; when neither side has any left, there is no deal."""
         self.left[self.agent_selection] -= 1
         self.pass_turn()
         if not any(self.left.values()):
             self.forfeit(self.agent_selection)
-        return said
+        return text
 
 
 def _valuations(items: tuple[int, ...]) -> list[tuple[int, ...]]:

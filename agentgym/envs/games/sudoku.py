@@ -91,14 +91,14 @@ class Sudoku(ToolEnv):
             digit: the digit
         """
         self._left -= 1
-        said = self._try_placement(row, column, digit)
+        verdict = self._try_placement(row, column, digit)
         if self.grid == self.solution:
             self.end(success=True, reward=1.0)
             return "The grid is solved."
         if not self._left:
             self.end(success=False)
-            return f"{said} No placements left."
-        return f"{said}\n{self.view()}"
+            return f"{verdict} No placements left."
+        return f"{verdict}\n{self.view()}"
 
     def view(self) -> str:
         """The grid, a line for each row, and how many placements are left."""
@@ -127,9 +127,9 @@ class Sudoku(ToolEnv):
             return f"Rows, columns and digits are 1 to {self.size}."
         if self.given[row - 1][column - 1]:
             return f"Row {row}, column {column} is given."
-        kept, self.grid[row - 1][column - 1] = self.grid[row - 1][column - 1], 0
+        digit_before, self.grid[row - 1][column - 1] = self.grid[row - 1][column - 1], 0
         if digit not in _possible(self.grid, row - 1, column - 1):
-            self.grid[row - 1][column - 1] = kept
+            self.grid[row - 1][column - 1] = digit_before
             return f"{digit} is already in that row, column or box."
         self.grid[row - 1][column - 1] = digit
         return "Placed."
@@ -142,38 +142,38 @@ def solutions(grid: Grid, limit: int = 2) -> int:
     empty = []
     for row, digits in enumerate(grid):
         for column, digit in enumerate(digits):
-            place = row, column, row // box * box + column // box
+            cell = row, column, row // box * box + column // box
             if digit:
-                _flip(rows, columns, boxes, place, 1 << digit)
+                _flip(rows, columns, boxes, cell, 1 << digit)
             else:
-                empty.append(place)
+                empty.append(cell)
     digit_bits = (2 << size) - 2
 
     def count(limit: int) -> int:
         fewest, free = size + 1, 0
-        for place in empty:
-            row, column, square = place
+        for cell in empty:
+            row, column, square = cell
             possible = digit_bits & ~(rows[row] | columns[column] | boxes[square])
             if possible.bit_count() < fewest:
-                fewest, free, chosen = possible.bit_count(), possible, place
+                fewest, free, chosen = possible.bit_count(), possible, cell
         if not empty:
             return 1
         empty.remove(chosen)
-        found = 0
-        while free and found < limit:
+        num_solutions = 0
+        while free and num_solutions < limit:
             bit = free & -free
             free ^= bit
             _flip(rows, columns, boxes, chosen, bit)
-            found += count(limit - found)
+            num_solutions += count(limit - num_solutions)
             _flip(rows, columns, boxes, chosen, bit)
         empty.append(chosen)
-        return found
+        return num_solutions
 
     return count(limit)
 
 
-def _flip(rows: list[int], columns: list[int], boxes: list[int], place: tuple[int, int, int], bit: int) -> None:
-    row, column, square = place
+def _flip(rows: list[int], columns: list[int], boxes: list[int], cell: tuple[int, int, int], bit: int) -> None:
+    row, column, square = cell
     rows[row] ^= bit
     columns[column] ^= bit
     boxes[square] ^= bit
@@ -248,9 +248,9 @@ def _tricks(env: TextEnv) -> list[Message]:
     row, column = _empty_cells(game.given)[0]
     right = game.solution[row][column]
     wrong = right % game.size + 1
-    given = next((r, c) for r in range(game.size) for c in range(game.size) if game.given[r][c])
+    clue = next((r, c) for r in range(game.size) for c in range(game.size) if game.given[r][c])
     return [
-        tool_call_reply("place", row=given[0] + 1, column=given[1] + 1, digit=game.given[given[0]][given[1]]),
+        tool_call_reply("place", row=clue[0] + 1, column=clue[1] + 1, digit=game.given[clue[0]][clue[1]]),
         tool_call_reply("place", row=row + 1, column=column + 1, digit=wrong),
         tool_call_reply("place", row=row - game.size + 1, column=column + 1, digit=right),
         tool_call_reply("place", row=row + 1, column=column + 1, digit=0),

@@ -109,12 +109,12 @@ class TicTacToe(MultiAgentEnv):
     def on_message(self, text: str) -> str:
         """Places the mover's mark in the cell that the text names, if it names one cell and no other number."""
         mover = self.agent_selection
-        named = [word for word in NAME.findall(text.lower()) if word.isdecimal() or word in self.names[:9]]
-        if len(named) != 1 or named[0] not in self.names[:9]:
+        words = [word for word in NAME.findall(text.lower()) if word.isdecimal() or word in self.names[:9]]
+        if len(words) != 1 or words[0] not in self.names[:9]:
             return self._refuse_reply(mover, "Reply with one free cell.")
-        cell = self.names.index(named[0])
+        cell = self.names.index(words[0])
         if self.board[cell] != ".":
-            return self._refuse_reply(mover, f"{named[0].capitalize()} is not free.")
+            return self._refuse_reply(mover, f"{words[0].capitalize()} is not free.")
         self.board = place_mark(self.board, cell, mover)
         if winner(self.board):
             self.finish({mover: 1.0}, winners=(mover,))
@@ -271,6 +271,6 @@ def way_to_win(board: str, mark: str, rival: _Novice) -> list[int] | tuple[int, 
 def _tricks(env: TextEnv) -> list[Message]:
     game = game_of(env, TicTacToe)
     board, names = game.board, game.names
-    free, taken = [names[cell] for cell in free_cells(board)], [names[n] for n in range(9) if board[n] != "."]
-    texts = ("0", "10", "", " ".join(free), f"{free[0]}{free[0]}", f"{free[0]}.5", "X", *taken)
+    free, full = [names[cell] for cell in free_cells(board)], [names[n] for n in range(9) if board[n] != "."]
+    texts = ("0", "10", "", " ".join(free), f"{free[0]}{free[0]}", f"{free[0]}.5", "X", *full)
     return [Message("assistant", text) for text in texts] + [tool_call_reply("place", cell=free[0])]

@@ -179,7 +179,7 @@ class _Cheat:
 
 
 def _pair(observation: str) -> tuple[str, str]:
-    found = re.match(r"Start: (\w+)\. Goal: (\w+)\.", observation)
-    if found is None:
+    match = re.match(r"Start: (\w+)\. Goal: (\w+)\.", observation)
+    if match is None:
         raise ConfigError(f"not the first observation of WordLadder: {observation!r}")
-    return found.group(1), found.group(2)
+    return match.group(1), match.group(2)

@@ -81,15 +81,15 @@ class Wordle(ToolEnv):
             self.end(success=True, reward=1.0)
             return f"{word} is the word."
         if word in word_list(self.length):
-            said = f"{word}: {', '.join(map(' '.join, zip(word, letter_marks(word, self.word), strict=True)))}."
+            verdict = f"{word}: {', '.join(map(' '.join, zip(word, letter_marks(word, self.word), strict=True)))}."
         elif len(word) != self.length:
-            said = f"The word has {self.length} letters."
+            verdict = f"The word has {self.length} letters."
         else:
-            said = f"{word!r} is not in the word list."
+            verdict = f"{word!r} is not in the word list."
         if not self.left:
             self.end(success=False)
-            return f"{said} No guesses left. The word was {self.word}."
-        return f"{said} Guesses left: {self.left}."
+            return f"{verdict} No guesses left. The word was {self.word}."
+        return f"{verdict} Guesses left: {self.left}."
 
     def task_identity(self) -> JSON:
         """The word."""
@@ -136,16 +136,16 @@ def letter_marks(guess: str, word: str) -> list[str]:
     ['no', 'no', 'here', 'here', 'here']
     """
     spare = Counter(letter for letter, there in zip(word, guess, strict=True) if letter != there)
-    told = []
+    marks = []
     for letter, there in zip(guess, word, strict=True):
         if letter == there:
-            told.append("here")
+            marks.append("here")
         elif spare[letter]:
             spare[letter] -= 1
-            told.append("elsewhere")
+            marks.append("elsewhere")
         else:
-            told.append("no")
-    return told
+            marks.append("no")
+    return marks
 
 
 class _Random:
@@ -160,8 +160,8 @@ class _Random:
 
 class _Oracle(_Random):
     def act(self, observation: str) -> Message:
-        if told := re.match(r"([a-z]+): ([a-z ,]+)\.", observation):
-            guess, marked = told.group(1), [mark.split()[1] for mark in told.group(2).split(", ")]
+        if match := re.match(r"([a-z]+): ([a-z ,]+)\.", observation):
+            guess, marked = match.group(1), [mark.split()[1] for mark in match.group(2).split(", ")]
             self._words = [word for word in self._words if word != guess and letter_marks(guess, word) == marked]
         return tool_call_reply("guess", word=self._game.word) if self._game.left == 1 else super().act(observation)
 

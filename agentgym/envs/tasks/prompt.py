@@ -103,8 +103,8 @@ def says(ground_truth: JSON, text: str) -> bool:
         return any(says(truth, text) for truth in ground_truth)
     if ground_truth is None or isinstance(ground_truth, Mapping):
         return False
-    wanted = _normalize_text(ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth))
-    return bool(wanted) and _normalize_text(text) == wanted
+    expected_text = _normalize_text(ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth))
+    return bool(expected_text) and _normalize_text(text) == expected_text
 
 
 def _normalize_text(text: str) -> str:

@@ -42,8 +42,8 @@ class ToolPrompt(ToolEnv):
     )
 
     def __init__(self, render_mode: str | None = None, *, tools: Sequence[str] | str = (), max_turns: int = 16) -> None:
-        found = named_tools([tools] if isinstance(tools, str) else tools)
-        super().__init__(render_mode, tools=found.tools, tool_sources=found.sources)
+        selection = named_tools([tools] if isinstance(tools, str) else tools)
+        super().__init__(render_mode, tools=selection.tools, tool_sources=selection.sources)
         self.max_turns = max_turns
         self.ground_truth: JSON = None
         """The right last reply; None if the row has none."""
@@ -125,18 +125,18 @@ class ToolPrompt(ToolEnv):
         """Returns the interactions of a row's episode."""
         return [source for source in self._sources if isinstance(source, VerlInteraction) and source.has_begun]
 
-    def _choose(self, named: object) -> tuple[ToolSpec, ...] | None:
+    def _choose(self, row_tools: object) -> tuple[ToolSpec, ...] | None:
         """Returns the tools of a row that chooses some; raises ConfigError for one that there is not."""
-        if named is None:
+        if row_tools is None:
             return None
-        if not isinstance(named, Sequence) or isinstance(named, str):
-            raise ConfigError(f"a row's tools are a list of names or schemas, got {named!r:.80}")
-        known = {spec.name: spec for spec in super().tool_specs}
-        names = [_name_of(entry) for entry in named]
+        if not isinstance(row_tools, Sequence) or isinstance(row_tools, str):
+            raise ConfigError(f"a row's tools are a list of names or schemas, got {row_tools!r:.80}")
+        specs = {spec.name: spec for spec in super().tool_specs}
+        names = [_name_of(entry) for entry in row_tools]
         for name in names:
-            if name not in known:
-                raise ConfigError(f"the row names the tool {name!r}, which is not there{nearest(name, known) or '.'}")
-        return tuple(known[name] for name in names)
+            if name not in specs:
+                raise ConfigError(f"the row names the tool {name!r}, which is not there{nearest(name, specs) or '.'}")
+        return tuple(specs[name] for name in names)
 
 
 def _name_of(entry: object) -> str:

@@ -72,10 +72,10 @@ class EvalFolder:
             )
         self._lock.take()
         stored = _read_yaml(self.path / CONFIG)
-        wanted = _plain(settings)
-        names = [name for name in {**wanted, **stored} if stored.get(name) != wanted.get(name)]
+        new_settings = _plain(settings)
+        names = [name for name in {**new_settings, **stored} if stored.get(name) != new_settings.get(name)]
         if names:
-            what = ", ".join(f"{name} was {stored.get(name)!r} and is now {wanted.get(name)!r}" for name in names)
+            what = ", ".join(f"{name} was {stored.get(name)!r} and is now {new_settings.get(name)!r}" for name in names)
             raise ConfigError(f"cannot resume {str(self.path)!r}: {what}; repeat its settings, or name a new --output")
         if (self.path / FILE_NAME).is_file():
             played = [record.trajectory for record in read_episodes(self.path)]
@@ -130,9 +130,9 @@ class EvalFolder:
             write.result()
 
 
-def missing(episodes: Sequence[Episode], kept: Mapping[Key, Trajectory]) -> list[Episode]:
+def missing(episodes: Sequence[Episode], stored: Mapping[Key, Trajectory]) -> list[Episode]:
     """Returns the episodes that have to be played."""
-    return [episode for episode in episodes if (episode.group, episode.member) not in kept]
+    return [episode for episode in episodes if (episode.group, episode.member) not in stored]
 
 
 def recorded_eval_date(path: Path) -> str | None:

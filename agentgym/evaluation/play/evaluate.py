@@ -30,7 +30,7 @@ from agentgym.evaluation.play.endpoint import EndpointUse, endpoint_loop, endpoi
 from agentgym.evaluation.play.eval_folder import EvalFolder, free_folder, missing, recorded_eval_date
 from agentgym.evaluation.play.open_model import open_model
 from agentgym.evaluation.play.policies import PolicyLoop, played_env
-from agentgym.loading import place_of
+from agentgym.loading import code_path_of
 from agentgym.model.decoder_config import folder_window
 from agentgym.model.model_name import EMBEDDED, is_model_id, model_folder
 from agentgym.remote import is_remote
@@ -115,7 +115,7 @@ def evaluate(
     if isinstance(config, EvalConfig):
         config = replace(config, **settings) if policy is None else replace(config, policy=policy, **settings)
     else:
-        config = EvalConfig(env=place_of(config), policy=policy or EMBEDDED, **settings)
+        config = EvalConfig(env=code_path_of(config), policy=policy or EMBEDDED, **settings)
     with used_by_run(config.sandbox):
         plan = open_evaluation(config, None if output is None else Path(output), resume=resume)
         return plan.run(on_episode)
@@ -159,8 +159,8 @@ class EvalPlan:
         stall_s = None if self.config.env_processes else self.config.stall_s
         with closing(self.folder), watch_calls(stall_s):
             played = run_async(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
-            found = {**self.folder.kept, **{(trajectory.group, trajectory.member): trajectory for trajectory in played}}
-            ordered = tuple(found[episode.group, episode.member] for episode in self.episodes)
+            whole = {**self.folder.kept, **{(trajectory.group, trajectory.member): trajectory for trajectory in played}}
+            ordered = tuple(whole[episode.group, episode.member] for episode in self.episodes)
             summary = summarize(ordered, _reward_range(self.config))
             result = EvalResult(self.config, summary, self.folder.path, ordered, endpoint_use(ordered))
             self.folder.finish(ordered, result.to_json())

@@ -96,10 +96,10 @@ class Reply:
 
 def messages_of_prompt(prompt: Prompt) -> list[Message]:
     """Returns the messages of a prompt; raises ConfigError for something else, or for none."""
-    given: object = [prompt] if isinstance(prompt, str | Message | Mapping) else prompt
-    if not isinstance(given, Sequence) or not given:
+    parts: object = [prompt] if isinstance(prompt, str | Message | Mapping) else prompt
+    if not isinstance(parts, Sequence) or not parts:
         raise ConfigError(f"a prompt is a text or a list of messages that is not empty, got {prompt!r}")
-    return [_message(part) for part in given]
+    return [_message(part) for part in parts]
 
 
 def _message(part: object) -> Message:
@@ -126,17 +126,17 @@ class ReplyGenerator:
         """
         config, gate, call = self.config, asyncio.Semaphore(self.config.concurrency), next(_CALLS)
 
-        async def answer(prompt: Prompt, place: int, number: int) -> Reply:
+        async def answer(prompt: Prompt, index: int, number: int) -> Reply:
             async with gate:
                 return await self._answer(
-                    prompt, f"generate-{call}-{place}-{number}", derive(config.seed, place, number)
+                    prompt, f"generate-{call}-{index}-{number}", derive(config.seed, index, number)
                 )
 
         waiting: deque[asyncio.Task[Reply]] = deque()
         try:
-            for place, prompt in enumerate(prompts, first):
+            for index, prompt in enumerate(prompts, first):
                 for number in range(config.num_replies):
-                    waiting.append(asyncio.create_task(answer(prompt, place, number)))
+                    waiting.append(asyncio.create_task(answer(prompt, index, number)))
                 while len(waiting) >= AHEAD * config.concurrency or (waiting and waiting[0].done()):
                     yield await waiting.popleft()
             while waiting:

@@ -24,7 +24,7 @@ from agentgym.evaluation.play.evaluate import policy_loop
 from agentgym.evaluation.play.generation import GenerationConfig, Prompt, Reply, ReplyGenerator
 from agentgym.evaluation.play.open_model import LocalModel, ServedModel, open_model
 from agentgym.evaluation.play.policies import played_env
-from agentgym.loading import place_of
+from agentgym.loading import code_path_of
 from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
@@ -107,9 +107,9 @@ class ModelEngine:
 
     def _generator(self, config: GenerationConfig | None, settings: Mapping[str, Any]) -> ReplyGenerator:
         """Returns what samples replies with these settings; tools may be functions, whose schemas are shown."""
-        known = {"tools", *(setting.name for setting in fields(GenerationConfig))}
-        if unknown := [name for name in settings if name not in known]:
-            raise ConfigError(f"replies have no setting {unknown[0]!r}{nearest(unknown[0], known) or '.'}")
+        names = {"tools", *(setting.name for setting in fields(GenerationConfig))}
+        if unknown := [name for name in settings if name not in names]:
+            raise ConfigError(f"replies have no setting {unknown[0]!r}{nearest(unknown[0], names) or '.'}")
         tools = settings.get("tools", ())
         specs = tuple(tool if isinstance(tool, ToolSpec) else as_tool(tool).spec for tool in tools)
         changes = {name: value for name, value in settings.items() if name != "tools"}
@@ -119,9 +119,9 @@ class ModelEngine:
         self, prompts: Prompt | Iterable[Prompt], model: ReplyGenerator, on_reply: Callable[[Reply], None] | None
     ) -> list[Reply]:
         alone = isinstance(prompts, str | Message | Mapping)
-        given = cast("Iterable[Prompt]", [prompts] if alone else prompts)
+        prompt_list = cast("Iterable[Prompt]", [prompts] if alone else prompts)
         replies = []
-        async for reply in model.replies(given):
+        async for reply in model.replies(prompt_list):
             replies.append(reply)
             if on_reply is not None:
                 on_reply(reply)
@@ -183,9 +183,9 @@ def create_engine(
 def _how(kind: str, servers: ServerConfig | None, settings: Mapping[str, Any]) -> LocalModel | ServedModel:
     """Returns the settings of an engine of this kind; raises ConfigError for those of another."""
     check_engine_name(kind)
-    known = {setting.name for setting in fields(LocalModel)}
-    if unknown := [name for name in settings if name not in known]:
-        raise ConfigError(f"create_engine has no setting {unknown[0]!r}{nearest(unknown[0], known) or '.'}")
+    names = {setting.name for setting in fields(LocalModel)}
+    if unknown := [name for name in settings if name not in names]:
+        raise ConfigError(f"create_engine has no setting {unknown[0]!r}{nearest(unknown[0], names) or '.'}")
     if kind == "local":
         if servers is not None:
             raise ConfigError("servers are of another kind, such as sglang; local runs in this process")
@@ -220,7 +220,7 @@ def run_episode(
     An environment that fails gives a trajectory with that `status` and `error`. Raises ConfigError or UnknownName for
     an environment or player that does not exist.
     """
-    task = Task(place_of(env), seed, kwargs=env_kwargs or {})
+    task = Task(code_path_of(env), seed, kwargs=env_kwargs or {})
     num_turns = turn_limit(
         task.env_id, task.kwargs
     )  # an environment that does not exist is an error here, not a failed episode

@@ -103,6 +103,8 @@ def _open_local(folder: Path, how: LocalModel) -> Engine:
         _log.warning(
             "the key/value cache has room for %d requests of %d tokens at once, not for %d; the others wait. A smaller"
             " context window makes room for more",
-            *(fitting, window, how.num_slots),
+            fitting,
+            window,
+            how.num_slots,
         )
     return LocalEngine(model, LocalEngineConfig(num_slots=fitting, window=window))

@@ -89,41 +89,41 @@ class RepliesFile:
         num_replies = self.model.config.num_replies
         with remove_if_empty(self.path), LineFile(self.path) as file:
             num_prompts = self._keep(file, rows)
-            asked: deque[PromptRow] = deque()
+            rows_in_flight: deque[PromptRow] = deque()
 
             def prompts() -> Iterator[list[JSON]]:
                 for row in rows:
-                    asked.append(row)
+                    rows_in_flight.append(row)
                     yield row.messages
 
             number = 0
             async for reply in self.model.replies(prompts(), num_prompts):  # type: ignore[arg-type]
-                file.write((encode_json(self._line(asked[0], reply)) + "\n").encode())
+                file.write((encode_json(self._line(rows_in_flight[0], reply)) + "\n").encode())
                 self.num_failed += bool(reply.error)
                 number += 1
                 if number % num_replies == 0:
-                    asked.popleft()
+                    rows_in_flight.popleft()
                 on_reply(reply)
 
     def _keep(self, file: LineFile, rows: Iterator[PromptRow]) -> int:
         """Checks the lines that are there against the first rows; returns the number of prompts with all replies."""
         num_replies = self.model.config.num_replies
-        kept = size = failed = 0
+        num_rows = size = failed = 0
         with self.path.open("rb") as lines:
             while (
                 len(group := [line for line in (lines.readline() for _ in range(num_replies)) if line]) == num_replies
             ):
                 row = next(rows, None)
                 for line in group:
-                    failed += self._check(line, kept, row)
-                kept, size = kept + 1, size + sum(map(len, group))
+                    failed += self._check(line, num_rows, row)
+                num_rows, size = num_rows + 1, size + sum(map(len, group))
         file.cut(size)
-        self.num_kept, self.num_failed = kept * num_replies, failed
-        return kept
+        self.num_kept, self.num_failed = num_rows * num_replies, failed
+        return num_rows
 
-    def _check(self, line: bytes, place: int, row: PromptRow | None) -> bool:
+    def _check(self, line: bytes, index: int, row: PromptRow | None) -> bool:
         """Returns whether a line that is kept has an error; raises if it is not that of a row."""
-        where = f"{str(self.path)!r} cannot be resumed: the reply to prompt {place + 1}"
+        where = f"{str(self.path)!r} cannot be resumed: the reply to prompt {index + 1}"
         try:
             stored = json.loads(line)
             digest, error = stored["digest"], stored.get("error", "")
@@ -132,7 +132,7 @@ class RepliesFile:
                 f"{where} is not of this command ({cause!r}); name a new file with --output"
             ) from cause
         if row is None:
-            raise ConfigError(f"{where} has no prompt any more: the input has {place} prompts; name a new --output")
+            raise ConfigError(f"{where} has no prompt any more: the input has {index} prompts; name a new --output")
         if digest != self._digest(row):
             raise ConfigError(
                 f"{where} is that of another prompt, model or setting than {row.where} has now; repeat its settings, or"

@@ -184,12 +184,12 @@ def _ids_before(row: Mapping[str, Any], start: int, most: int | None = None) -> 
     """Returns the ids of a stored row before an index, or only the last `most` of them."""
     if most is None:
         return list(chain.from_iterable(span["ids"] for span in row["spans"]))[:start]
-    found: list[int] = []
+    ids_before: list[int] = []
     for span in row["spans"]:
         ids = span["ids"]
         if start <= 0:
             break
         if start - len(ids) < most:
-            found += ids[:start]
+            ids_before += ids[:start]
         start -= len(ids)
-    return found[-most:]
+    return ids_before[-most:]

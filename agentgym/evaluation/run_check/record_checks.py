@@ -42,8 +42,8 @@ def lacks_ids(record: Record) -> bool:
 def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
     turn = -1
     if record["turns"] and not record["rows"] and not (by_endpoint(record) or lacks_ids(record)):
-        said = f"{len(record['turns'])} turns and no token; only a chat endpoint's episode may hold none"
-        ledger.check("spans", Violation(line, problem=said))
+        text = f"{len(record['turns'])} turns and no token; only a chat endpoint's episode may hold none"
+        ledger.check("spans", Violation(line, problem=text))
     for row, stored in enumerate(record["rows"]):
         problem = None
         sources = [span["source"] for span in stored["spans"]]
@@ -64,20 +64,20 @@ def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
 
 def _check_digests(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     for row, stored in enumerate(record["rows"]):
-        wanted, given = mask_runs(stored["spans"]), stored.get("mask")
+        expected_mask, stored_mask = mask_runs(stored["spans"]), stored.get("mask")
         problem = None
-        if given is None:
+        if stored_mask is None:
             problem = Violation(line, row, problem="the row stores no mask")
-        elif given != wanted:
-            token = first_difference(_bits(given), _bits(wanted))
-            said = "a bit differs from the token's provenance"
-            problem = Violation(line, row, _turn_at(record, row, token, basis), token, said)
+        elif stored_mask != expected_mask:
+            token = first_difference(_bits(stored_mask), _bits(expected_mask))
+            text = "a bit differs from the token's provenance"
+            problem = Violation(line, row, _turn_at(record, row, token, basis), token, text)
         ledger.check("mask", problem)
-        given = stored.get("digest")
+        stored_mask = stored.get("digest")
         problem = None
-        if given is None:
+        if stored_mask is None:
             problem = Violation(line, row, problem="the row stores no digest")
-        elif given != row_digest(stored["spans"]):
+        elif stored_mask != row_digest(stored["spans"]):
             problem = Violation(line, row, problem="an id, source, logprob or version is not the one that was written")
         ledger.check("digest", problem)
 
@@ -109,8 +109,8 @@ def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
         else:
             bad = [i for i, value in enumerate(logprobs) if not (math.isfinite(value) and value <= 1e-6)]
             if bad:
-                said = f"logprob {logprobs[bad[0]]} is not finite and at most 0"
-                problem = at(token=span.start + bad[0], problem=said)
+                text = f"logprob {logprobs[bad[0]]} is not finite and at most 0"
+                problem = at(token=span.start + bad[0], problem=text)
         ledger.check("logprobs", problem)
         problem = None
         if versions is None or len(versions) != len(span.ids):
@@ -118,11 +118,11 @@ def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
             problem = at(token=span.start, problem=f"{len(span.ids)} sampled ids have {have} versions")
         for index, version in enumerate(versions or ()):
             if version < last_version and problem is None:
-                said = f"policy version {version} follows {last_version}"
-                problem = at(token=span.start + index, problem=said)
+                text = f"policy version {version} follows {last_version}"
+                problem = at(token=span.start + index, problem=text)
             elif not least <= version <= most and problem is None:
-                said = f"policy version {version} in step {record['step']}, which samples with {_between(least, most)}"
-                problem = at(token=span.start + index, problem=said)
+                text = f"policy version {version} in step {record['step']}, which samples with {_between(least, most)}"
+                problem = at(token=span.start + index, problem=text)
             last_version = version
         ledger.check("versions", problem)
 
@@ -149,8 +149,8 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
         bad, size = None, basis.num_ids(span.source)
         if span.ids and not 0 <= min(span.ids) <= max(span.ids) < size:
             bad = next((i for i, token in enumerate(span.ids) if not 0 <= token < size), None)
-        said = f"id {span.ids[bad]} is outside of the vocabulary of {size}" if bad is not None else ""
-        ledger.check("vocabulary", None if bad is None else at(token=span.start + bad, problem=said))
+        text = f"id {span.ids[bad]} is outside of the vocabulary of {size}" if bad is not None else ""
+        ledger.check("vocabulary", None if bad is None else at(token=span.start + bad, problem=text))
         if span.source == "policy":
             _check_reply(ledger, at, record, span, basis)
 
@@ -169,8 +169,8 @@ def _check_reply(ledger: Ledger, at: Callable[..., Violation], record: Record, s
     problem = None
     parsed, recorded = basis.reply(record, span), _recorded_reply(record, span.turn, basis)
     if parsed != recorded:
-        said = f"the ids parse to {_short(parsed)}, recorded is {_short(recorded)}"
-        problem = at(token=span.start, problem=said)
+        text = f"the ids parse to {_short(parsed)}, recorded is {_short(recorded)}"
+        problem = at(token=span.start, problem=text)
     ledger.check("reply", problem)
     if end is None and problem is None:
         basis.remember(key)
@@ -186,8 +186,8 @@ def _stop_problem(
     ids, ended, stop = span.ids, turn["finish_reason"] == "stop", turn.get("stop", "")
     ends = [] if stops.isdisjoint(ids) else [i for i, token in enumerate(ids) if token in stops]
     if stop and ends != [len(ids) - 1]:
-        found = find_stop(ids, [stop], renderer.decode)
-        is_at_end = found is not None and found[0] == len(ids)
+        match = find_stop(ids, [stop], renderer.decode)
+        is_at_end = match is not None and match[0] == len(ids)
         return (
             None
             if is_at_end and ended and not ends
@@ -218,10 +218,10 @@ def _check_tools(ledger: Ledger, line: int, record: Record, basis: Basis) -> Non
         if digest is None:
             continue
         is_known = digest in basis.menus
-        said = "" if is_known else f"tools.jsonl has no tools {digest}"
+        problem = "" if is_known else f"tools.jsonl has no tools {digest}"
         if is_known and not basis.has_sound_menu(digest):
-            said = f"the tools under {digest} in tools.jsonl are not those that were shown"
-        ledger.check("tools", Violation(line, row, problem=said) if said else None)
+            problem = f"the tools under {digest} in tools.jsonl are not those that were shown"
+        ledger.check("tools", Violation(line, row, problem=problem) if problem else None)
 
 
 def _check_prompts(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
@@ -231,14 +231,14 @@ def _check_prompts(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
             continue
         ids = stored["spans"][0]["ids"]
         try:
-            wanted = basis.prompt(record, row)
+            expected_ids = basis.prompt(record, row)
         except RenderError as error:
             ledger.check("prompt", Violation(line, row, problem=f"the recorded messages cannot be rendered: {error}"))
             continue
         problem = None
-        if ids != wanted:
-            said = "the prompt is not the render of the recorded messages and tools"
-            problem = Violation(line, row, token=first_difference(ids, wanted), problem=said)
+        if ids != expected_ids:
+            text = "the prompt is not the render of the recorded messages and tools"
+            problem = Violation(line, row, token=first_difference(ids, expected_ids), problem=text)
         ledger.check("prompt", problem)
 
 
@@ -259,8 +259,8 @@ def _check_prefix(ledger: Ledger, line: int, record: Record, basis: Basis) -> No
                 basis.remember(key)
                 ledger.check("prefix", None)
             else:
-                token, said = problem
-                ledger.check("prefix", Violation(line, span.row, span.turn, span.start + token, said))
+                token, text = problem
+                ledger.check("prefix", Violation(line, span.row, span.turn, span.start + token, text))
         ids.extend(span.ids)
 
 
@@ -269,21 +269,21 @@ def _answer_problem(
 ) -> tuple[int, str] | None:
     """Returns the first id of an answer (an index into it) that the render of the record does not have, and why."""
     best = -1
-    said = ""
+    problem = ""
     for messages in answers:
         try:
-            wanted = renderer.extend(ids, messages)
+            expected_ids = renderer.extend(ids, messages)
         except RenderError as error:
-            said = said or f"the recorded answer cannot be rendered: {error}"
+            problem = problem or f"the recorded answer cannot be rendered: {error}"
             continue
-        if wanted == answer_ids:
+        if expected_ids == answer_ids:
             return None
-        index = first_difference(answer_ids, wanted)
+        index = first_difference(answer_ids, expected_ids)
         if index > best:
-            given = f"id {answer_ids[index]}" if index < len(answer_ids) else "the end"
-            other = f"id {wanted[index]}" if index < len(wanted) else "the end"
-            best, said = index, f"{given} where the render of the recorded answer has {other}"
-    return max(best, 0), said
+            recorded_id = f"id {answer_ids[index]}" if index < len(answer_ids) else "the end"
+            other = f"id {expected_ids[index]}" if index < len(expected_ids) else "the end"
+            best, problem = index, f"{recorded_id} where the render of the recorded answer has {other}"
+    return max(best, 0), problem
 
 
 def _possible_answers(turns: Sequence[Record], index: int) -> Iterable[Sequence[Message]]:
@@ -291,9 +291,9 @@ def _possible_answers(turns: Sequence[Record], index: int) -> Iterable[Sequence[
 
     The environment's messages themselves are recorded if they are different.
     """
-    asked = turns[index + 1].get("asked", "") if index + 1 < len(turns) else ""
-    if asked:
-        return [[Message("user", asked)]]
+    request = turns[index + 1].get("asked", "") if index + 1 < len(turns) else ""
+    if request:
+        return [[Message("user", request)]]
     turn = turns[index]
     if turn.get("messages") is not None:
         return [[message_from_json(message) for message in turn["messages"]]]
@@ -304,41 +304,41 @@ def _check_turns(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
     for turn, stored in enumerate(record["turns"]):
         calls = [call["id"] for call in stored["message"]["tool_calls"]]
         answered = [result["call_id"] for result in stored["tool_results"]]
-        said = f"calls {calls} were answered as {answered}"
+        text = f"calls {calls} were answered as {answered}"
         sound = not answered or calls == answered
-        ledger.check("tool_answers", None if sound else Violation(line, turn=turn, problem=said))
+        ledger.check("tool_answers", None if sound else Violation(line, turn=turn, problem=text))
 
 
 def _check_outcome(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     status, reward = Status(record["status"]), record["reward"]
-    said = f"status {status} with the error {record['error']!r}"
-    ledger.check("status", None if (record["error"] is None) == status.trainable else Violation(line, problem=said))
-    said = ""
+    problem = f"status {status} with the error {record['error']!r}"
+    ledger.check("status", None if (record["error"] is None) == status.trainable else Violation(line, problem=problem))
+    problem = ""
     try:
         success = basis.episode(record).trajectory.success
         if success != record["success"]:
-            said = f"success is {record['success']}, and the episode's metrics and info say {success}"
+            problem = f"success is {record['success']}, and the episode's metrics and info say {success}"
     except InvalidTrajectory as error:
-        said = str(error)
-    ledger.check("trajectory", Violation(line, problem=said) if said else None)
+        problem = str(error)
+    ledger.check("trajectory", Violation(line, problem=problem) if problem else None)
     rewards = [turn["reward"] for turn in record["turns"]]
-    said = ""
+    problem = ""
     if not status.trainable:
-        said = "" if reward is None else f"reward {reward} of an episode that failed ({status}); null was wanted"
+        problem = "" if reward is None else f"reward {reward} of an episode that failed ({status}); null was wanted"
     elif reward is None or None in rewards:
-        said = f"no reward, though the episode is {status}"
+        problem = f"no reward, though the episode is {status}"
     elif not math.isclose(reward, math.fsum(rewards), rel_tol=1e-9, abs_tol=1e-12):
-        said = f"reward {reward} is not the sum of the turns' rewards, {math.fsum(rewards)}"
+        problem = f"reward {reward} is not the sum of the turns' rewards, {math.fsum(rewards)}"
     elif record["success"] is None:
-        said = f"success is null, though the episode is {status}"
-    ledger.check("reward", Violation(line, problem=said) if said else None)
+        problem = f"success is null, though the episode is {status}"
+    ledger.check("reward", Violation(line, problem=problem) if problem else None)
 
 
 def _check_advantages(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     rows = record["advantages"]
     sealed = record.get("credit") == credit_digest([turn["reward"] for turn in record["turns"]], rows)
-    said = "a turn's reward or an advantage is not the one that was written"
-    ledger.check("credit", None if sealed else Violation(line, problem=said))
+    text = "a turn's reward or an advantage is not the one that was written"
+    ledger.check("credit", None if sealed else Violation(line, problem=text))
     if rows is None:
         ledger.check("advantages", None)
         return
@@ -347,8 +347,8 @@ def _check_advantages(ledger: Ledger, line: int, record: Record, basis: Basis) -
     for span in basis.spans(record):
         lengths[span.row] += len(span.ids) if span.source == "policy" else 0
     if [len(row) for row in rows] != lengths:
-        said = f"{[len(row) for row in rows]} advantages a row for {lengths} sampled ids"
-        problem = Violation(line, first_difference([len(row) for row in rows], lengths), problem=said)
+        text = f"{[len(row) for row in rows]} advantages a row for {lengths} sampled ids"
+        problem = Violation(line, first_difference([len(row) for row in rows], lengths), problem=text)
     elif not all(math.isfinite(sum(row)) or all(map(math.isfinite, row)) for row in rows):
         problem = Violation(line, problem="an advantage is not finite")
     elif not Status(record["status"]).trainable and any(map(any, rows)):

@@ -67,15 +67,15 @@ class Replay:
         if reason:
             ledger.skip(REPLAY.name, reason)
             return
-        found = self._difference(maker, trajectory)
-        if found.failure:
-            ledger.skip(REPLAY.name, f"{trajectory.task.env_id} cannot be played here: {found.failure}")
+        gap = self._difference(maker, trajectory)
+        if gap.failure:
+            ledger.skip(REPLAY.name, f"{trajectory.task.env_id} cannot be played here: {gap.failure}")
             return
-        if found.problem and self._difference(maker, trajectory) != found:
+        if gap.problem and self._difference(maker, trajectory) != gap:
             maker.reason = f"{trajectory.task.env_id} does not answer the same actions in the same way twice"
             ledger.skip(REPLAY.name, maker.reason)
             return
-        ledger.check(REPLAY.name, Violation(line, turn=found.turn, problem=found.problem) if found.problem else None)
+        ledger.check(REPLAY.name, Violation(line, turn=gap.turn, problem=gap.problem) if gap.problem else None)
 
     def close(self, ledger: Ledger) -> None:
         """Records what was left out of the comparison."""
@@ -111,10 +111,10 @@ class Replay:
             problem = reply_problem(turn.message, self._end_thinking)
             answer = answer if problem is None else answer.preceded_by(problem)
             answers.append(answer)
-            if said := self._problem(answer, turn):
-                return _Found(number, said, answers=tuple(answers))
-        said = self._ending_problem(answer, trajectory) if turns else ""
-        return _Found(None, said, answers=tuple(answers) if said else ())
+            if mismatch := self._problem(answer, turn):
+                return _Found(number, mismatch, answers=tuple(answers))
+        mismatch = self._ending_problem(answer, trajectory) if turns else ""
+        return _Found(None, mismatch, answers=tuple(answers) if mismatch else ())
 
     def _problem(self, answer: EnvStep, turn: Turn) -> str:
         """Returns how an answer differs from the recorded one; "" if it does not."""
@@ -122,8 +122,8 @@ class Replay:
             return f"the environment answers {_short(answer.observation)}, recorded is {_short(turn.observation)}"
         if answer.tool_results != turn.tool_results:
             return "the tools give other results than those that are recorded"
-        wanted = turn.reward if turn.reward is not None else 0.0
-        if not self._foreign_rewards and not math.isclose(answer.reward, wanted, rel_tol=1e-9, abs_tol=1e-12):
+        reward = turn.reward if turn.reward is not None else 0.0
+        if not self._foreign_rewards and not math.isclose(answer.reward, reward, rel_tol=1e-9, abs_tol=1e-12):
             return f"the environment rewards it with {answer.reward}, recorded is {turn.reward}"
         return ""
 
@@ -132,11 +132,11 @@ class Replay:
         if answer.terminated != (trajectory.status is Status.COMPLETED):
             ends = "ends" if answer.terminated else "does not end"
             return f"the environment {ends} the episode, recorded is {trajectory.status} ({trajectory.stop_reason})"
-        given, recorded = answer.metrics(), trajectory.metrics
-        names = [] if self._foreign_rewards else [name for name in given if name in recorded and name not in COUNTED]
+        metrics, recorded = answer.metrics(), trajectory.metrics
+        names = [] if self._foreign_rewards else [name for name in metrics if name in recorded and name not in COUNTED]
         for name in names:
-            if not math.isclose(recorded[name], given[name], rel_tol=1e-9, abs_tol=1e-12):
-                return f"the environment gives the metric {name}={given[name]:g}, recorded is {recorded[name]:g}"
+            if not math.isclose(recorded[name], metrics[name], rel_tol=1e-9, abs_tol=1e-12):
+                return f"the environment gives the metric {name}={metrics[name]:g}, recorded is {recorded[name]:g}"
         return _info_problem(answer.extras(), trajectory.info)
 
 
@@ -199,8 +199,8 @@ def _answered_turns(trajectory: Trajectory, *, own_rewards: bool) -> list[tuple[
     return turns
 
 
-def _info_problem(given: Mapping[str, JSON], recorded: Mapping[str, JSON]) -> str:
-    plain: Mapping[str, JSON] = json.loads(json.dumps(given, default=dict))
+def _info_problem(info: Mapping[str, JSON], recorded: Mapping[str, JSON]) -> str:
+    plain: Mapping[str, JSON] = json.loads(json.dumps(info, default=dict))
     other = [name for name, value in plain.items() if name in recorded and recorded[name] != value]
     return f"the environment gives another info[{other[0]!r}] than the one that is recorded" if other else ""
 
@@ -211,8 +211,8 @@ def _is_code(value: JSON) -> bool:
 
 
 def _line(error: Exception) -> str:
-    said = str(error).strip().split("\n")[0]
-    return said if isinstance(error, AgentGymError) else f"{type(error).__name__}: {said}"
+    line = str(error).strip().split("\n")[0]
+    return line if isinstance(error, AgentGymError) else f"{type(error).__name__}: {line}"
 
 
 def _short(text: str) -> str:

@@ -36,14 +36,14 @@ class ChainCheck:
             if self.lines:
                 self._check(ledger, line, "the line has no digest, and lines before it have one")
             return
-        said = "" if digest == line_digest(self.head, body) else "the line, or the one before it, is not as written"
-        self._check(ledger, line, said)
+        problem = "" if digest == line_digest(self.head, body) else "the line, or the one before it, is not as written"
+        self._check(ledger, line, problem)
         self.head = digest  # so that one defect is counted once
         self.lines[digest] = line
 
-    def _check(self, ledger: Ledger, line: int, said: str) -> None:
+    def _check(self, ledger: Ledger, line: int, problem: str) -> None:
         where = "" if self.file == EPISODES else f"of {self.file}: "
-        ledger.check("chain", Violation(line, problem=where + said) if said else None)
+        ledger.check("chain", Violation(line, problem=where + problem) if problem else None)
 
 
 class RunChecks:
@@ -69,8 +69,8 @@ class RunChecks:
         """Checks the properties `settings`, `checkpoints`, `end` and `report`."""
         digests: Mapping[str, str] = {}
         try:
-            found = read_digests(self._run)
-            digests = found or {}
+            stored_digests = read_digests(self._run)
+            digests = stored_digests or {}
         except RunFolderError as error:
             self._check("end", str(error))
         self._check_end(digests)
@@ -78,14 +78,14 @@ class RunChecks:
         for folder in sorted(self._run.glob("checkpoints/step-*")):
             if folder.is_dir():
                 name = f"checkpoints/{folder.name}"
-                said = self._checkpoint_problem(folder, digests.get(f"{name}/{MANIFEST}"))
-                self._check("checkpoints", f"{name}: {said}" if said else "")
+                problem = self._checkpoint_problem(folder, digests.get(f"{name}/{MANIFEST}"))
+                self._check("checkpoints", f"{name}: {problem}" if problem else "")
         self._check_report()
         sound = all(self._ledger.tally(name).num_failed == 0 for name in ("chain", "end", "settings", "checkpoints"))
         self.digest = digests.get("run") if sound else None
 
-    def _check(self, name: str, said: str) -> None:
-        self._ledger.check(name, Violation(None, problem=said) if said else None)
+    def _check(self, name: str, problem: str) -> None:
+        self._ledger.check(name, Violation(None, problem=problem) if problem else None)
 
     def _check_end(self, digests: Mapping[str, str]) -> None:
         for name, digest in digests.items():
@@ -105,14 +105,14 @@ class RunChecks:
 
     def _check_settings(self, digest: str | None, source: str) -> None:
         if digest is not None:
-            said = _file_problem(self._run / CONFIG, digest)
-            self._check("settings", f"{said} ({source} has its digest)" if said else "")
+            problem = _file_problem(self._run / CONFIG, digest)
+            self._check("settings", f"{problem} ({source} has its digest)" if problem else "")
 
     def _checkpoint_problem(self, folder: Path, digest: str | None) -> str:
         if torn := what_is_torn(folder):
             return torn
-        if digest is not None and (said := _file_problem(folder / MANIFEST, digest)):
-            return said
+        if digest is not None and (problem := _file_problem(folder / MANIFEST, digest)):
+            return problem
         manifest = json.loads((folder / MANIFEST).read_bytes())
         step = int(folder.name.removeprefix("step-"))
         if manifest.get("step") != step:
@@ -125,8 +125,8 @@ class RunChecks:
         self._check_settings(str(record.get(CONFIG)), f"checkpoints/{folder.name}")
         if str(record.get(EPISODES)) not in self._chains[EPISODES].lines:
             return f"it was written after other episodes than those of {EPISODES}"
-        if (found := self._steps.get(str(record.get(METRICS)))) != step:
-            what = "no line" if found is None else f"the line of step {found}"
+        if (step_at := self._steps.get(str(record.get(METRICS)))) != step:
+            what = "no line" if step_at is None else f"the line of step {step_at}"
             return f"it was written after a line of {METRICS} that is {what} there"
         return ""
 
@@ -134,9 +134,9 @@ class RunChecks:
         path = self._run / "report.html"
         if not path.is_file():
             return
-        said = page_problem(path.read_bytes())
-        if said is not None:
-            self._check("report", f"report.html: {said}" if said else "")
+        problem = page_problem(path.read_bytes())
+        if problem is not None:
+            self._check("report", f"report.html: {problem}" if problem else "")
 
 
 def max_staleness_of(run: Path) -> int | None:

@@ -19,10 +19,7 @@ from agentgym.trajectory import Status, StopReason
 
 __all__ = ["StepChecks"]
 
-COUNTS = (
-    *("episodes", "truncated", "replies_cut", "replies_cut_by_window", "left_out"),
-    *("tokens", "trained_tokens", "tool_calls"),
-)
+COUNTS = tuple("episodes truncated replies_cut replies_cut_by_window left_out tokens trained_tokens tool_calls".split())
 OF_IDS = ("tokens", "trained_tokens", "longest_reply", "left_out", "dead_groups", "dead_group_share")
 """The numbers that follow from ids and advantages alone."""
 
@@ -127,8 +124,8 @@ class StepChecks:
 
     def check(self, ledger: Ledger, line: int, raw: bytes) -> None:
         """Checks the property `metrics` on a line of `metrics.jsonl`."""
-        said = self._problem(raw)
-        ledger.check("metrics", Violation(line, problem=f"of metrics.jsonl: {said}") if said else None)
+        problem = self._problem(raw)
+        ledger.check("metrics", Violation(line, problem=f"of metrics.jsonl: {problem}") if problem else None)
 
     def close(self, ledger: Ledger) -> None:
         """Checks that each step with episodes had its line; the newest step may be unfinished."""
@@ -138,22 +135,22 @@ class StepChecks:
 
     def _problem(self, raw: bytes) -> str:
         try:
-            given = json.loads(raw)
+            line = json.loads(raw)
         except NOT_JSON as error:
             return f"not JSON: {error}"
-        if not isinstance(given, dict) or not isinstance(given.get("step"), int):
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
             return "an object with a step was wanted"
-        self._seen.add(given["step"])
-        step = self._steps.get(given["step"], _Step())
-        wanted, older = step.numbers(), step.older_numbers()
-        if "episodes" not in given and not step.counts:  # of a lesson, which learns from rows
-            wanted = {}
-        if "eval_success" in given:
-            held_out = self._evaluations.get(given["step"], _Step()).numbers()
-            wanted = {**wanted, **{f"eval_{name}": held_out[name] for name in ("success", "reward_mean")}}
-        for name, value in wanted.items():
-            stated = given.get(name, value)
+        self._seen.add(line["step"])
+        step = self._steps.get(line["step"], _Step())
+        expected, older = step.numbers(), step.older_numbers()
+        if "episodes" not in line and not step.counts:  # of a lesson, which learns from rows
+            expected = {}
+        if "eval_success" in line:
+            held_out = self._evaluations.get(line["step"], _Step()).numbers()
+            expected = {**expected, **{f"eval_{name}": held_out[name] for name in ("success", "reward_mean")}}
+        for name, value in expected.items():
+            stated = line.get(name, value)
             possible = (value, older.get(name, value))
             if not isinstance(stated, int | float) or not any(_is_close(stated, number) for number in possible):
-                return f"{name} of step {given['step']} is {stated}, its episodes give {value:g}"
+                return f"{name} of step {line['step']} is {stated}, its episodes give {value:g}"
         return ""

@@ -340,8 +340,8 @@ class _Across:
         other_line, other = self._prompts.setdefault(task, (line, ids))
         if other_line == line:
             return
-        said = f"the prompt differs from that of line {other_line}, an episode of the same task"
-        violation = None if ids == other else Violation(line, row=0, token=first_difference(ids, other), problem=said)
+        text = f"the prompt differs from that of line {other_line}, an episode of the same task"
+        violation = None if ids == other else Violation(line, row=0, token=first_difference(ids, other), problem=text)
         ledger.check("first_prompt", violation)
 
     def close(self, ledger: Ledger) -> None:

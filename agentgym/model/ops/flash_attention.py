@@ -37,8 +37,8 @@ class AttentionLevel:
     row_end_B: Tensor
     """int32 `[B + 1]`, from 0: where the rows of each run end; `key_end_B` likewise."""
     key_end_B: Tensor
-    most_rows: int
-    most_keys: int
+    max_rows: int
+    max_keys: int
     is_causal: bool
     """True if the last row of a run attends to all its keys, and each row to one key more than the row before it."""
     window: int | None = None
@@ -137,17 +137,17 @@ class _FlashAttention(torch.autograd.Function):
         size = len(own.row_T)
         grad_RHD = grads[0][:size].contiguous()
         q, k, v = q_RHD[:size], k_NKD[:size], v_NKD[:size]
-        found = _backward(grad_RHD, (q, *_keys_of(own, k, v)), (attended_RHD, sum_HR), random, own, scale)
+        gradients = _backward(grad_RHD, (q, *_keys_of(own, k, v)), (attended_RHD, sum_HR), random, own, scale)
         if not own.is_itself:
-            found = found[0], *(k.new_zeros(k.shape).index_add_(0, own.key_L, more) for more in found[1:])
+            gradients = gradients[0], *(k.new_zeros(k.shape).index_add_(0, own.key_L, more) for more in gradients[1:])
         likes = q_RHD, k_NKD, v_NKD
-        grad_q, grad_k, grad_v = (_pad(x, len(like)) for x, like in zip(found, likes, strict=True))
+        grad_q, grad_k, grad_v = (_pad(x, len(like)) for x, like in zip(gradients, likes, strict=True))
         for level in others:
             rows, keys = level.row_T, level.key_L
             results = attended_RHD[rows], sum_HR[:, rows].contiguous()
             added = _backward(grad_RHD[rows], (q[rows], k[keys], v[keys]), results, random, level, scale)
-            for total, place, more in zip((grad_q, grad_k, grad_v), (rows, keys, keys), added, strict=True):
-                total.index_add_(0, place, more)
+            for total, index, more in zip((grad_q, grad_k, grad_v), (rows, keys, keys), added, strict=True):
+                total.index_add_(0, index, more)
         grad_H = None
         if sinks_H is not None:
             of_sum_HR = torch.linalg.vecdot(grad_RHD.to(sum_HR.dtype), attended_RHD.to(sum_HR.dtype)).t()
@@ -166,11 +166,11 @@ def _pad(x: Tensor, size: int) -> Tensor:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, level: AttentionLevel, scale: float) -> Sequence[Tensor]:
     """Returns outputs `[T, H, D]`, the logs of the sums of exponentials `[H, T]`, and the state of random numbers."""
-    sizes = level.row_end_B, level.key_end_B, level.most_rows, level.most_keys
-    found: Sequence[Tensor] = torch.ops.aten._flash_attention_forward(
+    sizes = level.row_end_B, level.key_end_B, level.max_rows, level.max_keys
+    results: Sequence[Tensor] = torch.ops.aten._flash_attention_forward(
         q, k, v, *sizes, 0.0, level.is_causal, False, scale=scale, **_window(level)
     )
-    return found[:4]
+    return results[:4]
 
 
 def _window(level: AttentionLevel) -> dict[str, int]:
@@ -186,8 +186,8 @@ def _backward(
     scale: float,
 ) -> Sequence[Tensor]:
     """Returns the gradients by queries, keys and values; `results` are outputs and logs of sums of whole rows."""
-    sizes = level.row_end_B, level.key_end_B, level.most_rows, level.most_keys
-    found: Sequence[Tensor] = torch.ops.aten._flash_attention_backward(
+    sizes = level.row_end_B, level.key_end_B, level.max_rows, level.max_keys
+    gradients: Sequence[Tensor] = torch.ops.aten._flash_attention_backward(
         grad_THD, *qkv, *results, *sizes, 0.0, level.is_causal, *random, scale=scale, **_window(level)
     )
-    return found
+    return gradients

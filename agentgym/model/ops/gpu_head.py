@@ -40,20 +40,20 @@ def normalize(
 def overwrite_by_slopes(
     logits_CV: Tensor,
     target_C: Tensor,
-    known: tuple[Tensor, Tensor],
+    scores: tuple[Tensor, Tensor],
     grads: tuple[Tensor, Tensor | None],
     temperature: float,
     softcap: float | None,
 ) -> Tensor:
     """Overwrites logits by the derivatives of the loss by them, and returns these.
 
-    `known` are entropies and the logarithms of the sums, `grads` the derivatives by logprobs and entropies.
+    `scores` are entropies and the logarithms of the sums, `grads` the derivatives by logprobs and entropies.
     """
     num_rows, width = logits_CV.shape
     grad_logp_C, grad_entropy_C = (None if grad_C is None else grad_C.contiguous() for grad_C in grads)
     if num_rows:
         _slope_kernel[(num_rows, triton.cdiv(width, _BLOCK))](
-            *(logits_CV, target_C, *known, grad_logp_C, grad_logp_C if grad_entropy_C is None else grad_entropy_C),
+            *(logits_CV, target_C, *scores, grad_logp_C, grad_logp_C if grad_entropy_C is None else grad_entropy_C),
             *(width, 1 / temperature, softcap or 1.0),
             CAPS=softcap is not None,
             HAS_ENTROPY=grad_entropy_C is not None,
@@ -92,10 +92,10 @@ def _normalize_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kerne
     factor = tl.exp(most - peak)
     summed = tl.sum(total_B * factor, 0)
     log_total = peak + tl.log(summed)
-    wanted = tl.load(base + tl.load(target + row)).to(tl.float32)
+    target_logit = tl.load(base + tl.load(target + row)).to(tl.float32)
     if CAPS:
-        wanted = cap * _tanh(wanted / cap)
-    tl.store(logp + row, wanted * scale - log_total)
+        target_logit = cap * _tanh(target_logit / cap)
+    tl.store(logp + row, target_logit * scale - log_total)
     tl.store(entropy + row, log_total - tl.sum(product_B * factor, 0) / summed)
     tl.store(total + row, log_total)
 
@@ -106,8 +106,8 @@ def _slope_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kernels t
     CAPS: tl.constexpr, HAS_ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside, place = column < width, logits + row * width + column
-    z = tl.load(place, inside, 0.0).to(tl.float32)
+    inside, pointer = column < width, logits + row * width + column
+    z = tl.load(pointer, inside, 0.0).to(tl.float32)
     bend = tl.zeros([BLOCK], tl.float32)
     if CAPS:
         bend = _tanh(z / cap)
@@ -120,4 +120,4 @@ def _slope_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kernels t
         slope -= tl.load(grad_entropy + row) * scale * tl.where(p > 0, p * (log_p + tl.load(entropy + row)), 0.0)
     if CAPS:
         slope *= 1 - bend * bend
-    tl.store(place, slope, inside)
+    tl.store(pointer, slope, inside)

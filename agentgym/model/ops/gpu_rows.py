@@ -111,10 +111,10 @@ def _gate_kernel(flat, out, width, BLOCK: tl.constexpr):  # type: ignore[no-unty
 @triton.jit  # type: ignore[untyped-decorator]
 def _gate_back_kernel(grad, flat, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside, place = column < width, row * 2 * width + column
-    a = tl.load(flat + place, inside, 0.0).to(tl.float32)
-    b = tl.load(flat + place + width, inside, 0.0).to(tl.float32)
+    inside, offset = column < width, row * 2 * width + column
+    a = tl.load(flat + offset, inside, 0.0).to(tl.float32)
+    b = tl.load(flat + offset + width, inside, 0.0).to(tl.float32)
     g = tl.load(grad + row * width + column, inside, 0.0).to(tl.float32)
     share = tl.sigmoid(a)
-    tl.store(out + place, g * b * share * (1 + a * (1 - share)), inside)
-    tl.store(out + place + width, g * a * share, inside)
+    tl.store(out + offset, g * b * share * (1 + a * (1 - share)), inside)
+    tl.store(out + offset + width, g * a * share, inside)

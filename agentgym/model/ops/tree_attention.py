@@ -76,8 +76,8 @@ class _TreeAttention(torch.autograd.Function):
         attended_RHD, sum_RH = torch.zeros_like(q), q.new_empty(q.shape[:2])
         for part in parts:
             rows, keys = _slices(part)
-            found, log_sum = _forward(_call(q[rows]), _call(k[keys]), _call(v[keys]), 0.0, part.is_causal, scale=scale)
-            found_THD, log_sum_TH = found[0].transpose(0, 1), log_sum[0].t()
+            out, log_sum = _forward(_call(q[rows]), _call(k[keys]), _call(v[keys]), 0.0, part.is_causal, scale=scale)
+            found_THD, log_sum_TH = out[0].transpose(0, 1), log_sum[0].t()
             if part.is_causal:
                 attended_RHD[rows], sum_RH[rows] = found_THD, log_sum_TH
                 continue
@@ -99,9 +99,9 @@ class _TreeAttention(torch.autograd.Function):
             of_rows = (_call(x[rows]) for x in (grad_RHD, q))
             of_keys = (_call(x[keys]) for x in (k, v))
             results = _call(attended_RHD[rows]), sum_RH[rows].t()[None]
-            found = _backward(*of_rows, *of_keys, *results, 0.0, part.is_causal, scale=ctx.scale)
-            for total, place, added in zip((grad_q, grad_k, grad_v), (rows, keys, keys), found, strict=True):
-                total[place].add_(added[0].transpose(0, 1))
+            gradients = _backward(*of_rows, *of_keys, *results, 0.0, part.is_causal, scale=ctx.scale)
+            for total, index, added in zip((grad_q, grad_k, grad_v), (rows, keys, keys), gradients, strict=True):
+                total[index].add_(added[0].transpose(0, 1))
         num_heads = k_NKD.shape[1]
         grad_k, grad_v = (x.unflatten(1, (num_heads, -1)).sum(2) for x in (grad_k, grad_v))
         return grad_q.to(q_RHD.dtype), grad_k.to(k_NKD.dtype), grad_v.to(v_NKD.dtype), None, None

@@ -100,22 +100,22 @@ class JudgeConfig:
                 ) from None
         if not isinstance(rubric, Mapping) or not rubric:
             raise ConfigError(f"a judge's rubric is a mapping of criteria by name, got {rubric!r:.80}")
-        found = tuple(_criterion(str(name), entry) for name, entry in rubric.items())
-        if len({criterion.name.casefold() for criterion in found}) < len(found):
+        criteria = tuple(_criterion(str(name), entry) for name, entry in rubric.items())
+        if len({criterion.name.casefold() for criterion in criteria}) < len(criteria):
             raise ConfigError("two criteria of the judge's rubric have the same name")
-        return found
+        return criteria
 
 
 def _criterion(name: str, entry: object) -> Criterion:
-    given = {"text": entry} if isinstance(entry, str) else entry
-    if not isinstance(given, Mapping) or not {*given} <= {"text", "weight"} or not isinstance(given.get("text"), str):
+    parts = {"text": entry} if isinstance(entry, str) else entry
+    if not isinstance(parts, Mapping) or not {*parts} <= {"text", "weight"} or not isinstance(parts.get("text"), str):
         raise ConfigError(f"a criterion is a text, or {{text: ..., weight: 1.0}}; {name!r} is {entry!r:.80}")
-    weight = given.get("weight", 1.0)
+    weight = parts.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
         raise ConfigError(f"the weight of criterion {name!r} is a number above 0, got {weight!r}")
     if not re.fullmatch(r"\w[^:*\n]*", name) or name != name.strip():
         raise ConfigError(f"a criterion's name begins with a letter and has no colon, got {name!r}")
-    return Criterion(name, given["text"].strip(), float(weight))
+    return Criterion(name, parts["text"].strip(), float(weight))
 
 
 def _read_file(path: str, noun: str) -> str:

@@ -92,8 +92,8 @@ class Judge:
                 raise RewardFailure("a ranking needs two members of a group, and only one has a reply")
             order = list(range(len(members)))
             random.Random(derive(members[0].task.seed, "judge", members[0].group)).shuffle(order)
-            shown = [members[index] for index in order]
-            question = fill_template(self._template, parts_of_group(shown, self._template))
+            shuffled_members = [members[index] for index in order]
+            question = fill_template(self._template, parts_of_group(shuffled_members, self._template))
             async with self._free:
                 verdict = await self._ask(question, f"judge-{members[0].group}")
             rewards = dict(zip(order, read_ranking(verdict, len(members)), strict=True))

@@ -68,9 +68,9 @@ def check_template(text: str, needed: Sequence[str]) -> None:
             near = nearest(name, PLACEHOLDERS) or "."
             raise ConfigError(f"the judge's template has the unknown {{{name}}}{near} Known: {', '.join(PLACEHOLDERS)}")
     if not {*needed} & {*used}:
-        wanted = " nor ".join(f"{{{name}}}" for name in needed)
+        placeholders = " nor ".join(f"{{{name}}}" for name in needed)
         raise ConfigError(
-            f"the judge's template shows {'neither ' if len(needed) > 1 else 'no '}{wanted}: nothing to judge"
+            f"the judge's template shows {'neither ' if len(needed) > 1 else 'no '}{placeholders}: nothing to judge"
         )
 
 
@@ -97,11 +97,11 @@ def parts_of(trajectory: Trajectory, text: str) -> dict[str, str]:
 
 def parts_of_group(ranked: Sequence[Trajectory], text: str) -> dict[str, str]:
     """Returns the parts of a group's first episode, and all answers with their numbers, from 1 on."""
-    shown = [
+    replies = [
         f"<answer {number}>\n{_whole_answer(trajectory)}\n</answer {number}>"
         for number, trajectory in enumerate(ranked, start=1)
     ]
-    return {**parts_of(ranked[0], text), "replies": "\n\n".join(shown)}
+    return {**parts_of(ranked[0], text), "replies": "\n\n".join(replies)}
 
 
 def _whole_answer(trajectory: Trajectory) -> str:

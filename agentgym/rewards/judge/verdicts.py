@@ -32,12 +32,12 @@ def read_score(verdict: str, pattern: re.Pattern[str], low: float, high: float) 
 
 def read_scores(verdict: str, names: Sequence[str], low: float, high: float) -> dict[str, float]:
     """Returns the score of each name: one line for each at the verdict's end, or a JSON object there, and no others."""
-    found = _json_scores(verdict) or _line_scores(verdict, len(names), high)
-    known = {name.casefold(): name for name in names}
-    scores = {known.get(name.casefold(), name): score for name, score in found}
-    if len(found) != len(names) or {*scores} != {*names}:
-        wanted = ", ".join(f"{name}: N" for name in names)
-        raise RewardFailure(f"the judge's verdict ends with no score for each of {wanted:.300}: {_end(verdict)}")
+    pairs = _json_scores(verdict) or _line_scores(verdict, len(names), high)
+    names_by_key = {name.casefold(): name for name in names}
+    scores = {names_by_key.get(name.casefold(), name): score for name, score in pairs}
+    if len(pairs) != len(names) or {*scores} != {*names}:
+        form = ", ".join(f"{name}: N" for name in names)
+        raise RewardFailure(f"the judge's verdict ends with no score for each of {form:.300}: {_end(verdict)}")
     for name, score in scores.items():
         if not low <= score <= high:
             raise RewardFailure(f"the judge's score of {name!r} is a number from {low:g} to {high:g}: {_end(verdict)}")
@@ -73,7 +73,7 @@ def _line_scores(verdict: str, num: int, high: float) -> list[tuple[str, float]]
 def _json_scores(verdict: str) -> list[tuple[str, float]]:
     """Returns the entries of the JSON object that the verdict ends with, fenced or not; empty without one."""
     text = verdict.strip().removesuffix("```").rstrip()
-    for start in [found.start() for found in re.finditer(r"^\s*\{", text, re.MULTILINE)]:
+    for start in [match.start() for match in re.finditer(r"^\s*\{", text, re.MULTILINE)]:
         try:
             entries = json.loads(text[start:], object_pairs_hook=list)
         except NOT_JSON:

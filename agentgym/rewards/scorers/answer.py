@@ -71,8 +71,8 @@ def _normalize_text(text: str) -> str:
     return " ".join(ARTICLE.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
-def _overlap(said: list[str], true: list[str]) -> float:
-    if not said or not true:
-        return float(said == true)
-    shared = sum((Counter(said) & Counter(true)).values())
-    return 2 * shared / (len(said) + len(true))
+def _overlap(answer: list[str], true: list[str]) -> float:
+    if not answer or not true:
+        return float(answer == true)
+    shared = sum((Counter(answer) & Counter(true)).values())
+    return 2 * shared / (len(answer) + len(true))

@@ -117,8 +117,8 @@ def _pairs(truth: Mapping[str, JSON]) -> list[_Test]:
         raise InvalidReward(f"inputs and outputs are lists of the same length, at least 1; got {dict(truth)!r:.80}")
     pairs = zip(inputs, outputs, strict=True)
     if name is None:
-        return [_Test(input=_text(given), output=_text(wanted)) for given, wanted in pairs]
-    return [_Test(code=f"assert {name}(*{given!r}) == {wanted!r}") for given, wanted in pairs]
+        return [_Test(input=_text(test_input), output=_text(test_output)) for test_input, test_output in pairs]
+    return [_Test(code=f"assert {name}(*{arguments!r}) == {result!r}") for arguments, result in pairs]
 
 
 def _is_list(value: JSON) -> TypeGuard[Sequence[JSON]]:
@@ -154,8 +154,8 @@ def _passes(program: str, test: _Test, budget: _Budget) -> tuple[bool, float, fl
     with tempfile.TemporaryDirectory(prefix="agentgym-code-") as folder, tempfile.TemporaryFile() as printed:
         ended_well = _run(json.dumps(job | limits), folder, budget.wall_s, printed)
         printed.seek(0)
-        said = printed.read().decode(errors="replace")
-    has_passed = ended_well and _is_right(said, test, job["proof"])
+        output = printed.read().decode(errors="replace")
+    has_passed = ended_well and _is_right(output, test, job["proof"])
     return has_passed, _children_s() - cpu_before, time.monotonic() - started
 
 
@@ -177,11 +177,11 @@ def _job(program: str, test: _Test) -> dict[str, str | None]:
     return {"program": program, "test": test.code, "input": test.input, "proof": secrets.token_hex(16)}
 
 
-def _is_right(said: str, test: _Test, proof: str | None) -> bool:
+def _is_right(output: str, test: _Test, proof: str | None) -> bool:
     """Returns whether what a process printed shows that its test has passed."""
     if test.code is not None:
-        return said == proof  # a program that exits early did not reach its tests
-    return _lines(said) == _lines(test.output)
+        return output == proof  # a program that exits early did not reach its tests
+    return _lines(output) == _lines(test.output)
 
 
 def _run(job: str, folder: str, wall_s: float, printed: IO[bytes]) -> bool:

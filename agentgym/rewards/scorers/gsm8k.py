@@ -36,18 +36,18 @@ def gsm8k(
     (`72.00`, `72.` and `$72` are 72; a sum that is not evaluated is no answer).
     """
     truth = _truth(ground_truth(task))
-    found = (marked_number if method == "strict" else last_number)(last_reply(trajectory)[-END_CHARACTERS:])
-    if found is None:
+    answer = (marked_number if method == "strict" else last_number)(last_reply(trajectory)[-END_CHARACTERS:])
+    if answer is None:
         return Reward(0.0, success=False)
-    right = found == truth
+    right = answer == truth
     return Reward(score if right else format_score, success=right)
 
 
 def _truth(value: JSON) -> Fraction:
     text = str(value)
-    found = marked_number(text) if "####" in text else read_number(text)
-    if found is None:
+    number = marked_number(text) if "####" in text else read_number(text)
+    if number is None:
         raise InvalidReward(
             f"the ground truth of gsm8k is a number, or an answer with one after '#### '; got {value!r:.80}"
         )
-    return found
+    return number

@@ -33,5 +33,5 @@ def format_score(
 
 def _has_tags(text: str, tags: Sequence[str]) -> bool:
     marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
-    places = [text.find(mark) for mark in marks]
-    return all(text.count(mark) == 1 for mark in marks) and places == sorted(places)
+    indices = [text.find(mark) for mark in marks]
+    return all(text.count(mark) == 1 for mark in marks) and indices == sorted(indices)

@@ -12,7 +12,7 @@ from agentgym.chat_templates.formats.hermes import HERMES
 from agentgym.engines.openai.endpoint import ChatEndpoint, ChatReply, ContextExceeded, EndpointFailure
 from agentgym.engines.protocol import Completion
 from agentgym.errors import EnvironmentFault
-from agentgym.rollout.episode.episode import Draft, Ending
+from agentgym.rollout.episode.episode import EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, under_system_prompt
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits, SamplingConfig
@@ -59,7 +59,7 @@ class _Talk:
 
     def info(self, endpoint: ChatEndpoint, opening: Sequence[JSON]) -> dict[str, JSON]:
         """Returns the seconds of each reply, the failed requests, and the opening messages if no row holds them."""
-        said: dict[str, JSON] = {
+        facts: dict[str, JSON] = {
             "model": endpoint.model,
             **({"failures": dict(self.failures)} if self.failures else {}),
             **({"left_out": [*endpoint.left_out]} if endpoint.left_out else {}),
@@ -67,7 +67,7 @@ class _Talk:
             "first_token_s": [round(r.first_token_s, 4) for r in self.replies if r.first_token_s is not None],
         }
         without_ids: dict[str, JSON] = {"token_ids": False, "opening": opening}
-        return {"chat_endpoint": {**said, **({"token_ids": True} if self.has_ids else without_ids)}}
+        return {"chat_endpoint": {**facts, **({"token_ids": True} if self.has_ids else without_ids)}}
 
 
 class ChatLoop(EpisodeLoop):
@@ -94,38 +94,38 @@ class ChatLoop(EpisodeLoop):
         """Closes the endpoint's connections."""
         await self.endpoint.close()
 
-    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+    async def _converse(self, env: HostedEnv, builder: EpisodeBuilder) -> EpisodeEnd:
         """Plays the conversation itself, to its regular end."""
-        messages, tools = await self._reset(env, draft)
+        messages, tools = await self._reset(env, builder)
         opening: list[JSON] = [{"role": message.role, "content": message.content} for message in messages]
         talk = _Talk(list(messages), tools)
         try:
-            return await self._play_turns(env, draft, talk)
+            return await self._play_turns(env, builder, talk)
         finally:
-            draft.note(talk.metrics(), talk.info(self.endpoint, opening))
+            builder.note(talk.metrics(), talk.info(self.endpoint, opening))
 
-    async def _play_turns(self, env: HostedEnv, draft: Draft, talk: _Talk) -> Ending:
+    async def _play_turns(self, env: HostedEnv, builder: EpisodeBuilder, talk: _Talk) -> EpisodeEnd:
         while True:
             max_tokens, cut = self._budget(talk)
             if max_tokens < 1:
-                return Ending(Status.TRUNCATED, cut)
+                return EpisodeEnd(Status.TRUNCATED, cut)
             try:
-                reply = await self._reply(draft, talk, max_tokens)
+                reply = await self._reply(builder, talk, max_tokens)
             except ContextExceeded as error:
                 if not talk.replies:
                     raise EnvironmentFault(
                         f"the first prompt does not fit into the model's context window: {error}"
                     ) from None
-                return Ending(Status.TRUNCATED, StopReason.CONTEXT)
-            message = self._record(draft, talk, reply)
+                return EpisodeEnd(Status.TRUNCATED, StopReason.CONTEXT)
+            message = self._record(builder, talk, reply)
             if reply.finish_reason == "length":
                 by_window = reply.cut_by_window or 0 < reply.usage.completion_tokens < max_tokens
                 cut = StopReason.CONTEXT if by_window else cut
                 if not self._may_answer(cut):
-                    draft.end_turn(None)
-                    return Ending(Status.TRUNCATED, cut)
-            answer = await self._act(env, draft, message)
-            ending = self._ending(answer, draft)
+                    builder.end_turn(None)
+                    return EpisodeEnd(Status.TRUNCATED, cut)
+            answer = await self._act(env, builder, message)
+            ending = self._ending(answer, builder)
             if ending is not None:
                 return ending
             if answer.history is None:
@@ -144,10 +144,10 @@ class ChatLoop(EpisodeLoop):
             left, reason = min(windows) - used, StopReason.CONTEXT
         return left, reason
 
-    async def _reply(self, draft: Draft, talk: _Talk, max_tokens: int) -> ChatReply:
+    async def _reply(self, builder: EpisodeBuilder, talk: _Talk, max_tokens: int) -> ChatReply:
         """Requests the next reply, and counts what was sent for it."""
-        episode = draft.episode
-        sampling = self.sampling.for_reply(max_tokens, seed=episode.seed(len(draft.turns)))
+        episode = builder.episode
+        sampling = self.sampling.for_reply(max_tokens, seed=episode.seed(len(builder.turns)))
         try:
             reply = await self.endpoint.complete(talk.messages, talk.tools, sampling, session=episode.session)
         except EndpointFailure as failure:
@@ -157,25 +157,25 @@ class ChatLoop(EpisodeLoop):
         talk.replies.append(reply)
         return reply
 
-    def _record(self, draft: Draft, talk: _Talk, reply: ChatReply) -> Message:
+    def _record(self, builder: EpisodeBuilder, talk: _Talk, reply: ChatReply) -> Message:
         """Records the reply, with its ids if it has them, and returns its message."""
         message = self._read(reply, talk.tools)
         stop = reply.stop if reply.stop in self.sampling.stop else ""  # a server may have strings of its own
         if reply.ids is None or reply.prompt_ids is None or reply.logprobs is None:
             talk.has_ids = False
-            draft.forget_ids()
+            builder.forget_ids()
         if not talk.has_ids:
-            draft.begin_turn(message, reply.finish_reason, reply.latency_s, stop)
+            builder.begin_turn(message, reply.finish_reason, reply.latency_s, stop)
             return message
         assert reply.ids is not None and reply.prompt_ids is not None and reply.logprobs is not None
-        num_before = len(draft.ids)
-        if num_before and len(reply.prompt_ids) > num_before and list(reply.prompt_ids[:num_before]) == draft.ids:
-            draft.add_answer(reply.prompt_ids[num_before:])
+        num_before = len(builder.ids)
+        if num_before and len(reply.prompt_ids) > num_before and list(reply.prompt_ids[:num_before]) == builder.ids:
+            builder.add_answer(reply.prompt_ids[num_before:])
         else:
-            draft.begin_row(reply.prompt_ids)
+            builder.begin_row(reply.prompt_ids)
         sampled = reply.ids, reply.logprobs, (0,) * len(reply.ids)
         completion = Completion(*sampled, reply.finish_reason, stop=stop)
-        draft.add_reply(completion, message, reply.latency_s, trained=not self.endpoint.config.strict_tools)
+        builder.add_reply(completion, message, reply.latency_s, trained=not self.endpoint.config.strict_tools)
         return message
 
     def _read(self, reply: ChatReply, tools: tuple[ToolSpec, ...]) -> Message:

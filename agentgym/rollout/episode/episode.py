@@ -13,7 +13,7 @@ from agentgym.rollout.seeds import derive
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn, shortest_floats
 from agentgym.types import JSON, MalformedCall, Message, Task, ToolSpec
 
-__all__ = ["Draft", "Ending", "Episode"]
+__all__ = ["Episode", "EpisodeBuilder", "EpisodeEnd"]
 
 _RESULT_COUNTERS = {
     "unknown_tool": "unknown_tools",
@@ -54,7 +54,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class EpisodeEnd:
     """The status, the stop reason and, for an episode that cannot be trained on, the line that names the failure."""
 
     status: Status
@@ -63,7 +63,7 @@ class Ending:
     info: Mapping[str, JSON] | None = None
 
 
-class Draft:
+class EpisodeBuilder:
     """The growing record of an episode.
 
     `ids` are all ids of the current row; new ids are only appended.
@@ -151,11 +151,11 @@ class Draft:
         timings = {"generate_s": generate_s}
         self._reply = Turn(message, None, finish_reason=finish_reason, stop=stop, timings=timings)
 
-    def add_summary(self, completion: Completion, message: Message, asked: str, *, trained: bool) -> None:
+    def add_summary(self, completion: Completion, message: Message, request: str, *, trained: bool) -> None:
         """Appends a reply that the rollout asked for, as a turn without an answer."""
         self._add_sampled(completion, trained=trained)
         finish_reason, stop = completion.finish_reason, completion.stop
-        self.turns.append(Turn(message, 0.0, finish_reason=finish_reason, asked=asked, stop=stop))
+        self.turns.append(Turn(message, 0.0, finish_reason=finish_reason, asked=request, stop=stop))
         self.num_summaries += 1
 
     def end_turn(self, answer: EnvStep | None, env_s: float = 0.0) -> None:
@@ -164,11 +164,13 @@ class Draft:
         self._answer = answer or self._answer
         turn, self._reply = self._reply, None
         answer = answer or EnvStep("", ())
-        said, told = (answer.observation, answer.tool_results), answer.messages or None
-        if told is not None and told in plain_answers(*said):
-            told = None
-        observation, tool_results = said
-        turn = replace(turn, reward=answer.reward, observation=observation, tool_results=tool_results, messages=told)
+        parts, messages = (answer.observation, answer.tool_results), answer.messages or None
+        if messages is not None and messages in plain_answers(*parts):
+            messages = None
+        observation, tool_results = parts
+        turn = replace(
+            turn, reward=answer.reward, observation=observation, tool_results=tool_results, messages=messages
+        )
         self.turns.append(replace(turn, timings={**turn.timings, "env_s": env_s}))
 
     def keep_info(self) -> None:
@@ -184,7 +186,7 @@ class Draft:
         """Adds the metrics and info that the source of the replies reports about the episode."""
         self._noted_metrics, self._noted_info = dict(metrics), dict(info)
 
-    def finish(self, ending: Ending) -> Trajectory:
+    def finish(self, ending: EpisodeEnd) -> Trajectory:
         """Returns the finished record; a reply that the environment failed to answer has no reward."""
         if self._reply is not None:
             self.turns.append(self._reply)

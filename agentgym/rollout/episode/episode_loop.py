@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from agentgym.chat_templates.formats.reply import reply_problem
 from agentgym.envs.base.action import Action
 from agentgym.errors import AgentGymError, EngineError, EnvironmentFault, RenderError
-from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.env_code import EnvCallTimeout
-from agentgym.rollout.hosting.env_host import Home
-from agentgym.rollout.hosting.fair_gate import Turnstile
+from agentgym.rollout.hosting.env_host import EnvHost
+from agentgym.rollout.hosting.fair_gate import FairGate
 from agentgym.rollout.hosting.hosted_env import Env, HostedEnv
 from agentgym.rollout.hosting.tracebacks import fault_traceback
 from agentgym.rollout.limits import Limits
@@ -49,14 +49,14 @@ class EpisodeLoop(ABC):
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.home = Home(limits)
-        self.turnstile = Turnstile()
+        self.env_host = EnvHost(limits)
+        self.fair_gate = FairGate()
         self.end_thinking = "</think>"
         """The mark with which the model closes its reasoning."""
 
     async def run(self, env: Env, episode: Episode) -> Trajectory:
         """Plays one episode in `env`, which stays open; see `play`."""
-        hosted = self.home.adopt(env)
+        hosted = self.env_host.adopt(env)
         try:
             return await self.play(hosted, episode)
         finally:
@@ -68,32 +68,32 @@ class EpisodeLoop(ABC):
         Raises CancelledError if its task is cancelled (unless with the message SURPLUS), and any error of our own bugs.
         The engine's session is over when it returns.
         """
-        draft = Draft(episode)
+        builder = EpisodeBuilder(episode)
         try:
             async with asyncio.timeout(self.limits.deadline_s):
-                ending = await self._converse(env, draft)
-            draft.keep_info()
+                ending = await self._converse(env, builder)
+            builder.keep_info()
         except (EnvCallTimeout, EnvironmentFault) as error:
             ending = failed_ending(error, episode)
         except TimeoutError:
             line = f"the episode took over {self.limits.deadline_s:g} s (limits.deadline_s)"
-            ending = Ending(Status.TIMEOUT, StopReason.DEADLINE, line, replay_info(episode))
+            ending = EpisodeEnd(Status.TIMEOUT, StopReason.DEADLINE, line, replay_info(episode))
         except RenderError as error:
-            ending = Ending(Status.ENV_ERROR, StopReason.ENV_ERROR, f"RenderError: {error}", replay_info(episode))
+            ending = EpisodeEnd(Status.ENV_ERROR, StopReason.ENV_ERROR, f"RenderError: {error}", replay_info(episode))
         except EngineError as error:
-            ending = Ending(Status.ENGINE_ERROR, StopReason.ENGINE_ERROR, str(error) or "EngineError")
+            ending = EpisodeEnd(Status.ENGINE_ERROR, StopReason.ENGINE_ERROR, str(error) or "EngineError")
         except GameAbandoned as error:
-            ending = Ending(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
+            ending = EpisodeEnd(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
         except asyncio.CancelledError as error:
             if SURPLUS not in error.args:
                 raise
-            ending = Ending(Status.CANCELLED, StopReason.CANCELLED, "enough groups were finished without it")
+            ending = EpisodeEnd(Status.CANCELLED, StopReason.CANCELLED, "enough groups were finished without it")
         finally:
             await self._end_session(episode.session)
-        return draft.finish(ending)
+        return builder.finish(ending)
 
     @abstractmethod
-    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+    async def _converse(self, env: HostedEnv, builder: EpisodeBuilder) -> EpisodeEnd:
         """Plays the conversation itself, to its regular end."""
 
     @abstractmethod
@@ -104,35 +104,35 @@ class EpisodeLoop(ABC):
     async def close(self) -> None:
         """Closes the source of the replies; a second call does nothing."""
 
-    async def _reset(self, env: HostedEnv, draft: Draft) -> tuple[list[Message], tuple[ToolSpec, ...]]:
+    async def _reset(self, env: HostedEnv, builder: EpisodeBuilder) -> tuple[list[Message], tuple[ToolSpec, ...]]:
         """Resets the environment; returns the messages and the tools that the conversation begins with."""
-        await self.turnstile.wait_turn()
-        task = draft.episode.task
+        await self.fair_gate.wait_turn()
+        task = builder.episode.task
         answer = await env.reset(task.seed, dict(task.options) or None)
-        draft.task_info = env.facts.task_info
+        builder.task_info = env.facts.task_info
         return under_system_prompt(env, answer.messages), env.facts.tool_specs
 
     def _may_answer(self, cut: StopReason) -> bool:
         return cut is StopReason.TURN_TOKENS and self.limits.cut_reply == "answer"
 
-    async def _act(self, env: HostedEnv, draft: Draft, message: Message) -> EnvStep:
+    async def _act(self, env: HostedEnv, builder: EpisodeBuilder, message: Message) -> EnvStep:
         """Gives the reply to the environment and closes the turn with its answer."""
         started = time.perf_counter()
         answer = await env.step(Action.from_message(message))
         problem = reply_problem(message, self.end_thinking)
         if problem is not None:
             answer = answer.preceded_by(problem)
-        draft.end_turn(answer, time.perf_counter() - started)
+        builder.end_turn(answer, time.perf_counter() - started)
         return answer
 
-    def _ending(self, answer: EnvStep, draft: Draft) -> Ending | None:
+    def _ending(self, answer: EnvStep, builder: EpisodeBuilder) -> EpisodeEnd | None:
         """Returns how the episode ends with this answer, or None if it continues."""
-        at_limit = len(draft.turns) - draft.num_summaries >= self.limits.max_turns
+        at_limit = len(builder.turns) - builder.num_summaries >= self.limits.max_turns
         if not (answer.terminated or answer.truncated or at_limit):
             return None
         if answer.terminated:
-            return Ending(Status.COMPLETED, StopReason.TERMINATED)
-        return Ending(Status.TRUNCATED, StopReason.ENV_TRUNCATED if answer.truncated else StopReason.MAX_TURNS)
+            return EpisodeEnd(Status.COMPLETED, StopReason.TERMINATED)
+        return EpisodeEnd(Status.TRUNCATED, StopReason.ENV_TRUNCATED if answer.truncated else StopReason.MAX_TURNS)
 
 
 def under_system_prompt(env: HostedEnv, messages: Sequence[Message]) -> list[Message]:
@@ -143,17 +143,17 @@ def under_system_prompt(env: HostedEnv, messages: Sequence[Message]) -> list[Mes
     return list(messages)
 
 
-def failed_ending(error: EnvironmentFault | EnvCallTimeout, episode: Episode) -> Ending:
+def failed_ending(error: EnvironmentFault | EnvCallTimeout, episode: Episode) -> EpisodeEnd:
     """Returns the ending of an episode whose environment failed, with its traceback (without our own frames on top)."""
     info = replay_info(episode)
     text = fault_traceback(error)
     if text is not None:
         info["traceback"] = text
     if isinstance(error, EnvCallTimeout):
-        return Ending(Status.TIMEOUT, StopReason.DEADLINE, str(error), info)
+        return EpisodeEnd(Status.TIMEOUT, StopReason.DEADLINE, str(error), info)
     if error.tool:
         info[FAULT_TOOL] = error.tool
-    return Ending(Status.ENV_ERROR, StopReason.ENV_ERROR, str(error), info)
+    return EpisodeEnd(Status.ENV_ERROR, StopReason.ENV_ERROR, str(error), info)
 
 
 def replay_info(episode: Episode) -> dict[str, JSON]:

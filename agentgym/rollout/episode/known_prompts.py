@@ -24,9 +24,9 @@ class KnownPrompts:
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
         """Returns the prompt's ids, or None if it is not known."""
-        given = list(messages)
-        for known, shown, ids in self._known:
-            if len(shown) == len(tools) and all(map(is_, shown, tools)) and known == given:
+        start = list(messages)
+        for before, menu, ids in self._known:
+            if len(menu) == len(tools) and all(map(is_, menu, tools)) and before == start:
                 return list(ids)
         return None
 

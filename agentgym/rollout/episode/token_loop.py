@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Completion, Engine, FinishReason, Sampling
 from agentgym.errors import ConfigError, EngineError, EnvironmentFault, RenderError, describe_error
-from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, under_system_prompt
 from agentgym.rollout.episode.history import ASK, CompactionConfig, History, compact_messages
 from agentgym.rollout.episode.known_prompts import KnownPrompts
@@ -33,7 +33,7 @@ NOTHING = Completion((), (), (), "abort")
 
 
 @dataclass(frozen=True, slots=True)
-class _Next:
+class _NextPrompt:
     """The ids before the next reply: those that continue the row, or the prompt of a new row."""
 
     ids: list[int]
@@ -76,36 +76,36 @@ class RolloutLoop(EpisodeLoop):
         self.window = min(self.limits.context_window or engine.context_window, engine.context_window)
         self.turn_tokens = self.limits.turn_tokens_in(self.window)
 
-    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+    async def _converse(self, env: HostedEnv, builder: EpisodeBuilder) -> EpisodeEnd:
         """Plays the conversation itself, to its regular end."""
-        messages, tools = await self._open(env, draft)
+        messages, tools = await self._open(env, builder)
         opening = tuple(messages)
         while True:
-            finish_reason, message, cut = await self._reply(draft, tools)
+            finish_reason, message, cut = await self._reply(builder, tools)
             if finish_reason == "length" and not self._may_answer(cut):
-                draft.end_turn(None)
-                return Ending(Status.TRUNCATED, cut)
-            answer = await self._act(env, draft, message)
-            ending = self._ending(answer, draft)
+                builder.end_turn(None)
+                return EpisodeEnd(Status.TRUNCATED, cut)
+            answer = await self._act(env, builder, message)
+            ending = self._ending(answer, builder)
             if ending is not None:
                 return ending
             messages.append(message)
-            if await self._is_long(draft, answer, messages, tools):
-                answer = await self._summarize(draft, opening, messages, answer, tools)
+            if await self._is_long(builder, answer, messages, tools):
+                answer = await self._summarize(builder, opening, messages, answer, tools)
             messages = self._conversation_after(env, messages, answer)
-            exceeded = await self._extend(draft, answer, messages, tools)
+            exceeded = await self._extend(builder, answer, messages, tools)
             if exceeded is not None:
-                return Ending(Status.TRUNCATED, exceeded)
+                return EpisodeEnd(Status.TRUNCATED, exceeded)
 
-    async def _open(self, env: HostedEnv, draft: Draft) -> tuple[list[Message], tuple[ToolSpec, ...]]:
+    async def _open(self, env: HostedEnv, builder: EpisodeBuilder) -> tuple[list[Message], tuple[ToolSpec, ...]]:
         """Resets the environment and begins the first row; returns the messages and tools that it was rendered from."""
-        messages, tools = await self._reset(env, draft)
+        messages, tools = await self._reset(env, builder)
         prompt_ids = self._known_prompts.find(messages, tools)
         if prompt_ids is None:
             prompt_ids = await self._render_prompt(messages, tools)
             self._known_prompts.keep(messages, tools, prompt_ids)
         self._check_prompt(prompt_ids)
-        draft.begin_row(prompt_ids, messages, tools)
+        builder.begin_row(prompt_ids, messages, tools)
         return messages, tools
 
     async def _render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
@@ -131,32 +131,36 @@ class RolloutLoop(EpisodeLoop):
             left, reason = self.window - row_tokens, StopReason.CONTEXT
         return left, reason
 
-    async def _reply(self, draft: Draft, tools: tuple[ToolSpec, ...]) -> tuple[FinishReason, Message, StopReason]:
+    async def _reply(
+        self, builder: EpisodeBuilder, tools: tuple[ToolSpec, ...]
+    ) -> tuple[FinishReason, Message, StopReason]:
         """Samples, parses and records one reply; the last item is the budget that cut it, if it was cut."""
         started = time.perf_counter()
-        max_tokens, cut = self._budget(len(draft.ids), draft.num_tokens)
+        max_tokens, cut = self._budget(len(builder.ids), builder.num_tokens)
         grammar = self._grammar(tools)
-        completion = await self._sample(draft, max_tokens, grammar)
-        message = await self._parse(completion, draft, tools)
-        draft.add_reply(completion, message, time.perf_counter() - started, trained=not grammar)
+        completion = await self._sample(builder, max_tokens, grammar)
+        message = await self._parse(completion, builder, tools)
+        builder.add_reply(completion, message, time.perf_counter() - started, trained=not grammar)
         return completion.finish_reason, message, cut
 
-    async def _parse(self, completion: Completion, draft: Draft, tools: Sequence[ToolSpec]) -> Message:
-        return await parse_completion(self.renderer, completion, tools, draft.ids)
+    async def _parse(self, completion: Completion, builder: EpisodeBuilder, tools: Sequence[ToolSpec]) -> Message:
+        return await parse_completion(self.renderer, completion, tools, builder.ids)
 
     def _grammar(self, tools: tuple[ToolSpec, ...]) -> str:
         """Returns the grammar of the next reply (`Sampling.grammar`); with one, the reply is in no loss."""
         return ""
 
-    async def _sample(self, draft: Draft, max_tokens: int, grammar: str = "", stop: tuple[str, ...] = ()) -> Completion:
+    async def _sample(
+        self, builder: EpisodeBuilder, max_tokens: int, grammar: str = "", stop: tuple[str, ...] = ()
+    ) -> Completion:
         """Samples one whole reply; if the engine aborts it (for a weight update), continues from its exact ids.
 
         `stop` are stop strings of this reply, besides those of the settings.
         """
-        episode, turn = draft.episode, len(draft.turns)
+        episode, turn = builder.episode, len(builder.turns)
         sampling = self._sampling(max_tokens, episode.seed(turn), grammar)
         sampling = replace(sampling, stop=(*sampling.stop, *stop)) if stop else sampling
-        whole = await self._generate(episode, draft.ids, sampling)
+        whole = await self._generate(episode, builder.ids, sampling)
         part = num_empty = 0
         while whole.finish_reason == "abort":
             if grammar:  # a grammar begins with the reply, and not in its middle
@@ -166,7 +170,7 @@ class RolloutLoop(EpisodeLoop):
                 return replace(whole, finish_reason="length")
             part += 1
             sampling = replace(sampling, max_tokens=left, seed=episode.seed(turn, part))
-            rest = await self._generate(episode, [*draft.ids, *whole.ids], sampling)
+            rest = await self._generate(episode, [*builder.ids, *whole.ids], sampling)
             num_empty = 0 if rest.ids and not grammar else num_empty + 1
             if num_empty > MAX_EMPTY_RESUMPTIONS:
                 raise EngineError(f"the engine gave up the same reply {num_empty} times without a new id")
@@ -177,7 +181,7 @@ class RolloutLoop(EpisodeLoop):
 
     async def _generate(self, episode: Episode, prompt_ids: list[int], sampling: Sampling) -> Completion:
         completion = await self.engine.generate(prompt_ids, sampling, session=episode.session)
-        await self.turnstile.wait_turn()
+        await self.fair_gate.wait_turn()
         check_completion(completion, sampling, self.engine.vocab_size)
         if completion.finish_reason == "abort" and completion.ids and completion.ids[-1] in sampling.stop_ids:
             return replace(completion, finish_reason="stop")  # it was aborted just after it had ended
@@ -193,63 +197,65 @@ class RolloutLoop(EpisodeLoop):
         return [*messages, *answer.messages]
 
     async def _extend(
-        self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+        self, builder: EpisodeBuilder, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
     ) -> StopReason | None:
         """Appends the whole answer, or returns the budget that would leave no room for a reply after it."""
-        coming = await self._render_next(draft, answer, messages, tools)
-        row_tokens = len(coming.ids) + (0 if coming.begins_row else len(draft.ids))
-        left, reason = self._budget(row_tokens, draft.num_tokens + len(coming.ids))
+        next_prompt = await self._render_next(builder, answer, messages, tools)
+        row_tokens = len(next_prompt.ids) + (0 if next_prompt.begins_row else len(builder.ids))
+        left, reason = self._budget(row_tokens, builder.num_tokens + len(next_prompt.ids))
         if left < 1:
             return reason
-        if coming.begins_row:
-            draft.begin_row(coming.ids, messages, tools)
+        if next_prompt.begins_row:
+            builder.begin_row(next_prompt.ids, messages, tools)
         else:
-            draft.add_answer(coming.ids)
+            builder.add_answer(next_prompt.ids)
         return None
 
     async def _render_next(
-        self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
-    ) -> _Next:
-        """Returns what `_next` does; a long text is rendered in a thread."""
+        self, builder: EpisodeBuilder, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+    ) -> _NextPrompt:
+        """Returns what `_next_prompt` does; a long text is rendered in a thread."""
         if self.history == "append" and answer.history is None:
             size = text_size(answer.messages)
         else:
-            size = text_size(messages, tools) + len(draft.ids)
-        return await run_if_short(size, self._next, draft, answer, messages, tools)
+            size = text_size(messages, tools) + len(builder.ids)
+        return await run_if_short(size, self._next_prompt, builder, answer, messages, tools)
 
-    def _next(self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> _Next:
+    def _next_prompt(
+        self, builder: EpisodeBuilder, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+    ) -> _NextPrompt:
         """Returns the ids before the next reply to `messages`, which end with `answer`."""
         if self.history == "append" and answer.history is None:
-            return _Next(self._answer_ids(draft, answer), begins_row=False)
+            return _NextPrompt(self._answer_ids(builder, answer), begins_row=False)
         whole = self.renderer.rerender(messages, tools)
         try:
-            new = self.renderer.extend(draft.ids, answer.messages)
+            new = self.renderer.extend(builder.ids, answer.messages)
         except RenderError:  # the template rewrites what came before: only its whole text is right
-            return _Next(whole, begins_row=True)
-        is_same = self.renderer.decode(whole) == self.renderer.decode([*draft.ids, *new])
-        return _Next(new, begins_row=False) if is_same else _Next(whole, begins_row=True)
+            return _NextPrompt(whole, begins_row=True)
+        is_same = self.renderer.decode(whole) == self.renderer.decode([*builder.ids, *new])
+        return _NextPrompt(new, begins_row=False) if is_same else _NextPrompt(whole, begins_row=True)
 
-    def _answer_ids(self, draft: Draft, answer: EnvStep) -> list[int]:
+    def _answer_ids(self, builder: EpisodeBuilder, answer: EnvStep) -> list[int]:
         """Returns the ids of an answer after the sampled ones; raises RenderError if the template has none."""
         try:
-            return self.renderer.extend(draft.ids, answer.messages)
+            return self.renderer.extend(builder.ids, answer.messages)
         except RenderError as error:
             how = 'with the history "rerender" the template renders the whole conversation at every turn'
             raise RenderError(f"{error}; {how}") from error
 
     async def _is_long(
-        self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+        self, builder: EpisodeBuilder, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
     ) -> bool:
         """Returns whether the next prompt exceeds the limit of compaction; False if the environment replaces it."""
         if self.compaction.at is None or answer.history is not None:
             return False
-        coming = await self._render_next(draft, answer, [*messages, *answer.messages], tools)
-        row_tokens = len(coming.ids) + (0 if coming.begins_row else len(draft.ids))
+        next_prompt = await self._render_next(builder, answer, [*messages, *answer.messages], tools)
+        row_tokens = len(next_prompt.ids) + (0 if next_prompt.begins_row else len(builder.ids))
         return row_tokens > self.compaction.at * self.window
 
     async def _summarize(
         self,
-        draft: Draft,
+        builder: EpisodeBuilder,
         opening: Sequence[Message],
         messages: Sequence[Message],
         answer: EnvStep,
@@ -257,13 +263,13 @@ class RolloutLoop(EpisodeLoop):
     ) -> EnvStep:
         """Returns the answer after a summary by the model, or the answer unchanged if no summary fits."""
         ask = EnvStep(ASK, (Message("user", ASK),))
-        asked = [*messages, *ask.messages]
-        if await self._extend(draft, ask, asked, tools) is not None:
+        conversation = [*messages, *ask.messages]
+        if await self._extend(builder, ask, conversation, tools) is not None:
             return answer
-        max_tokens, _ = self._budget(len(draft.ids), draft.num_tokens)
-        completion = await self._sample(draft, min(max_tokens, self.compaction.tokens))
-        message = await self._parse(completion, draft, tools)
-        draft.add_summary(completion, message, ASK, trained=self.compaction.train)
+        max_tokens, _ = self._budget(len(builder.ids), builder.num_tokens)
+        completion = await self._sample(builder, min(max_tokens, self.compaction.tokens))
+        message = await self._parse(completion, builder, tools)
+        builder.add_summary(completion, message, ASK, trained=self.compaction.train)
         return replace(answer, history=compact_messages(opening, message.content, messages[-1], answer.messages))
 
     async def _end_session(self, session: str) -> None:
@@ -303,10 +309,10 @@ async def parse_completion(
 async def end_at_stop(completion: Completion, sampling: Sampling) -> Completion:
     """Returns a reply up to the id that completes its first stop string, or the whole reply if it has none."""
     ids = completion.ids
-    found = await run_if_short(len(ids), sampling.find_stop, ids) if sampling.stop else None
-    if found is None:
+    match = await run_if_short(len(ids), sampling.find_stop, ids) if sampling.stop else None
+    if match is None:
         return completion
-    num_ids, stop = found
+    num_ids, stop = match
     experts, num_cut = completion.experts, len(ids) - num_ids
     if experts is not None and num_cut:
         experts = RoutedExperts.of(experts.experts_TRK[:-num_cut], experts.start)

@@ -37,13 +37,13 @@ class EnvStep:
         first, rest = (self.messages[0], self.messages[1:]) if self.messages else (Message("user", ""), ())
         if first.role != "user":
             first, rest = Message("user", ""), self.messages
-        told = Message("user", f"{note}\n{first.content}".rstrip("\n"))
+        message = Message("user", f"{note}\n{first.content}".rstrip("\n"))
         history = self.history
         if history is not None and history[-1].role == "user":
             history = (*history[:-1], Message("user", f"{note}\n{history[-1].content}"))
         elif history is not None:
             history = (*history, Message("user", note))
-        return replace(self, observation=f"{note}\n{self.observation}", messages=(told, *rest), history=history)
+        return replace(self, observation=f"{note}\n{self.observation}", messages=(message, *rest), history=history)
 
     def metrics(self) -> dict[str, float]:
         """Returns the numbers of `info["metrics"]`; raises EnvironmentFault for values that are not finite numbers."""
@@ -54,11 +54,11 @@ class EnvStep:
 
     def extras(self) -> dict[str, JSON]:
         """Returns the other entries of `info` that JSON can hold, for people who inspect the episode."""
-        kept: dict[str, JSON] = {}
+        extras: dict[str, JSON] = {}
         for name, value in self.info.items():
             if isinstance(name, str) and name not in _CONVERSATION_KEYS and _is_json(value):
-                kept[name] = value  # type: ignore[assignment]  # narrowed by _is_json
-        return kept
+                extras[name] = value  # type: ignore[assignment]  # narrowed by _is_json
+        return extras
 
     def plain(self) -> EnvStep:
         """Returns the same answer with what `metrics` and `extras` read of its info, in Python's own types."""

@@ -22,7 +22,7 @@ from agentgym.rollout.limits import Limits
 from agentgym.tools.calling.background_loop import BackgroundLoop
 from agentgym.types import Task
 
-__all__ = ["Home", "LocalEnv", "make_task_env"]
+__all__ = ["EnvHost", "LocalEnv", "make_task_env"]
 
 T = TypeVar("T")
 Kind: TypeAlias = Literal["inline", "thread", "async"]
@@ -53,15 +53,15 @@ def hosting_kind(env: Env) -> Kind:
 class LocalEnv(HostedEnv):
     """An environment of this process."""
 
-    __slots__ = ("_home", "_name", "_seed", "_thread", "env", "kind")
+    __slots__ = ("_host", "_name", "_seed", "_thread", "env", "kind")
 
-    def __init__(self, env: Env, kind: Kind, home: Home, thread: EnvThread | None = None, name: str = "") -> None:
+    def __init__(self, env: Env, kind: Kind, host: EnvHost, thread: EnvThread | None = None, name: str = "") -> None:
         super().__init__()
         self.env = env
         self.kind = kind
         self._name = name or _name_of(env)
         self._seed = 0
-        self._home = home
+        self._host = host
         self._thread = thread
 
     async def reset(self, seed: int, options: dict[str, object] | None) -> EnvStep:
@@ -73,7 +73,7 @@ class LocalEnv(HostedEnv):
             async def reset() -> tuple[object, EnvFacts]:
                 return await cast(TextEnv, env).areset(seed=seed, options=options), facts_of(env)
 
-            values, self.facts = await self._home.run_async(reset, label)
+            values, self.facts = await self._host.run_async(reset, label)
         else:
             values, self.facts = await self._run(lambda: (env.reset(seed=seed, options=options), facts_of(env)), label)
         return read_reset(values)
@@ -86,29 +86,29 @@ class LocalEnv(HostedEnv):
             with ENV_CODE, watch_call(label):
                 values = env.step(action)
         elif self.kind == "async":
-            values = await self._home.run_async(lambda: cast(TextEnv, env).astep(action), label)
+            values = await self._host.run_async(lambda: cast(TextEnv, env).astep(action), label)
         else:
             values = await self._run(lambda: env.step(action), label)
         return read_step(values)
 
     async def apply(self, function: Callable[[Env], Coroutine[object, object, T]]) -> T:
         """Runs a function that looks into the environment where its own code runs, an inline one on a thread."""
-        env, home, label = self.env, self._home, partial(label_of, self._name, self._seed, "reward")
+        env, host, label = self.env, self._host, partial(label_of, self._name, self._seed, "reward")
         if self.kind == "async":
-            return await home.run_async(lambda: function(env), label)
+            return await host.run_async(lambda: function(env), label)
         call = named_call(label, lambda: asyncio.run(function(env)))
         if self._thread is not None:
-            return await home.run_on(self._thread, call)
-        thread = home.threads.acquire()
+            return await host.run_on(self._thread, call)
+        thread = host.threads.acquire()
         try:
-            result = await home.run_on(thread, call)
+            result = await host.run_on(thread, call)
         except (EnvCallTimeout, asyncio.CancelledError):
-            home.threads.abandon(thread)
+            host.threads.abandon(thread)
             raise
         except BaseException:
-            home.threads.release(thread)
+            host.threads.release(thread)
             raise
-        home.threads.release(thread)
+        host.threads.release(thread)
         return result
 
     async def close(self) -> str | None:
@@ -119,24 +119,24 @@ class LocalEnv(HostedEnv):
             return str(error)
 
     async def _close(self) -> str | None:
-        env, thread, limit_s = self.env, self._thread, self._home.limits.close_s
+        env, thread, limit_s = self.env, self._thread, self._host.limits.close_s
         label = partial(label_of, self._name, self._seed, "close")
         if self.kind == "async":
-            await self._home.run_async(cast(TextEnv, env).aclose, label, limit_s)
+            await self._host.run_async(cast(TextEnv, env).aclose, label, limit_s)
         elif thread is None:
             await self._run(env.close, label)
         else:
             self._thread = None
-            call = thread.submit(named_call(label, env.close), self._home.mailbox())
+            call = thread.submit(named_call(label, env.close), self._host.mailbox())
             try:
                 await asyncio.wait({call.future}, timeout=limit_s)
             except asyncio.CancelledError:
-                self._home.threads.abandon(thread)
+                self._host.threads.abandon(thread)
                 raise
             if not call.future.done():
-                self._home.threads.abandon(thread)
+                self._host.threads.abandon(thread)
                 return f"the environment was still busy {limit_s:g} s after it was asked to close"
-            self._home.threads.release(thread)
+            self._host.threads.release(thread)
             unwrap_outcome(call.future.result())
         return None
 
@@ -144,17 +144,17 @@ class LocalEnv(HostedEnv):
         """Returns the thread to the pool and leaves the environment open, for the caller who made it."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._home.threads.release(thread)
+            self._host.threads.release(thread)
 
     async def _run(self, function: Callable[[], T], label: Callable[[], str]) -> T:
         """Runs sync code of the environment, on its thread if it has one."""
         if self._thread is not None:
-            return await self._home.run_on(self._thread, named_call(label, function))
+            return await self._host.run_on(self._thread, named_call(label, function))
         with ENV_CODE, watch_call(label):
             return function()
 
 
-class Home:
+class EnvHost:
     """Places environments, and bounds the threads that hung environments keep.
 
     With `num_processes`, they run in that many processes. Without `runs_inline`, each has a thread, whatever its class
@@ -215,17 +215,17 @@ class Home:
                 env = as_text_env(make(task))
             return LocalEnv(env, "inline", self, name=name)
         thread = self.threads.acquire()
-        made: list[Env] = []
+        envs: list[Env] = []
         try:
-            await self.run_on(thread, named_call(label, lambda: made.append(as_text_env(make(task)))))
+            await self.run_on(thread, named_call(label, lambda: envs.append(as_text_env(make(task)))))
         except EnvCallTimeout:
             self.threads.abandon(thread)
             raise
         except BaseException:  # cancelled while it was made: it closes as soon as it is ready
-            thread.submit(lambda: _close_all(made), self.mailbox())
+            thread.submit(lambda: _close_all(envs), self.mailbox())
             self.threads.release(thread)
             raise
-        env = made[0]
+        env = envs[0]
         kind = hosting_kind(env)
         kind = self._kinds[name] = "thread" if kind == "inline" and not self._runs_inline else kind
         if kind == "thread":

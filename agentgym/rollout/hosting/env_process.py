@@ -131,17 +131,17 @@ class EnvProcess:
         self._link.send(number, env, method, payload)
         try:
             async with asyncio.timeout(self._limits.deadline_s):
-                found = await answer
+                content = await answer
         except TimeoutError:
             raise EnvCallTimeout(
                 f"the environment's process gave no answer for {self._limits.deadline_s:g} s (limits.deadline_s)"
             ) from None
         finally:
             del self._calls[number]
-        if found is None:
+        if content is None:
             raise ProcessEnded
         try:
-            value: object = pickle.loads(found)
+            value: object = pickle.loads(content)
         except Exception as error:  # of a class that exists only in that process
             raise EnvironmentFault(f"what {method}() gave cannot be read in the run's process: {error}") from error
         if isinstance(value, Failure):
@@ -191,7 +191,9 @@ class EnvProcess:
         if self._link is not None and not self._is_finished and self._process.returncode is not None:
             logger.warning(
                 "a process with %d environments %s%s; episodes that were not the reason are played again",
-                *(self.num_environments, end.reason, f": {end.culprit}" if end.culprit else ""),
+                self.num_environments,
+                end.reason,
+                f": {end.culprit}" if end.culprit else "",
             )
         self.end = end
         self.num_leaked = 0
@@ -213,10 +215,10 @@ class EnvProcess:
         text = self._report.read().decode(errors="replace").strip()
         if not text.startswith("{"):
             return _End(reason, stack=text[:MAX_STACK])
-        found = json.loads(text)
-        held_s = float(found["stalled_s"])
+        report = json.loads(text)
+        held_s = float(report["stalled_s"])
         reason = f"was ended, because an environment held Python's interpreter for {held_s:.0f} s"
-        return _End(reason, found["call"], held_s, found["stack"])
+        return _End(reason, report["call"], held_s, report["stack"])
 
 
 class ProcessEnded(AgentGymError):
@@ -291,7 +293,7 @@ class EnvProcesses:
         self.num = num
         self._limits = limits
         self._processes: list[EnvProcess] = []
-        self._places = asyncio.Semaphore(num)
+        self._slots = asyncio.Semaphore(num)
         """Limits the processes with one environment."""
         self._numbers = count()
         weakref.finalize(self, _end_all, self._processes, 0.0)
@@ -304,11 +306,11 @@ class EnvProcesses:
     async def open(self, task: Task, *, alone: bool = False) -> HostedEnv:
         """Makes the task's environment in the process with the fewest environments.
 
-        Raises as `Home.open` does, and EnvProcessLost if that process ended over another environment.
+        Raises as `EnvHost.open` does, and EnvProcessLost if that process ended over another environment.
         """
         _check_task(task)
         if alone:
-            await self._places.acquire()
+            await self._slots.acquire()
         process = self._choose(alone)
         process.num_environments += 1
         env = _ProcessEnv(process, next(self._numbers), task, self._limits.close_s, lambda: self._leave(process))
@@ -337,7 +339,7 @@ class EnvProcesses:
     def _leave(self, process: EnvProcess) -> None:
         process.num_environments -= 1
         if process.is_alone:
-            self._places.release()
+            self._slots.release()
             process.finish()
 
 

@@ -12,7 +12,7 @@ import threading
 from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.env_code import EnvCallTimeout
-from agentgym.rollout.hosting.env_host import Home, make_task_env
+from agentgym.rollout.hosting.env_host import EnvHost, make_task_env
 from agentgym.rollout.hosting.env_link import EnvLink, Failure
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.hosting.tracebacks import fault_traceback, user_traceback
@@ -55,7 +55,7 @@ class EnvWorker:
     def __init__(self, link: EnvLink, limits: Limits) -> None:
         self._link = link
         self._limits = limits
-        self._home = Home(limits, runs_inline=False)
+        self._host = EnvHost(limits, runs_inline=False)
         self._envs: dict[int, HostedEnv] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
 
@@ -83,12 +83,12 @@ class EnvWorker:
             answer = pickle.dumps(await self._call(env, method, pickle.loads(payload)))
         except Exception as error:  # noqa: BLE001 - the boundary around environments: the run reads what it was
             answer = pickle.dumps(_failure_of(error))
-        self._link.send(number, self._home.num_leaked, answer)
+        self._link.send(number, self._host.num_leaked, answer)
 
     async def _call(self, env: int, method: str, args: tuple[object, ...]) -> object:
         match method, args:
             case "open", (Task() as task,):
-                self._envs[env] = await self._home.open(make_task_env, task)
+                self._envs[env] = await self._host.open(make_task_env, task)
                 return None
             case "reset", (int() as seed, options):
                 answer = await self._envs[env].reset(seed, options)  # type: ignore[arg-type]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from itertools import islice
 
-__all__ = ["Turnstile"]
+__all__ = ["FairGate"]
 
 WIDTH = 16
 """The number of episodes that one pass of the event loop continues; each takes a fraction of a millisecond."""
 
 
-class Turnstile:
+class FairGate:
     """The gate to work on the event loop, such as rendering a prompt or parsing a reply; see `wait_turn`.
 
     Without it, thousands of replies that arrive together would be processed in one pass. Nothing else would run

@@ -41,12 +41,12 @@ def facts_of(env: Env) -> EnvFacts:
     """Returns the facts of an environment that was just reset."""
     if not isinstance(env.unwrapped, TextEnv):
         return EnvFacts()
-    read = env.get_wrapper_attr
-    specs = read("tool_specs")
-    info: dict[str, JSON] = {"task_digest": read("task_digest")} if read("task_digest") else {}
-    if info and read("split_failed"):
+    read_attribute = env.get_wrapper_attr
+    specs = read_attribute("tool_specs")
+    info: dict[str, JSON] = {"task_digest": read_attribute("task_digest")} if read_attribute("task_digest") else {}
+    if info and read_attribute("split_failed"):
         info["split_failed"] = True
-    return EnvFacts(read("system_prompt"), specs, bool(specs) and not read("tools_optional"), info)
+    return EnvFacts(read_attribute("system_prompt"), specs, bool(specs) and not read_attribute("tools_optional"), info)
 
 
 class HostedEnv(ABC):

@@ -85,8 +85,8 @@ class ProcessWatchdog:
         return [(tid, 0, label) for tid, _, label in calls]  # the stack cannot be attributed to a call
 
     def _calls(self) -> list[EnvCall]:
-        found = [SLOT.unpack_from(self.board, place) for place in range(SLOT.size, len(self.board), SLOT.size)]
-        return [(tid, ident, text.rstrip(b"\0").decode(errors="replace")) for tid, ident, text in found if tid]
+        slots = [SLOT.unpack_from(self.board, offset) for offset in range(SLOT.size, len(self.board), SLOT.size)]
+        return [(tid, ident, text.rstrip(b"\0").decode(errors="replace")) for tid, ident, text in slots if tid]
 
     def _cpu(self) -> dict[int, int]:
         """Returns the clock ticks that each thread has computed."""
@@ -115,8 +115,8 @@ class ProcessWatchdog:
         if self.report is not None:
             labels = {label for _, ident, label in culprits if ident}
             certain = labels.pop() if len(labels) == 1 else ""  # coroutines share a thread
-            told = {"stalled_s": stalled_s, "call": certain, "stack": stack}
-            os.write(self.report, json.dumps(told).encode())
+            report = {"stalled_s": stalled_s, "call": certain, "stack": stack}
+            os.write(self.report, json.dumps(report).encode())
             os.kill(self.pid, signal.SIGKILL)
             return
         who = "; or ".join(label for _, _, label in culprits[:3])

@@ -149,13 +149,13 @@ class ChainedFile(LineFile):
 
     def cut_from(self, is_dropped: Callable[[bytes], bool]) -> None:
         """Removes the first line that is to be dropped, and all after it."""
-        kept = 0
+        size = 0
         with folder_errors(self.path), open(self.path, "rb") as file:
             for line in file:
                 if is_dropped(line):
                     break
-                kept += len(line)
-        self.cut(kept)
+                size += len(line)
+        self.cut(size)
 
     def _read_last(self, size: int) -> bytes:
         """Returns the last whole line in the first `size` bytes."""
@@ -200,13 +200,13 @@ class PackedFile(ChainedFile):
 
     def cut_from(self, is_dropped: Callable[[bytes], bool]) -> None:
         """Removes the first append with a line to be dropped, and all after it; one is dropped or kept as a whole."""
-        kept = self._size
+        size = self._size
         with folder_errors(self.path), open(self.path, "rb") as file:
             for frame in reversed([*read_frames(file, self._size)]):
                 if not is_dropped(unpack_frame(file, frame).partition(b"\n")[0]):
                     break
-                kept = frame.offset
-        self.cut(kept)
+                size = frame.offset
+        self.cut(size)
 
     def _whole_size(self, size: int) -> int:
         """Returns the size of the whole frames; a last one without its contents, after a power cut, is none."""

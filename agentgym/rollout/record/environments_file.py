@@ -22,11 +22,11 @@ Environments = Mapping[str, Mapping[str, JSON]]
 
 def record_environments(folder: Path, names: Iterable[str]) -> None:
     """Writes the file of a new run. In a run that goes on, warns of environments that have changed since it began."""
-    found: Environments = {name: identify_env(name).to_json() for name in sorted(set(names))}
+    cards: Environments = {name: identify_env(name).to_json() for name in sorted(set(names))}
     stored = read_environments(folder)
     if not stored:
-        replace_file(folder / ENVIRONMENTS, json.dumps(found, indent=1, default=dict) + "\n")
-    for name in changed_environments(stored, found):
+        replace_file(folder / ENVIRONMENTS, json.dumps(cards, indent=1, default=dict) + "\n")
+    for name in changed_environments(stored, cards):
         _log.warning("%s has changed since the run in %s began: its code or its data has another digest", name, folder)
 
 
@@ -34,12 +34,12 @@ def read_environments(folder: Path) -> Environments:
     """Returns the environments of a run; none for a run that recorded none."""
     path = folder / ENVIRONMENTS
     try:
-        found: Environments = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        cards: Environments = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"{str(path)!r} cannot be read: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(card, dict) for card in found.values()):
+    if not isinstance(cards, dict) or not all(isinstance(card, dict) for card in cards.values()):
         raise RunFolderError(f"{str(path)!r} holds no environments by their names")
-    return found
+    return cards
 
 
 def changed_environments(first: Environments, second: Environments) -> list[str]:

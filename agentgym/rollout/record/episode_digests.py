@@ -62,8 +62,8 @@ def credit_digest(rewards: Sequence[float | None], advantages: Sequence[Sequence
     digest = blake2b(digest_size=16)
 
     def add(values: Sequence[float | None], kind: str) -> None:
-        known = [math.nan if value is None else value for value in values] if None in values else values
-        digest.update(_little_endian(array(kind, known)))
+        numbers = [math.nan if value is None else value for value in values] if None in values else values
+        digest.update(_little_endian(array(kind, numbers)))
 
     add([len(rewards)], "q")
     add(rewards, "d")

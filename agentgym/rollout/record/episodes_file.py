@@ -178,10 +178,10 @@ class EpisodeWriter:
 
     def _write_tools(self, trajectories: Iterable[Trajectory]) -> None:
         """Appends the tool sets that the file lacks."""
-        shown = {
+        tool_sets = {
             id(row.tools): row.tools for trajectory in trajectories for row in trajectory.rows if row.tools is not None
         }
-        lacking = {menu_digest(tools): tools for tools in shown.values()}
+        lacking = {menu_digest(tools): tools for tools in tool_sets.values()}
         lacking = {digest: tools for digest, tools in lacking.items() if digest not in self._menus}
         if lacking:
             self._tools = self._tools or LineFile(self.path.with_name(tool_menus.FILE_NAME))
@@ -274,8 +274,8 @@ def _row_to_json(row: Row) -> dict[str, JSON]:
 
 def _row_from_json(row: Mapping[str, Any], menus: Menus) -> Row:
     messages = row.get("messages")
-    told = None if messages is None else tuple(map(message_from_json, messages))
-    return Row(tuple(_span_from_json(span) for span in row["spans"]), told, menus.get(row.get("tools", "")))
+    messages_read = None if messages is None else tuple(map(message_from_json, messages))
+    return Row(tuple(_span_from_json(span) for span in row["spans"]), messages_read, menus.get(row.get("tools", "")))
 
 
 def _span_to_json(span: TokenSpan) -> dict[str, JSON]:

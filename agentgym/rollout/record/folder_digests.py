@@ -57,8 +57,8 @@ def write_digests(folder: Path, heads: Mapping[str, str], files: tuple[str, ...]
     "run": "1f3b..."}
     """
     manifests = sorted(folder.glob(f"checkpoints/step-*/{MANIFEST}"))
-    named = {path.relative_to(folder).as_posix(): path for path in [*(folder / name for name in files), *manifests]}
-    digests = {**heads, **{name: file_digest(path) for name, path in named.items()}}
+    paths = {path.relative_to(folder).as_posix(): path for path in [*(folder / name for name in files), *manifests]}
+    digests = {**heads, **{name: file_digest(path) for name, path in paths.items()}}
     replace_file(folder / DIGESTS, json.dumps({**digests, RUN: run_digest(digests)}, indent=1) + "\n")
 
 
@@ -92,10 +92,10 @@ def page_with_digest(page: str) -> str:
 
 def page_problem(page: bytes) -> str | None:
     """Returns why a page is not as it was written, "" if it is; None if it has no digest to compare with."""
-    found = _PAGE_END.search(page)
-    if found is None:
+    match = _PAGE_END.search(page)
+    if match is None:
         return None if page.rstrip().endswith(b"</html>") else "the page is cut: it does not end with its digest"
-    is_same = found.group(1).decode("ascii") == _digest(page[: found.start()])
+    is_same = match.group(1).decode("ascii") == _digest(page[: match.start()])
     return "" if is_same else "the page is not as it was written"
 
 

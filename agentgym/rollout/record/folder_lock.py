@@ -90,5 +90,5 @@ class FolderLock:
                 raise RunFolderError(f"{str(path)!r} is a link, and nothing is written through links: remove it first")
 
     def _lock_error(self, owner: str) -> RunFolderError:
-        who, place = owner or "another process", str(self._target)
-        return RunFolderError(f"{who} writes in {place!r} now: wait until it has ended, or give another --output")
+        who, folder = owner or "another process", str(self._target)
+        return RunFolderError(f"{who} writes in {folder!r} now: wait until it has ended, or give another --output")

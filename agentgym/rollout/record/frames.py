@@ -16,16 +16,16 @@ import zstandard
 
 from agentgym.errors import RunFolderError
 
-__all__ = ["FRAME_BYTES", "MOST_BYTES", "SUFFIX", "Frame", "pack_lines", "read_frames", "unpack_frame"]
+__all__ = ["FRAME_BYTES", "MAX_BYTES", "SUFFIX", "Frame", "pack_lines", "read_frames", "unpack_frame"]
 
 SUFFIX = ".zst"
 FRAME_BYTES = 1 << 20
 """The bytes of lines after which a frame ends."""
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """The most bytes that are read of one line, and so of one frame: an episode has a hundredth of them at most."""
-LEVEL = 3
+LEVEL = 3  # the default of zstd
 _ENTRY = struct.Struct("<IIQQII")
-_MAGIC = 0x184D2A5A
+_MAGIC = 0x184D2A5A  # of a skippable frame: the format has sixteen such numbers
 _HEAD = (_MAGIC, _ENTRY.size - 8)
 
 
@@ -49,16 +49,16 @@ class Frame(NamedTuple):
 def pack_lines(lines: list[bytes]) -> Iterator[bytes]:
     """Yields the frames of whole lines, each with its index entry; which lines share a frame depends on them alone."""
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
-    held: list[bytes] = []
+    frame_lines: list[bytes] = []
     num_bytes = 0
     for line in lines:
-        held.append(line)
+        frame_lines.append(line)
         num_bytes += len(line)
         if num_bytes >= FRAME_BYTES:
-            yield _pack(compressor, held)
-            held, num_bytes = [], 0
-    if held:
-        yield _pack(compressor, held)
+            yield _pack(compressor, frame_lines)
+            frame_lines, num_bytes = [], 0
+    if frame_lines:
+        yield _pack(compressor, frame_lines)
 
 
 def _pack(compressor: zstandard.ZstdCompressor, lines: list[bytes]) -> bytes:
@@ -84,7 +84,7 @@ def read_frames(file: BinaryIO, size: int) -> Iterator[Frame]:
             return
         *head, packed_bytes, num_bytes, num_lines, checksum = _ENTRY.unpack(entry)
         is_whole = tuple(head) == _HEAD and checksum == _checksum(packed_bytes, num_bytes, num_lines)
-        if not is_whole or num_bytes > MOST_BYTES or num_lines > min(num_bytes, FRAME_BYTES):
+        if not is_whole or num_bytes > MAX_BYTES or num_lines > min(num_bytes, FRAME_BYTES):
             raise RunFolderError(f"{file.name!r} is damaged at byte {offset}")
         frame = Frame(offset, packed_bytes, num_bytes, num_lines)
         if frame.end > size:

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from agentgym.errors import RunFolderError
-from agentgym.rollout.record.frames import FRAME_BYTES, MOST_BYTES, SUFFIX, Frame, read_frames, unpack_frame
+from agentgym.rollout.record.frames import FRAME_BYTES, MAX_BYTES, SUFFIX, Frame, read_frames, unpack_frame
 
 __all__ = ["FILE_NAME", "PACKED_NAME", "LineReader", "find_episodes"]
 
@@ -25,10 +25,10 @@ DAMAGED = b"(damaged)\n"
 
 def find_episodes(folder: Path) -> Path | None:
     """Returns the file of a run's episodes, plain or compressed; None if there is none. Raises if there are both."""
-    found = [path for name in (FILE_NAME, PACKED_NAME) if (path := folder / name).is_file()]
-    if len(found) > 1:
+    paths = [path for name in (FILE_NAME, PACKED_NAME) if (path := folder / name).is_file()]
+    if len(paths) > 1:
         raise RunFolderError(f"{str(folder)!r} holds {FILE_NAME} and {PACKED_NAME}: remove the one that is a copy")
-    return found[0] if found else None
+    return paths[0] if paths else None
 
 
 class LineReader:
@@ -60,8 +60,8 @@ class LineReader:
 
     def _read_line(self) -> bytes:
         """Returns the next line of a plain file; one that no episode has is damaged, and is not held."""
-        line = self._file.readline(MOST_BYTES)
-        if len(line) < MOST_BYTES:
+        line = self._file.readline(MAX_BYTES)
+        if len(line) < MAX_BYTES:
             return line
         while not line.endswith(b"\n") and (line := self._file.readline(FRAME_BYTES)):
             pass

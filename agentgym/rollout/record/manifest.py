@@ -37,16 +37,16 @@ def what_is_torn(folder: Path) -> str | None:
     """Returns how the folder differs from its manifest, by the name of the file; None if it is complete."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        wanted = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        entries = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
     except FileNotFoundError:
         return f"it has no {MANIFEST}, which is written last"
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         return f"{MANIFEST} is torn ({type(error).__name__}: {error})"
-    for name, (size, digest) in wanted.items():
+    for name, (size, digest) in entries.items():
         try:
-            found = (folder / name).stat().st_size
-            if found != size:
-                return f"{name} has {found:,} bytes, and {MANIFEST} says {size:,}"
+            size_now = (folder / name).stat().st_size
+            if size_now != size:
+                return f"{name} has {size_now:,} bytes, and {MANIFEST} says {size:,}"
             if _digest(folder / name) != digest:
                 return f"{name} holds other bytes than {MANIFEST} says: it is damaged, or of another checkpoint"
         except FileNotFoundError:

@@ -70,11 +70,11 @@ def _check(value: Any, kind: Any, name: str) -> None:
     elif isinstance(kind, dict):
         if not isinstance(value, dict):
             raise TypeError(f"{name} is an object")
-        for field, wanted in kind.items():
+        for field, field_kind in kind.items():
             item = value.get(field)
-            is_text = type(item) is str and wanted in (TEXT, MAYBE)  # most of them, and a call takes long
+            is_text = type(item) is str and field_kind in (TEXT, MAYBE)  # most of them, and a call takes long
             if not is_text and field in value and not (item is None and field == "messages"):
-                _check(item, wanted, field)
+                _check(item, field_kind, field)
     elif type(value) not in kind:
         raise TypeError(f"{name} is no {type(value).__name__}")
     elif isinstance(value, int) and name != "seed" and abs(value) >= BIGGEST:

@@ -20,14 +20,14 @@ def task_names(trajectories: Sequence[Trajectory]) -> list[str]:
         for trajectory in trajectories
         if "task_digest" in trajectory.info
     }
-    found: dict[str, set[str]] = {}
+    digests_by_env: dict[str, set[str]] = {}
     for trajectory in trajectories:
         if trajectory.task.key in digests:
-            found.setdefault(_env_of(trajectory), set()).add(digests[trajectory.task.key])
+            digests_by_env.setdefault(_env_of(trajectory), set()).add(digests[trajectory.task.key])
     names = []
     for trajectory in trajectories:
         env, digest = _env_of(trajectory), digests.get(trajectory.task.key)
-        names.append(f"{env}{digest}" if digest is not None and len(found[env]) > 1 else trajectory.task.key)
+        names.append(f"{env}{digest}" if digest is not None and len(digests_by_env[env]) > 1 else trajectory.task.key)
     return names
 
 

@@ -126,10 +126,10 @@ class GroupStream:
         if too many episodes fail, of these groups and of those that the same step took `earlier`, and StreamEnded if
         the groups that are waited for are no longer played.
         """
-        if num_groups > self._plan.most:
+        if num_groups > self._plan.max_ahead:
             raise ConfigError(
-                f"{num_groups} groups at once, and only {self._plan.most} can be ahead of a step: take fewer, or raise"
-                " max_staleness"
+                f"{num_groups} groups at once, and only {self._plan.max_ahead} can be ahead of a step: "
+                "take fewer, or raise max_staleness"
             )
         if not self._is_begun:
             self._is_begun = True
@@ -137,18 +137,18 @@ class GroupStream:
         self._fill()
         choice, started = self._plan.choose(num_groups), _now()
         self._waits.num_held += sum(group.due == self._plan.version for group in self._open.values())
-        taken: list[tuple[Group, int]] = []
+        chosen_groups: list[tuple[Group, int]] = []
         passed: list[tuple[Group, int]] = []
-        while len(taken) < num_groups:
+        while len(chosen_groups) < num_groups:
             if not self._complete:
-                await self._wait(f"{num_groups - len(taken)} of {num_groups} groups are missing")
+                await self._wait(f"{num_groups - len(chosen_groups)} of {num_groups} groups are missing")
                 continue
             ready = self._complete.popleft()
-            (taken if choice.takes(ready[1]) else passed).append(ready)
+            (chosen_groups if choice.takes(ready[1]) else passed).append(ready)
         self._waits.learner_s += _now() - started
         self._complete.extendleft(reversed(passed))
-        self._plan.take([due for _, due in taken])
-        groups = [group for group, _ in taken]
+        self._plan.take([due for _, due in chosen_groups])
+        groups = [group for group, _ in chosen_groups]
         before = [trajectory for group in earlier for trajectory in group.trajectories]
         self._sampler.check([trajectory for group in groups for trajectory in group.trajectories], before)
         self._fill()

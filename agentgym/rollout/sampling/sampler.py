@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentgym.errors import ConfigError, EnvironmentFault, TrainingHalted
-from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.episode_loop import SURPLUS, EpisodeLoop, failed_ending
 from agentgym.rollout.hosting.env_code import EnvCallTimeout
-from agentgym.rollout.hosting.env_host import Home, make_task_env
+from agentgym.rollout.hosting.env_host import EnvHost, make_task_env
 from agentgym.rollout.hosting.env_process import EnvProcessLost
 from agentgym.rollout.hosting.env_threads import EnvThreads
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
@@ -118,7 +118,7 @@ class Sampler:
     """Plays tasks in groups; the order of the result never depends on which episode finishes first.
 
     `make(task)` returns a fresh environment; it is closed after its episode, whatever happens in between. With the
-    `home` of another sampler, both share its threads and processes, which end with the other one.
+    `env_host` of another sampler, both share its threads and processes, which end with the other one.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class Sampler:
         loop: EpisodeLoop,
         make: Callable[[Task], Env] = make_task_env,
         config: SamplerConfig | None = None,
-        home: Home | None = None,
+        env_host: EnvHost | None = None,
     ) -> None:
         self.loop = loop
         self.config = config or SamplerConfig()
         if self.config.env_processes and make is not make_task_env:
             raise ConfigError("env_processes makes environments in other processes: leave it out, or `make`")
-        self._has_own_home = home is None
-        self.home = home or Home(loop.limits, EnvThreads(self.config.env_threads), self.config.env_processes)
+        self._has_own_host = env_host is None
+        self.env_host = env_host or EnvHost(loop.limits, EnvThreads(self.config.env_threads), self.config.env_processes)
         self._make = make
         self._shown: set[str] = set()
         self._tool_envs: set[str] = set()
@@ -160,20 +160,20 @@ class Sampler:
         """
         if group_size < 1:
             raise ConfigError(f"group_size is at least 1, got {group_size}")
-        wanted = len(tasks) if num_groups is None else min(num_groups, len(tasks))
+        num_wanted = len(tasks) if num_groups is None else min(num_groups, len(tasks))
         keys = [f"{step}/{index}" for index in range(len(tasks))]
         episodes = [
             Episode(task, key, member, run_seed, step, phase)
             for task, key in zip(tasks, keys, strict=True)
             for member in range(group_size)
         ]
-        played = await self.run(episodes, num_groups=wanted)
+        played = await self.run(episodes, num_groups=num_wanted)
         groups = []
         for index, (task, key) in enumerate(zip(tasks, keys, strict=True)):
             members = tuple(played[index * group_size : (index + 1) * group_size])
             if not any(trajectory.status is Status.CANCELLED for trajectory in members):
                 groups.append(Group(key, task, members))
-        return groups[:wanted]
+        return groups[:num_wanted]
 
     async def run(
         self,
@@ -231,8 +231,8 @@ class Sampler:
 
     def close(self) -> None:
         """Ends the threads and processes of environments."""
-        if self._has_own_home:
-            self.home.close()
+        if self._has_own_host:
+            self.env_host.close()
 
     async def _work(self, batch: _Batch) -> None:
         """Plays one episode after the other until none is waiting."""
@@ -264,9 +264,9 @@ class Sampler:
 
     async def _play(self, episode: Episode, alone: bool) -> Trajectory:
         try:
-            env = await self.home.open(self._make, episode.task, alone=alone)
+            env = await self.env_host.open(self._make, episode.task, alone=alone)
         except (EnvironmentFault, EnvCallTimeout) as error:
-            return Draft(episode).finish(failed_ending(error, episode))
+            return EpisodeBuilder(episode).finish(failed_ending(error, episode))
         try:
             return await self.loop.play(env, episode)
         finally:
@@ -284,7 +284,7 @@ class Sampler:
         self._check_leaks([trajectory])
 
     def _check_leaks(self, failed: Sequence[Trajectory]) -> None:
-        num_leaked = self.home.num_leaked
+        num_leaked = self.env_host.num_leaked
         if failed and num_leaked > MAX_LEAKED_THREADS:
             raise TrainingHalted(
                 f"{num_leaked} calls hang in {failed[-1].task.env_id}, more than"
@@ -348,7 +348,10 @@ class Sampler:
                 "%d of %d episodes of %s are of tasks that may be both trained on and evaluated on: there are too few"
                 " tasks, or their prompts are equal (then give it a method task_identity); `agentgym env"
                 " check %s` counts them",
-                *(num_failed, len(own), env_id, env_id),
+                num_failed,
+                len(own),
+                env_id,
+                env_id,
             )
 
     def _check_tools(self, trajectories: Sequence[Trajectory]) -> None:
@@ -357,14 +360,14 @@ class Sampler:
         for result in (result for record in trajectories for turn in record.turns for result in turn.tool_results):
             if result.name and result.error in (None, "tool_error", "timeout"):  # a call beyond the limit may have none
                 results.setdefault(result.name, []).append(result)
-        for name, made in results.items():
-            if name not in self._warned_tools and all(result.error for result in made):
+        for name, tool_results in results.items():
+            if name not in self._warned_tools and all(result.error for result in tool_results):
                 self._warned_tools.add(name)
                 logger.warning(
                     "tool %r failed in all of its %d calls, and only the model saw the errors. The first: %s",
                     name,
-                    len(made),
-                    made[0].content,
+                    len(tool_results),
+                    tool_results[0].content,
                 )
 
 
@@ -383,7 +386,7 @@ async def _finish(workers: Sequence[asyncio.Task[None]]) -> None:
 def cancelled_trajectory(episode: Episode) -> Trajectory:
     """Returns the record of an episode that was not needed and has nothing to show."""
     reason = "enough groups were finished without it"
-    return Draft(episode).finish(Ending(Status.CANCELLED, StopReason.CANCELLED, reason))
+    return EpisodeBuilder(episode).finish(EpisodeEnd(Status.CANCELLED, StopReason.CANCELLED, reason))
 
 
 def failure_text(trajectory: Trajectory) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from agentgym.envs.base.multi_agent import MultiAgentEnv
 from agentgym.envs.base.opponents import SELF
 from agentgym.errors import ConfigError, EngineError, EnvironmentFault
-from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, GameAbandoned, failed_ending, replay_info
 from agentgym.rollout.hosting.answer import EnvStep, read_reset, read_step
 from agentgym.rollout.hosting.env_code import ENV_CODE, EnvCallTimeout, attempt
@@ -81,12 +81,12 @@ class SelfPlayGame:
         """Plays a reply; returns what the agent sees when it is its turn again, or when the game is over."""
         with ENV_CODE:
             *_, truncated, _ = self.game.step(action)
-        said, results = self.game.answered
+        reply, results = self.game.answered
         self._truncated = self._truncated or truncated
         self._wake()
         await self._turn_of(agent)
         with ENV_CODE:
-            observation, reward, over, _, info = self.game.step_result(agent, said, results)
+            observation, reward, over, _, info = self.game.step_result(agent, reply, results)
         return observation, reward, over, self._truncated and not over, info
 
     def leave(self, agent: str, trajectory: Trajectory, *, is_rival: bool = False) -> None:
@@ -102,8 +102,8 @@ class SelfPlayGame:
             if error is not None:
                 self._error = GameAbandoned(f"the game raised when {agent} forfeited it: {error}")
         else:
-            told = f"{agent} ended as {trajectory.status}: {trajectory.error}"
-            self._error = EngineError(f"the rival {told}") if is_rival else GameAbandoned(f"the game ended when {told}")
+            line = f"{agent} ended as {trajectory.status}: {trajectory.error}"
+            self._error = EngineError(f"the rival {line}") if is_rival else GameAbandoned(f"the game ended when {line}")
         self._wake()
 
     @property
@@ -184,10 +184,10 @@ class SelfPlaySampler(Sampler):
         try:
             table = await self._find_table(episode)
         except (EnvironmentFault, EnvCallTimeout) as error:
-            return Draft(episode).finish(failed_ending(error, episode))
+            return EpisodeBuilder(episode).finish(failed_ending(error, episode))
         except GameAbandoned as error:
-            ending = Ending(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
-            return Draft(episode).finish(ending)
+            ending = EpisodeEnd(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
+            return EpisodeBuilder(episode).finish(ending)
         try:
             return await self._play_at(table, episode, self.loop)
         finally:
@@ -197,19 +197,19 @@ class SelfPlaySampler(Sampler):
         """Returns the table of the episode's game, which the first episode sets up."""
         game = episode.group.removesuffix(group_of("", episode.seat))
         name = (game, episode.member, episode.step, episode.phase)
-        known = self._tables.get(name)
-        if known is None:
-            known = self._tables[name] = asyncio.get_running_loop().create_future()
-            known.add_done_callback(lambda done: done.exception())  # asyncio would complain if no task waits for it
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = asyncio.get_running_loop().create_future()
+            table.add_done_callback(lambda done: done.exception())  # asyncio would complain if no task waits for it
             try:
-                known.set_result(await self._set_up(name, episode))
+                table.set_result(await self._set_up(name, episode))
             except BaseException as error:
-                known.set_exception(GameAbandoned(f"there is no game: {str(error) or 'it was given up'}"))
+                table.set_exception(GameAbandoned(f"there is no game: {str(error) or 'it was given up'}"))
                 raise
-        return await asyncio.shield(known)
+        return await asyncio.shield(table)
 
     async def _set_up(self, name: TableName, episode: Episode) -> SelfPlayGame:
-        hosted = await self.home.open(self._make, episode.task)
+        hosted = await self.env_host.open(self._make, episode.task)
         assert isinstance(hosted, LocalEnv)
         game = hosted.env.unwrapped
         if not isinstance(game, MultiAgentEnv) or episode.seat not in seats_of(game):
@@ -226,7 +226,9 @@ class SelfPlaySampler(Sampler):
         return table
 
     async def _play_at(self, table: SelfPlayGame, episode: Episode, loop: EpisodeLoop) -> Trajectory:
-        trajectory = cancelled = Draft(episode).finish(Ending(Status.CANCELLED, StopReason.CANCELLED, "given up"))
+        trajectory = cancelled = EpisodeBuilder(episode).finish(
+            EpisodeEnd(Status.CANCELLED, StopReason.CANCELLED, "given up")
+        )
         try:
             trajectory = await loop.play(SeatEnv(table, episode.seat), episode)
         finally:

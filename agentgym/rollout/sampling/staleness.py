@@ -38,11 +38,11 @@ class Choice:
 
     def takes(self, due: int) -> bool:
         """Returns whether the step takes a group due at this version; room is kept for each that cannot wait."""
-        places = range(min(due - self._version, len(self._later)))
-        if not all(self._later[place] > 0 for place in places):
+        steps = range(min(due - self._version, len(self._later)))
+        if not all(self._later[step] > 0 for step in steps):
             return False
-        for place in places:
-            self._later[place] -= 1
+        for step in steps:
+            self._later[step] -= 1
         return True
 
 
@@ -74,7 +74,7 @@ class StalenessPlan:
         self._due: Counter[int] = Counter()
 
     @property
-    def most(self) -> int:
+    def max_ahead(self) -> int:
         """The number of groups that can be ahead at once."""
         return self.groups_per_step * (self.max_staleness + 1)
 
@@ -93,9 +93,9 @@ class StalenessPlan:
     def choose(self, num_groups: int) -> Choice:
         """Returns what a step may take now that wants so many groups; nothing is counted before `take`."""
         later, num_due = [], 0
-        for place in range(self.max_staleness):
-            num_due += self._due[self.version + place]
-            must = num_due - self.groups_per_step * place  # those beyond the room in the steps until then
+        for step in range(self.max_staleness):
+            num_due += self._due[self.version + step]
+            must = num_due - self.groups_per_step * step  # those beyond the room in the steps until then
             later.append(num_groups - max(0, must))
         return Choice(self.version, later)
 

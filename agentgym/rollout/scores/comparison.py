@@ -46,11 +46,11 @@ class Difference:
 
 def scores_by_task(trajectories: Sequence[Trajectory]) -> Scores:
     """Returns success and reward of the episodes that have a reward, by task."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    scores: dict[str, list[tuple[float, float]]] = {}
     for name, trajectory in zip(task_names(trajectories), trajectories, strict=True):
         if trajectory.reward is not None:
-            found.setdefault(name, []).append((float(bool(trajectory.success)), trajectory.reward))
-    return found
+            scores.setdefault(name, []).append((float(bool(trajectory.success)), trajectory.reward))
+    return scores
 
 
 def paired_difference(first: Scores, second: Scores) -> Difference | None:

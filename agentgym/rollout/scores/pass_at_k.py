@@ -147,10 +147,10 @@ def difficulty_of(trajectory: Trajectory) -> str | None:
     """
     task = trajectory.task
     row = task.options.get("extra_info")
-    told = [(trajectory.metrics, (DIFFICULTY,)), (trajectory.info, (DIFFICULTY,))]
-    asked = [(place, LEVELS) for place in (task.options, row, task.kwargs) if isinstance(place, Mapping)]
-    for place, names in [*told, *asked]:
-        for value in (place.get(name) for name in names):
+    env_sources = [(trajectory.metrics, (DIFFICULTY,)), (trajectory.info, (DIFFICULTY,))]
+    task_sources = [(source, LEVELS) for source in (task.options, row, task.kwargs) if isinstance(source, Mapping)]
+    for source, names in [*env_sources, *task_sources]:
+        for value in (source.get(name) for name in names):
             if isinstance(value, str):
                 return value
             if isinstance(value, int | float) and not isinstance(value, bool):
@@ -161,7 +161,7 @@ def difficulty_of(trajectory: Trajectory) -> str | None:
 def _task_difficulty(episodes: Sequence[Trajectory]) -> str | None:
     """Returns the difficulty by the first of a task's episodes that has one; a failed one may have none."""
     played = sorted(episodes, key=lambda episode: (not episode.status.trainable, episode.member))
-    return next((said for said in map(difficulty_of, played) if said is not None), None)
+    return next((difficulty for difficulty in map(difficulty_of, played) if difficulty is not None), None)
 
 
 def _difficulty_order(name: str | None) -> tuple[bool, float, str]:

@@ -29,7 +29,10 @@ class EvalSummary:
     """Wilson's score interval; if tasks repeat, with the effective number of episodes (see `success_interval`)."""
     mean_reward: float | None
     reward_interval: Interval | None
-    """See `mean_interval`; None for fewer than two tasks, and if a reward that is not 0 or 1 is the same in all."""
+    """The interval of the mean (`mean_interval`).
+
+    None for fewer than two tasks, and if a reward that is not 0 or 1 is the same in all.
+    """
     num_tasks: int
     """The number of tasks by their seeds."""
     num_distinct: int
@@ -111,8 +114,8 @@ def summarize(trajectories: Sequence[Trajectory], reward_range: tuple[float, flo
 
 
 def _sampled_tokens(trajectory: Trajectory) -> float:
-    held = sum(int(row.sampled_mask.sum()) for row in trajectory.rows)
-    return float(held if trajectory.has_ids else trajectory.metrics.get("completion_tokens", 0))
+    num_tokens = sum(int(row.sampled_mask.sum()) for row in trajectory.rows)
+    return float(num_tokens if trajectory.has_ids else trajectory.metrics.get("completion_tokens", 0))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -53,10 +53,11 @@ class UnsupportedValue(WireError):
     code = "unsupported_value"
 
     def __init__(self, param: str, value: object) -> None:
-        given = json.dumps(value, default=str)
-        supported = " or ".join(json.dumps(known) for known in NEUTRAL[param])
+        value_text = json.dumps(value, default=str)
+        supported = " or ".join(json.dumps(neutral) for neutral in NEUTRAL[param])
         message = (
-            f"Unsupported value: '{param}' does not support {given:.60} with this model. Only {supported} is supported."
+            f"Unsupported value: '{param}' does not support {value_text:.60} with this model. "
+            f"Only {supported} is supported."
         )
         super().__init__(message, param)
         self.value = value
@@ -87,10 +88,10 @@ class ChatRequest:
     @cached_property
     def key(self) -> str:
         """The key of the request, equal for equal requests however they are sent: a retry has its original's key."""
-        said = [message_to_openai(message) for message in self.messages]
+        messages = [message_to_openai(message) for message in self.messages]
         tools = [tool.to_openai() for tool in self.tools]
         limits = [self.max_tokens, self.calls_tools, self.stop]
-        text = json.dumps([said, tools, *limits], sort_keys=True, default=dict)
+        text = json.dumps([messages, tools, *limits], sort_keys=True, default=dict)
         return blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -136,26 +137,26 @@ def read_chat_request(body: object) -> ChatRequest:
     """Returns the request in the body of a chat completion; raises WireError, naming an unsupported field."""
     if not isinstance(body, Mapping):
         raise WireError("the body of a chat completion is a JSON object")
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, value in given.items():
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name, value in fields.items():
         if name in NEUTRAL and value not in NEUTRAL[name]:
             raise UnsupportedValue(name, value)
-    messages, tools = given.get("messages"), given.get("tools", [])
+    messages, tools = fields.get("messages"), fields.get("tools", [])
     if not isinstance(messages, list) or not messages:
         raise WireError("messages is a list of at least one message", "messages")
     if not isinstance(tools, list):
         raise WireError("tools is a list", "tools")
-    options = given.get("stream_options", {})
+    options = fields.get("stream_options", {})
     return ChatRequest(
         _with_tool_names([read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]),
         tuple(tool_from_openai(tool, f"tools[{index}]") for index, tool in enumerate(tools)),
-        _max_tokens(given),
-        bool(given.get("stream")),
+        _max_tokens(fields),
+        bool(fields.get("stream")),
         bool(options.get("include_usage")) if isinstance(options, Mapping) else False,
-        given.get("tool_choice") != "none",
-        tuple(sorted(DECIDED & given.keys())),
-        tuple(sorted(given.keys() - READ - IDLE - DECIDED - NEUTRAL.keys())),
-        _stop_strings(given.get("stop", [])),
+        fields.get("tool_choice") != "none",
+        tuple(sorted(DECIDED & fields.keys())),
+        tuple(sorted(fields.keys() - READ - IDLE - DECIDED - NEUTRAL.keys())),
+        _stop_strings(fields.get("stop", [])),
     )
 
 
@@ -213,9 +214,9 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _max_tokens(given: Mapping[str, object]) -> int | None:
-    name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
-    value = given.get(name)
+def _max_tokens(fields: Mapping[str, object]) -> int | None:
+    name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    value = fields.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise WireError(f"{name} is a whole number of at least 1, got {value!r:.60}", name)
     return value
@@ -223,14 +224,14 @@ def _max_tokens(given: Mapping[str, object]) -> int | None:
 
 def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Returns the messages, each result with the name of its call's tool: the wire has only the call's id."""
-    named: list[Message] = []
+    whole: list[Message] = []
     names: dict[str, str] = {}
     for message in messages:
         if message.role == "assistant":
             names = {call.id: call.name for call in message.tool_calls if isinstance(call, ToolCall)}
         is_nameless = message.role == "tool" and message.name is None
-        named.append(replace(message, name=names.get(message.tool_call_id or "")) if is_nameless else message)
-    return tuple(named)
+        whole.append(replace(message, name=names.get(message.tool_call_id or "")) if is_nameless else message)
+    return tuple(whole)
 
 
 def _rename_calls(message: Message, rename: Callable[[str], str]) -> Message:

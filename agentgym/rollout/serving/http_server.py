@@ -158,18 +158,18 @@ class EpisodeServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
-        asked = read_chat_request(parse_json_object(await request.read()))
-        reply = await session.chat(asked)
-        if asked.stream:
-            return await _stream(request, asked, reply)
+        chat_request = read_chat_request(parse_json_object(await request.read()))
+        reply = await session.chat(chat_request)
+        if chat_request.stream:
+            return await _stream(request, chat_request, reply)
         return web.json_response(reply_to_openai(reply, MODEL))
 
     async def _step(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
         body = parse_json_object(await request.read())
         message = body.get("message")
-        asked = StepRequest(None if message is None else read_message(message))
-        return web.json_response(_answer(await session.step(asked)))
+        step_request = StepRequest(None if message is None else read_message(message))
+        return web.json_response(_answer(await session.step(step_request)))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentgym"}
@@ -195,10 +195,10 @@ def _rejection_response(refusal: RequestRejected) -> web.Response:
     return _error(refusal.status, refusal, refusal.code)
 
 
-async def _stream(request: web.Request, asked: ChatRequest, reply: ChatCompletion) -> web.StreamResponse:
+async def _stream(request: web.Request, chat_request: ChatRequest, reply: ChatCompletion) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    for chunk in chunks_to_openai(reply, MODEL, include_usage=asked.include_usage):
+    for chunk in chunks_to_openai(reply, MODEL, include_usage=chat_request.include_usage):
         await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentgym.errors import ConfigError, RenderError
-from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.episode_loop import replay_info
 from agentgym.rollout.episode.long_text import run_if_short, text_size
 from agentgym.rollout.episode.token_loop import RolloutLoop
@@ -28,7 +28,7 @@ from agentgym.rollout.serving.agent_session import (
     StepRequest,
 )
 from agentgym.rollout.serving.chat_completion import ChatCompletion, ChatRequest
-from agentgym.rollout.serving.shown import hide_stop, shown_messages
+from agentgym.rollout.serving.visible_messages import hide_stop, visible_messages
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import Message, ToolResult, ToolSpec
 
@@ -44,11 +44,11 @@ MAX_KEPT = 4096
 
 @dataclass(slots=True)
 class _Talk:
-    """A conversation in progress: the messages and tools that the draft's row was rendered from."""
+    """A conversation in progress: the messages and tools that the builder's row was rendered from."""
 
     session: AgentSession
     env: HostedEnv
-    draft: Draft
+    builder: EpisodeBuilder
     messages: list[Message]
     tools: tuple[ToolSpec, ...]
     shown: list[Message]
@@ -168,14 +168,14 @@ class ServedLoop(RolloutLoop):
         claim: asyncio.Future[AgentSession | None] = asyncio.get_running_loop().create_future()
         self._claims.append(claim)
         try:
-            given = await claim
+            next_session = await claim
         except asyncio.CancelledError:
             if claim.done() and not claim.cancelled() and (returned := claim.result()) is not None:
                 self._offer(returned)
             raise
-        if given is None:
+        if next_session is None:
             raise EpisodeEnded("the run is over: there are no more episodes", "run_over")
-        return given
+        return next_session
 
     def _offer(self, session: AgentSession) -> None:
         while self._claims and not session.is_over:
@@ -195,12 +195,12 @@ class ServedLoop(RolloutLoop):
 
     # The conversation
 
-    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+    async def _converse(self, env: HostedEnv, builder: EpisodeBuilder) -> EpisodeEnd:
         """Plays the conversation, until the environment, a budget or the agent's silence ends it."""
-        session = self._live[draft.episode.session]
-        messages, tools = await self._open(env, draft)
+        session = self._live[builder.episode.session]
+        messages, tools = await self._open(env, builder)
         names = frozenset(tool.name for tool in tools)
-        talk = _Talk(session, env, draft, messages, tools, shown_messages(messages, names), names)
+        talk = _Talk(session, env, builder, messages, tools, visible_messages(messages, names), names)
         session.open(talk.shown, tools)
         while True:
             try:
@@ -215,44 +215,44 @@ class ServedLoop(RolloutLoop):
                 session.answer(refusal)
                 continue
             except AgentGone as gone:
-                if talk.is_full and (draft.turns or talk.reply):  # the agent gave up at a full window, as a loop does
+                if talk.is_full and (builder.turns or talk.reply):  # the agent gave up at a full window, as a loop does
                     if talk.reply is not None:
-                        draft.end_turn(None)
-                    return Ending(Status.TRUNCATED, StopReason.CONTEXT)
-                return Ending(Status.TIMEOUT, StopReason.DEADLINE, str(gone), replay_info(draft.episode))
+                        builder.end_turn(None)
+                    return EpisodeEnd(Status.TRUNCATED, StopReason.CONTEXT)
+                return EpisodeEnd(Status.TIMEOUT, StopReason.DEADLINE, str(gone), replay_info(builder.episode))
             if ending is not None:
                 return ending
 
-    async def _chat(self, talk: _Talk, request: ChatRequest) -> Ending | None:
+    async def _chat(self, talk: _Talk, request: ChatRequest) -> EpisodeEnd | None:
         """Samples, records and answers one reply."""
         self._warn_of_fields(request)
-        draft = talk.draft
+        builder = talk.builder
         ending = await self._follow(talk, request)
         if ending is not None:
             return ending
-        started, num_prompt = time.perf_counter(), len(draft.ids)
-        max_tokens, cut = self._budget(num_prompt, draft.num_tokens)
+        started, num_prompt = time.perf_counter(), len(builder.ids)
+        max_tokens, cut = self._budget(num_prompt, builder.num_tokens)
         is_own_bound = request.max_tokens is not None and request.max_tokens < max_tokens
         if request.max_tokens is not None and is_own_bound:
             max_tokens = request.max_tokens
-        completion = await self._sample(draft, max_tokens, stop=request.stop)
-        message = await self._parse(completion, draft, talk.tools)
-        draft.add_reply(completion, message, time.perf_counter() - started)
+        completion = await self._sample(builder, max_tokens, stop=request.stop)
+        message = await self._parse(completion, builder, talk.tools)
+        builder.add_reply(completion, message, time.perf_counter() - started)
         talk.messages.append(message)
         talk.names = frozenset(tool.name for tool in talk.tools) if request.calls_tools else frozenset()
-        talk.shown += shown_messages([hide_stop(message, completion.stop, request.stop)], talk.names)
+        talk.shown += visible_messages([hide_stop(message, completion.stop, request.stop)], talk.names)
         talk.reply = message
-        turn, finish, created = len(draft.turns), completion.finish_reason, int(time.time())
-        name = f"chatcmpl-{draft.episode.session.replace('/', '.')}-{turn}"
+        turn, finish, created = len(builder.turns), completion.finish_reason, int(time.time())
+        name = f"chatcmpl-{builder.episode.session.replace('/', '.')}-{turn}"
         talk.session.answer(
             ChatCompletion(name, turn, talk.shown[-1], finish, num_prompt, len(completion.ids), created)
         )
         if finish == "length" and not is_own_bound and not self._may_answer(cut):
-            draft.end_turn(None)
-            return Ending(Status.TRUNCATED, cut)
+            builder.end_turn(None)
+            return EpisodeEnd(Status.TRUNCATED, cut)
         return None
 
-    async def _step(self, talk: _Talk, request: StepRequest) -> Ending | None:
+    async def _step(self, talk: _Talk, request: StepRequest) -> EpisodeEnd | None:
         """Gives the last reply to the environment, and its answer to the agent."""
         if talk.reply is None:
             raise RequestRefused("there is no reply to step with: ask for a chat completion first", "no_reply")
@@ -262,27 +262,27 @@ class ServedLoop(RolloutLoop):
                 "leave `message` out, or send the last completion's message as it came",
                 "not_the_reply",
             )
-        draft, turn = talk.draft, len(talk.draft.turns)
-        answer = await self._act(talk.env, draft, talk.reply)
-        shown = shown_messages([talk.reply, *answer.messages], talk.names)[1:]
+        builder, turn = talk.builder, len(talk.builder.turns)
+        answer = await self._act(talk.env, builder, talk.reply)
+        visible = visible_messages([talk.reply, *answer.messages], talk.names)[1:]
         talk.reply = None
-        ending = self._ending(answer, draft)
+        ending = self._ending(answer, builder)
         if ending is None:
             talk.messages = self._conversation_after(talk.env, talk.messages, answer)
             is_retold = answer.history is not None
-            talk.shown = shown_messages(talk.messages, talk.names) if is_retold else [*talk.shown, *shown]
+            talk.shown = visible_messages(talk.messages, talk.names) if is_retold else [*talk.shown, *visible]
             ending = await self._lengthen(talk, answer)
         is_completed = ending is not None and ending.status is Status.COMPLETED
         is_cut = ending is not None and not is_completed
         history = None if answer.history is None else tuple(talk.shown)
-        talk.session.answer(StepAnswer(tuple(shown), answer.reward, is_completed, is_cut, turn, history))
+        talk.session.answer(StepAnswer(tuple(visible), answer.reward, is_completed, is_cut, turn, history))
         return ending
 
-    async def _lengthen(self, talk: _Talk, answer: EnvStep) -> Ending | None:
-        exceeded = await self._extend(talk.draft, answer, talk.messages, talk.tools)
-        return None if exceeded is None else Ending(Status.TRUNCATED, exceeded)
+    async def _lengthen(self, talk: _Talk, answer: EnvStep) -> EpisodeEnd | None:
+        exceeded = await self._extend(talk.builder, answer, talk.messages, talk.tools)
+        return None if exceeded is None else EpisodeEnd(Status.TRUNCATED, exceeded)
 
-    async def _follow(self, talk: _Talk, request: ChatRequest) -> Ending | None:
+    async def _follow(self, talk: _Talk, request: ChatRequest) -> EpisodeEnd | None:
         """Extends the row to the conversation that the agent sent; returns an ending if a budget ends the episode."""
         new = new_messages(request.messages, talk.shown) if is_same_menu(request.tools, talk.tools) else None
         if talk.reply is None:
@@ -290,9 +290,9 @@ class ServedLoop(RolloutLoop):
         answer = await self._agents_answer(talk, new or ())
         prompt_ids = await self._render(request) if answer is None else []
         self._check_room(len(prompt_ids))
-        talk.draft.end_turn(answer or EnvStep("", ()))
+        talk.builder.end_turn(answer or EnvStep("", ()))
         talk.reply = None
-        ending = self._ending(answer or EnvStep("", ()), talk.draft)
+        ending = self._ending(answer or EnvStep("", ()), talk.builder)
         if ending is not None:
             return ending
         if answer is None:
@@ -305,20 +305,20 @@ class ServedLoop(RolloutLoop):
         """Returns the agent's own answer to a reply, if it can be recorded: a result for each call, and one text."""
         assert talk.reply is not None
         results = [message for message in new if message.role == "tool"]
-        said = [message for message in new if message.role == "user"]
+        texts = [message for message in new if message.role == "user"]
         calls = talk.reply.tool_calls
-        is_told = [*results, *said] == list(new) and len(said) <= 1 and (said or results)
+        is_told = [*results, *texts] == list(new) and len(texts) <= 1 and (texts or results)
         if not is_told or (results and [result.tool_call_id for result in results] != [call.id for call in calls]):
             return None
         try:
-            ids = await run_if_short(text_size(new), self.renderer.extend, talk.draft.ids, new)
+            ids = await run_if_short(text_size(new), self.renderer.extend, talk.builder.ids, new)
         except RenderError:
             return None
-        self._check_room(len(talk.draft.ids) + len(ids))
+        self._check_room(len(talk.builder.ids) + len(ids))
         names = [getattr(call, "name", "") for call in calls]
         pairs = zip(results, names, strict=False)
-        told = tuple(ToolResult(result.tool_call_id or "", name, result.content) for result, name in pairs)
-        return EnvStep("\n".join(message.content for message in said or results), tuple(new), tool_results=told)
+        answers = tuple(ToolResult(result.tool_call_id or "", name, result.content) for result, name in pairs)
+        return EnvStep("\n".join(message.content for message in texts or results), tuple(new), tool_results=answers)
 
     async def _render(self, request: ChatRequest) -> list[int]:
         """Returns the ids of what the agent sent; raises RequestRefused if the chat format cannot render it."""
@@ -329,17 +329,17 @@ class ServedLoop(RolloutLoop):
         except RenderError as error:
             raise RequestRefused(f"these messages cannot be rendered: {error}", "not_renderable") from error
 
-    def _rewrite(self, talk: _Talk, request: ChatRequest, prompt_ids: list[int]) -> Ending | None:
+    def _rewrite(self, talk: _Talk, request: ChatRequest, prompt_ids: list[int]) -> EpisodeEnd | None:
         """Begins a row with what the agent sent."""
-        draft = talk.draft
+        builder = talk.builder
         self._check_room(len(prompt_ids))
-        left, reason = self._budget(len(prompt_ids), draft.num_tokens + len(prompt_ids))
-        if left < 1 and draft.turns:
-            return Ending(Status.TRUNCATED, reason)
+        left, reason = self._budget(len(prompt_ids), builder.num_tokens + len(prompt_ids))
+        if left < 1 and builder.turns:
+            return EpisodeEnd(Status.TRUNCATED, reason)
         if left < 1:
-            said = f"the messages have {len(prompt_ids)} tokens, which leaves none for a reply ({reason})"
-            raise RequestRefused(said, CONTEXT_EXCEEDED, "messages")
-        draft.begin_row(prompt_ids, request.messages, request.tools)
+            problem = f"the messages have {len(prompt_ids)} tokens, which leaves none for a reply ({reason})"
+            raise RequestRefused(problem, CONTEXT_EXCEEDED, "messages")
+        builder.begin_row(prompt_ids, request.messages, request.tools)
         talk.messages, talk.tools, talk.shown = list(request.messages), request.tools, list(request.messages)
         return None
 
@@ -368,27 +368,27 @@ class ServedLoop(RolloutLoop):
             )
 
 
-def new_messages(said: Sequence[Message], known: Sequence[Message]) -> tuple[Message, ...] | None:
-    """Returns the messages of `said` after `known`, or None if it does not begin with them."""
-    begins = len(said) >= len(known) and all(map(is_same, said, known))
-    return tuple(said[len(known) :]) if begins else None
+def new_messages(messages: Sequence[Message], record: Sequence[Message]) -> tuple[Message, ...] | None:
+    """Returns the messages of `messages` after `record`, or None if it does not begin with them."""
+    begins = len(messages) >= len(record) and all(map(is_same, messages, record))
+    return tuple(messages[len(record) :]) if begins else None
 
 
-def is_same(said: Message, known: Message) -> bool:
+def is_same(message: Message, original: Message) -> bool:
     """Returns whether a message that came back is the one that was given out."""
-    if said.role == known.role == "assistant":
-        reasoning = said.reasoning if said.reasoning is not None else known.reasoning
-        said = replace(said, content=said.content.strip(), reasoning=reasoning)
-        known = replace(known, content=known.content.strip())
-    return said == known
+    if message.role == original.role == "assistant":
+        reasoning = message.reasoning if message.reasoning is not None else original.reasoning
+        message = replace(message, content=message.content.strip(), reasoning=reasoning)
+        original = replace(original, content=original.content.strip())
+    return message == original
 
 
-def is_same_menu(said: Sequence[ToolSpec], known: Sequence[ToolSpec]) -> bool:
+def is_same_menu(tools: Sequence[ToolSpec], originals: Sequence[ToolSpec]) -> bool:
     """Returns whether the tools that came back are those that were given out, in their order."""
-    said_tools, known_tools = (
-        [json.dumps(tool.to_openai(), sort_keys=True, default=dict) for tool in menu] for menu in (said, known)
+    tools_json, originals_json = (
+        [json.dumps(tool.to_openai(), sort_keys=True, default=dict) for tool in menu] for menu in (tools, originals)
     )
-    return said_tools == known_tools
+    return tools_json == originals_json
 
 
 def _name(episode: Episode) -> str:

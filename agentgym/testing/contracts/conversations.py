@@ -34,11 +34,11 @@ class ChatExchange:
 def exchanges(conversation: SampleConversation) -> Iterator[ChatExchange]:
     """Yields every reply of a conversation that something follows."""
     messages = conversation.messages
-    places = [place for place, message in enumerate(messages) if message.role == "assistant"]
-    for place, end in zip(places, [*places[1:], len(messages)], strict=False):
-        if place and end > place + 1:
-            new = messages[place + 1 : end]
-            yield ChatExchange(messages[:place], messages[place], new, conversation.tools)
+    indices = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    for index, end in zip(indices, [*indices[1:], len(messages)], strict=False):
+        if index and end > index + 1:
+            new = messages[index + 1 : end]
+            yield ChatExchange(messages[:index], messages[index], new, conversation.tools)
 
 
 def _spec(name: str, description: str, **properties: JSON) -> ToolSpec:
@@ -88,9 +88,9 @@ class _Script:
         reasoning: str | None = None,
     ) -> _Script:
         """Adds a reply with calls and, if `results` holds any, a tool message for each."""
-        made = tuple(ToolCall(self._next_id(), name, arguments) for name, arguments in calls)
-        self.messages.append(Message("assistant", content, reasoning, made))
-        for call, result in zip(made, results, strict=False):
+        tool_calls = tuple(ToolCall(self._next_id(), name, arguments) for name, arguments in calls)
+        self.messages.append(Message("assistant", content, reasoning, tool_calls))
+        for call, result in zip(tool_calls, results, strict=False):
             self.messages.append(Message("tool", result, tool_call_id=call.id, name=call.name))
         return self
 

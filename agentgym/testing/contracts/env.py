@@ -119,11 +119,11 @@ def _verdict(name: str, check: Check, subject: EnvUnderTest) -> Verdict:
                     findings.append(Finding(name, message, severity))
         except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
             findings.append(Finding(name, f"raised {_last_lines(error)}"))
-    told = "; ".join(unclaimed)
+    reasons = "; ".join(unclaimed)
     if findings:
         failed = any(finding.severity == "error" for finding in findings)
-        return Verdict(name, "failed" if failed else "warned", tuple(findings), told, str(printed) if failed else "")
-    return Verdict(name, "not claimed" if unclaimed else "passed", (), told)
+        return Verdict(name, "failed" if failed else "warned", tuple(findings), reasons, str(printed) if failed else "")
+    return Verdict(name, "not claimed" if unclaimed else "passed", (), reasons)
 
 
 def _makes(make: EnvUnderTest) -> Iterator[Complaint]:
@@ -253,9 +253,9 @@ def _answers(make: EnvUnderTest) -> Iterator[Complaint]:
     )
     *_, info = env.step(Action.from_message(Message("assistant", "", tool_calls=calls)))
     answered = [message.tool_call_id for message in info["messages"] if message.role == "tool"]
-    wanted = [call.id for call in calls]
-    if answered != wanted:
-        yield "error", f"a reply with the calls {wanted} was answered as {answered}; answer every call id, in order"
+    call_ids = [call.id for call in calls]
+    if answered != call_ids:
+        yield "error", f"a reply with the calls {call_ids} was answered as {answered}; answer every call id, in order"
     env.close()
 
 
@@ -364,5 +364,5 @@ async def _async_transcript(env: TextEnv, seed: int) -> list[str]:
 
 def _last_lines(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-    return f"{type(error).__name__}: {str(error)[:500]}{place}"
+    line = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+    return f"{type(error).__name__}: {str(error)[:500]}{line}"

@@ -52,9 +52,9 @@ def _complete(make: EnvUnderTest) -> Iterator[Complaint]:
     if missing:
         yield "not claimed", f"the card leaves out: {', '.join(missing)}"
     for subject in make.difficulties(card):
-        made = subject()
-        made.reset(seed=0)
-        made.close()
+        subject_env = subject()
+        subject_env.reset(seed=0)
+        subject_env.close()
 
 
 def _oracle(make: EnvUnderTest) -> Iterator[Complaint]:
@@ -178,10 +178,10 @@ class _SecretWatch:
         if terminated or truncated or self.found:
             return
         prompt = self._env.system_prompt
-        for place, shown in (("system prompt", prompt), ("observation", observation), *_infos(info)):
+        for part, text in (("system prompt", prompt), ("observation", observation), *_infos(info)):
             for secret in self._env.secrets():
-                if _holds(shown, secret) and not _holds(self._said, secret):
-                    self.found = f"the answer {secret[:40]!r} is in the {place} before it is earned"
+                if _holds(text, secret) and not _holds(self._said, secret):
+                    self.found = f"the answer {secret[:40]!r} is in the {part} before it is earned"
                     return
 
 
@@ -236,8 +236,8 @@ def _episodes(make: EnvUnderTest, policy: PolicyFactory, seeds: Sequence[int]) -
 
 
 def _describe_episode(make: EnvUnderTest, seed: int, episode: EpisodeResult) -> str:
-    told = "no verdict" if episode.success is None else f"success {episode.success:g}"
-    return f"reward {episode.reward:g}, {told} at seed {seed}{_where(make)}"
+    verdict = "no verdict" if episode.success is None else f"success {episode.success:g}"
+    return f"reward {episode.reward:g}, {verdict} at seed {seed}{_where(make)}"
 
 
 def _where(make: EnvUnderTest) -> str:

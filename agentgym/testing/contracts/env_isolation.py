@@ -54,24 +54,24 @@ env.close()
 
 
 def _global_state(make: EnvUnderTest) -> Iterator[Complaint]:
-    kept, kept_numpy = random.getstate(), np.random.get_state()
+    random_state, kept_numpy = random.getstate(), np.random.get_state()
     try:
-        told = []
+        plays = []
         for number in (1, 2):
             random.seed(number)
             np.random.seed(number)
             before, before_numpy = random.getstate(), np.random.get_state()
             env = make()
-            told.append(transcript(env, 0))
+            plays.append(transcript(env, 0))
             env.close()
             if random.getstate() != before or str(np.random.get_state()) != str(before_numpy):
                 yield "error", "it draws from or seeds the global random state; draw from self.np_random alone"
                 return
     finally:
-        random.setstate(kept)
+        random.setstate(random_state)
         np.random.set_state(kept_numpy)
-    if told[0] != told[1]:
-        yield "error", f"the global random state changes the episode: {difference(*told)}; draw from self.np_random"
+    if plays[0] != plays[1]:
+        yield ("error", f"the global random state changes the episode: {difference(*plays)}; draw from self.np_random")
 
 
 def _another_process(make: EnvUnderTest) -> Iterator[Complaint]:
@@ -164,12 +164,12 @@ def _fork(make: EnvUnderTest) -> Iterator[Complaint]:
     if env in forks or forks[0] is forks[1]:
         yield "error", "fork() gives no new environment; copy the episode's state into another one"
         return
-    told = [[line(*branch.step(action)) for action in rest] for branch in (forks[0], env, forks[1])]
+    transcripts = [[line(*branch.step(action)) for action in rest] for branch in (forks[0], env, forks[1])]
     for branch in (*forks, env):
         branch.close()
-    for other in told[1:]:
-        if other != told[0]:
-            yield "error", f"a fork plays otherwise than what it was forked from: {difference(told[0], other)}"
+    for other in transcripts[1:]:
+        if other != transcripts[0]:
+            yield "error", f"a fork plays otherwise than what it was forked from: {difference(transcripts[0], other)}"
             return
 
 
@@ -212,19 +212,19 @@ class _Held:
 
     def beyond(self, before: _Held) -> list[str]:
         """Returns the resources that were not held before, in words."""
-        found = []
+        leftovers = []
         if self.files > before.files:
-            found.append(f"{self.files - before.files} open files")
+            leftovers.append(f"{self.files - before.files} open files")
         pairs = (("threads", "threads"), ("processes", "processes"), ("left", "temporary files"))
         for attribute, name in pairs:
             extra = sorted(getattr(self, attribute) - getattr(before, attribute))
             if extra:
-                found.append(f"{len(extra)} {name}: {', '.join(extra[:3])}")
-        return found
+                leftovers.append(f"{len(extra)} {name}: {', '.join(extra[:3])}")
+        return leftovers
 
 
 def _releases(make: EnvUnderTest) -> Iterator[Complaint]:
-    kept = tempfile.tempdir
+    folder_before = tempfile.tempdir
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = folder
         try:
@@ -235,7 +235,7 @@ def _releases(make: EnvUnderTest) -> Iterator[Complaint]:
             while (extra := _Held.now(folder).beyond(before)) and time.monotonic() < deadline:
                 time.sleep(0.02)
         finally:
-            tempfile.tempdir = kept
+            tempfile.tempdir = folder_before
     if extra:
         yield (
             "error",

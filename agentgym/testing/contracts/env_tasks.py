@@ -51,13 +51,13 @@ def _held_out_tasks(make: EnvUnderTest) -> Iterator[Complaint]:
 
 def _digests(env: TextEnv, seeds: Iterable[int]) -> list[str]:
     """Returns the digests of the tasks of these seeds, as many as there is time for."""
-    end, found = time.monotonic() + BUDGET_S, list[str]()
+    end, digests = time.monotonic() + BUDGET_S, list[str]()
     for seed in seeds:
         env.reset(seed=seed)
-        found.append(env.task_digest)
+        digests.append(env.task_digest)
         if time.monotonic() > end:
             break
-    return found
+    return digests
 
 
 TASK_CHECKS: dict[str, Check] = {"held-out tasks": _held_out_tasks}

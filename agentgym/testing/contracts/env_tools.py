@@ -111,8 +111,11 @@ def _raising_tools(make: EnvUnderTest) -> Iterator[Complaint]:
         if complaints:
             yield "error", complaints[0]
         elif outcomes and all(error is not None for error, _ in outcomes):
-            told = "; ".join(dict.fromkeys(str(error) for error, _ in outcomes))
-            yield "warning", f"{spec.name} raised in each of {len(outcomes)} calls that fit its schema: {told[:500]}"
+            errors = "; ".join(dict.fromkeys(str(error) for error, _ in outcomes))
+            yield (
+                "warning",
+                f"{spec.name} raised in each of {len(outcomes)} calls that fit its schema: {errors[:500]}",
+            )
 
 
 def _call_outcome(make: EnvUnderTest, spec: ToolSpec, seed: int) -> tuple[str | None, str] | None:
@@ -126,18 +129,18 @@ def _call_outcome(make: EnvUnderTest, spec: ToolSpec, seed: int) -> tuple[str | 
         if call is None:
             return None
         raised = watch_tools(env)
-        made = f"{spec.name}({dict(call.arguments)})"
+        line = f"{spec.name}({dict(call.arguments)})"
         try:
             env.step(_calling(call))
         except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
-            return str(error), f"{made}: {error}"
+            return str(error), f"{line}: {error}"
         if not raised or is_deliberate(raised[-1][0]):
             return None, ""
-        failure, place = raised[-1]
-        told = f"{type(failure).__name__}{place}: {failure}"
+        failure, location = raised[-1]
+        text = f"{type(failure).__name__}{location}: {failure}"
         if is_over_an_argument(failure, call.arguments):
-            return told, ""
-        return told, f"{made} raised {told}; no argument explains that, and the model would be blamed for it"
+            return text, ""
+        return (text, f"{line} raised {text}; no argument explains that, and the model would be blamed for it")
     finally:
         env.close()
 

@@ -186,12 +186,12 @@ def _compare_parsed(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec
     A template that gives a past reply another beginning than its generation prompt, or no end, has no such ids.
     """
     prompt, whole = renderer.render([USER], tools), renderer.render([USER, reply], tools)
-    said = whole[len(prompt) :]
-    if whole[: len(prompt)] != prompt or not set(said) & set(renderer.stop_ids):
+    reply_ids = whole[len(prompt) :]
+    if whole[: len(prompt)] != prompt or not set(reply_ids) & set(renderer.stop_ids):
         return
-    message = renderer.parse(said, tools, prompt)
+    message = renderer.parse(reply_ids, tools, prompt)
     if _meaning(message) != _meaning(reply):
-        yield f"the reply {renderer.decode(said)!r} is parsed as {message}"
+        yield f"the reply {renderer.decode(reply_ids)!r} is parsed as {message}"
 
 
 def _meaning(message: Message) -> tuple[object, ...]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
-from agentgym.tools.calling.blame import raised_at
 from agentgym.tools.calling.definition import Tool, ToolFunction
+from agentgym.tools.calling.error_attribution import raised_at
 from agentgym.types import JSON
 
 __all__ = ["is_deliberate", "is_over_an_argument", "watch_tools"]

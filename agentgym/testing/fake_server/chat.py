@@ -116,7 +116,7 @@ class FakeChat:
         calls = [call for call in message.tool_calls if isinstance(call, ToolCall)]
         if not calls or len(calls) < len(message.tool_calls):
             return answer["text"], []
-        told = [
+        wire_calls = [
             {
                 "id": f"call_{uuid.uuid4().hex[:24]}",
                 "index": index,
@@ -125,23 +125,23 @@ class FakeChat:
             }
             for index, call in enumerate(calls)
         ]
-        return message.content or None, told
+        return message.content or None, wire_calls
 
     async def _events(self, chat: _Chat, run: PlayedReply) -> AsyncIterator[str | None]:
-        sent, answer = "", {}
+        text_so_far, answer = "", {}
         yield _chunk(chat, {"role": "assistant", "content": ""})
         try:
             async for answer in self._generator.pieces(run):
                 text = answer["text"]
-                if not chat.has_tools and len(text) > len(sent) and not text.endswith("\ufffd"):
-                    yield _chunk(chat, {"content": text[len(sent) :]})
-                    sent = text
+                if not chat.has_tools and len(text) > len(text_so_far) and not text.endswith("\ufffd"):
+                    yield _chunk(chat, {"content": text[len(text_so_far) :]})
+                    text_so_far = text
         except Dropped:
             yield None
             return
         text, calls = self._content_and_calls(chat, answer)
-        if text and len(text) > len(sent):
-            yield _chunk(chat, {"content": text[len(sent) :]})
+        if text and len(text) > len(text_so_far):
+            yield _chunk(chat, {"content": text[len(text_so_far) :]})
         for call in calls:
             yield _chunk(chat, {"tool_calls": [call]})
         reason, matched = _reason(answer["meta_info"]["finish_reason"], bool(calls))

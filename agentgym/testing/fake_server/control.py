@@ -238,8 +238,8 @@ class FakeControl:
         checksums = self.weights.checksums(call.body.get("skip_tensor_list") or ())
         per_gpu, per_engine = overall(checksums)
         rank = {"checksums": checksums, "per_gpu_checksum": per_gpu, "parallelism_info": [{"role": "target", **PLACE}]}
-        told = {"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": per_engine}
-        return HttpAnswer(told)
+        body = {"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": per_engine}
+        return HttpAnswer(body)
 
     # ---- adapters
 
@@ -269,6 +269,6 @@ class FakeControl:
         return self._adapters()
 
     def _adapters(self, error: str | None = None) -> HttpAnswer:
-        told: dict[str, object] = {"rid": None, "http_worker_ipc": None, "success": error is None}
-        told |= {"error_message": error, "loaded_adapters": dict(self.weights.adapters)}
-        return HttpAnswer(told, 200 if error is None else 400)
+        body: dict[str, object] = {"rid": None, "http_worker_ipc": None, "success": error is None}
+        body |= {"error_message": error, "loaded_adapters": dict(self.weights.adapters)}
+        return HttpAnswer(body, 200 if error is None else 400)

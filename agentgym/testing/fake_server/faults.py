@@ -46,14 +46,14 @@ class Faults:
     @staticmethod
     def from_json(value: Mapping[str, JSON]) -> Faults:
         """Reads the result of `to_json`; raises ConfigError or UnknownName for anything else."""
-        known = ("rates", "schedule", "retry_after_s", "slow_factor", "seed")
+        names = ("rates", "schedule", "retry_after_s", "slow_factor", "seed")
         for name in value:
-            if name not in known:
-                raise UnknownName(f"unknown field {name!r} of faults{nearest(name, known) or '.'}")
+            if name not in names:
+                raise UnknownName(f"unknown field {name!r} of faults{nearest(name, names) or '.'}")
         try:
             rates = {cast(FaultKind, kind): float(rate) for kind, rate in _object(value.get("rates")).items()}
             schedule = {int(key): cast(FaultKind, kind) for key, kind in _object(value.get("schedule")).items()}
-            numbers = {name: float(cast(float, value[name])) for name in known[2:4] if name in value}
+            numbers = {name: float(cast(float, value[name])) for name in names[2:4] if name in value}
             return Faults(rates=rates, schedule=schedule, seed=int(cast(int, value.get("seed", 0))), **numbers)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"faults cannot be read: {error}") from error

@@ -141,8 +141,8 @@ def read_generate_request(body: Mapping[str, Any], model: FakeModel) -> Generate
         raise HttpError(400, {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400})
     for name in params:
         if name not in KNOWN_PARAMS:
-            known = ", ".join(f"`{param}`" for param in KNOWN_PARAMS)
-            raise HttpError(400, {"error": f"unknown field `{name}`, expected one of {known}"})
+            names = ", ".join(f"`{param}`" for param in KNOWN_PARAMS)
+            raise HttpError(400, {"error": f"unknown field `{name}`, expected one of {names}"})
     for name in UNPLAYED:
         if params.get(name):
             raise HttpError.bad(
@@ -222,11 +222,11 @@ class PlayedReply:
         if not flight.dropped_from_queue:
             meta |= {"prompt_tokens": len(request.ids), "num_retractions": 0}
         if request.with_logprobs:
-            known = zip(logprobs[:-1] if self.fault == "lengths" and finished else logprobs, ids, strict=False)
+            rows = zip(logprobs[:-1] if self.fault == "lengths" and finished else logprobs, ids, strict=False)
             words = (
                 [self.model.decode([token], skip_special=False) for token in ids] if request.text_in_logprobs else ()
             )
-            pairs = [[logprob, token, words[index] if words else None] for index, (logprob, token) in enumerate(known)]
+            pairs = [[logprob, token, words[index] if words else None] for index, (logprob, token) in enumerate(rows)]
             meta |= {"input_token_logprobs": [], "output_token_logprobs": pairs}
             meta["output_token_logprobs_length"] = len(pairs)
         meta["completion_tokens"] = len(ids)
@@ -247,8 +247,8 @@ class PlayedReply:
             return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
         if num_out and flight.ids[num_out - 1] in self.request.end_ids:
             return {"type": "stop", "matched": flight.ids[num_out - 1]}
-        if found := self.request.sampling.find_stop(flight.ids[:num_out]):
-            return {"type": "stop", "matched": found[1]}
+        if match := self.request.sampling.find_stop(flight.ids[:num_out]):
+            return {"type": "stop", "matched": match[1]}
         return {"type": "length", "length": num_out}
 
 
@@ -345,8 +345,8 @@ class Generator:
             if fault == "error":
                 raise HttpError(500, {"object": "error", "message": "the script asks for this error", "code": 500})
         ids = tuple(planned.ids)
-        if found := sampling.find_stop(ids):
-            ids = ids[: found[0]]
+        if match := sampling.find_stop(ids):
+            ids = ids[: match[0]]
         if fault == "abort":
             ids = ids[: len(ids) // 2]
         factor = self.faults.slow_factor

@@ -108,5 +108,5 @@ def plan_reply(reply: Sequence[int] | ScriptedReply, sampling: Sampling, end_ids
     elif ids:
         ids *= -(-sampling.max_tokens // len(ids))
     ids = ids[: sampling.max_tokens]
-    known = [] if logprobs is None else list(logprobs)[: len(ids)]
-    return PlannedReply(ids, known + [DEFAULT_LOGPROB] * (len(ids) - len(known)), scripted.delay_s, scripted.fault)
+    logps = [] if logprobs is None else list(logprobs)[: len(ids)]
+    return PlannedReply(ids, logps + [DEFAULT_LOGPROB] * (len(ids) - len(logps)), scripted.delay_s, scripted.fault)

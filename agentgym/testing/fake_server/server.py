@@ -183,8 +183,8 @@ class FakeServer:
                 self.generator.faults = Faults.from_json(call.body)
             except AgentGymError as error:
                 raise HttpError.bad(str(error)) from error
-        told: dict[str, JSON] = self.generator.faults.to_json()
-        return HttpAnswer(told)
+        body: dict[str, JSON] = self.generator.faults.to_json()
+        return HttpAnswer(body)
 
     async def _kill(self, _: HttpCall) -> HttpAnswer:
         raise Killed("/fake/kill was called")

@@ -43,9 +43,9 @@ class RawTensor:
     data: bytes
 
     def __post_init__(self) -> None:
-        wanted = math.prod(self.shape) * SIZES[self.dtype]
-        if len(self.data) != wanted:
-            raise ConfigError(f"a {self.dtype} tensor of {self.shape} has {wanted} bytes, got {len(self.data)}")
+        num_bytes = math.prod(self.shape) * SIZES[self.dtype]
+        if len(self.data) != num_bytes:
+            raise ConfigError(f"a {self.dtype} tensor of {self.shape} has {num_bytes} bytes, got {len(self.data)}")
 
     def to(self, dtype: str) -> RawTensor:
         """Returns the same values in another floating dtype (F32, F16, BF16, F64); itself if nothing changes."""

@@ -88,13 +88,13 @@ class FakeWeights:
         """Stores tensors, named as in a model folder; raises UpdateRefused for a wrong shape."""
         parts = self._load_parts()
         for name, tensor in tensors:
-            target, place = self._place(name)
-            known = parts.get(target, {}).get(place)
-            if known is None and self._files:
+            target, part = self._target_of(name)
+            tensor_before = parts.get(target, {}).get(part)
+            if tensor_before is None and self._files:
                 continue
-            if known is not None and known.shape != tensor.shape:
-                raise UpdateRefused(f"{name} has the shape {known.shape}, got {tensor.shape}")
-            parts.setdefault(target, {})[place] = tensor if known is None else tensor.to(known.dtype)
+            if tensor_before is not None and tensor_before.shape != tensor.shape:
+                raise UpdateRefused(f"{name} has the shape {tensor_before.shape}, got {tensor.shape}")
+            parts.setdefault(target, {})[part] = tensor if tensor_before is None else tensor.to(tensor_before.dtype)
             self._hashes.pop(target, None)
             self.num_tensors += 1
 
@@ -112,8 +112,8 @@ class FakeWeights:
         for name, pieces in parts.items():
             if name not in self._hashes:
                 hasher = hashlib.sha256()
-                for place in sorted(pieces):
-                    hasher.update(pieces[place].data)
+                for part_index in sorted(pieces):
+                    hasher.update(pieces[part_index].data)
                 self._hashes[name] = hasher.hexdigest()[:16]
         return {name: self._hashes[name] for name in parts if not any(part in name for part in skip)}
 
@@ -122,19 +122,19 @@ class FakeWeights:
             self._parts = {}
             for file in self._files:
                 for name, tensor in read_safetensors(file):
-                    target, place = self._place(name)
+                    target, part = self._target_of(name)
                     if not (self.tied and target == "lm_head.weight"):
-                        self._parts.setdefault(target, {})[place] = tensor
+                        self._parts.setdefault(target, {})[part] = tensor
         return self._parts
 
     @staticmethod
-    def _place(name: str) -> tuple[str, int]:
+    def _target_of(name: str) -> tuple[str, int]:
         """Returns the server's parameter for a published one, and the index in it."""
         words = name.split(".")
         for index, word in enumerate(words):
             if word in FUSED:
-                words[index], place = FUSED[word]
-                return ".".join(words), place
+                words[index], part = FUSED[word]
+                return ".".join(words), part
         return name, 0
 
 

@@ -60,7 +60,7 @@ class Tool:
     """The meaning of an exception of `fn`: "answer", "raise" or "auto".
 
     "answer" is something that the model reads. "raise" is a fault of the environment (no reward, its traceback
-    logged). "auto" decides by the exception's kind: `agentgym.tools.calling.blame`.
+    logged). "auto" decides by the exception's kind: `agentgym.tools.calling.error_attribution`.
     """
     on_timeout: OnTimeout = "answer"
     """The meaning of a call beyond `timeout_s`: "answer" or "raise".
@@ -205,8 +205,8 @@ def register_tool(
     bare form (`{"name", "description", "parameters"}`) or MCP's (`inputSchema`). `fn` gets the validated arguments by
     name, unconverted. Settings are the fields of `Tool`. Raises ToolSchemaError for an invalid schema.
     """
-    made = Tool(spec=_read_spec(schema), fn=fn, **settings)
-    return (TOOLS if registry is None else registry).add(made.name, made, replace=True)
+    new_tool = Tool(spec=_read_spec(schema), fn=fn, **settings)
+    return (TOOLS if registry is None else registry).add(new_tool.name, new_tool, replace=True)
 
 
 def _read_spec(source: Mapping[str, JSON] | str | Path) -> ToolSpec:

@@ -38,9 +38,9 @@ def validator_of(schema: Mapping[str, Any]) -> Validator:
     Raises ToolSchemaError for a schema that is none.
     """
     _check_keywords(schema)
-    named = [dialect for dialect in DIALECTS if dialect in str(schema.get("$schema"))]
+    dialects = [dialect for dialect in DIALECTS if dialect in str(schema.get("$schema"))]
     refusal = ""
-    for dialect in named or DIALECTS:
+    for dialect in dialects or DIALECTS:
         try:
             DIALECTS[dialect].check_schema(dict(schema), format_checker=_formats())
         except jsonschema.SchemaError as error:
@@ -70,8 +70,8 @@ def _validator_class(dialect: str) -> type[Validator]:
 
     def check_additional(validator: Any, allowed: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
         if isinstance(value, dict) and (patterns := schema.get("patternProperties")):
-            known: dict[str, Any] = {name: {} for name in value if any(_search(pattern, name) for pattern in patterns)}
-            schema = {**schema, "patternProperties": {}, "properties": {**known, **schema.get("properties", {})}}
+            fits: dict[str, Any] = {name: {} for name in value if any(_search(pattern, name) for pattern in patterns)}
+            schema = {**schema, "patternProperties": {}, "properties": {**fits, **schema.get("properties", {})}}
         yield from plain.VALIDATORS["additionalProperties"](validator, allowed, value, schema)
 
     checks = {"pattern": _check_pattern, "patternProperties": _check_properties}

@@ -11,8 +11,10 @@ from docstring_parser import DocstringStyle, ParseError, parse
 __all__ = ["argument_descriptions", "summary"]
 
 ARGUMENT_SECTIONS = (
-    *("args", "arguments", "parameters", "params", "attributes", "fields"),
-    *("keyword args", "keyword arguments", "other parameters"),
+    *"args arguments parameters params attributes fields".split(),
+    "keyword args",
+    "keyword arguments",
+    "other parameters",
 )
 SECTIONS = (*ARGUMENT_SECTIONS, "returns", "return", "raises", "yields", "example", "examples", "note")
 SPHINX = (":param", ":arg", ":key", ":kwarg", ":attribute", ":type", ":return", ":rtype", ":raise", ":yield")
@@ -44,14 +46,14 @@ def argument_descriptions(doc: str) -> dict[str, str]:
 
     Google style is read here: docstring_parser drops all arguments where one lacks a colon, or has one in its type.
     """
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for _, section, _ in GOOGLE_SECTION.findall(doc):
         _, *parts = GOOGLE_ENTRY.split(textwrap.dedent(section))
-        found |= zip(parts[::2], parts[1::2], strict=True)
+        descriptions |= zip(parts[::2], parts[1::2], strict=True)
     for style in (DocstringStyle.NUMPYDOC, DocstringStyle.REST):
         with suppress(ParseError):
-            found |= {param.arg_name: param.description or "" for param in parse(doc, style).params}
-    return {name: " ".join(text.split()) for name, text in found.items() if text.strip()}
+            descriptions |= {param.arg_name: param.description or "" for param in parse(doc, style).params}
+    return {name: " ".join(text.split()) for name, text in descriptions.items() if text.strip()}
 
 
 def _is_section(line: str) -> bool:

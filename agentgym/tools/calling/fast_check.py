@@ -58,8 +58,8 @@ def _choice(values: list[object]) -> Check | None:
     """Checks only lists of strings, or of whole numbers: elsewhere 1, 1.0 and true need JSON's notion of equality."""
     for kind in (str, int):
         if all(type(value) is kind for value in values):
-            known = frozenset(values)
-            return lambda value: type(value) is kind and value in known
+            choices = frozenset(values)
+            return lambda value: type(value) is kind and value in choices
     return None
 
 
@@ -98,10 +98,10 @@ def _array(schema: Mapping[str, Any]) -> Check | None:
 
 def _object(schema: Mapping[str, Any]) -> Check | None:
     checks = {name: fast_check(part) for name, part in schema.get("properties", {}).items()}
-    known = {name: check for name, check in checks.items() if check is not None}
+    own_checks = {name: check for name, check in checks.items() if check is not None}
     required = tuple(schema.get("required", ()))
     extra = schema.get("additionalProperties", True)
-    if len(known) != len(checks) or extra not in (True, False):
+    if len(own_checks) != len(checks) or extra not in (True, False):
         return None
 
     def check_object(value: Any) -> bool:
@@ -111,7 +111,7 @@ def _object(schema: Mapping[str, Any]) -> Check | None:
             if name not in value:
                 return False
         for name, item in value.items():
-            check = known.get(name)
+            check = own_checks.get(name)
             if check is None:
                 if not extra:
                     return False

@@ -21,9 +21,9 @@ NOTES = {"title": "title", "description": "description", "documentation": "descr
 KEYWORDS = {**BOUNDS, **NOTES, "multiple_of": "multipleOf", "pattern": "pattern"}
 """The JSON Schema keyword of each attribute."""
 SIZES = {"string": "Length", "array": "Items", "object": "Properties"}
-UNREAD = (
-    *("alias", "validation_alias", "default_factory_takes_validated_data", "func", "tz", "max_digits"),
-    *("decimal_places", "strip_whitespace", "to_upper", "to_lower", "ascii_only"),
+UNREAD = tuple(
+    "alias validation_alias default_factory_takes_validated_data func tz max_digits decimal_places strip_whitespace "
+    "to_upper to_lower ascii_only".split()
 )
 """Attributes that change or restrict a value in ways that no JSON Schema holds."""
 UNDEFINED = ("PydanticUndefinedType", "_MISSING_TYPE", "ellipsis")
@@ -54,13 +54,13 @@ class Fields:
             elif hasattr(default, "default") and hasattr(default, "default_factory"):
                 what = f"{default!r:.80} of {type(default).__module__}"
                 raise ToolSchemaError(f"{name!r}: the default {what} is not read; use pydantic's Field")
-        given = {
+        settings = {
             name: entry
             for name in moved.keys() - plain.keys()
             for entry in getattr(moved[name], "__metadata__", ())
             if _is_field(entry) and _has_default(entry)
         }
-        return cls(moved, plain, given)
+        return cls(moved, plain, settings)
 
     def shown_default(self, name: str) -> object:
         """Returns the default that a schema shows, if it is JSON; `MISSING` if there is none."""

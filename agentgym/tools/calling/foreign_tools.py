@@ -31,16 +31,16 @@ def fit_names(names: Iterable[str], others: str = "_-") -> list[str]:
     ['docs_read', '_1password']
     """
     names = list(names)
-    taken = set(names)
+    used_names = set(names)
     fitted = []
     for name in names:
         short = re.sub(rf"[^A-Za-z0-9{re.escape(others)}]+", "_", name)
         if name and not re.match(r"[A-Za-z_]", short):
             short = f"_{short}"
-        if len(short) > MAX_CHARS or (short != name and short in taken):
+        if len(short) > MAX_CHARS or (short != name and short in used_names):
             digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:NUM_DIGITS]
             short = f"{short[: MAX_CHARS - NUM_DIGITS - 1]}_{digest}"
-        taken.add(short)
+        used_names.add(short)
         fitted.append(short)
     return fitted
 
@@ -57,15 +57,15 @@ def make_tools(
     `makers` make the tools by their names, and `aliases` are further names for them. Raises ConfigError for a name that
     `owner` lacks, ToolSchemaError for one whose tool cannot be made, and if none can.
     """
-    known = {**aliases, **{name: name for name in makers}}
+    real_names = {**aliases, **{name: name for name in makers}}
     for name in names or ():
-        if name not in known:
-            hint = nearest(name, known) or f"; it has {', '.join(makers) or 'none'}"
+        if name not in real_names:
+            hint = nearest(name, real_names) or f"; it has {', '.join(makers) or 'none'}"
             raise ConfigError(f"{owner} has no tool {name!r}{hint}")
     tools, reasons = [], list(others)
     for name in makers if names is None else names:
         try:
-            tools.append(makers[known[name]]())
+            tools.append(makers[real_names[name]]())
         except (ToolSchemaError, RecursionError) as error:
             reason = f"tool {name!r}: {str(error).removeprefix(f'{owner}: ').removeprefix(f'tool {name!r}: ')}"
             if names is not None:
@@ -75,9 +75,9 @@ def make_tools(
         raise ToolSchemaError(f"{owner} has no tool that can be offered: {reasons[0]}")
     if reasons:
         more = f"; and {len(reasons) - MAX_REASONS} more" if len(reasons) > MAX_REASONS else ""
-        shown = "; ".join(reasons[:MAX_REASONS])
+        first_reasons = "; ".join(reasons[:MAX_REASONS])
         total = len(makers) + len(others)
-        warn_once(f"{owner}: {len(reasons)} of {total} tools cannot be offered and are left out: {shown}{more}")
+        warn_once(f"{owner}: {len(reasons)} of {total} tools cannot be offered and are left out: {first_reasons}{more}")
     return tools
 
 

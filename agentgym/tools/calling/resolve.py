@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentgym.errors import UnknownName
-from agentgym.loading import Wanted, is_place, load_named
+from agentgym.loading import Wanted, is_code_path, load_named
 from agentgym.tools.calling.definition import MARK, TOOLS, Tool, ToolFunction, as_tool
 
 __all__ = ["find_tool", "resolve_tool"]
@@ -22,10 +22,10 @@ def resolve_tool(name: str) -> Tool:
     Raises UnknownName if there is none, ToolSchemaError if no schema can be derived, and UserCodeFault if the module
     raises as it is loaded.
     """
-    if not is_place(name):
+    if not is_code_path(name):
         return TOOLS[name]
-    found: ToolFunction = load_named(name, WANTED)  # type: ignore[assignment]  # as_tool reports what is wrong
-    return as_tool(found)
+    function: ToolFunction = load_named(name, WANTED)  # type: ignore[assignment]  # as_tool reports what is wrong
+    return as_tool(function)
 
 
 def find_tool(name: str) -> Tool | None:
@@ -35,7 +35,7 @@ def find_tool(name: str) -> Tool | None:
     if ":" not in name:
         return None
     try:
-        found = load_named(name, WANTED)
+        target = load_named(name, WANTED)
     except UnknownName:
         return None
-    return as_tool(found) if isinstance(found, Tool) or isinstance(getattr(found, MARK, None), Tool) else None  # type: ignore[arg-type]
+    return as_tool(target) if isinstance(target, Tool) or isinstance(getattr(target, MARK, None), Tool) else None  # type: ignore[arg-type]

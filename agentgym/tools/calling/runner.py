@@ -9,8 +9,8 @@ from typing import Any
 
 from agentgym.errors import CODE_ERRORS, ConfigError, EnvironmentFault, SandboxError, ToolFailure, is_interrupt, nearest
 from agentgym.tools.calling.answers import answers_of
-from agentgym.tools.calling.blame import is_models_mistake, raised_at
 from agentgym.tools.calling.definition import Tool, ToolFunction, as_tool
+from agentgym.tools.calling.error_attribution import is_models_mistake, raised_at
 from agentgym.tools.calling.limiter import limiter_for
 from agentgym.tools.calling.result_text import format_result
 from agentgym.tools.calling.worker import Worker
@@ -155,9 +155,9 @@ class ToolRunner:
         if isinstance(tool, ToolResult):
             return tool
         assert isinstance(call, ToolCall)
-        kept = self._kept_answer(tool, call)
-        if kept is not None:
-            return kept
+        stored_answer = self._kept_answer(tool, call)
+        if stored_answer is not None:
+            return stored_answer
         limiter = limiter_for(tool.fn, tool.max_concurrency, tool.rate_limit_per_s)
         if tool.is_async:
             async with limiter:

@@ -33,7 +33,7 @@ def function_schema(fn: Callable[..., object], fields: Fields) -> Schema:
     try:
         schema = builder.object_schema(fields, function_doc(fn))
     except ToolSchemaError as error:
-        raise ToolSchemaError(f"{_place(fn)}: parameter {error}") from None
+        raise ToolSchemaError(f"{_location_of(fn)}: parameter {error}") from None
     return {**schema, "$defs": builder.definitions} if builder.definitions else schema
 
 
@@ -49,14 +49,14 @@ def function_parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError) as error:
-        raise ToolSchemaError(f"{_place(fn)}: {error}; write a function that calls it") from None
+        raise ToolSchemaError(f"{_location_of(fn)}: {error}; write a function that calls it") from None
     if parameters and parameters[0].name in ("self", "cls") and not isinstance(fn, OF_CLASSES):
         parameters = parameters[1:]
     parameters = [parameter for parameter in parameters if parameter.name not in bound]
     for parameter in parameters:
         if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             raise ToolSchemaError(
-                f"{_place(fn)}: parameter {str(parameter)!r} cannot be passed by name; "
+                f"{_location_of(fn)}: parameter {str(parameter)!r} cannot be passed by name; "
                 "a tool takes named parameters only"
             )
     return parameters
@@ -91,7 +91,7 @@ def _innermost(fn: Any) -> Any:
             fn = type(fn).__call__
 
 
-def _place(fn: Callable[..., object]) -> str:
+def _location_of(fn: Callable[..., object]) -> str:
     """Returns the tool's name and the location of its definition: "tool 'go' (Lock.go in lock.py, line 12)"."""
     own = _innermost(fn)
     code = getattr(own, "__code__", None)
@@ -107,11 +107,11 @@ def function_fields(fn: Callable[..., object], local_names: Mapping[str, object]
     try:
         hints = typing.get_type_hints(holder, getattr(own, "__globals__", {}), dict(local_names), include_extras=True)
     except (NameError, TypeError) as error:
-        raise ToolSchemaError(f"{_place(fn)}: a type annotation cannot be resolved ({error})") from error
+        raise ToolSchemaError(f"{_location_of(fn)}: a type annotation cannot be resolved ({error})") from error
     parameters = function_parameters(fn)
     for name in (parameter.name for parameter in parameters if parameter.name not in hints):
         raise ToolSchemaError(
-            f"{_place(fn)}: parameter {name!r} has no type annotation; write e.g. "
+            f"{_location_of(fn)}: parameter {name!r} has no type annotation; write e.g. "
             f"`{name}: str`, or give the schema yourself with register_tool. "
             "The object of a method is the parameter `self`, by this name"
         )
@@ -119,7 +119,7 @@ def function_fields(fn: Callable[..., object], local_names: Mapping[str, object]
     try:
         return Fields.of({parameter.name: hints[parameter.name] for parameter in parameters}, defaults)
     except ToolSchemaError as error:
-        raise ToolSchemaError(f"{_place(fn)}: parameter {error}") from None
+        raise ToolSchemaError(f"{_location_of(fn)}: parameter {error}") from None
 
 
 def is_class_with_fields(hint: object) -> bool:

@@ -60,7 +60,7 @@ class ArgumentCheck:
 
     def _sentence(self, error: ValidationError) -> str:
         error = _most_telling(error)
-        where = _place(error)
+        where = _location_of(error)
         writers: dict[str, Callable[[ValidationError], str]] = {
             "required": _missing,
             "additionalProperties": _describe_unknown,
@@ -73,21 +73,21 @@ class ArgumentCheck:
 
 
 def _missing(error: ValidationError) -> str:
-    wanted: Any = error.validator_value
-    given: Any = error.instance
-    names = [repr(name) for name in wanted if name not in given]
+    required: Any = error.validator_value
+    arguments: Any = error.instance
+    names = [repr(name) for name in required if name not in arguments]
     return f"missing {_noun(error)}{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _describe_unknown(error: ValidationError) -> str:
     if error.validator_value is not False or not isinstance(error.schema, Mapping):
         return _plain(error)
-    given: Any = error.instance
-    known = list(error.schema.get("properties", ()))
-    names = [str(name)[:80] for name in given if name not in known]
+    arguments: Any = error.instance
+    parameters = list(error.schema.get("properties", ()))
+    names = [str(name)[:80] for name in arguments if name not in parameters]
     noun = _noun(error)
-    listed = f"; known: {', '.join(known)}" if known else f"; this takes no {noun}s"
-    hint = nearest(names[0], known) or listed if names else listed
+    listed = f"; known: {', '.join(parameters)}" if parameters else f"; this takes no {noun}s"
+    hint = nearest(names[0], parameters) or listed if names else listed
     return f"unknown {noun} {', '.join(repr(name) for name in names[:5])}{hint}"
 
 
@@ -107,7 +107,7 @@ def _most_telling(error: ValidationError) -> ValidationError:
     return error
 
 
-def _place(error: ValidationError) -> str:
+def _location_of(error: ValidationError) -> str:
     path = list(error.absolute_path)
     if not path:
         return ""
@@ -122,20 +122,20 @@ def _plain(error: ValidationError) -> str:
 
 
 def _wrong_type(error: ValidationError) -> str:
-    wanted = error.validator_value
+    expected_type = error.validator_value
     text = _short_message(error)
-    if isinstance(error.instance, str) and wanted in ("integer", "number", "boolean", "array", "object"):
+    if isinstance(error.instance, str) and expected_type in ("integer", "number", "boolean", "array", "object"):
         return f"{text} (write it without quotes)"
     return text
 
 
 def _no_option(error: ValidationError) -> str:
     options: Any = error.validator_value
-    wanted = []
+    forms = []
     for option in options:
         if isinstance(option, Mapping):
-            wanted.append(str(option["enum"]) if "enum" in option else str(option.get("type", "another form")))
-    return f"{_short_repr(error.instance)} is not {' or '.join(wanted) or 'any of the accepted forms'}"
+            forms.append(str(option["enum"]) if "enum" in option else str(option.get("type", "another form")))
+    return f"{_short_repr(error.instance)} is not {' or '.join(forms) or 'any of the accepted forms'}"
 
 
 def _short_message(error: ValidationError) -> str:

@@ -23,7 +23,7 @@ __all__ = ["Container", "ContainerPlan", "ContainerStream", "Daemon", "Found"]
 
 CALL_S, END_S = 120.0, 10.0
 HEAD, STDERR = struct.Struct("!BxxxI"), 2
-MOST_KEPT = 256
+MAX_KEPT = 256
 """The most unused connections that are kept; there are as many as requests were made at once."""
 STREAMS = ("/attach", "/start")
 """Ends of URL paths whose connection becomes a stream, and leaves its pool permanently."""
@@ -96,15 +96,15 @@ class Daemon:
         except ImportError as error:
             raise SandboxError(MISSING) from error
         where = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
-        wanted = f"no Docker daemon answers at {where}: start one, or name it by DOCKER_HOST"
+        advice = f"no Docker daemon answers at {where}: start one, or name it by DOCKER_HOST"
         if fault := _fault_of(where):
-            raise SandboxError(f"{wanted} ({fault})")
+            raise SandboxError(f"{advice} ({fault})")
         try:
             self._client = docker.DockerClient.from_env(timeout=CALL_S)
             _share_pool(self._client.api)
             self._client.ping()
         except docker.errors.DockerException as error:
-            raise SandboxError(f"{wanted} ({error})") from error
+            raise SandboxError(f"{advice} ({error})") from error
 
     def close(self) -> None:
         """Closes the connections; containers keep running."""
@@ -135,7 +135,7 @@ class Daemon:
             raise SandboxError(f"the Docker daemon did not take the image {name}")
 
     @_translate_errors
-    def build_image(self, folder: Path, name: str, given: Mapping[str, str]) -> None:
+    def build_image(self, folder: Path, name: str, labels: Mapping[str, str]) -> None:
         """Builds an image from the Dockerfile in a folder."""
         import docker.errors
 
@@ -144,7 +144,7 @@ class Daemon:
         tar = docker.utils.tar(str(folder), exclude=lines, dockerfile=("Dockerfile", None), fileobj=BytesIO())
         try:
             self._client.images.build(
-                fileobj=tar, custom_context=True, tag=name, labels={**given}, rm=True, forcerm=True
+                fileobj=tar, custom_context=True, tag=name, labels={**labels}, rm=True, forcerm=True
             )
         except docker.errors.BuildError as error:
             log = "".join(str(line.get("stream", line.get("error", ""))) for line in error.build_log)
@@ -186,7 +186,7 @@ class Daemon:
             security_opt=options,
             tmpfs=dict(plan.tmpfs),
         )
-        made = api.create_container(
+        response = api.create_container(
             plan.image,
             list(plan.command),
             entrypoint=[],
@@ -196,17 +196,17 @@ class Daemon:
             user=plan.user or None,
             working_dir=plan.working_folder or None,
         )
-        return Container(self._client, made["Id"])
+        return Container(self._client, response["Id"])
 
     @_translate_errors
     def find_labelled(self, kind: str, label: str = OWNER) -> list[Found]:
         """Returns all `containers`, `images` or `networks` with a label."""
         api = self._client.api
-        wanted = {"label": label}
+        filters = {"label": label}
         if kind == "containers":
-            rows = api.containers(all=True, filters=wanted)
+            rows = api.containers(all=True, filters=filters)
         else:
-            rows = api.images(filters=wanted) if kind == "images" else api.networks(filters=wanted)
+            rows = api.images(filters=filters) if kind == "images" else api.networks(filters=filters)
         return [Found(row["Id"], _name(row), row["Labels"] or {}) for row in rows]
 
     @_translate_errors
@@ -230,8 +230,8 @@ class Container:
     @_translate_errors
     def attach(self) -> ContainerStream:
         """Attaches to its standard streams; to be called before `start`."""
-        asked = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-        return ContainerStream(self._api.attach_socket(self.id, params=asked))
+        params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        return ContainerStream(self._api.attach_socket(self.id, params=params))
 
     @_translate_errors
     def start(self) -> None:
@@ -241,8 +241,8 @@ class Container:
     @_translate_errors
     def begin(self, command: Sequence[str], user: str, folder: str) -> tuple[str, ContainerStream]:
         """Starts another process in it, which has no input; returns its ID, and the stream of its output."""
-        made = self._api.exec_create(self.id, list(command), user=user, workdir=folder)
-        return str(made["Id"]), ContainerStream(self._api.exec_start(made["Id"], socket=True))
+        response = self._api.exec_create(self.id, list(command), user=user, workdir=folder)
+        return str(response["Id"]), ContainerStream(self._api.exec_start(response["Id"], socket=True))
 
     @_translate_errors
     def exit_code(self, execution: str) -> int:
@@ -262,8 +262,8 @@ class Container:
         self._api.put_archive(self.id, folder, archive)
 
     @_translate_errors
-    def archive(self, path: str, most_bytes: int) -> bytes | None:
-        """Returns a path of it as a tar archive, cut off after `most_bytes`; None if nothing is there."""
+    def archive(self, path: str, max_bytes: int) -> bytes | None:
+        """Returns a path of it as a tar archive, cut off after `max_bytes`; None if nothing is there."""
         import docker.errors
 
         try:
@@ -274,7 +274,7 @@ class Container:
         with contextlib.closing(parts):
             for part in parts:
                 content += part
-                if len(content) >= most_bytes:
+                if len(content) >= max_bytes:
                     break
         return bytes(content)
 
@@ -352,7 +352,7 @@ def _share_pool(api: Any) -> None:
     # The SDK has a pool for each URL, and closes the least recently used one even while a thread waits for its answer.
     adapter, any_url = api.get_adapter(api.base_url), api.base_url
     if hasattr(adapter, "socket_path"):  # other adapters have a pool for each host
-        pool_for, adapter.max_pool_size = adapter.get_connection, MOST_KEPT
+        pool_for, adapter.max_pool_size = adapter.get_connection, MAX_KEPT
         adapter.get_connection = lambda url, _=None: pool_for(url if urlsplit(url).path.endswith(STREAMS) else any_url)
 
 

@@ -27,14 +27,14 @@ def labels() -> dict[str, str]:
     return {OWNER: _owner(), MACHINE: _machine(), RUN: f"{_run_id}-{os.getpid()}"}
 
 
-def is_of_this_machine(given: Mapping[str, str]) -> bool:
+def is_of_this_machine(labels: Mapping[str, str]) -> bool:
     """Returns whether the owner would be visible from here."""
-    return given.get(MACHINE) == _machine()
+    return labels.get(MACHINE) == _machine()
 
 
-def has_ended(given: Mapping[str, str]) -> bool:
+def has_ended(labels: Mapping[str, str]) -> bool:
     """Returns whether the owner, a process of this machine, has ended."""
-    pid, _, start = given[OWNER].partition(":")
+    pid, _, start = labels[OWNER].partition(":")
     try:
         process = psutil.Process(int(pid))
         if process.status() == psutil.STATUS_ZOMBIE:

@@ -61,8 +61,8 @@ class ContainerPool:
         self._snapshots: set[str] = set()
         self._starting: set[threading.Thread] = set()
         self._closed = False
-        held = (self._starting, self._warm, self._snapshots, self._daemon)
-        self._finish = weakref.finalize(self, _finish, *held, os.getpid())
+        resources = (self._starting, self._warm, self._snapshots, self._daemon)
+        self._finish = weakref.finalize(self, _finish, *resources, os.getpid())
         self._image = self._found_image()
 
     def take(self) -> Workspace:
@@ -84,9 +84,9 @@ class ContainerPool:
             lock = self._snapshot_locks.setdefault(name, threading.Lock())
         with lock:
             if name not in self._snapshots:
-                with contextlib.closing(self.take()) as made:
-                    prepare(made)
-                    made.snapshot(name)
+                with contextlib.closing(self.take()) as workspace:
+                    prepare(workspace)
+                    workspace.snapshot(name)
                 self._keep_snapshot(name)
         return self._start_container(name)
 
@@ -125,15 +125,15 @@ class ContainerPool:
         return Workspace(self._daemon, image, self._kind.limits, self._kind.user)
 
     def _start_one(self) -> None:
-        made: list[Workspace] = []
+        workspaces: list[Workspace] = []
         try:
-            made.append(self._start_container(self._image))
+            workspaces.append(self._start_container(self._image))
         except SandboxError:  # the next caller of `take` starts it, and gets the error
             pass
         finally:
             with self._lock:
                 self._starting.discard(threading.current_thread())
-                self._warm += made
+                self._warm += workspaces
 
 
 def _digest(folder: Path) -> str:

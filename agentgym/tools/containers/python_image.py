@@ -82,7 +82,7 @@ def host_image_name() -> str:
 @functools.cache
 def _entries() -> tuple[str, ...]:
     """Returns folders, links and files, each once: the daemon refuses an archive that names one twice."""
-    found: dict[str, None] = {}
+    entries: dict[str, None] = {}
     python = os.path.realpath(sys.executable)
     programs = [
         python,
@@ -93,8 +93,8 @@ def _entries() -> tuple[str, ...]:
     dynamic = [os.path.realpath(path) for path in (*programs, *(path for path in library if path.endswith(".so")))]
     for path in (*programs, *library, *_libraries_of(sorted(set(dynamic))), "/etc/ld.so.cache"):
         if os.path.lexists(path):
-            _add(path, found)
-    return tuple(sorted(found))
+            _add(path, entries)
+    return tuple(sorted(entries))
 
 
 def _library_roots() -> list[str]:
@@ -112,10 +112,10 @@ def _files_below(root: str) -> Iterator[str]:
 def _libraries_of(programs: list[str]) -> set[str]:
     """Returns the shared libraries that programs load, and the loader itself, which lists them."""
     with open(os.path.realpath(sys.executable), "rb") as file:
-        found = LOADER.search(file.read(4096))
-    if found is None:
+        match = LOADER.search(file.read(4096))
+    if match is None:
         raise SandboxError("this machine's Python has no loader that lists its libraries: name an image with Python")
-    loader = found[1].decode()
+    loader = match[1].decode()
     with ThreadPoolExecutor() as threads:
         lists = threads.map(lambda program: _list_libraries(loader, program), programs)
         return set().union(*lists, {loader})
@@ -123,28 +123,28 @@ def _libraries_of(programs: list[str]) -> set[str]:
 
 def _list_libraries(loader: str, program: str) -> set[str]:
     """Returns the files that the loader would map for a program, which is not run; none for scripts and static ones."""
-    said = subprocess.run([loader, "--list", program], capture_output=True, text=True, check=False, env={})
-    return set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", said.stdout, re.MULTILINE))
+    listing = subprocess.run([loader, "--list", program], capture_output=True, text=True, check=False, env={})
+    return set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", listing.stdout, re.MULTILINE))
 
 
-def _add(path: str, found: dict[str, None]) -> None:
+def _add(path: str, entries: dict[str, None]) -> None:
     """Adds a path, with the folders and links that lead to it."""
     here, parts = "/", os.path.normpath(path).strip("/").split("/")
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         here = os.path.join(here, part)
         if os.path.islink(here):
-            found[here] = None
-            target = os.path.join(os.path.dirname(here), os.readlink(here), *parts[place + 1 :])
-            return _add(target, found)
-        found[here] = None
+            entries[here] = None
+            target = os.path.join(os.path.dirname(here), os.readlink(here), *parts[index + 1 :])
+            return _add(target, entries)
+        entries[here] = None
     return None
 
 
 def _write_tar(file: BinaryIO) -> None:
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        known = set(_entries())
+        entries = set(_entries())
         for path in FOLDERS:
-            if path not in known:
+            if path not in entries:
                 tar.addfile(_folder(path))
         for path, content in ACCOUNTS.items():
             about = tarfile.TarInfo(path.strip("/"))

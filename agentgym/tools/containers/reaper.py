@@ -46,8 +46,8 @@ def reap_resources(daemon: Daemon) -> Reaped:
     )
 
 
-def _orphans(found: list[Found], elsewhere: list[str]) -> Iterator[Found]:
-    for resource in found:
+def _orphans(resources: list[Found], elsewhere: list[str]) -> Iterator[Found]:
+    for resource in resources:
         if not is_of_this_machine(resource.labels):
             elsewhere.append(resource.name)
         elif has_ended(resource.labels):

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from agentgym.errors import ConfigError, SandboxError
 from agentgym.tools.containers.daemon import Container, ContainerPlan, ContainerStream, Daemon
 
-__all__ = ["FOLDER", "MOST_COMMAND_BYTES", "ContainerLimits", "Ran", "Workspace"]
+__all__ = ["FOLDER", "MAX_COMMAND_BYTES", "ContainerLimits", "Ran", "Workspace"]
 
 FOLDER = "/work"
 """The folder where commands are run; files are named relative to it."""
@@ -27,10 +27,10 @@ while others; do :; done
 """
 KILL_ALL = ("sh", "-c", KILL_SCRIPT)
 """Run by the commands' user: ends all of that user's processes at once, but not the first one, which is root's."""
-MOST_COMMAND_BYTES = (1 << 17) - 1
+MAX_COMMAND_BYTES = (1 << 17) - 1
 """The most bytes that Linux takes as one argument of a program."""
 GRACE_S = 10.0
-KILLED = 137
+KILLED = 137  # 128 + SIGKILL, as a shell reports it
 MIB = 1 << 20
 
 
@@ -104,8 +104,8 @@ class Workspace:
         seconds = self._limits.time_limit_s if time_limit_s is None else time_limit_s
         if not 0 < seconds < float("inf"):  # 0 means no limit to timeout
             raise ConfigError(f"time_limit_s must be a positive number of seconds, got {seconds!r}")
-        if len(command.encode("utf-8", "replace")) > MOST_COMMAND_BYTES:
-            raise ConfigError(f"a command has at most {MOST_COMMAND_BYTES} bytes: write what is longer to a file")
+        if len(command.encode("utf-8", "replace")) > MAX_COMMAND_BYTES:
+            raise ConfigError(f"a command has at most {MAX_COMMAND_BYTES} bytes: write what is longer to a file")
         execution, stream = self._container.begin([*MERGED, f"{seconds:g}", command], self._user, FOLDER)
         with contextlib.closing(stream):
             started = time.monotonic()
@@ -130,14 +130,14 @@ class Workspace:
             entries[str(pure)] = _entry(f"work/{pure}", self._user, content)
         self._put(list(entries.values()))
 
-    def read(self, path: str, most_bytes: int = 1 << 20) -> bytes | None:
+    def read(self, path: str, max_bytes: int = 1 << 20) -> bytes | None:
         """Returns a regular file's content; None if there is none at the path, or a larger one."""
-        archive = self._container.archive(str(PurePosixPath(FOLDER) / path), 2 * most_bytes + 10240)
+        archive = self._container.archive(str(PurePosixPath(FOLDER) / path), 2 * max_bytes + 10240)
         if archive is None:
             return None
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             first = tar.next()
-            if first is None or not first.isreg() or first.size > most_bytes:
+            if first is None or not first.isreg() or first.size > max_bytes:
                 return None
             file = tar.extractfile(first)
             return None if file is None else file.read()
@@ -183,7 +183,7 @@ def _entry(path: str, user: str, content: bytes | None) -> tuple[tarfile.TarInfo
     return about, content or b""
 
 
-def _read(stream: ContainerStream, deadline: float, most_bytes: int) -> tuple[bytes, bool, bool]:
+def _read(stream: ContainerStream, deadline: float, max_bytes: int) -> tuple[bytes, bool, bool]:
     """Returns the output until its end, whether it was too long, and whether it took too long."""
     output = bytearray()
     while True:
@@ -198,5 +198,5 @@ def _read(stream: ContainerStream, deadline: float, most_bytes: int) -> tuple[by
         if not part:
             return bytes(output), False, False
         output += part
-        if len(output) > most_bytes:
-            return bytes(output[:most_bytes]), True, False
+        if len(output) > max_bytes:
+            return bytes(output[:max_bytes]), True, False

@@ -68,12 +68,10 @@ class Connection:
         self._client: Client | None = None
 
     async def open(self) -> Sequence[ToolSpec]:
-        """See `McpLink.open`."""
         self._task = asyncio.create_task(self._hold())
         return await asyncio.shield(self._specs)
 
     async def close(self) -> None:
-        """See `McpLink.close`."""
         self._closing.set()
         if self._task is None:
             return
@@ -85,7 +83,6 @@ class Connection:
             await asyncio.wait({self._task}, timeout=CLOSE_S)
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> Mapping[str, object]:
-        """See `McpLink.call`."""
         client, limit_s = self._client, self.server.call_timeout_s
         if client is None or self.is_lost:
             raise self._mark_lost(f"is gone: {name!r} cannot be called")
@@ -104,11 +101,11 @@ class Connection:
         """Returns an error for the model if the server is alive, else the error that the server is lost."""
         alive = await self._is_alive()
         if error.code == REQUEST_TIMEOUT:
-            told = f"{name} gave no answer within {self.server.call_timeout_s:g} s"
-            told += self._format_unreadable()
+            reason = f"{name} gave no answer within {self.server.call_timeout_s:g} s"
+            reason += self._format_unreadable()
             if alive:
-                return ToolFailure(told, kind="timeout")
-            return self._mark_lost(f"hangs, and was ended: {told}, and it answers no ping")
+                return ToolFailure(reason, kind="timeout")
+            return self._mark_lost(f"hangs, and was ended: {reason}, and it answers no ping")
         if alive:
             return ToolFailure(f"{name} failed: {error.message}")
         if error.code == CONNECTION_CLOSED:
@@ -194,7 +191,7 @@ class Connection:
                 yield client
             return
         with self._stderr.writing() as errlog:
-            program, *args = guard_command("speaker", self.server.command)
+            program, *args = guard_command("stdio", self.server.command)
             parameters = StdioServerParameters(
                 command=program, args=args, env=dict(self.server.env), cwd=self.server.cwd
             )

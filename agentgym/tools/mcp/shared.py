@@ -21,12 +21,11 @@ class SharedLink:
         self._specs: Sequence[ToolSpec] = ()
 
     async def open(self) -> Sequence[ToolSpec]:
-        """See `McpLink.open`."""
         await self._current()
         return self._specs
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> Mapping[str, object]:
-        """See `McpLink.call`; a call that lost the server is sent once more, to a fresh one."""
+        """Calls a tool; a call that lost the server is sent once more, to a fresh one."""
         link = await self._current()
         try:
             return await link.call(name, arguments)

@@ -73,13 +73,13 @@ class McpTools:
     def _make_tools(self, listed: Sequence[ToolSpec], link: McpLink) -> list[Tool]:
         counts = Counter(spec.name for spec in listed)
         specs = {spec.name: spec for spec in reversed(listed)}
-        shown = dict(zip(counts, fit_names(self._prefix + name for name in counts), strict=True))
-        makers = {name: partial(self._tool, specs[name], shown[name], link) for name in counts}
+        model_names = dict(zip(counts, fit_names(self._prefix + name for name in counts), strict=True))
+        makers = {name: partial(self._tool, specs[name], model_names[name], link) for name in counts}
         aliases = dict(zip(fit_names(counts), counts, strict=True))
         repeated = [f"tool {name!r}: the first of {count} is offered" for name, count in counts.items() if count > 1]
         return make_tools(f"the MCP server `{self.server}`", makers, self._names, aliases, repeated)
 
-    def _tool(self, spec: ToolSpec, shown: str, link: McpLink) -> Tool:
+    def _tool(self, spec: ToolSpec, model_name: str, link: McpLink) -> Tool:
         secrets = Secrets(self.server.headers, {})
 
         async def call(**arguments: JSON) -> str:
@@ -90,7 +90,7 @@ class McpTools:
 
         tries = 2 if self.server.stateless else 1
         limit_s = self.server.start_timeout_s + tries * (self.server.call_timeout_s + BACKSTOP_S)
-        return Tool(spec=replace(spec, name=shown), fn=call, timeout_s=limit_s, owner=self, on_error="raise")
+        return Tool(spec=replace(spec, name=model_name), fn=call, timeout_s=limit_s, owner=self, on_error="raise")
 
 
 async def _elsewhere(call: Callable[[], Awaitable[Mapping[str, object]]]) -> Mapping[str, object]:

@@ -61,19 +61,19 @@ class OpenApiDocument:
 
     def object_at(self, node: Any, what: str) -> Mapping[str, Any]:
         """Returns `node` or the target of its `$ref`, which is an object; `what` names it in the error."""
-        found = self.follow_reference(node)
-        if not isinstance(found, Mapping):
-            raise ToolSchemaError(f"{self.name}: {what} is no object, but {str(found)[:80]!r}")
-        return found
+        target = self.follow_reference(node)
+        if not isinstance(target, Mapping):
+            raise ToolSchemaError(f"{self.name}: {what} is no object, but {str(target)[:80]!r}")
+        return target
 
     def parameters(self, properties: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
         """Returns an object schema of these properties, with their references in `$defs`; recursion is kept."""
-        found: dict[str, Any] = {}
+        definitions: dict[str, Any] = {}
         self._pending.clear()
         self._around = None
         schema: dict[str, Any] = {
             "type": "object",
-            "properties": {name: self._schema(part, found) for name, part in properties.items()},
+            "properties": {name: self._schema(part, definitions) for name, part in properties.items()},
             "required": required,
             "additionalProperties": False,
         }
@@ -81,8 +81,8 @@ class OpenApiDocument:
             target = self._at(reference)
             is_anchor = isinstance(target, Mapping) and target.get("$recursiveAnchor") is True
             self._around = reference if is_anchor else None
-            found[self._definitions[reference]] = self._schema(target, found)
-        return {**schema, "$defs": found} if found else schema
+            definitions[self._definitions[reference]] = self._schema(target, definitions)
+        return {**schema, "$defs": definitions} if definitions else schema
 
     def _at(self, reference: str) -> Any:
         if not reference.startswith("#/"):
@@ -97,33 +97,35 @@ class OpenApiDocument:
             node = within[key]
         return node
 
-    def _schema(self, node: Any, found: dict[str, Any]) -> Any:
-        """Converts a schema of the document to JSON Schema; the schemas it refers to are put into `found`."""
+    def _schema(self, node: Any, definitions: dict[str, Any]) -> Any:
+        """Converts a schema of the document to JSON Schema; the schemas it refers to are put into `definitions`."""
         if not isinstance(node, Mapping):
             return node
         node = self._modern(self._sendable(node))
-        made: dict[str, Any] = {}
+        schema: dict[str, Any] = {}
         for key, value in node.items():
             if key == "$ref":
-                made[key] = self._move_definition(str(value), found)
+                schema[key] = self._move_definition(str(value), definitions)
             elif key in NAMED and isinstance(value, Mapping):
-                made[key] = {name: self._schema(part, found) for name, part in value.items()}
+                schema[key] = {name: self._schema(part, definitions) for name, part in value.items()}
             elif key in MANY and isinstance(value, list):
-                made[key] = [self._schema(part, found) for part in value]
+                schema[key] = [self._schema(part, definitions) for part in value]
             else:
-                made[key] = self._schema(value, found) if key in ONE else value
-        return made
+                schema[key] = self._schema(value, definitions) if key in ONE else value
+        return schema
 
     def _sendable(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns `schema` without its `readOnly` properties: in OpenAPI only answers have them, even if required."""
         parts, required = schema.get("properties"), schema.get("required")
         if not isinstance(parts, Mapping):
             return schema
-        kept = {name: part for name, part in parts.items() if not _is_read_only(self.follow_reference(part))}
-        if len(kept) == len(parts):
+        properties = {name: part for name, part in parts.items() if not _is_read_only(self.follow_reference(part))}
+        if len(properties) == len(parts):
             return schema
-        asked = [name for name in required if name in kept or name not in parts] if isinstance(required, list) else []
-        return {**schema, "properties": kept, "required": asked}
+        names = (
+            [name for name in required if name in properties or name not in parts] if isinstance(required, list) else []
+        )
+        return {**schema, "properties": properties, "required": names}
 
     def _modern(self, node: Mapping[str, Any]) -> dict[str, Any]:
         """Rewrites the forms of OpenAPI 3.0 and of older drafts of JSON Schema as today's."""
@@ -153,7 +155,7 @@ class OpenApiDocument:
         self.foreign.update(foreign if self._is_old else [*foreign, *old])
         return schema
 
-    def _move_definition(self, reference: str, found: dict[str, Any]) -> str:
+    def _move_definition(self, reference: str, definitions: dict[str, Any]) -> str:
         if reference not in self._definitions:
             short = reference.removeprefix("#/components/schemas/").removeprefix("#/")
             name = re.sub(r"[^A-Za-z0-9_.-]", "_", short)
@@ -161,8 +163,8 @@ class OpenApiDocument:
                 name += "_"
             self._definitions[reference] = name
         name = self._definitions[reference]
-        if name not in found:
-            found[name] = {}
+        if name not in definitions:
+            definitions[name] = {}
             self._pending.append(reference)
         return f"#/$defs/{name}"
 

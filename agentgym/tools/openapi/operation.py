@@ -42,7 +42,7 @@ class Wire:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _Target:
     """The place of an argument; `where` is path, query, header, cookie or body."""
 
     where: str
@@ -50,7 +50,7 @@ class _Place:
     style: str = ""
     explode: bool = False
     media: str = ""
-    fields: Mapping[str, _Place] = field(default_factory=dict)
+    fields: Mapping[str, _Target] = field(default_factory=dict)
     """The properties of a form for which the document defines how they are written."""
 
 
@@ -61,32 +61,32 @@ class Operation:
     """
 
     def __init__(
-        self, document: OpenApiDocument, name: str, method: str, path: str, given: frozenset[tuple[str, str]]
+        self, document: OpenApiDocument, name: str, method: str, path: str, preset_names: frozenset[tuple[str, str]]
     ) -> None:
         item = document.object_at(document.root["paths"][path], f"path {path!r}")
         node = item[method]
         self._method, self._path = method.upper(), path
         self.name = name
-        self._places: dict[str, _Place] = {}
+        self._targets: dict[str, _Target] = {}
         properties: dict[str, Any] = {}
         required: list[str] = []
         for parameter in self._parameters(document, item, node):
             where, lower = parameter["in"], parameter["name"].lower()
-            if (where, lower) in given or (where == "header" and lower in IGNORED_HEADERS):
+            if (where, lower) in preset_names or (where == "header" and lower in IGNORED_HEADERS):
                 continue
-            place, schema = _read_place(parameter)
-            self._add(place, schema, parameter.get("description"), properties)
+            target, schema = _read_target(parameter)
+            self._add(target, schema, parameter.get("description"), properties)
             if parameter.get("required") or where == "path":
                 required.append(list(properties)[-1])
         if node.get("requestBody") is not None:
             body = document.object_at(node["requestBody"], f"the body of {self.name!r}")
-            place, schema = self._read_body(body, document)
-            self._add(place, schema, body.get("description"), properties)
+            target, schema = self._read_body(body, document)
+            self._add(target, schema, body.get("description"), properties)
             if body.get("required"):
                 required.append(list(properties)[-1])
         sent = path.partition("#")[0]
         filled = {
-            place.name for place in self._places.values() if place.where == "path" and f"{{{place.name}}}" in sent
+            target.name for target in self._targets.values() if target.where == "path" and f"{{{target.name}}}" in sent
         }
         if empty := set(re.findall(r"{([^{}]*)}", path)) - filled:
             raise ToolSchemaError(f"{document.name}: no parameter of {self.name!r} fills {{{min(empty)}}} of its path")
@@ -108,22 +108,22 @@ class Operation:
             merged[parameter["in"], parameter["name"]] = parameter
         return merged.values()
 
-    def _add(self, place: _Place, schema: Any, description: object, properties: dict[str, Any]) -> None:
-        name = place.name if place.name not in properties else f"{place.name}_{place.where}"
+    def _add(self, target: _Target, schema: Any, description: object, properties: dict[str, Any]) -> None:
+        name = target.name if target.name not in properties else f"{target.name}_{target.where}"
         if isinstance(description, str) and isinstance(schema, Mapping) and "description" not in schema:
             schema = {**schema, "description": description}
-        self._places[name] = place
+        self._targets[name] = target
         properties[name] = schema
 
-    def _read_body(self, body: Mapping[str, Any], document: OpenApiDocument) -> tuple[_Place, Any]:
+    def _read_body(self, body: Mapping[str, Any], document: OpenApiDocument) -> tuple[_Target, Any]:
         content = body.get("content", {})
         for media in content:
             kind = media.partition(";")[0].strip().lower()
             if kind == FORM or kind == "application/json" or kind.endswith("+json"):
                 encoding = content[media].get("encoding") or {} if kind == FORM else {}
-                fields = {name: place for name, part in encoding.items() if (place := _read_encoding(name, part))}
-                place = _Place(where="body", name="body", media=kind, fields=fields)
-                return place, content[media].get("schema", {})
+                fields = {name: target for name, part in encoding.items() if (target := _read_encoding(name, part))}
+                target = _Target(where="body", name="body", media=kind, fields=fields)
+                return target, content[media].get("schema", {})
         raise ToolSchemaError(
             f"{document.name}: the body of {self.name!r} is {', '.join(content) or 'of no type'}; JSON and forms can "
             "be sent"
@@ -136,18 +136,18 @@ class Operation:
         headers: dict[str, str] = {}
         cookies: list[str] = []
         for argument, value in arguments.items():
-            place = self._places[argument]
-            if place.where == "path":
-                path = path.replace("{" + place.name + "}", _segment(argument, value, place))
-            elif place.where == "query":
-                query.extend(_pairs(place, value))
-            elif place.where == "header":
-                headers[place.name] = _line(argument, _join_value(place, value))
-            elif place.where == "cookie":
-                cookies.append(f"{place.name}={quote(_join_value(place, value), safe='')}")
+            target = self._targets[argument]
+            if target.where == "path":
+                path = path.replace("{" + target.name + "}", _segment(argument, value, target))
+            elif target.where == "query":
+                query.extend(_pairs(target, value))
+            elif target.where == "header":
+                headers[target.name] = _line(argument, _join_value(target, value))
+            elif target.where == "cookie":
+                cookies.append(f"{target.name}={quote(_join_value(target, value), safe='')}")
             else:
-                headers["Content-Type"] = place.media
-                body = _body(place, value)
+                headers["Content-Type"] = target.media
+                body = _body(target, value)
         if cookies:
             headers["Cookie"] = "; ".join(cookies)
         return Wire(method=self._method, path=path, query=tuple(query), headers=headers, body=body)
@@ -170,33 +170,33 @@ def list_operations(document: OpenApiDocument) -> dict[str, tuple[str, str, str]
             )
         for method, node in document.object_at(item, f"path {path!r}").items():
             if method in METHODS:
-                named = document.object_at(node, f"{method} of path {path!r}").get("operationId")
-                own = re.sub(r"[^A-Za-z0-9_.-]+", "_", str(named or f"{method}{path}")).strip("_")
+                operation_id = document.object_at(node, f"{method} of path {path!r}").get("operationId")
+                own = re.sub(r"[^A-Za-z0-9_.-]+", "_", str(operation_id or f"{method}{path}")).strip("_")
                 own = f"{own} {method}{path}" if own in listed else own
-                listed[own] = str(named or own), method, path
+                listed[own] = str(operation_id or own), method, path
     return dict(zip(fit_names(listed, others="_.-"), listed.values(), strict=True))
 
 
-def _read_place(parameter: Mapping[str, Any]) -> tuple[_Place, Any]:
+def _read_target(parameter: Mapping[str, Any]) -> tuple[_Target, Any]:
     where, name = parameter["in"], parameter["name"]
     for media, content in parameter.get("content", {}).items():
-        return _Place(where=where, name=name, style="json", media=media), content.get("schema", {})
-    return _style_place(where, name, parameter), parameter.get("schema", {})
+        return _Target(where=where, name=name, style="json", media=media), content.get("schema", {})
+    return _style_target(where, name, parameter), parameter.get("schema", {})
 
 
-def _read_encoding(name: str, encoding: Mapping[str, Any]) -> _Place | None:
+def _read_encoding(name: str, encoding: Mapping[str, Any]) -> _Target | None:
     if "style" in encoding or "explode" in encoding:
-        return _style_place("body", name, encoding)
-    return _Place(where="body", name=name, style="json") if "json" in encoding.get("contentType", "") else None
+        return _style_target("body", name, encoding)
+    return _Target(where="body", name=name, style="json") if "json" in encoding.get("contentType", "") else None
 
 
-def _style_place(where: str, name: str, node: Mapping[str, Any]) -> _Place:
+def _style_target(where: str, name: str, node: Mapping[str, Any]) -> _Target:
     styles = STYLES.get(where, STYLES["query"])
     style = node.get("style") or styles[0]
     if style not in styles:
         raise ToolSchemaError(f"{name!r} in {where} has the style {style!r}; {' and '.join(styles)} can be sent")
     explode = bool(node.get("explode", style in ("form", "deepObject")))
-    return _Place(where=where, name=name, style=style, explode=explode)
+    return _Target(where=where, name=name, style=style, explode=explode)
 
 
 def _text(value: JSON) -> str:
@@ -205,28 +205,28 @@ def _text(value: JSON) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _join_value(place: _Place, value: JSON) -> str:
+def _join_value(target: _Target, value: JSON) -> str:
     """Returns a value as one text: the items of a list, and the pairs of an object, with commas between."""
-    if place.style == "json":
+    if target.style == "json":
         return _text(value) if not isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    between = {"spaceDelimited": " ", "pipeDelimited": "|"}.get(place.style, ",")
+    between = {"spaceDelimited": " ", "pipeDelimited": "|"}.get(target.style, ",")
     if isinstance(value, list):
         return between.join(_text(item) for item in value)
     if isinstance(value, Mapping):
-        equals = "=" if place.explode else between
+        equals = "=" if target.explode else between
         return between.join(f"{key}{equals}{_text(item)}" for key, item in value.items())
     return _text(value)
 
 
-def _pairs(place: _Place, value: JSON) -> Iterator[tuple[str, str]]:
-    if place.style == "deepObject":
-        yield from _deep_pairs(place.name, value)
-    elif place.explode and isinstance(value, Mapping):
+def _pairs(target: _Target, value: JSON) -> Iterator[tuple[str, str]]:
+    if target.style == "deepObject":
+        yield from _deep_pairs(target.name, value)
+    elif target.explode and isinstance(value, Mapping):
         yield from ((key, _text(item)) for key, item in value.items())
-    elif place.explode and isinstance(value, list):
-        yield from ((place.name, _text(item)) for item in value)
+    elif target.explode and isinstance(value, list):
+        yield from ((target.name, _text(item)) for item in value)
     else:
-        yield place.name, _join_value(place, value)
+        yield target.name, _join_value(target, value)
 
 
 def _deep_pairs(name: str, value: JSON) -> Iterator[tuple[str, str]]:
@@ -238,9 +238,9 @@ def _deep_pairs(name: str, value: JSON) -> Iterator[tuple[str, str]]:
         yield from _deep_pairs(f"{name}[{key}]", item)
 
 
-def _segment(argument: str, value: JSON, place: _Place) -> str:
+def _segment(argument: str, value: JSON, target: _Target) -> str:
     """Returns a value as a segment of the path, which it cannot leave."""
-    text = _join_value(place, value)
+    text = _join_value(target, value)
     if text in ("", ".", ".."):
         raise ToolFailure(f"argument {argument!r} is part of the path of a URL, where {text!r} is not possible")
     return quote(text.encode("utf-8", "replace"), safe="")
@@ -252,15 +252,15 @@ def _line(argument: str, text: str) -> str:
     return text
 
 
-def _body(place: _Place, value: JSON) -> bytes:
-    if place.media != FORM:
+def _body(target: _Target, value: JSON) -> bytes:
+    if target.media != FORM:
         return json.dumps(value).encode()
     if not isinstance(value, Mapping):
-        raise ToolFailure(f"{place.name} is sent as a form, which is an object, not {_text(value)[:80]}")
+        raise ToolFailure(f"{target.name} is sent as a form, which is an object, not {_text(value)[:80]}")
     pairs: list[tuple[str, str]] = []
     for name, item in value.items():
         # without an encoding the items of a list are fields of one name, and an object is JSON
         style = "json" if isinstance(item, Mapping) else "form"
-        default = _Place(where="body", name=name, style=style, explode=style == "form")
-        pairs.extend(_pairs(place.fields.get(name, default), item))
+        default = _Target(where="body", name=name, style=style, explode=style == "form")
+        pairs.extend(_pairs(target.fields.get(name, default), item))
     return "&".join(f"{quote(name, safe='')}={quote(text, safe='')}" for name, text in pairs).encode()

@@ -53,7 +53,7 @@ class Service:
                 f"{name}: {self._base_url} gave no answer: {self._secrets.mask_secrets(str(error))}"
             ) from None
         text = self._secrets.mask_secrets(_answer_text(response, content))
-        said = f"{response.status} {response.reason}"
+        answer = f"{response.status} {response.reason}"
         if response.status < 300:
             return text or "done"
         status = refusal_status(response.status, response.headers)
@@ -62,9 +62,9 @@ class Service:
             if response.status < 400:
                 to = self._secrets.mask_secrets(response.headers.get("Location", "nowhere"))
                 why = f"it leads to {to}; redirects are not followed"
-            told = f" ({why})" if why else ""
-            raise EnvironmentFault(f"{name}: {self._base_url} answered {said}{told}: {text[:500]}")
-        raise ToolFailure(f"{name} failed: {said}" + (f": {text}" if text else ""))
+            reason = f" ({why})" if why else ""
+            raise EnvironmentFault(f"{name}: {self._base_url} answered {answer}{reason}: {text[:500]}")
+        raise ToolFailure(f"{name} failed: {answer}" + (f": {text}" if text else ""))
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -43,21 +43,21 @@ def openapi_tools(
     address = urlsplit(base_url)
     if address.scheme not in ("http", "https") or not address.hostname or address.query or address.fragment:
         raise ConfigError(f"base_url is where the API is, http://HOST or https://HOST, got {base_url!r}")
-    read = OpenApiDocument(document)
-    given = {("header", name.lower()) for name in headers or ()} | {("query", name.lower()) for name in query or ()}
+    source = OpenApiDocument(document)
+    fixed = {("header", name.lower()) for name in headers or ()} | {("query", name.lower()) for name in query or ()}
     service = Service(base_url, headers or {}, query or {})
-    listed = list_operations(read)
+    listed = list_operations(source)
     if names is None and not listed:
-        raise ToolSchemaError(f"{read.name} has no operations under `paths`")
+        raise ToolSchemaError(f"{source.name} has no operations under `paths`")
 
     def make(name: str, method: str, path: str) -> Tool:
-        return _tool(Operation(read, name, method, path, frozenset(given)), service, settings)
+        return _tool(Operation(source, name, method, path, frozenset(fixed)), service, settings)
 
     makers = {name: partial(make, name, method, path) for name, (_, method, path) in listed.items()}
-    tools = make_tools(read.name, makers, names, {own: name for name, (own, _, _) in reversed(listed.items())})
-    if read.foreign:
-        keywords = ", ".join(sorted(read.foreign))
-        warn_once(f"{read.name}: keywords of other versions were read as far as their meaning is clear: {keywords}")
+    tools = make_tools(source.name, makers, names, {own: name for name, (own, _, _) in reversed(listed.items())})
+    if source.foreign:
+        keywords = ", ".join(sorted(source.foreign))
+        warn_once(f"{source.name}: keywords of other versions were read as far as their meaning is clear: {keywords}")
     return tools
 
 

@@ -17,7 +17,7 @@ from agentgym.errors import ConfigError, SandboxError
 from agentgym.tools.containers.daemon import Container, ContainerPlan, ContainerStream, Daemon
 from agentgym.tools.containers.python_image import host_image
 from agentgym.tools.sandbox.box import frames
-from agentgym.tools.sandbox.box.contained import HOME
+from agentgym.tools.sandbox.box.container_box import HOME
 from agentgym.tools.sandbox.docker_profile import docker_profile
 from agentgym.tools.sandbox.exchange import MIB, TASK_DATA, lost_outcome, outcome_of, plan_of, send_request
 from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
@@ -30,7 +30,7 @@ ANSWER_S = 10.0
 START_S = 60.0
 CLEAN_S = 0.5
 """The seconds that emptying a container may take; one that takes longer is discarded."""
-MOST_IDLE = 16
+MAX_IDLE = 16
 AROUND = 3
 """The number of our processes around a program: PID 1, its supervisor and the box's first."""
 AROUND_MB = 64
@@ -119,7 +119,6 @@ class DockerSandbox(Runner):
         return outcome
 
     def session(self) -> DockerSession:
-        """See `Sandbox.session`."""
         return DockerSession(self, self._take())
 
     def _take(self) -> _Box:
@@ -150,7 +149,7 @@ class DockerSandbox(Runner):
         """
         if box.is_clean():
             with self._lock:
-                if not self._closed and len(self._idle) < MOST_IDLE:
+                if not self._closed and len(self._idle) < MAX_IDLE:
                     self._idle.append(box)
                     return
         removal = threading.Thread(target=self._remove, args=(box,), name="agentgym-sandbox-removal")
@@ -191,7 +190,6 @@ class DockerSession(Runner):
         return outcome
 
     def close(self) -> None:
-        """See `SandboxSession.close`."""
         box, self._box = self._box, None
         if box is not None:
             self._sandbox._give_back(box)
@@ -214,14 +212,14 @@ class _Box:
         self._stream.settimeout(START_S)
         names = [path.stem for path in BOX.glob("*.py") if path.stem != "__init__"]
         modules = {f"agentgym.tools.sandbox.box.{name}": (BOX / f"{name}.py").read_text("utf-8") for name in names}
-        given = json.dumps({"modules": modules, "plan": self._plan}).encode()
-        said = None
+        payload = json.dumps({"modules": modules, "plan": self._plan}).encode()
+        message = None
         with contextlib.suppress(OSError):
-            self._stream.sendall(struct.pack("!I", len(given)) + given)
-            said = frames.receive(self._stream)
-        if said is None:
-            told = self._stream.stderr.decode("utf-8", "replace").strip()[-500:]
-            raise SandboxError(f"the container's Python (3.11 or newer is needed) did not start: {told or 'no word'}")
+            self._stream.sendall(struct.pack("!I", len(payload)) + payload)
+            message = frames.receive(self._stream)
+        if message is None:
+            words = self._stream.stderr.decode("utf-8", "replace").strip()[-500:]
+            raise SandboxError(f"the container's Python (3.11 or newer is needed) did not start: {words or 'no word'}")
 
     def run(self, request: ExecutionRequest, *, is_session: bool) -> Outcome:
         """Runs one execution, whatever it does to the processes around it."""
@@ -256,12 +254,12 @@ class _Box:
 
     def _hear_end(self) -> None:
         assert self._stream is not None
-        said = None
+        message = None
         self._stream.settimeout(CLEAN_S)
         with contextlib.suppress(OSError):
-            said = frames.receive(self._stream)
+            message = frames.receive(self._stream)
         self._is_over = True
-        self._is_spoilt = self._is_spoilt or said is None or not said[0].get("over")
+        self._is_spoilt = self._is_spoilt or message is None or not message[0].get("over")
 
     def is_up(self) -> bool:
         """Returns whether the container is still running after it was idle."""

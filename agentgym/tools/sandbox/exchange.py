@@ -49,17 +49,17 @@ def send_request(channel: frames.Channel, request: ExecutionRequest, *, is_sessi
 
 def outcome_of(answer: frames.Frame, backend: str, *, is_session: bool) -> Outcome:
     """Returns the outcome in a supervisor's answer."""
-    said, (out, err, *contents) = answer
+    facts, (out, err, *contents) = answer
     return Outcome(
         stdout=out.decode("utf-8", "replace"),
         stderr=err.decode("utf-8", "replace"),
-        exit_code=cast(int, said["code"]) if said["why"] == "exited" else -9,
-        ended=Ended(cast(str, said["why"])),
+        exit_code=cast(int, facts["code"]) if facts["why"] == "exited" else -9,
+        ended=Ended(cast(str, facts["why"])),
         backend=backend,
-        seconds=cast(float, said["seconds"]),
-        files=dict(zip(cast(list[str], said["files"]), contents, strict=True)),
-        rolled_back=bool(said["rolled_back"]),
-        is_lost=is_session and bool(said["is_over"]),
+        seconds=cast(float, facts["seconds"]),
+        files=dict(zip(cast(list[str], facts["files"]), contents, strict=True)),
+        rolled_back=bool(facts["rolled_back"]),
+        is_lost=is_session and bool(facts["is_over"]),
     )
 
 

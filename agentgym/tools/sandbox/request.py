@@ -41,7 +41,7 @@ class Runner:
         collect: Sequence[str] = (),
         time_limit_s: float | None = None,
     ) -> Outcome:
-        """See `Sandbox.run` and `SandboxSession.run`. Raises ConfigError for what cannot be run."""
+        """Runs code, as `Sandbox.run` and `SandboxSession.run` say. Raises ConfigError for what cannot be run."""
         if language not in get_args(Language):
             raise ConfigError(f"language must be one of {', '.join(get_args(Language))}, got {language!r}")
         if "\0" in code and language == "shell":
@@ -85,15 +85,15 @@ class Runner:
                 "with a larger SandboxLimits(scratch_mb=...)"
             )
 
-    def _seconds(self, asked: float | None) -> float:
+    def _seconds(self, limit_s: float | None) -> float:
         """Returns the seconds of a call: the requested ones, within the limits."""
-        if asked is None:
+        if limit_s is None:
             return self.limits.time_limit_s
-        if not 0 < asked < float("inf"):
-            raise ConfigError(f"time_limit_s must be a positive number of seconds, got {asked!r}")
-        if asked > self.limits.time_limit_s:
+        if not 0 < limit_s < float("inf"):
+            raise ConfigError(f"time_limit_s must be a positive number of seconds, got {limit_s!r}")
+        if limit_s > self.limits.time_limit_s:
             raise ConfigError(
-                f"time_limit_s={asked:g} of a call is over the sandbox's {self.limits.time_limit_s:g}: open it with "
-                f"SandboxLimits(time_limit_s={asked:g})"
+                f"time_limit_s={limit_s:g} of a call is over the sandbox's {self.limits.time_limit_s:g}: open it with "
+                f"SandboxLimits(time_limit_s={limit_s:g})"
             )
-        return asked
+        return limit_s

@@ -63,7 +63,6 @@ class ServedSandbox(Runner):
             return _run_request(channel, request, self, is_session=False)
 
     def session(self) -> ServedSession:
-        """See `Sandbox.session`."""
         return ServedSession(self._connect(), self)
 
     def works(self) -> bool:
@@ -112,7 +111,6 @@ class ServedSession(Runner):
         return outcome
 
     def close(self) -> None:
-        """See `SandboxSession.close`."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -170,12 +168,12 @@ class _Server:
         self._finish = weakref.finalize(self, _finish, ours, self._process, plan.scratch, os.getpid())
         ours.settimeout(ANSWER_S)
         try:
-            said = frames.receive(ours)
+            message = frames.receive(ours)
         except OSError as error:
-            said = ({"error": f"its server did not start within {ANSWER_S:g} s: {error}"}, [])
-        if said is None or "error" in said[0]:
+            message = ({"error": f"its server did not start within {ANSWER_S:g} s: {error}"}, [])
+        if message is None or "error" in message[0]:
             self.close()
-            raise SandboxError(str(said[0]["error"]) if said else "its server ended before it began")
+            raise SandboxError(str(message[0]["error"]) if message else "its server ended before it began")
 
     def connect(self) -> socket.socket:
         """Opens a connection with its own supervisor. Raises OSError if the server has ended."""

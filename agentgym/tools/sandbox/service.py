@@ -31,7 +31,7 @@ ANSWER_S = 60.0
 """The seconds after a program's own limit in which the service has to answer."""
 PAUSES_S = (0.5, 2.0, 8.0)
 """The seconds before each further try of a request that the service could not serve."""
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """The most bytes of an answer."""
 BUSY = (429, 500, 502, 503, 504)
 
@@ -64,7 +64,7 @@ class ServiceSandbox(Runner):
             raise ConfigError(
                 f"a code execution service collects files by their paths, not by patterns: {patterns[0]!r}"
             )
-        asked = {
+        body = {
             "code": request.code.decode("utf-8", "replace"),
             "language": LANGUAGES[request.language],
             "compile_timeout": request.time_limit_s,
@@ -74,7 +74,7 @@ class ServiceSandbox(Runner):
             "fetch_files": list(request.collect),
         }
         with self._slots:
-            answer = self._ask(json.dumps(asked).encode(), request.time_limit_s + ANSWER_S)
+            answer = self._ask(json.dumps(body).encode(), request.time_limit_s + ANSWER_S)
         try:
             return self._outcome(answer, request)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -86,10 +86,10 @@ class ServiceSandbox(Runner):
         for pause_s in (*PAUSES_S, None):
             try:
                 with self._open(urllib.request.Request(self._url, body, self._headers), timeout=timeout_s) as answer:
-                    said: Mapping[str, Any] = json.loads(answer.read(MOST_BYTES))
-                if said["status"] != "SandboxError":
-                    return said
-                why = f"it failed: {said.get('message')}"
+                    reply: Mapping[str, Any] = json.loads(answer.read(MAX_BYTES))
+                if reply["status"] != "SandboxError":
+                    return reply
+                why = f"it failed: {reply.get('message')}"
             except urllib.error.HTTPError as error:
                 why = f"status {error.code}: {error.read(5000).decode(errors='replace')}"
                 if error.code not in BUSY:

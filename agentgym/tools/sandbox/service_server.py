@@ -104,8 +104,8 @@ def _call_of(body: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
         contents = {str(path): base64.b64decode(content or "", validate=True) for path, content in files.items()}
     except (TypeError, ValueError, binascii.Error) as error:
         _refuse(f"the content of a file is no base64: {error}")
-    if stdin and (taken := sorted({STDIN, PROGRAM} & {os.path.normpath(path) for path in contents})):
-        _refuse(f"a file named {taken[0]} cannot be given beside stdin")
+    if stdin and (conflicts := sorted({STDIN, PROGRAM} & {os.path.normpath(path) for path in contents})):
+        _refuse(f"a file named {conflicts[0]} cannot be given beside stdin")
     if stdin:
         contents[STDIN] = stdin.encode("utf-8", "surrogatepass")
         if language == "python":

@@ -45,9 +45,9 @@ def is_service(backend: str) -> bool:
 @contextmanager
 def used_by_run(config: SandboxConfig) -> Iterator[None]:
     """Makes the service that of all sandboxes which this process, and those that it starts, open as `auto`."""
-    wanted = {URL: config.url, CONCURRENCY: str(config.concurrency), KEY: config.api_key_env} if config.url else {}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    variables = {URL: config.url, CONCURRENCY: str(config.concurrency), KEY: config.api_key_env} if config.url else {}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

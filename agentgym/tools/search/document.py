@@ -47,10 +47,10 @@ def read_documents(path: Path) -> Iterator[Document]:
 def _from_folder(folder: Path) -> Iterator[Document]:
     readers: dict[str, Callable[[str], tuple[str, str]]] = {".txt": _plain, ".md": _markdown, ".html": html_text}
     readers[".htm"] = html_text
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in readers and path.is_file())
-    if not found:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in readers and path.is_file())
+    if not paths:
         raise ConfigError(f"there is no .txt, .md or .html file in {str(folder)!r}")
-    for path in found:
+    for path in paths:
         title, text = readers[path.suffix.lower()](_read(path))
         yield Document(path.relative_to(folder).as_posix().replace(" ", "%20"), title or path.stem, text)
 

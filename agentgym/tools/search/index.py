@@ -59,23 +59,23 @@ class SearchIndex:
     @classmethod
     def build(cls, documents: Iterable[Document]) -> SearchIndex:
         """Builds the index of documents, of titles and texts. Raises ConfigError for an address used twice."""
-        kept: list[Document] = []
-        found: dict[str, tuple[array[int], array[int]]] = {}
+        collection: list[Document] = []
+        counts: dict[str, tuple[array[int], array[int]]] = {}
         lengths = array("i")
-        places: dict[str, int] = {}
+        index_of: dict[str, int] = {}
         for document in documents:
-            if places.setdefault(document.url, len(kept)) != len(kept):
+            if index_of.setdefault(document.url, len(collection)) != len(collection):
                 raise ConfigError(f"two documents have the address {document.url!r}; an address names one document")
             words = split_words(f"{document.title}\n{document.text}")
             for word, count in Counter(words).items():
-                where, how_often = found.setdefault(word, (array("i"), array("i")))
-                where.append(len(kept))
+                where, how_often = counts.setdefault(word, (array("i"), array("i")))
+                where.append(len(collection))
                 how_often.append(count)
             lengths.append(len(words))
-            kept.append(document)
-        if not kept:
+            collection.append(document)
+        if not collection:
             raise ConfigError("there are no documents to index")
-        return cls(kept, _postings(found, lengths))
+        return cls(collection, _postings(counts, lengths))
 
     def search(self, query: str, limit: int = 5) -> list[Hit]:
         """Returns the best documents that have a word of the query, best first; the earlier one if two are equal."""
@@ -85,8 +85,8 @@ class SearchIndex:
             part = slice(self.postings.begins[number], self.postings.begins[number + 1])
             documents, counts = self.postings.documents[part], self.postings.counts[part]
             scores[documents] += self._idf(number) * counts * (K1 + 1) / (counts + self._norms[documents])
-        found = np.flatnonzero(scores)
-        best = found[np.lexsort((found, -scores[found]))][: max(limit, 0)]
+        matches = np.flatnonzero(scores)
+        best = matches[np.lexsort((matches, -scores[matches]))][: max(limit, 0)]
         weights = {self.postings.words[number]: self._idf(number) for number in ids}
         return [Hit(self.documents[at], float(scores[at]), _snippet(self.documents[at].text, weights)) for at in best]
 
@@ -95,8 +95,8 @@ class SearchIndex:
 
         If no address matches exactly, the scheme, a fragment and a trailing slash are ignored; the first match counts.
         """
-        place = self._exact.get(url.strip(), self._places.get(_canonical(url)))
-        return None if place is None else self.documents[place]
+        index = self._exact.get(url.strip(), self._by_plain_url.get(_canonical(url)))
+        return None if index is None else self.documents[index]
 
     def _idf(self, number: int) -> float:
         having = int(self.postings.begins[number + 1] - self.postings.begins[number])
@@ -108,12 +108,12 @@ class SearchIndex:
 
     @cached_property
     def _exact(self) -> dict[str, int]:
-        return {document.url: place for place, document in enumerate(self.documents)}
+        return {document.url: index for index, document in enumerate(self.documents)}
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _by_plain_url(self) -> dict[str, int]:
         last_to_first = reversed(list(enumerate(self.documents)))
-        return {_canonical(document.url): place for place, document in last_to_first}
+        return {_canonical(document.url): index for index, document in last_to_first}
 
     @cached_property
     def _norms(self) -> NDArray[np.float64]:
@@ -121,11 +121,11 @@ class SearchIndex:
         return K1 * (1 - B + B * lengths / max(float(lengths.mean()), 1.0))
 
 
-def _postings(found: dict[str, tuple[array[int], array[int]]], lengths: array[int]) -> Postings:
-    words = tuple(sorted(found))
+def _postings(counts: dict[str, tuple[array[int], array[int]]], lengths: array[int]) -> Postings:
+    words = tuple(sorted(counts))
     begins = np.zeros(len(words) + 1, np.int64)
-    np.cumsum([len(found[word][0]) for word in words], out=begins[1:])
-    parts = [[np.frombuffer(found[word][part], np.int32) for word in words] for part in (0, 1)]
+    np.cumsum([len(counts[word][0]) for word in words], out=begins[1:])
+    parts = [[np.frombuffer(counts[word][part], np.int32) for word in words] for part in (0, 1)]
     joined = [np.concatenate(part) if part else np.zeros(0, np.int32) for part in parts]
     return Postings(words, begins, joined[0], joined[1], np.frombuffer(lengths, np.int32).copy())
 

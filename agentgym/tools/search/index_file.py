@@ -63,10 +63,10 @@ def _check_replaceable(path: Path) -> None:
 def load_index(path: Path) -> SearchIndex:
     """Loads an index; raises ConfigError for a file that is torn, changed, of another version or no index."""
     try:
-        held = path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the index {str(path)!r}: {error.strerror}") from error
-    first, _, rest = held.partition(b"\n")
+    first, _, rest = content.partition(b"\n")
     if not first.startswith(MAGIC):
         raise ConfigError(f"{str(path)!r} is no search index; `agentgym corpus index DIR -o INDEX` writes one")
     if first != b"%s%d" % (MAGIC, VERSION):
@@ -88,8 +88,8 @@ def load_index(path: Path) -> SearchIndex:
 def _sections(header: bytes, body: bytes, path: Path) -> dict[str, int]:
     """Returns the sizes of the sections; content that is as it was written is trusted from here on."""
     try:
-        told = json.loads(header)
-        sizes, digest = dict(told["sections"]), str(told["sha256"])
+        fields = json.loads(header)
+        sizes, digest = dict(fields["sections"]), str(fields["sha256"])
         total = sum(sizes.values())
     except (*NOT_JSON, KeyError, TypeError):
         raise ConfigError(f"the index {str(path)!r} is torn: its header cannot be read; rebuild it") from None

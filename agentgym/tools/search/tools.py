@@ -61,8 +61,8 @@ class SearchTools:
         """
         document = self.index.find(url)
         if document is None:
-            known = self.index.documents
-            near = nearest(url, (document.url for document in known)) if len(known) <= FEW else ""
+            documents = self.index.documents
+            near = nearest(url, (document.url for document in documents)) if len(documents) <= FEW else ""
             raise PageNotRecorded(
                 f"no page {url[:200]!r} is recorded{near or '.'} search gives the addresses there are"
             )

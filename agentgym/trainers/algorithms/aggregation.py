@@ -118,17 +118,17 @@ def turn_weights(
 
 def _check_weights(mode: str, weights_B: Weights, num_turns_B: list[int]) -> tuple[tuple[float, ...], ...]:
     try:
-        found = tuple(tuple(float(weight) for weight in weights) for weights in weights_B)
+        weights_by_row = tuple(tuple(float(weight) for weight in weights) for weights in weights_B)
     except TypeError:
-        found = ()
-    if [len(weights) for weights in found] != num_turns_B or not all(
-        math.isfinite(weight) for weights in found for weight in weights
+        weights_by_row = ()
+    if [len(weights) for weights in weights_by_row] != num_turns_B or not all(
+        math.isfinite(weight) for weights in weights_by_row for weight in weights
     ):
         raise ConfigError(
             f"aggregation {mode!r} gives {weights_B}, and a finite weight for each turn of each row was wanted, "
             f"{num_turns_B} of them"
         )
-    return found
+    return weights_by_row
 
 
 def check_aggregation(mode: str, norm_tokens: int | None) -> None:

@@ -288,27 +288,27 @@ def _reject(tokens: SampledTokens, divergence: Tensor, statistic: Statistic, hig
     require(high > 0, "high", high, "be above 0")
     require(statistic in ("mean", "sum", "max"), "statistic", statistic, "be 'mean', 'sum' or 'max'")
     whole = tokens.trajectories(name)
-    kept = whole.spread(_statistic(statistic, divergence, tokens.mask, whole)) <= high
-    return _correction(tokens, torch.ones_like(divergence), kept)
+    is_kept = whole.spread(_statistic(statistic, divergence, tokens.mask, whole)) <= high
+    return _correction(tokens, torch.ones_like(divergence), is_kept)
 
 
 def _correction(
     tokens: SampledTokens,
     weights: Tensor,
-    kept: Tensor | None = None,
+    is_kept: Tensor | None = None,
     *,
     normalize: bool = False,
     whole: Sequences | None = None,
 ) -> Correction:
     """The weights of what is kept; normalized over trained tokens, or over the trajectories of `whole`."""
     mask = tokens.mask
-    kept = mask if kept is None else kept & mask
-    weights = torch.where(kept, weights, 0.0)
+    is_kept = mask if is_kept is None else is_kept & mask
+    weights = torch.where(is_kept, weights, 0.0)
     if normalize:
         units = mask.double() if whole is None else whole.spread(1 / whole.sum(mask).clamp(min=1)) * mask
         mean = (units * weights).sum() / units.sum().clamp(min=1)
         weights = torch.where(mean > 0, weights / mean, weights)
-    return Correction(weights.to(tokens.old_logp.dtype), kept)
+    return Correction(weights.to(tokens.old_logp.dtype), is_kept)
 
 
 CORRECTION_INPUTS = ("sequences", "versions", "current")

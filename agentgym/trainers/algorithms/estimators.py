@@ -18,7 +18,7 @@ from agentgym.trainers.algorithms.advantages.registry import ADVANTAGES, ESTIMAT
 
 __all__ = ["check_estimator", "check_penalized", "check_settings", "estimate", "needs_groups", "needs_input"]
 
-MOST_COMPONENTS = 16
+MAX_COMPONENTS = 16
 """The most reward components that a trial tries; their actual number is known once an episode was played."""
 
 
@@ -43,17 +43,17 @@ def check_penalized(name: str, settings: Mapping[str, object]) -> None:
     penalty_BT = 0.01 * torch.arange(rewards_BT.numel()).reshape(rewards_BT.shape).double()
     penalized = plain | {"rewards_BT": torch.where(plain["mask_BT"], rewards_BT - penalty_BT, rewards_BT)}
     try:
-        found = estimate(name, settings, penalized)
+        penalized_credit = estimate(name, settings, penalized)
     except InvalidTrajectory as error:
         raise ConfigError(f"{name} cannot credit rewards that a KL penalty is taken off ({error}): {remedy}") from error
-    if torch.equal(found.advantages_BT, credit.advantages_BT):
+    if torch.equal(penalized_credit.advantages_BT, credit.advantages_BT):
         raise ConfigError(f"{name} gives the same advantages whatever KL penalty is taken off the rewards: {remedy}")
 
 
 def _try_estimator(name: str, settings: Mapping[str, object]) -> tuple[dict[str, Tensor], Credit]:
     """Returns a step that the estimator can credit, and its credit."""
     check_settings(name, settings)
-    most = MOST_COMPONENTS if needs_input(name, "components_BTK") else 1
+    most = MAX_COMPONENTS if needs_input(name, "components_BTK") else 1
     refusals: list[AgentGymError] = []
     for num_components in range(1, most + 1):
         step = _trial(num_components)
@@ -88,18 +88,18 @@ def estimate(name: str, settings: Mapping[str, object], tensors: Mapping[str, Te
     """
     function, mask_BT = ADVANTAGES[name], tensors["mask_BT"]
     parameters = inspect.signature(function).parameters
-    needed = [key for key, taken in parameters.items() if key in ESTIMATOR_INPUTS and taken.default is taken.empty]
+    needed = [key for key, part in parameters.items() if key in ESTIMATOR_INPUTS and part.default is part.empty]
     if lacking := [key for key in needed if key not in tensors]:
         raise ConfigError(f"{name} takes {', '.join(lacking)}, which was not given with the episodes (CreditInputs)")
     check_rewards(tensors["rewards_BT"], mask_BT)
-    given = dict(settings)
+    keywords = dict(settings)
     if "allow_single" in parameters:  # what is left of a larger group may be one episode
-        given["allow_single"] = True
+        keywords["allow_single"] = True
     with convert_function_errors(f"the advantage estimator {name!r}", function):
-        credit: object = function(**{key: value for key, value in tensors.items() if key in parameters}, **given)
+        credit: object = function(**{key: value for key, value in tensors.items() if key in parameters}, **keywords)
     if not isinstance(credit, Credit):
-        wanted = "Credit(advantages_BT, returns_BT) was wanted"
-        raise ConfigError(f"advantage estimator {name!r} gives a {type(credit).__name__}, and {wanted}")
+        form = "Credit(advantages_BT, returns_BT) was wanted"
+        raise ConfigError(f"advantage estimator {name!r} gives a {type(credit).__name__}, and {form}")
     return Credit(
         _check_numbers(name, "advantages", credit.advantages_BT, mask_BT),
         _check_numbers(name, "returns", credit.returns_BT, mask_BT),

@@ -10,7 +10,7 @@ from agentgym.settings import check_above_zero, check_at_least
 
 __all__ = ["AdaptiveKL", "FixedKL", "KLController"]
 
-MAX_ERROR = 0.2
+MAX_ERROR = 0.2  # the bound of Ziegler et al. 2019
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,10 @@ def make_optimizer(
     """Returns an optimizer of the table; raises ConfigError if its function returns something else."""
     make: Callable[..., object] = with_settings(name, OPTIMIZERS[name], settings, ("parameters", "learning_rate"))
     with convert_function_errors(name, OPTIMIZERS[name]):
-        made = make(list(parameters), learning_rate)
-    if not isinstance(made, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer {name!r} returns a {type(made).__name__}, no torch.optim.Optimizer")
-    return made
+        optimizer = make(list(parameters), learning_rate)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer {name!r} returns a {type(optimizer).__name__}, no torch.optim.Optimizer")
+    return optimizer
 
 
 def schedule_share(name: str, settings: Mapping[str, object], position: Mapping[str, int]) -> float:
@@ -102,10 +102,10 @@ def schedule_share(name: str, settings: Mapping[str, object], position: Mapping[
     Raises ConfigError for a share that is no number of at least 0.
     """
     function = SCHEDULES[name]
-    taken = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     decide: Callable[..., object] = with_settings(name, function, settings, position)
     with convert_function_errors(name, function):
-        share = decide(**{key: value for key, value in position.items() if key in taken})
+        share = decide(**{key: value for key, value in position.items() if key in parameters})
     if not isinstance(share, int | float) or not 0.0 <= share < math.inf:
         where = f"at step {position['step']} of {position['total_steps']}"
         raise ConfigError(f"schedule {name!r} gives {share!r} {where}, where a share of at least 0 was wanted")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentgym.errors import UnknownName, nearest
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.trainers.algorithms.advantages import ADVANTAGES
 
 __all__ = ["PRESETS", "Preset", "preset_of"]
@@ -107,7 +107,7 @@ def preset_of(algo: str) -> Preset:
     """
     if algo in PRESETS:
         return PRESETS[algo]
-    if algo in ADVANTAGES or is_place(algo):
+    if algo in ADVANTAGES or is_code_path(algo):
         return Preset(summary=f"The advantage estimator {algo}, with the clipped loss.", advantage=algo)
-    known = sorted({*PRESETS, *ADVANTAGES})
-    raise UnknownName(f"unknown algo {algo!r}{nearest(algo, known) or '.'} `agentgym algorithms list` shows all")
+    names = sorted({*PRESETS, *ADVANTAGES})
+    raise UnknownName(f"unknown algo {algo!r}{nearest(algo, names) or '.'} `agentgym algorithms list` shows all")

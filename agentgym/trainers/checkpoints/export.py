@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentgym.chat_templates import Renderer, renderer_for
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.lora_layer import join_adapters
@@ -249,7 +249,7 @@ def _backend(checkpoint: Checkpoint, trust_run_code: bool) -> str:
     """Returns the backend of the checkpoint's run, which names the parameters; `auto` for one without its run."""
     run = checkpoint.path.resolve().parent.parent
     backend = str(read_settings(run).get("model_backend", "auto")) if (run / "config.yaml").is_file() else "auto"
-    if is_place(backend) and not trust_run_code:
+    if is_code_path(backend) and not trust_run_code:
         raise ConfigError(
             f"the run's config.yaml names code, model_backend {backend!r}, which would be run to load the model: read"
             " it first, then add --trust-run-code"

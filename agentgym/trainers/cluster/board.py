@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.5
 PATIENCE_S = 60.0
 """The seconds that a dead board may take to restart."""
-MOST_NEWS = 1000
+MAX_NEWS = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Board:
 
     def __init__(self) -> None:
         self._posted: Posted | None = None
-        self._news: deque[tuple[str, int, str]] = deque(maxlen=MOST_NEWS)
+        self._news: deque[tuple[str, int, str]] = deque(maxlen=MAX_NEWS)
 
     async def post(self, posted: Posted | None) -> None:
         """Replaces the stored weights."""

@@ -11,9 +11,9 @@ from typing import cast
 from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.errors import AgentGymError, EngineError
-from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.episode_loop import SURPLUS, EpisodeLoop
-from agentgym.rollout.hosting.env_host import Home
+from agentgym.rollout.hosting.env_host import EnvHost
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.sampling.sampler import Sampler, cancelled_trajectory
 from agentgym.trainers.cluster.actors import Actor, ActorLost
@@ -77,8 +77,8 @@ class EpisodeActor:
             config = self._cast.config
             assert self._engine is not None and self._renderer is not None
             loop = loop_for(part, config, self._engine, self._renderer)
-            home = next((sampler.home for sampler in self._samplers.values()), None)
-            self._samplers[part] = Sampler(loop, config=config.sampler, home=home)
+            env_host = next((sampler.env_host for sampler in self._samplers.values()), None)
+            self._samplers[part] = Sampler(loop, config=config.sampler, env_host=env_host)
         return self._samplers[part]
 
 
@@ -98,7 +98,7 @@ class ClusterStage:
         """See `Stage.loop`."""
         return _DistantLoop(self, part, self._config)
 
-    def sampler(self, loop: EpisodeLoop, home: Home | None = None) -> Sampler:
+    def sampler(self, loop: EpisodeLoop, env_host: EnvHost | None = None) -> Sampler:
         """See `Stage.sampler`."""
         return _DistantSampler(loop, config=self._config.sampler)
 
@@ -165,7 +165,7 @@ class _DistantLoop(EpisodeLoop):
         try:
             return await self._stage.play(episode, self._part)
         except ActorLost as error:
-            return Draft(episode).finish(Ending(Status.ENGINE_ERROR, StopReason.ENGINE_ERROR, str(error)))
+            return EpisodeBuilder(episode).finish(EpisodeEnd(Status.ENGINE_ERROR, StopReason.ENGINE_ERROR, str(error)))
         except asyncio.CancelledError as error:
             if SURPLUS not in error.args:
                 raise
@@ -174,7 +174,7 @@ class _DistantLoop(EpisodeLoop):
     async def close(self) -> None:
         """Does nothing: the cluster ends its workers."""
 
-    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+    async def _converse(self, env: HostedEnv, builder: EpisodeBuilder) -> EpisodeEnd:
         raise EngineError("a distant loop plays whole episodes")
 
     async def _end_session(self, session: str) -> None:

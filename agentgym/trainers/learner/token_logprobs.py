@@ -33,7 +33,7 @@ GPU_CHUNK_LOGITS = 256_000_000
 LARGE_VOCABULARY = 8_192
 """The vocabulary size above which the head's gradient is summed in place: a second copy takes memory and time."""
 
-MOST_ROWS = 512
+MAX_ROWS = 512
 """Rows of a chunk on CPU whose logits are more than CHUNK_LOGITS, if the model is as wide: each chunk reads the whole
 head and sums its whole gradient, so few rows cost more for that than for their products."""
 
@@ -194,7 +194,7 @@ def _add_product(total_VE: Tensor | None, grad_CV: Tensor, hidden_CE: Tensor) ->
 def _chunks(target_N: Tensor, head_VE: Tensor) -> list[slice]:
     vocab_size, width = head_VE.shape
     if target_N.device.type == "cpu":
-        size = max(1, CHUNK_LOGITS // vocab_size, min(MOST_ROWS, width))
+        size = max(1, CHUNK_LOGITS // vocab_size, min(MAX_ROWS, width))
     else:
         size = max(1, GPU_CHUNK_LOGITS // vocab_size)
     size -= size % _BLOCK_ROWS if size > _BLOCK_ROWS else 0

@@ -70,7 +70,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     if prompt + 1 > window:
         raise ConfigError(f"the first prompt has {prompt} tokens, the window only {window}: nothing could be sampled")
     parameters = model.num_parameters
-    num_slots = config.local.num_slots or fitting_slots(model, reserved, kept=learner_bytes(config, model))
+    num_slots = config.local.num_slots or fitting_slots(model, reserved, reserve_bytes=learner_bytes(config, model))
     cache = 2 * num_slots * reserved * sum(kv.num_heads * kv.width for kv in model.kv_shapes)
     learner, ahead = config.learner, config.max_staleness > 0
     threads = learner.threads or 2

@@ -103,7 +103,7 @@ class Player:
         """Plays one episode at temperature 0 of each group's task."""
         seed = self.config.seed
         episodes = [Episode(group.task, group.id, 0, seed, step, "greedy") for group in groups]
-        sampler = self.stage.sampler(self.rewards.loop(self.stage.loop("greedy")), self.sampler.home)
+        sampler = self.stage.sampler(self.rewards.loop(self.stage.loop("greedy")), self.sampler.env_host)
         return await self._score_episodes(await sampler.run(episodes))
 
     async def probe(self, name: str, version: int) -> list[Trajectory]:
@@ -172,8 +172,8 @@ async def open_player(
     loop = stage.loop("train")
     sampler = stage.sampler(rewards.loop(loop))
     stack.callback(sampler.close)
-    evaluator = stage.sampler(rewards.loop(stage.loop("eval")), sampler.home)
-    probe_sampler = stage.sampler(stage.loop("probe"), sampler.home)
+    evaluator = stage.sampler(rewards.loop(stage.loop("eval")), sampler.env_host)
+    probe_sampler = stage.sampler(stage.loop("probe"), sampler.env_host)
     probe_sampler.checks_calls = False  # its replies are cut intentionally
     seats = trained_seats(config)
     players = _open_self_play(config, rewards.loop(loop), stack) if seats else sampler
@@ -186,7 +186,7 @@ async def open_player(
         shown.append(f"serving the episodes of training at {server.url}")
         if token is not None:
             shown.append(f"token: {shown_token(token)}    (agents send it as their API key)")
-        players = Sampler(rewards.loop(served), config=config.sampler, home=sampler.home)
+        players = Sampler(rewards.loop(served), config=config.sampler, env_host=sampler.env_host)
     stream = None
     if isinstance(source, AheadTasks):
         stream = GroupStream(

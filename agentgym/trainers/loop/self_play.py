@@ -15,7 +15,7 @@ from agentgym.envs.base.opponents import SELF
 from agentgym.envs.base.policies import POLICIES
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError, RunFolderError
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.sampling.group_stream import GroupRequest
@@ -80,7 +80,7 @@ def rival_loop(config: TrainConfig) -> RolloutLoop | None:
         return None
     folder = rival_folder(config.rival)
     engine = LocalEngine(load_model(folder, config).requires_grad_(False), LocalEngineConfig(**asdict(config.local)))
-    own = config.family if config.family and is_place(config.family) else None
+    own = config.family if config.family and is_code_path(config.family) else None
     variables = {**config.chat_template_kwargs, **recorded_format(folder).chat_template_kwargs}
     return loop_for("train", config, engine, open_renderer(folder, own, date=config.date, variables=variables))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError
-from agentgym.loading import place_of
+from agentgym.loading import code_path_of
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.policy import load_policy
 from agentgym.rewards import RewardFunction
@@ -53,9 +53,9 @@ class Trainer:
         if not isinstance(config, TrainConfig):
             raise ConfigError(f"a run begins with a TrainConfig(env=...), got {config!r}")
         if env is not None:
-            config = replace(config, env=place_of(env))
+            config = replace(config, env=code_path_of(env))
         if reward is not None:
-            config = replace(config, reward=replace(config.reward, function=place_of(reward)))
+            config = replace(config, reward=replace(config.reward, function=code_path_of(reward)))
         own = own_observers(config.observers)
         self.observer = Observers([observer or Unobserved(), *own]) if own else observer or Unobserved()
         self.reward = None if isinstance(reward, str) else reward

@@ -24,7 +24,7 @@ from agentgym.engines.local.step import StepRunner
 from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import AgentGymError
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.model.architectures import dequantization, quantization
 from agentgym.model.decoder import Decoder
 from agentgym.model.decoder_config import folder_config
@@ -100,13 +100,13 @@ def check_model(folder: Path, backend: str = "auto") -> Iterator[CheckResult]:
         way = "fast decoder" if isinstance(ours, Decoder) else "transformers"
         yield CheckResult.judge("loads", True, way)
         subject = _Subject(folder, ours, theirs, backend)
-        wanted = {name: check for name, check in _CHECKS.items() if ours.routers or name != "replay"}
-        for name, check in wanted.items():
+        checks = {name: check for name, check in _CHECKS.items() if ours.routers or name != "replay"}
+        for name, check in checks.items():
             try:
-                passed, found = check(subject)
+                passed, measurement = check(subject)
             except Exception as error:  # noqa: BLE001  # the boundary: the code of any architecture may fail
-                passed, found = False, _reason(error)
-            yield CheckResult.judge(name, passed, found)
+                passed, measurement = False, _reason(error)
+            yield CheckResult.judge(name, passed, measurement)
 
 
 def _reason(error: Exception) -> str:
@@ -118,7 +118,7 @@ def _reason(error: Exception) -> str:
 def _load_theirs(folder: Path, backend: str) -> Any:
     given = {"dtype": torch.float32, "attn_implementation": "eager", **FOLDER_ALONE}
     given |= dequantization(folder_config(folder))
-    theirs = class_of_model(folder, backend if is_place(backend) else None)[1].from_pretrained(folder, **given)
+    theirs = class_of_model(folder, backend if is_code_path(backend) else None)[1].from_pretrained(folder, **given)
     if hasattr(theirs, "_weight_conversions") and quantization(folder_config(folder)):
         del theirs._weight_conversions
     return theirs.eval()
@@ -169,12 +169,12 @@ def _check_gradients(subject: _Subject) -> tuple[bool, str]:
     return result
 
 
-def _judge_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], bound: float) -> tuple[bool, str]:
+def _judge_tensors(ours: Mapping[str, Tensor], truth: Mapping[str, Tensor], bound: float) -> tuple[bool, str]:
     """Judges the largest difference relative to the largest number of its tensor, and names the tensor if it fails."""
     worst, where = 0.0, ""
-    for name, own in found.items():
-        size = float(wanted[name].abs().max())
-        difference = float((own - wanted[name]).abs().max()) / (size or 1.0)
+    for name, own in ours.items():
+        size = float(truth[name].abs().max())
+        difference = float((own - truth[name]).abs().max()) / (size or 1.0)
         if not difference <= worst:  # also for what is not a number
             worst, where = difference, name
             if difference != difference:
@@ -186,13 +186,13 @@ def _judge_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], bo
 @contextmanager
 def _gradients_as_weights(model: torch.nn.Module) -> Iterator[None]:
     """Puts each parameter's gradient in its place, inside the context."""
-    kept = [(parameter, parameter.data) for parameter in model.parameters()]
-    for parameter, _ in kept:
+    originals = [(parameter, parameter.data) for parameter in model.parameters()]
+    for parameter, _ in originals:
         parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     try:
         yield
     finally:
-        for parameter, weights in kept:
+        for parameter, weights in originals:
             parameter.data = weights
 
 
@@ -267,8 +267,8 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
         save_model_folder(adapters.merge(), folder)
         subject.theirs = _load_theirs(Path(folder), subject.backend)
         wanted_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
-    passed, found = _judge(float((adapted_NV - wanted_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers")
-    return passed and moved > 10 * _NATS, found if moved > 10 * _NATS else f"adapters move logprobs by {moved:.1e} nats"
+    passed, gap = _judge(float((adapted_NV - wanted_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers")
+    return (passed and moved > 10 * _NATS, gap if moved > 10 * _NATS else f"adapters move logprobs by {moved:.1e} nats")
 
 
 def _check_ranks(subject: _Subject) -> tuple[bool, str]:

@@ -71,9 +71,9 @@ class CheckResult:
     """The first place that decided it, of a property of a chat template."""
 
     @classmethod
-    def judge(cls, name: str, passed: bool, found: str) -> CheckResult:
+    def judge(cls, name: str, passed: bool, measurement: str) -> CheckResult:
         """Returns the result of a check that passed or failed as a whole."""
-        return cls(name, CheckOutcome.OK if passed else CheckOutcome.FAILED, found, num_failed=int(not passed))
+        return cls(name, CheckOutcome.OK if passed else CheckOutcome.FAILED, measurement, num_failed=int(not passed))
 
     @property
     def ok(self) -> bool:
@@ -122,11 +122,11 @@ class Tally:
         counts = (self.num_checked, len(self.failed), len(self.noted))
         findings = self.failed or self.noted
         if not findings:
-            found = f"{self.num_checked} {about.unit}: {about.meaning}"
-            return CheckResult(about.name, CheckOutcome.OK, found, *counts)
+            summary = f"{self.num_checked} {about.unit}: {about.meaning}"
+            return CheckResult(about.name, CheckOutcome.OK, summary, *counts)
         outcome = CheckOutcome.FAILED if self.failed else CheckOutcome.NOTED
-        found = f"{len(findings)} of {self.num_checked} {about.unit}; first, {findings[0]}"
-        return CheckResult(about.name, outcome, found, *counts, findings[0])
+        summary = f"{len(findings)} of {self.num_checked} {about.unit}; first, {findings[0]}"
+        return CheckResult(about.name, outcome, summary, *counts, findings[0])
 
 
 class TemplateFindings:

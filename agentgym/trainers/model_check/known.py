@@ -84,7 +84,7 @@ def known_models() -> tuple[str, list[KnownModel]]:
     """Returns the version of transformers that was used, and every architecture."""
     stored = json.loads(_FILE.read_text())
     models = [
-        KnownModel(name, {check: (bool(found[0]), str(found[1])) for check, found in results.items()})
+        KnownModel(name, {check: (bool(result[0]), str(result[1])) for check, result in results.items()})
         for name, results in stored["models"].items()
     ]
     return cast(str, stored["transformers"]), models
@@ -92,5 +92,5 @@ def known_models() -> tuple[str, list[KnownModel]]:
 
 def write_known(transformers: str, models: list[KnownModel]) -> None:
     """Stores what `known_models` returns."""
-    found = {model.architecture: {name: list(result) for name, result in model.results.items()} for model in models}
-    _FILE.write_text(json.dumps({"transformers": transformers, "models": found}, indent=1) + "\n")
+    entries = {model.architecture: {name: list(result) for name, result in model.results.items()} for model in models}
+    _FILE.write_text(json.dumps({"transformers": transformers, "models": entries}, indent=1) + "\n")

@@ -46,17 +46,17 @@ def step_on_ranks(folder: Path, backend: str = "auto") -> tuple[dict[str, Tensor
     model = load_policy(folder, backend=backend)
     first = {name: view.detach().clone() for name, view in published_views(model)}
     alone = _weights_after_step(model)
-    with tempfile.TemporaryDirectory() as made:
-        _run_ranks(folder, backend, Path(made))
-        ranks = load_file(Path(made) / "weights.safetensors")
-    found, wanted = ({name: after[name] - before for name, before in first.items()} for after in (ranks, alone))
-    return found, wanted
+    with tempfile.TemporaryDirectory() as output:
+        _run_ranks(folder, backend, Path(output))
+        ranks = load_file(Path(output) / "weights.safetensors")
+    ours, truth = ({name: after[name] - before for name, before in first.items()} for after in (ranks, alone))
+    return ours, truth
 
 
-def _run_ranks(folder: Path, backend: str, made: Path) -> None:
+def _run_ranks(folder: Path, backend: str, output: Path) -> None:
     """Has new processes compute the step; the first writes its weights."""
     get_context("forkserver").set_forkserver_preload([__name__, "torch._dynamo"])  # imported once for many checks
-    arguments = (folder, backend, made)
+    arguments = (folder, backend, output)
     ranks = start_processes(_learn_as_rank, arguments, _SIZE, join=False, daemon=True, start_method="forkserver")
     deadline = time.monotonic() + _LIMIT_S
     try:
@@ -74,14 +74,14 @@ def _run_ranks(folder: Path, backend: str, made: Path) -> None:
             process.join()
 
 
-def _learn_as_rank(rank: int, folder: Path, backend: str, made: Path) -> None:
+def _learn_as_rank(rank: int, folder: Path, backend: str, output: Path) -> None:
     torch.set_num_threads(1)
-    place, timeout = f"file://{made / 'store'}", timedelta(seconds=_LIMIT_S)
-    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=_SIZE, timeout=timeout)
+    address, timeout = f"file://{output / 'store'}", timedelta(seconds=_LIMIT_S)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=_SIZE, timeout=timeout)
     with quiet_transformers():
         weights = _weights_after_step(Ranks().load(folder, backend=backend))
     if rank == 0:
-        save_file(weights, made / "weights.safetensors")
+        save_file(weights, output / "weights.safetensors")
     dist.destroy_process_group()
 
 

@@ -50,10 +50,10 @@ def check_on_server(folder: Path, kind: str, python: str = "") -> CheckResult:
 
 async def _check(folder: Path, kind: str, python: str) -> tuple[bool, str]:
     model = load_policy(folder).requires_grad_(False)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as copy:
         serving = EngineServing(record_experts=bool(model.routers) and SERVERS[kind].records_experts)
         servers = ServerConfig(python=python, serving=serving)
-        engine = await SERVERS[kind].open(servers, _with_tokenizer(folder, Path(made)))
+        engine = await SERVERS[kind].open(servers, _with_tokenizer(folder, Path(copy)))
         try:
             replies = [await _sample(engine, model, 0)]
             first = max(_difference(model, *reply) for reply in replies[0])
@@ -64,18 +64,18 @@ async def _check(folder: Path, kind: str, python: str) -> tuple[bool, str]:
             second = max(_difference(model, *reply) for reply in await _sample(engine, model, 1))
         finally:
             await engine.close()
-    found = f"{first:.1e} nats, {second:.1e} after an update"
-    return max(first, second) < _NATS, found + (", experts replayed" if serving.record_experts else "")
+    measurement = f"{first:.1e} nats, {second:.1e} after an update"
+    return max(first, second) < _NATS, measurement + (", experts replayed" if serving.record_experts else "")
 
 
-def _with_tokenizer(folder: Path, made: Path) -> Path:
+def _with_tokenizer(folder: Path, copy: Path) -> Path:
     """Returns the folder, or a copy with a tokenizer if it has none."""
     if (folder / "tokenizer_config.json").exists():
         return folder
     for source, patterns in ((embedded_folder(), ("tokenizer*", "*.jinja")), (folder, ("*",))):
         for file in (file for pattern in patterns for file in source.glob(pattern) if file.is_file()):
-            shutil.copy(file, made)
-    return made
+            shutil.copy(file, copy)
+    return copy
 
 
 async def _sample(

@@ -243,10 +243,10 @@ def _mapping(settings: JSON) -> dict[str, JSON]:
     return dict(settings)
 
 
-def save_small_model(config: str | Mapping[str, Any], folder: Path, place: str | None = None) -> None:
+def save_small_model(config: str | Mapping[str, Any], folder: Path, code_path: str | None = None) -> None:
     """Saves a random model, of an architecture by its name or of a config.json, into a folder.
 
-    The model of a config.json may be of the user's class at `place`, `path/to/file.py:Class`.
+    The model of a config.json may be of the user's class at `code_path`, `path/to/file.py:Class`.
 
     Raises ConfigError if transformers has no such model.
     """
@@ -264,8 +264,8 @@ def save_small_model(config: str | Mapping[str, Any], folder: Path, place: str |
         else:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "config.json").write_text(json.dumps(config))
-            settings, model_class = class_of_model(folder, place)
-        make = model_class.from_config if place is None else model_class._from_config
+            settings, model_class = class_of_model(folder, code_path)
+        make = model_class.from_config if code_path is None else model_class._from_config
         model = make(settings, attn_implementation="eager").float()
     except Exception as error:  # the boundary: each architecture refuses settings in its own way
         reason = str(error).strip().partition("\n")[0][:100]

@@ -63,8 +63,8 @@ def _case(renderer: TemplateRenderer, name: str, exchange: ChatExchange, prompt:
         appended = renderer.extend(prompt, exchange.new)
     except RenderError as error:
         refusal = str(error)
-    said = _reply_ids(renderer, exchange, prompt, whole, appended)
-    return Case(name, exchange, prompt, whole, appended, refusal, said)
+    reply_ids = _reply_ids(renderer, exchange, prompt, whole, appended)
+    return Case(name, exchange, prompt, whole, appended, refusal, reply_ids)
 
 
 def _reply_ids(
@@ -97,9 +97,9 @@ def _reply_ids(
             end = tail[0] if tail[0] in renderer.stop_ids else renderer.stop_ids[0]
             ids = [*ids[: len(ids) - len(tail)], end]
         rest = ids[first_difference(prompt, ids) :]
-        place = next((place for place, index in enumerate(rest) if index in renderer.stop_ids), None)
-        if place is not None:
-            return [*start, *rest[: place + 1]]
+        stop = next((at for at, index in enumerate(rest) if index in renderer.stop_ids), None)
+        if stop is not None:
+            return [*start, *rest[: stop + 1]]
     return None
 
 
@@ -108,7 +108,7 @@ def _is_prompted(renderer: TemplateRenderer, exchange: ChatExchange) -> bool:
     if exchange.history[-1].role != "assistant":
         return True
     try:
-        bare, prompted = (renderer.text([ASK], exchange.tools, generation_prompt=wanted) for wanted in (False, True))
+        bare, prompted = (renderer.text([ASK], exchange.tools, generation_prompt=opens) for opens in (False, True))
     except RenderError:
         return True
     return renderer.text(exchange.history, exchange.tools).endswith(prompted[first_difference(bare, prompted) :])

@@ -84,7 +84,7 @@ def check_render(findings: TemplateFindings, subject: TemplateUnderTest) -> None
     tally = findings.tallies["render"]
     if tally.noted and len(tally.noted) == tally.num_checked:
         with_tools = {conversation.name for conversation in subject.conversations if conversation.tools}
-        reasons = {(found.where in with_tools): found.problem for found in reversed(tally.noted)}
+        reasons = {(finding.where in with_tools): finding.problem for finding in reversed(tally.noted)}
         problem = "; with tools: ".join(reasons[has_tools] for has_tools in sorted(reasons))
         findings.add_failure("render", "every conversation", problem)
 
@@ -131,7 +131,7 @@ def _differs_in_cuts(renderer: TemplateRenderer, appended: Sequence[int], whole:
     There it is merged with the reply's text (`.` and a line break). The sampled ids stay as they are, and so does their
     boundary.
     """
-    end = next((place for place, index in enumerate(appended) if index in renderer.stop_ids), 0)
+    end = next((at for at, index in enumerate(appended) if index in renderer.stop_ids), 0)
     start = len(whole) - len(appended) + end
     same = list(whole[start:]) == list(appended[end:])
     return end > 0 and same and renderer.decode(whole[:start]).endswith(renderer.decode(appended[:end]))
@@ -154,21 +154,21 @@ def _reason_to_differ(renderer: TemplateRenderer, case: Case) -> str:
 def _lacks_end(renderer: TemplateRenderer, case: Case) -> bool:
     """Returns True if the template's text is what is appended, except for the end token that begins it."""
     whole, appended = case.whole or [], case.appended or [-1]
-    shown = renderer.decode(whole)
+    text = renderer.decode(whole)
     ended, endless = renderer.decode(appended), renderer.decode(appended[1:])
-    return appended[0] in renderer.stop_ids and shown.endswith(endless) and not shown.endswith(ended)
+    return appended[0] in renderer.stop_ids and text.endswith(endless) and not text.endswith(ended)
 
 
 def check_cut(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that a reply without its stop id gets one, and then what follows the whole reply."""
     renderer = subject.renderer
     marks = {*marks_of(renderer).values(), *renderer.stop_ids}
-    for case, said in subject.answered_cases:
+    for case, reply in subject.answered_cases:
         if case.appended is None:
             continue
-        ended = renderer.extend([*case.prompt, *said], case.exchange.new)
-        for length in sorted({0, len(said) // 2, len(said) - 1}):
-            cut = renderer.extend([*case.prompt, *said[:length]], case.exchange.new)
+        ended = renderer.extend([*case.prompt, *reply], case.exchange.new)
+        for length in sorted({0, len(reply) // 2, len(reply) - 1}):
+            cut = renderer.extend([*case.prompt, *reply[:length]], case.exchange.new)
             end = cut[: len(cut) - len(ended)] or cut[:1]
             is_sound = cut[-len(ended) :] == ended and any(index in marks for index in end)
             text = renderer.decode(cut)[:SHOWN_CHARACTERS]
@@ -178,10 +178,10 @@ def check_cut(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
 def check_stop(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that a stop id sampled twice changes nothing, and that no reply holds one before its end."""
     renderer = subject.renderer
-    for case, said in subject.answered_cases:
-        once = renderer.parse(said, case.exchange.tools, case.prompt)
-        twice = renderer.parse([*said, said[-1]], case.exchange.tools, case.prompt)
-        inner = [index for index in said[:-1] if index in renderer.stop_ids]
+    for case, reply in subject.answered_cases:
+        once = renderer.parse(reply, case.exchange.tools, case.prompt)
+        twice = renderer.parse([*reply, reply[-1]], case.exchange.tools, case.prompt)
+        inner = [index for index in reply[:-1] if index in renderer.stop_ids]
         problem = f"it holds {renderer.decode(inner)!r} before its end" if inner else ""
         problem = problem or ("" if once == twice else "a second stop id changes what is read")
         findings.check("stop", case.name, problem)
@@ -196,16 +196,16 @@ def check_parse(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     if not subject.renderer.reads_calls:
         findings.add_failure("parse", "a call", subject.renderer.unread)
     elif "arguments" in subject.renderer.drops:
-        shown = "sampled calls are read and kept by history=append; prompts with calls, rerender and sft have that form"
-        findings.add_failure("parse", "a call", f"{subject.renderer.drops['arguments']}; {shown}")
-    for case, said in subject.answered_cases:
-        read = subject.renderer.parse(said, case.exchange.tools, case.prompt)
-        text = subject.renderer.decode(said)
-        _check_content(findings, subject, case, read, text)
-        if case.exchange.reply.tool_calls or read.tool_calls:
-            _check_calls(findings, subject, case, read, text)
+        why = "sampled calls are read and kept by history=append; prompts with calls, rerender and sft have that form"
+        findings.add_failure("parse", "a call", f"{subject.renderer.drops['arguments']}; {why}")
+    for case, reply in subject.answered_cases:
+        reading = subject.renderer.parse(reply, case.exchange.tools, case.prompt)
+        text = subject.renderer.decode(reply)
+        _check_content(findings, subject, case, reading, text)
+        if case.exchange.reply.tool_calls or reading.tool_calls:
+            _check_calls(findings, subject, case, reading, text)
         if letters(case.exchange.reply.reasoning or ""):
-            _check_reasoning(findings, subject, case, read, text)
+            _check_reasoning(findings, subject, case, reading, text)
 
 
 def call_texts(calls: Sequence[AnyCall]) -> list[str]:
@@ -224,34 +224,36 @@ def letters(text: str) -> str:
 
 
 def _check_content(
-    findings: TemplateFindings, subject: TemplateUnderTest, case: Case, read: Message, text: str
+    findings: TemplateFindings, subject: TemplateUnderTest, case: Case, reading: Message, text: str
 ) -> None:
-    given, got = case.exchange.reply.content.strip(), read.content.strip()
-    raws = "".join(call.raw for call in read.tool_calls if isinstance(call, MalformedCall))
-    if _compose(given) == _compose(got) or (raws and letters(got + raws) == letters(given)):
+    content, got = case.exchange.reply.content.strip(), reading.content.strip()
+    raws = "".join(call.raw for call in reading.tool_calls if isinstance(call, MalformedCall))
+    if _compose(content) == _compose(got) or (raws and letters(got + raws) == letters(content)):
         findings.add_pass("parse")
     elif _leaves_out(subject, case, "text with calls" if case.exchange.reply.tool_calls else "", text):
         findings.add_note(
-            "parse", case.name, f"the template leaves out {given[:SHOWN_CHARACTERS]!r}, which a reply says"
+            "parse", case.name, f"the template leaves out {content[:SHOWN_CHARACTERS]!r}, which a reply says"
         )
-    elif given in (read.reasoning or ""):
+    elif content in (reading.reasoning or ""):
         findings.add_note(
-            "parse", case.name, f"the template writes {given[:SHOWN_CHARACTERS]!r}, a reply's text, as reasoning"
+            "parse", case.name, f"the template writes {content[:SHOWN_CHARACTERS]!r}, a reply's text, as reasoning"
         )
     else:
         findings.add_failure("parse", case.name, f"the content of {text[:160]!r} is read as {got[:SHOWN_CHARACTERS]!r}")
 
 
-def _check_calls(findings: TemplateFindings, subject: TemplateUnderTest, case: Case, read: Message, text: str) -> None:
-    given, got = call_texts(case.exchange.reply.tool_calls), call_texts(read.tool_calls)
-    name = "several_calls" if len(given) > 1 else "parse"
-    if given == got or (not given and all(call in case.exchange.reply.content for call in got)):
+def _check_calls(
+    findings: TemplateFindings, subject: TemplateUnderTest, case: Case, reading: Message, text: str
+) -> None:
+    calls, got = call_texts(case.exchange.reply.tool_calls), call_texts(reading.tool_calls)
+    name = "several_calls" if len(calls) > 1 else "parse"
+    if calls == got or (not calls and all(call in case.exchange.reply.content for call in got)):
         findings.add_pass(name)
-    elif given and _leaves_out(subject, case, "further calls" if len(given) > 1 else "calls", text):
+    elif calls and _leaves_out(subject, case, "further calls" if len(calls) > 1 else "calls", text):
         findings.add_note(name, case.name, "the template leaves out the reply's calls")
-    elif given and "arguments" in subject.renderer.drops:
+    elif calls and "arguments" in subject.renderer.drops:
         findings.add_note(name, case.name, subject.renderer.drops["arguments"])
-    elif (other := _with_calls(case.exchange.reply, read.tool_calls)) and _writes_alike(subject, case, other):
+    elif (other := _with_calls(case.exchange.reply, reading.tool_calls)) and _writes_alike(subject, case, other):
         findings.add_note(
             name, case.name, f"the template writes other arguments in the same way, and {got} is read"[:300]
         )
@@ -274,16 +276,16 @@ def _with_calls(reply: Message, calls: Sequence[AnyCall]) -> Message | None:
     """Returns the reply with other calls, under the ids of its own; None if they are more, fewer or malformed."""
     if len(calls) != len(reply.tool_calls) or any(isinstance(call, MalformedCall) for call in calls):
         return None
-    own = [replace(call, id=given.id) for call, given in zip(calls, reply.tool_calls, strict=True)]
+    own = [replace(call, id=call_before.id) for call, call_before in zip(calls, reply.tool_calls, strict=True)]
     return replace(reply, tool_calls=tuple(own))
 
 
 def _check_reasoning(
-    findings: TemplateFindings, subject: TemplateUnderTest, case: Case, read: Message, text: str
+    findings: TemplateFindings, subject: TemplateUnderTest, case: Case, reading: Message, text: str
 ) -> None:
-    given, got = (case.exchange.reply.reasoning or "").strip(), (read.reasoning or "").strip()
+    reasoning, got = (case.exchange.reply.reasoning or "").strip(), (reading.reasoning or "").strip()
     silent = replace(case.exchange.reply, reasoning=None)
-    if _compose(given) == _compose(got):
+    if _compose(reasoning) == _compose(got):
         findings.add_pass("reasoning")
     elif not got and (_leaves_out(subject, case, "reasoning", text) or _writes_alike(subject, case, silent)):
         findings.add_note("reasoning", case.name, "the template leaves out the reply's reasoning")
@@ -314,8 +316,8 @@ def _render_or_error(renderer: TemplateRenderer | Reference, conversation: Sampl
 def _rewriting(subject: TemplateUnderTest, case: Case) -> str:
     """Returns how the template writes what precedes a reply once that is answered."""
     assert case.whole is not None
-    said = _difference(subject.renderer, case.prompt, case.whole, "later")
-    return f"rewritten later, kept as sampled by history=append: {said}"
+    difference = _difference(subject.renderer, case.prompt, case.whole, "later")
+    return f"rewritten later, kept as sampled by history=append: {difference}"
 
 
 def _is_whole(subject: TemplateUnderTest, case: Case) -> bool:
@@ -340,9 +342,9 @@ def _row(subject: TemplateUnderTest, case: Case) -> list[int]:
 
 def _difference(renderer: TemplateRenderer, ours: list[int], theirs: list[int], whose: str) -> str:
     """Returns the index where two lists of ids begin to differ, with a few ids of each from there on."""
-    place = first_difference(ours, theirs)
-    parts = [repr(renderer.decode(ids[place : place + 12])[:SHOWN_CHARACTERS]) for ids in (ours, theirs)]
-    return f"at token {place} here {parts[0]}, {whose} {parts[1]}"
+    index = first_difference(ours, theirs)
+    parts = [repr(renderer.decode(ids[index : index + 12])[:SHOWN_CHARACTERS]) for ids in (ours, theirs)]
+    return f"at token {index} here {parts[0]}, {whose} {parts[1]}"
 
 
 def _compose(text: str) -> str:

@@ -72,11 +72,11 @@ def check_shown(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
         "a reply": ([PROBE_USER, reply, PROBE_USER], reply.content),
     }
     for where, (messages, text) in talks.items():
-        shown = _text(renderer, messages)
-        if shown is None:
+        prompt = _text(renderer, messages)
+        if prompt is None:
             findings.add_note("shown", where, "the template refuses it")
         else:
-            findings.check("shown", where, "" if text in shown else "the template drops it")
+            findings.check("shown", where, "" if text in prompt else "the template drops it")
     _check_tools_shown(findings, renderer)
 
 
@@ -119,14 +119,14 @@ def check_malformed(findings: TemplateFindings, subject: TemplateUnderTest) -> N
     """Checks replies with calls, cut after every id and with an id lost or changed."""
     renderer = subject.renderer
     rng = random.Random(0)
-    calling = ((case, said) for case, said in subject.answered_cases if case.exchange.reply.tool_calls)
-    for case, said in islice(calling, MAX_REPLIES // 4):
-        whole = call_texts(renderer.parse(said, case.exchange.tools, case.prompt).tool_calls)
-        for length in range(len(said)):
-            findings.check("malformed", case.name, _find_loss(renderer, said[:length], case, whole))
+    calling = ((case, reply) for case, reply in subject.answered_cases if case.exchange.reply.tool_calls)
+    for case, reply in islice(calling, MAX_REPLIES // 4):
+        whole = call_texts(renderer.parse(reply, case.exchange.tools, case.prompt).tool_calls)
+        for length in range(len(reply)):
+            findings.check("malformed", case.name, _find_loss(renderer, reply[:length], case, whole))
         for _ in range(20):
-            place = rng.randrange(len(said))
-            changed = [*said[:place], *rng.choice(([], [rng.randrange(renderer.vocab_size)])), *said[place + 1 :]]
+            cut = rng.randrange(len(reply))
+            changed = [*reply[:cut], *rng.choice(([], [rng.randrange(renderer.vocab_size)])), *reply[cut + 1 :]]
             findings.check("malformed", case.name, _find_loss(renderer, changed, case, None))
 
 
@@ -134,7 +134,7 @@ def _find_loss(renderer: TemplateRenderer, ids: Sequence[int], case: Case, expec
     """Returns what of a broken reply is lost or invented; `expected` are the calls of the whole that it begins."""
     exchange = case.exchange
     message = renderer.parse(ids, exchange.tools, case.prompt)
-    said = f"{exchange.reply.content} {exchange.reply.reasoning or ''}"
+    reply_text = f"{exchange.reply.content} {exchange.reply.reasoning or ''}"
     calls = [call for call in message.tool_calls if isinstance(call, ToolCall)]
     text = renderer.decode(ids)
     if any(call.name not in text for call in calls):
@@ -145,8 +145,8 @@ def _find_loss(renderer: TemplateRenderer, ids: Sequence[int], case: Case, expec
         return ""
     if any(index in renderer.stop_ids for index in ids):
         return ""  # what follows a reply's end does not belong to it
-    kept = message.content + (message.reasoning or "")
-    missing = [word for word in said.split() if word in text.split() and word not in kept]
+    text_kept = message.content + (message.reasoning or "")
+    missing = [word for word in reply_text.split() if word in text.split() and word not in text_kept]
     return f"{missing[0]!r} of {text[-80:]!r} is neither content, reasoning nor a call" if missing else ""
 
 
@@ -180,7 +180,7 @@ def _places(renderer: TemplateRenderer, text: str) -> Iterator[tuple[str, list[M
     user, reply = Message("user", "x"), Message("assistant", "x")
     result = Message("tool", text, tool_call_id=call.id, name=call.name)
     plain_result = Message("tool", "x", tool_call_id=call.id, name=call.name)
-    calling, plain_calling = (Message("assistant", "", tool_calls=(made,)) for made in (call, plain_call))
+    calling, plain_calling = (Message("assistant", "", tool_calls=(tool_call,)) for tool_call in (call, plain_call))
     candidates: list[tuple[str, list[Message], tuple[ToolSpec, ...]]] = [
         ("a user message", [Message("user", text), reply, user], ()),
         ("a system message", [Message("system", text), user], ()),
@@ -220,10 +220,10 @@ def _find_change(
 ) -> str:
     """Returns a problem if text that a hostile conversation spells is not what its ids spell."""
     try:
-        shown, wanted = letters(renderer.decode(renderer.render(*hostile))), letters(spelled)
+        text, expected = letters(renderer.decode(renderer.render(*hostile))), letters(spelled)
     except RenderError:
         return ""
-    return "" if wanted in shown or letters(spelled[:20]) not in shown else f"the text {spelled[:60]!r} is changed"
+    return "" if expected in text or letters(spelled[:20]) not in text else f"the text {spelled[:60]!r} is changed"
 
 
 def check_spelled(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
@@ -236,10 +236,10 @@ def check_spelled(findings: TemplateFindings, subject: TemplateUnderTest) -> Non
             findings.add_note("spelled", mark, "the tokenizer has no id of its own for it, so that its spelling counts")
             continue
         ids = renderer.tokenizer.encode_plain(mark)
-        read = renderer.parse(ids)
-        got = read.content + (read.reasoning or "")  # a prompt may have opened the reasoning
-        sound = mark in got and not read.tool_calls and index not in ids
-        findings.check("spelled", mark, "" if sound else f"{ids}, which spell it, are read as {read}")
+        reading = renderer.parse(ids)
+        got = reading.content + (reading.reasoning or "")  # a prompt may have opened the reasoning
+        sound = mark in got and not reading.tool_calls and index not in ids
+        findings.check("spelled", mark, "" if sound else f"{ids}, which spell it, are read as {reading}")
 
 
 def check_round_trip(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
@@ -265,24 +265,24 @@ def check_round_trip(findings: TemplateFindings, subject: TemplateUnderTest) -> 
 def check_resampled(findings: TemplateFindings, subject: TemplateUnderTest) -> None:
     """Checks that replies in ids that no tokenizer gives, with the same text, are read and continued alike."""
     renderer = subject.renderer
-    for case, said in islice(subject.answered_cases, MAX_REPLIES):
-        other = _resample(renderer, said)
+    for case, reply in islice(subject.answered_cases, MAX_REPLIES):
+        other = _resample(renderer, reply)
         if other is None or case.appended is None:
             continue
-        read, wanted = (renderer.parse(ids, case.exchange.tools, case.prompt) for ids in (other, said))
-        after = [renderer.extend([*case.prompt, *ids], case.exchange.new) for ids in (said, other)]
-        problem = "" if read == wanted else f"{renderer.decode(other)[:60]!r} in other ids is read otherwise"
+        reading, expected = (renderer.parse(ids, case.exchange.tools, case.prompt) for ids in (other, reply))
+        after = [renderer.extend([*case.prompt, *ids], case.exchange.new) for ids in (reply, other)]
+        problem = "" if reading == expected else f"{renderer.decode(other)[:60]!r} in other ids is read otherwise"
         findings.check("resampled", case.name, problem or ("" if after[0] == after[1] else "it is continued otherwise"))
 
 
 def _resample(renderer: TemplateRenderer, ids: Sequence[int]) -> list[int] | None:
     """Returns the same text in other ids, which encoding it would not give; None if no id can be split."""
-    for place, index in enumerate(ids):
+    for at, index in enumerate(ids):
         text = renderer.decode([index])
         if len(text) < 2 or not text.isascii() or index in renderer.tokenizer.backend.get_added_tokens_decoder():
             continue
         pieces = [*renderer.tokenizer.encode_plain(text[:1]), *renderer.tokenizer.encode_plain(text[1:])]
-        other = [*ids[:place], *pieces, *ids[place + 1 :]]
+        other = [*ids[:at], *pieces, *ids[at + 1 :]]
         if other != list(ids) and renderer.decode(other) == renderer.decode(ids):
             return other
     return None
@@ -297,5 +297,5 @@ def check_repeatable(findings: TemplateFindings, subject: TemplateUnderTest) -> 
             continue
         findings.check("repeatable", conversation.name, "" if pair[0] == pair[1] else "the second render differs")
     if subject.renderer.tokenizer.writes_date:
-        told = "it writes the date, which a run fixes when it begins, and records as `date` in config.yaml"
-        findings.add_note("repeatable", "the template", told)
+        reason = "it writes the date, which a run fixes when it begins, and records as `date` in config.yaml"
+        findings.add_note("repeatable", "the template", reason)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from agentgym.trainers.monitoring.vitals import Vitals
+from agentgym.trainers.monitoring.step_health import StepHealth
 from agentgym.trainers.settings.collapse import CollapseConfig, SymptomName
 
 __all__ = ["Symptom", "symptoms_of_collapse"]
@@ -39,7 +39,7 @@ class Symptom:
         return f"{self.name}: {self.text}"
 
 
-def symptoms_of_collapse(history: Sequence[Vitals], config: CollapseConfig) -> dict[SymptomName, str]:
+def symptoms_of_collapse(history: Sequence[StepHealth], config: CollapseConfig) -> dict[SymptomName, str]:
     """Returns the symptoms that all of the last steps show, one sentence by name.
 
     The result is empty for a healthy run and for a short history. A step is compared with the run itself: its first
@@ -55,15 +55,15 @@ def symptoms_of_collapse(history: Sequence[Vitals], config: CollapseConfig) -> d
 class _View:
     """A history, split into the steps that are judged and those before them."""
 
-    history: Sequence[Vitals]
+    history: Sequence[StepHealth]
     patience: int
 
     @property
-    def recent(self) -> Sequence[Vitals]:
+    def recent(self) -> Sequence[StepHealth]:
         return self.history[-self.patience :]
 
     @property
-    def before(self) -> Sequence[Vitals]:
+    def before(self) -> Sequence[StepHealth]:
         return self.history[: -self.patience]
 
     def values(self, name: str) -> tuple[list[float], list[float]]:
@@ -71,10 +71,10 @@ class _View:
 
         The first list is empty if the newest step did not measure the value, or too few steps did.
         """
-        known = [value for vitals in self.history if (value := getattr(vitals, name)) is not None]
-        if getattr(self.history[-1], name) is None or len(known) < self.patience:
-            return [], known
-        return known[-self.patience :], known[: -self.patience]
+        values = [value for health in self.history if (value := getattr(health, name)) is not None]
+        if getattr(self.history[-1], name) is None or len(values) < self.patience:
+            return [], values
+        return values[-self.patience :], values[: -self.patience]
 
     @property
     def improves(self) -> bool:
@@ -165,10 +165,10 @@ def _success_lost(view: _View, config: CollapseConfig) -> str:
     return ""
 
 
-def _without_format(vitals: Vitals) -> bool:
-    if vitals.tool_calls_per_turn is not None and vitals.tool_calls_per_turn < RARE_CALLS:
+def _without_format(health: StepHealth) -> bool:
+    if health.tool_calls_per_turn is not None and health.tool_calls_per_turn < RARE_CALLS:
         return False  # an environment without tools, in which a model calls one now and then
-    return vitals.lost_calls > 0.5 * max(1, vitals.tool_calls)
+    return health.lost_calls > 0.5 * max(1, health.tool_calls)
 
 
 def _no_format(view: _View, config: CollapseConfig) -> str:

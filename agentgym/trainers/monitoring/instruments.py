@@ -66,8 +66,8 @@ class Instruments:
     def _peak_flops(self) -> float | None:
         """The peak operations per second of the learner: those of this process, or of all ranks."""
         config, cluster, weight = self.config, self.config.ray, self.model.embed
-        if given := config.speed.peak_tflops:
-            return given * 1e12
+        if peak_tflops := config.speed.peak_tflops:
+            return peak_tflops * 1e12
         if config.executor == "local":
             return peak_flops(weight.device, weight.dtype, config.learner.num_threads)
         if cluster.learners == 1 and not cluster.gpus_per_learner:

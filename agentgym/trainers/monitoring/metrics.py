@@ -60,9 +60,11 @@ class RolloutSummary:
     tool_errors: int
     """The number of calls that failed with a tool's error, timed out, or exceeded `max_calls_per_turn`."""
     tool_faults: int
-    """See `ToolFaults`, also for the next two fields."""
+    """The number of calls whose tool failed without a mistake of the model."""
     tool_fault_share: float
+    """The largest share of such calls among the calls of one tool."""
     faulty_tool: str | None
+    """The tool that has this share, or None without a fault."""
     groups: int
     dead_groups: int
     """The number of groups without an advantage other than 0; they carry no signal."""
@@ -90,28 +92,28 @@ class RolloutSummary:
     def of(cls, groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> RolloutSummary:
         """Summarizes a step's groups."""
         played = [trajectory for group in groups for trajectory in group.trajectories]
-        kept = [trajectory for trajectory in played if trajectory.status.trainable]
+        trainable = [trajectory for trajectory in played if trajectory.status.trainable]
 
         def total(name: str, of: Sequence[Trajectory] = played) -> int:
             return int(sum(trajectory.metrics.get(name, 0) for trajectory in of))
 
         num_dead = sum(credit.dead for credit in advantages)
-        num_turns = sum(len(trajectory.turns) for trajectory in kept)
-        num_trained = sum(trajectory.num_trained_tokens for trajectory in kept)
+        num_turns = sum(len(trajectory.turns) for trajectory in trainable)
+        num_trained = sum(trajectory.num_trained_tokens for trajectory in trainable)
         logprob = sum(
-            float(row.logprobs[row.mask].sum(dtype="float64")) for trajectory in kept for row in trajectory.rows
+            float(row.logprobs[row.mask].sum(dtype="float64")) for trajectory in trainable for row in trajectory.rows
         )
         return cls(
             episodes=len(played),
-            failed=len(played) - len(kept),
-            truncated=sum(trajectory.status == "truncated" for trajectory in kept),
+            failed=len(played) - len(trainable),
+            truncated=sum(trajectory.status == "truncated" for trajectory in trainable),
             left_out=_num_left_out(groups, advantages),
-            replies_cut=sum(trajectory.num_cut_replies for trajectory in kept),
-            replies_cut_by_window=sum(trajectory.ends_at_window for trajectory in kept),
+            replies_cut=sum(trajectory.num_cut_replies for trajectory in trainable),
+            replies_cut_by_window=sum(trajectory.ends_at_window for trajectory in trainable),
             longest_reply=max((tokens for trajectory in played for tokens in trajectory.reply_tokens), default=0),
-            success=mean([float(bool(trajectory.success)) for trajectory in kept]),
-            reward_mean=mean([trajectory.reward or 0.0 for trajectory in kept]),
-            turns_mean=mean([len(trajectory.turns) for trajectory in kept]),
+            success=mean([float(bool(trajectory.success)) for trajectory in trainable]),
+            reward_mean=mean([trajectory.reward or 0.0 for trajectory in trainable]),
+            turns_mean=mean([len(trajectory.turns) for trajectory in trainable]),
             tokens=sum(trajectory.num_tokens for trajectory in played),
             trained_tokens=num_trained,
             tool_calls=total("num_tool_calls"),
@@ -123,7 +125,7 @@ class RolloutSummary:
             groups=len(groups),
             dead_groups=num_dead,
             dead_group_share=num_dead / max(1, len(groups)),
-            tool_calls_per_turn=total("num_tool_calls", kept) / num_turns if num_turns else None,
+            tool_calls_per_turn=total("num_tool_calls", trainable) / num_turns if num_turns else None,
             sampled_entropy=max(0.0, -logprob) / num_trained if num_trained else None,
             **asdict(ToolFaults.of(played)),
             **asdict(Repetition.of(groups)),
@@ -241,16 +243,16 @@ def score(step: int, trajectories: Sequence[Trajectory], label: Callable[[Task],
     parts: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         parts.setdefault(label(trajectory.task) if label else "", []).append(trajectory)
-    kept = [trajectory for trajectory in trajectories if trajectory.status.trainable]
-    won = tuple(float(bool(trajectory.success)) for trajectory in kept)
+    trainable = [trajectory for trajectory in trajectories if trajectory.status.trainable]
+    won = tuple(float(bool(trajectory.success)) for trajectory in trainable)
     return EvalScore(
         step=step,
         success=mean(won),
         won=won,
-        tasks=tuple(task_names(kept)),
-        reward_mean=mean([trajectory.reward or 0.0 for trajectory in kept]),
-        episodes=len(kept),
-        failed=len(trajectories) - len(kept),
+        tasks=tuple(task_names(trainable)),
+        reward_mean=mean([trajectory.reward or 0.0 for trajectory in trainable]),
+        episodes=len(trainable),
+        failed=len(trajectories) - len(trainable),
         at_k=tuple(at for scores in repeat_scores(trajectories)[:1] for at in scores.at if at.k > 1),
         by_env={name: score(step, own) for name, own in parts.items() if name},
     )

@@ -148,13 +148,13 @@ class ParityGate:
         for trajectory in trajectories:
             for row in trajectory.rows:
                 versions = [number for span in row.spans for number in span.policy_versions or ()]
-                for found in (min(versions, default=version), max(versions, default=version)):
-                    if not version - staleness <= found <= version:
+                for sampled_version in (min(versions, default=version), max(versions, default=version)):
+                    if not version - staleness <= sampled_version <= version:
                         bound = f", and may be {staleness} updates older" if staleness else ""
                         raise TrainingHalted(
                             f"stale weights: a reply that was sampled at policy version {version} bears version"
-                            f" {found}{bound}: the update of the engine's weights was skipped, or another client made"
-                            " one"
+                            f" {sampled_version}{bound}: the update of the engine's weights was skipped, "
+                            "or another client made one"
                         )
 
     async def probe(self, name: str, version: int) -> Mismatch:
@@ -163,18 +163,18 @@ class ParityGate:
         self.check_versions(trajectories, version)
         return self._mismatch(fresh_batch(trajectories))
 
-    async def refuse(self, found: MismatchFound, version: int, batch: TrainingBatch | None = None) -> None:
+    async def refuse(self, mismatch: MismatchFound, version: int, batch: TrainingBatch | None = None) -> None:
         """Raises TrainingHalted with the likely cause of a mismatch, found by experiments.
 
         `batch` is the one in which the mismatch was found.
         """
         try:
-            cause = await self._cause(found, version, batch)
+            cause = await self._cause(mismatch, version, batch)
         except (EngineError, TrainingHalted) as error:
             cause = f"unknown, for the engine failed when asked again: {error}"
-        raise TrainingHalted(f"{found}. Likely cause: {cause}") from found
+        raise TrainingHalted(f"{mismatch}. Likely cause: {cause}") from mismatch
 
-    async def _cause(self, found: MismatchFound, version: int, batch: TrainingBatch | None) -> str:
+    async def _cause(self, mismatch: MismatchFound, version: int, batch: TrainingBatch | None) -> str:
         if batch is None:
             batch = fresh_batch(await self._player.probe("cause", version))
         for temperature in (1.0, 0.6, 0.7, 0.8):
@@ -197,10 +197,10 @@ class ParityGate:
                 return "stale weights: after sending them again they agree; a part of the last update was lost"
         if cause := await self._routing_cause(version):
             return cause
-        if found.mismatch.mean < _ROUNDED_MEAN:
+        if mismatch.mismatch.mean < _ROUNDED_MEAN:
             return (
                 "dtype: the difference is the size of rounding; give trainer and engine the same dtype, or raise"
-                f" parity.{'max_mismatch' if math.isfinite(found.bound.token) else 'max_rms'}"
+                f" parity.{'max_mismatch' if math.isfinite(mismatch.bound.token) else 'max_rms'}"
             )
         return "template or model: the engine reads other ids than were recorded, or serves another model"
 
@@ -222,8 +222,8 @@ class ParityGate:
         gap = self._logp(batch, temperature), _old(batch)
         return MismatchSums.of(*gap, torch.ones_like(gap[0], dtype=torch.bool)).result
 
-    def _is_met(self, found: Mismatch) -> bool:
-        return self.current_bound.excess(found) is None
+    def _is_met(self, mismatch: Mismatch) -> bool:
+        return self.current_bound.excess(mismatch) is None
 
     def _only_above(self, batch: TrainingBatch) -> bool:
         gap_M = _old(batch) - self._logp(batch, None)

@@ -28,11 +28,11 @@ class Repetition:
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Repetition:
         """Measures the repetition in the episodes that have a reward."""
-        kept = [
+        trainable = [
             [trajectory for trajectory in group.trajectories if trajectory.status.trainable and trajectory.rows]
             for group in groups
         ]
-        episodes = [[_replies(trajectory) for trajectory in group] for group in kept]
+        episodes = [[_replies(trajectory) for trajectory in group] for group in trainable]
         replies = [replies for group in episodes for replies in group]
         return cls(
             repeated_ngrams=repeated_ngrams(reply for each in replies for reply in each),

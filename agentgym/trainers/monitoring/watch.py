@@ -9,7 +9,7 @@ from dataclasses import replace
 from agentgym.errors import TrainingHalted
 from agentgym.trainers.monitoring.collapse import Symptom, symptoms_of_collapse
 from agentgym.trainers.monitoring.metrics import StepMetrics
-from agentgym.trainers.monitoring.vitals import Vitals
+from agentgym.trainers.monitoring.step_health import StepHealth
 from agentgym.trainers.settings.collapse import SYMPTOMS, CollapseConfig, SymptomName
 from agentgym.types import JSON
 
@@ -32,20 +32,20 @@ class CollapseWatch:
     ) -> None:
         self.config = config
         self._ignored = ignored
-        self._history: list[Vitals] = []
+        self._history: list[StepHealth] = []
         self._named: dict[SymptomName, Symptom] = {}
         self._found: dict[SymptomName, str] = {}
         self._now: tuple[Symptom, ...] = ()
         for line in lines:
-            self._history.append(Vitals.of(line))
+            self._history.append(StepHealth.of(line))
             self._recall(line)
 
     def _recall(self, line: Mapping[str, JSON]) -> None:
         warnings, step = line.get("warnings"), line.get("step")
         for text in warnings if isinstance(warnings, list) else ():
-            given, _, sentence = str(text).partition(": ")
+            symptom, _, sentence = str(text).partition(": ")
             for name in SYMPTOMS:
-                if name == given and isinstance(step, int):
+                if name == symptom and isinstance(step, int):
                     self._named.setdefault(name, Symptom(name, step, sentence))
 
     def add_symptom(self, name: SymptomName, text: str) -> None:
@@ -54,9 +54,9 @@ class CollapseWatch:
 
     def see(self, metrics: StepMetrics) -> StepMetrics:
         """Returns the step's metrics with the symptoms of the step; logs those that are new."""
-        self._history.append(Vitals.of(metrics.to_json()))
-        found = {**self._found, **symptoms_of_collapse(self._history, self.config)}
-        texts = {name: text for name, text in found.items() if name not in self._ignored}
+        self._history.append(StepHealth.of(metrics.to_json()))
+        symptoms = {**self._found, **symptoms_of_collapse(self._history, self.config)}
+        texts = {name: text for name, text in symptoms.items() if name not in self._ignored}
         self._found = {}
         for name, text in texts.items():
             if name not in self._named:
@@ -68,7 +68,7 @@ class CollapseWatch:
     @property
     def successes(self) -> Sequence[float]:
         """The share of successes of each step, from the first."""
-        return [vitals.success for vitals in self._history]
+        return [health.success for health in self._history]
 
     @property
     def is_finished(self) -> bool:
@@ -79,7 +79,7 @@ class CollapseWatch:
     def halt(self) -> TrainingHalted | None:
         """The error that ends the run after the last step; None if it goes on."""
         symptom = next(
-            (found for name in self.config.stop_on if name not in ("nan", "solved") and (found := self._stops(name))),
+            (reason for name in self.config.stop_on if name not in ("nan", "solved") and (reason := self._stops(name))),
             None,
         )
         if symptom is None:

@@ -39,12 +39,12 @@ class Slots:
 
 
 class PassExchange(Exchange):
-    """The exchange of ranks with passes of their own, of which all have as many, as they gather weights for each."""
+    """The exchange of ranks that run their own passes: all run equally many, because each pass gathers weights."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def most(self, number: int) -> int:
+    def max_over_ranks(self, number: int) -> int:
         """The largest of the numbers of all ranks."""
         found = torch.tensor(number, device=self._device)
         dist.all_reduce(found, dist.ReduceOp.MAX)

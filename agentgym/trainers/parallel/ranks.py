@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from agentgym.errors import AgentGymError, ConfigError, InvalidTrajectory
-from agentgym.loading import is_place
+from agentgym.loading import is_code_path
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import decoder_config, fill_decoder
@@ -123,7 +123,7 @@ class Ranks:
             fill_decoder(decoder, folder, lambda parameter, stored: parameter.copy_(like(stored, parameter)))
             return Sharded(decoder, self)
         prepare = prepare or (lambda model: model)
-        if is_place(backend):
+        if is_code_path(backend):
             return self.shard(prepare(load_policy(folder, dtype=dtype, backend=backend)))
         whole, model = self._from_first(lambda: load_policy(folder, dtype=dtype, backend=backend))
         model, whole = prepare(model), None if whole is None else prepare(whole)

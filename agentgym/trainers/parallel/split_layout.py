@@ -37,8 +37,8 @@ class SplitLayout(PackedLayout):
         most, further = max(1, -(-len(wanted_W) // block)), max(1, -(-len(rest) // block))
         size = padded_size(most + (further if len(rest) else 0))
         place_U = torch.empty(self.num_tokens, dtype=torch.int64, device=device)
-        place_U[wanted_W] = _places(len(wanted_W), most, size).to(device)
-        place_U[rest] = _places(len(rest), further, size).to(device) + most
+        place_U[wanted_W] = _slots(len(wanted_W), most, size).to(device)
+        place_U[rest] = _slots(len(rest), further, size).to(device) + most
         token_S = torch.zeros(block * size, dtype=torch.int64, device=device)
         token_S[place_U] = torch.arange(self.num_tokens, device=device)
         token_N = token_S.view(mesh.config.sequence, -1)[mesh.block_rank // mesh.config.tensor]
@@ -51,7 +51,7 @@ class SplitLayout(PackedLayout):
         every, index_all_N = self.every, torch.arange(len(token_N), device=device)
         self.every = LayoutRows(index_all_N, own_P, position_N, every.blocks, every.parts, 0)
         self.wanted = self.every if is_every else queries
-        place_W = _places(len(wanted_W), most, len(own_Q)).to(device)
+        place_W = _slots(len(wanted_W), most, len(own_Q)).to(device)
         owner_M = self.entry_M // most
         self.entry_M = self.entry_M[owner_M == mesh.block_rank] % most
         self.exchange = BlockExchange(mesh, Slots(place_U, block * size), Slots(place_W, block * len(own_Q)), owner_M)
@@ -64,7 +64,7 @@ class SplitLayout(PackedLayout):
         return wanted_W, is_rest_U.nonzero()[:, 0]
 
 
-def _places(number: int, most: int, size: int) -> Tensor:
-    """The slots of `number` tokens, of which each rank has `most` in its `size` slots."""
+def _slots(number: int, most: int, size: int) -> Tensor:
+    """The slot of each of `number` tokens, when every rank holds at most `most` of them in its `size` slots."""
     index = torch.arange(number)
     return index // most * size + index % most

@@ -23,7 +23,7 @@ from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.servers.server_config import ServerLaunch
 from agentgym.engines.servers.serving_settings import EngineServing
 from agentgym.errors import ConfigError, EngineError
-from agentgym.loading import Wanted, is_place, load_named
+from agentgym.loading import Wanted, is_code_path, load_named
 from agentgym.model.architectures import quantization
 from agentgym.model.decoder import Decoder
 from agentgym.model.decoder_config import folder_config
@@ -113,11 +113,11 @@ async def open_engine(
         settings = local_settings(config, model)
         if settings.num_slots is None:
             records, kept = settings.record_experts, learner_bytes(config, model)
-            num_slots = fitting_slots(model, engine_window(config, model), record_experts=records, kept=kept)
+            num_slots = fitting_slots(model, engine_window(config, model), record_experts=records, reserve_bytes=kept)
             settings = replace(settings, num_slots=num_slots)
         return LocalEngine(sampled, settings, version=version)
-    if is_place(config.engine):
-        return await _own_engine(config.engine, model, model_folder, version)
+    if is_code_path(config.engine):
+        return await _load_custom_engine(config.engine, model, model_folder, version)
     return await open_servers(config, model_folder, version=version, log_folder=log_folder)
 
 
@@ -154,7 +154,7 @@ _OPTIMIZER_BYTES = 12
 """The bytes for each weight of a gradient and of AdamW's two moments in float32."""
 
 
-async def _own_engine(place: str, model: LanguageModel, model_folder: Path, version: int) -> Engine:
+async def _load_custom_engine(place: str, model: LanguageModel, model_folder: Path, version: int) -> Engine:
     """The engine that a user's function makes, at once or as a coroutine; raises ConfigError for something else."""
     make = load_named(place, OWN_ENGINE)
     if not callable(make):
@@ -186,7 +186,7 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
 
 def require_engine(config: TrainConfig) -> None:
     """Raises for an own engine that does not exist, or servers whose interpreter does not have their library."""
-    if is_place(config.engine):
+    if is_code_path(config.engine):
         load_named(config.engine, OWN_ENGINE)
         return
     library = SERVERS[config.engine].library if config.on_servers else ""

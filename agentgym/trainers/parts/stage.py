@@ -9,7 +9,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.episode.token_loop import RolloutLoop
-from agentgym.rollout.hosting.env_host import Home
+from agentgym.rollout.hosting.env_host import EnvHost
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import Sampler
 from agentgym.trainers.config import TrainConfig
@@ -32,8 +32,8 @@ class Stage(Protocol):
     def loop(self, part: Part) -> EpisodeLoop:
         """The loop that plays an episode."""
 
-    def sampler(self, loop: EpisodeLoop, home: Home | None = None) -> Sampler:
-        """The sampler that plays many episodes in `loop`, or in a loop that wraps it, with another sampler's `home`."""
+    def sampler(self, loop: EpisodeLoop, env_host: EnvHost | None = None) -> Sampler:
+        """The sampler that plays many episodes in `loop` or a loop that wraps it, with another sampler's `env_host`."""
 
 
 class LocalStage:
@@ -48,9 +48,9 @@ class LocalStage:
         """See `Stage.loop`."""
         return loop_for(part, self._config, self._engine, self._renderer)
 
-    def sampler(self, loop: EpisodeLoop, home: Home | None = None) -> Sampler:
+    def sampler(self, loop: EpisodeLoop, env_host: EnvHost | None = None) -> Sampler:
         """See `Stage.sampler`."""
-        return Sampler(loop, config=self._config.sampler, home=home)
+        return Sampler(loop, config=self._config.sampler, env_host=env_host)
 
 
 def limits_for(part: Part, config: TrainConfig) -> Limits:

@@ -45,11 +45,11 @@ def activation_bytes(shape: ModelShape, config: PlanConfig) -> tuple[float, floa
         layer += seen * 2 * shape.q_width
         pairs = groups * (episode.prompt_tokens**2 + together * (episode.tokens**2 - episode.prompt_tokens**2)) / 2
     layer, states = layer / learner.mesh.tensor, shape.width * computed
-    kept, working = shape.num_layers * layer, 0.0
+    stored, working = shape.num_layers * layer, 0.0
     if learner.activation_checkpointing:
-        kept, working = shape.num_layers * states, 2 * layer
+        stored, working = shape.num_layers * states, 2 * layer
     parts, size = learner.mesh.sequence, config.compute_bytes
-    return (kept * size + pairs * MASK_BYTES) / parts, working * size / parts
+    return (stored * size + pairs * MASK_BYTES) / parts, working * size / parts
 
 
 def layer_floats(shape: ModelShape, *, is_flash: bool) -> int:

@@ -42,8 +42,8 @@ class GpuSpec:
     @property
     def memory(self) -> float:
         """The bytes of its memory."""
-        known = gpu_named(self.name)
-        return GIB * (self.memory_gib or (known.memory_gib if known else 0.0))
+        gpu = gpu_named(self.name)
+        return GIB * (self.memory_gib or (gpu.memory_gib if gpu else 0.0))
 
     @property
     def runtime(self) -> float:

@@ -88,8 +88,8 @@ def _experts(settings: Any, model_width: int) -> Experts | None:
 
 def _first(settings: Any, names: tuple[str, ...]) -> int | None:
     """Returns the first of these settings that is a number above 0; None if none is."""
-    given = (getattr(settings, name, None) for name in names)
-    return next((number for number in given if isinstance(number, int) and number > 0), None)
+    values = (getattr(settings, name, None) for name in names)
+    return next((number for number in values if isinstance(number, int) and number > 0), None)
 
 
 def _count_adapters(model: TransformersModel) -> Counter[str]:

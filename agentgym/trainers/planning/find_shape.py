@@ -62,11 +62,11 @@ def shape_of(model: str) -> ModelShape:
 
     A size is the first model of that size (`8B` is Qwen3-8B). Raises ConfigError for any other name.
     """
-    wanted = model.rsplit("/", 1)[-1].lower()
+    short_name = model.rsplit("/", 1)[-1].lower()
     for name, config in PUBLISHED.items():
-        if wanted in (name.lower(), _size_of(name).lower()):
-            with TemporaryDirectory() as made:
-                folder = Path(made, name)
+        if short_name in (name.lower(), _size_of(name).lower()):
+            with TemporaryDirectory() as folder_name:
+                folder = Path(folder_name, name)
                 folder.mkdir()
                 (folder / "config.json").write_text(json.dumps(config))
                 return _of_folder(folder)

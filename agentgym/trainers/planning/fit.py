@@ -12,7 +12,7 @@ from agentgym.trainers.planning.shapes import ModelShape
 
 __all__ = ["MemoryPlan", "memory_plan", "what_would_fit"]
 
-MOST_GPUS = 4096
+MAX_GPUS = 4096
 ENGINE_GPUS = (1, 2, 4, 8)
 Changes = dict[str, object]
 """Settings by their names, such as `{"learner.fsdp.gradients": "sharded"}`."""
@@ -70,11 +70,11 @@ def what_would_fit(shape: ModelShape, config: PlanConfig) -> list[str]:
         return [_as_options(engine)]
     single = _single_changes(config)
     pairs = [first | second for index, first in enumerate(single) for second in single[index + 1 :]]
-    found: list[Changes] = []
+    fits: list[Changes] = []
     for changes in [*single, *pairs]:
-        if not any(smaller.items() <= changes.items() for smaller in found) and _fits(shape, config, engine | changes):
-            found.append(changes)
-    return [_as_options(engine | changes) for changes in [*found[:4], *_more_gpus(shape, config, engine)]]
+        if not any(smaller.items() <= changes.items() for smaller in fits) and _fits(shape, config, engine | changes):
+            fits.append(changes)
+    return [_as_options(engine | changes) for changes in [*fits[:4], *_more_gpus(shape, config, engine)]]
 
 
 def _larger_engine(shape: ModelShape, config: PlanConfig) -> Changes:
@@ -101,21 +101,21 @@ def _single_changes(config: PlanConfig) -> list[Changes]:
 
 def _more_gpus(shape: ModelShape, config: PlanConfig, engine: Changes) -> list[Changes]:
     """Returns the fewest learners with which everything fits, for each number of further changes."""
-    found: dict[int, Changes] = {}
+    changes_by_ranks: dict[int, Changes] = {}
     for count in range(len(MEMORY_SAVERS) + 1):
         further = dict(list(MEMORY_SAVERS.items())[:count])
         ranks = 2 ** config.ranks.bit_length()
-        while ranks <= MOST_GPUS:
+        while ranks <= MAX_GPUS:
             changes: Changes = {"ray.learners": ranks, **further}
             if config.is_colocated:
                 changes["ray.engines"] = ranks
             if config.ranks == 1 and config.learner.dtype != "auto":
                 changes |= {"learner.dtype": "auto", "learner.fsdp.param_dtype": config.learner.dtype}
             if _fits(shape, config, engine | changes):
-                found.setdefault(ranks, changes)
+                changes_by_ranks.setdefault(ranks, changes)
                 break
             ranks *= 2
-    return [found[ranks] for ranks in sorted(found)]
+    return [changes_by_ranks[ranks] for ranks in sorted(changes_by_ranks)]
 
 
 def _fits(shape: ModelShape, config: PlanConfig, changes: Changes) -> bool:

@@ -95,19 +95,19 @@ def learner_memory(shape: ModelShape, config: PlanConfig) -> LearnerMemory:
     trained = shape.adapter_parameters(lora.rank, lora.target_modules) if lora.rank else shape.num_parameters
     models = 2 if learner.critic.trunk == "own" and not config.ray.critics else 1
     on_gpu = 0.0 if fsdp.cpu_offload and ranks > 1 else models / ranks
-    held = BYTES[config.weights_dtype]
-    stepped_on = WEIGHT_BYTES if held == WEIGHT_BYTES else held + WEIGHT_BYTES
+    weight_bytes = BYTES[config.weights_dtype]
+    stepped_on = WEIGHT_BYTES if weight_bytes == WEIGHT_BYTES else weight_bytes + WEIGHT_BYTES
     frozen = shape.num_parameters if lora.rank else 0
     refers = learner.needs_first_weights and (ranks == 1 or not lora.rank) and not config.ray.references
     parts = micro_batches(config)
-    kept, working = activation_bytes(shape, config)
+    stored, working = activation_bytes(shape, config)
     return LearnerMemory(
-        weights=(trained * stepped_on + frozen * held) * on_gpu,
-        reference=shape.num_parameters * held * on_gpu / models if refers else 0.0,
+        weights=(trained * stepped_on + frozen * weight_bytes) * on_gpu,
+        reference=shape.num_parameters * weight_bytes * on_gpu / models if refers else 0.0,
         gradients=_gradient_bytes(shape, config, trained, parts) * models,
         optimizer=_optimizer_numbers(shape, config, trained) * WEIGHT_BYTES * on_gpu,
         gathered=_gathered_numbers(shape, config) * config.compute_bytes if ranks > 1 else 0.0,
-        kept=kept,
+        kept=stored,
         working=working,
         logits=logit_bytes(shape, config),
         runtime=config.gpu.runtime,

@@ -37,4 +37,4 @@ GPUS = {
 
 def gpu_named(name: str) -> GpuDatasheet | None:
     """Returns the figures of the GPU in `GPUS` whose key occurs as words in `name`; None for an unknown GPU."""
-    return next((gpu for known, gpu in GPUS.items() if re.search(rf"\b{known}\b", name, re.IGNORECASE)), None)
+    return next((gpu for gpu_name, gpu in GPUS.items() if re.search(rf"\b{gpu_name}\b", name, re.IGNORECASE)), None)

@@ -26,12 +26,12 @@ def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> fl
         return _measure_flops(dtype, num_threads)
     if device.type != "cuda":
         return None
-    found = gpu_named(torch.cuda.get_device_name(device))
-    if found is None:
+    gpu = gpu_named(torch.cuda.get_device_name(device))
+    if gpu is None:
         return None
     if dtype in (torch.bfloat16, torch.float16):
-        return found.half * 1e12
-    return (found.tf32 if torch.backends.cuda.matmul.allow_tf32 else found.single) * 1e12
+        return gpu.half * 1e12
+    return (gpu.tf32 if torch.backends.cuda.matmul.allow_tf32 else gpu.single) * 1e12
 
 
 def _measure_flops(dtype: torch.dtype, num_threads: int) -> float:

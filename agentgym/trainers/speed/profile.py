@@ -31,13 +31,13 @@ def trace_step(config: ProfileConfig, step: int, folder: Path) -> Iterator[None]
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
     # Without it the profile contains only the thread that starts it, and the learner and the engine have their own.
     every_thread = _ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=activities, experimental_config=every_thread) as found:
+    with profile(activities=activities, experimental_config=every_thread) as profiler:
         yield
     path = folder / "profile" / f"step-{step:06d}.json.gz"
     try:
         path.parent.mkdir(exist_ok=True)
         with replacing(path) as part:
-            found.export_chrome_trace(str(part))
+            profiler.export_chrome_trace(str(part))
     except (OSError, RuntimeError) as error:
         logger.warning("the trace of step %d could not be written to %s: %s", step, path, error)
     else:

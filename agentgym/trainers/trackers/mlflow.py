@@ -32,13 +32,13 @@ class MlflowTracker:
         if not uri:
             home.mkdir(exist_ok=True)
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{home / 'mlflow.db'}")
-        if known := run.recall("mlflow"):
-            self._id = known
-            self._client.update_run(known, status="RUNNING")
+        if run_id := run.recall("mlflow"):
+            self._id = run_id
+            self._client.update_run(run_id, status="RUNNING")
             return
         experiment = self._client.get_experiment_by_name(run.project)
-        place = None if uri else (home / "artifacts").as_uri()
-        number = experiment.experiment_id if experiment else self._client.create_experiment(run.project, place)
+        artifacts = None if uri else (home / "artifacts").as_uri()
+        number = experiment.experiment_id if experiment else self._client.create_experiment(run.project, artifacts)
         self._id = self._client.create_run(number, run_name=run.name).info.run_id
         run.keep("mlflow", self._id)
         settings = {mlflow_name(name): str(value)[:_LONGEST] for name, value in flatten_settings(run.config).items()}

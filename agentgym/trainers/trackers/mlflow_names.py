@@ -6,7 +6,7 @@ import re
 
 __all__ = ["mlflow_name"]
 
-_MAX_NAME = 250
+_MAX_NAME = 250  # the limit of MLflow
 
 
 def mlflow_name(name: str) -> str:

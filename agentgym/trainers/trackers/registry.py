@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import cast
 
 from agentgym.errors import ConfigError, UnknownName, nearest
-from agentgym.loading import Wanted, convert_user_errors, is_place, load_named
+from agentgym.loading import Wanted, convert_user_errors, is_code_path, load_named
 from agentgym.trainers.trackers.protocol import Tracker
 
 __all__ = ["TRACKERS", "open_tracker"]
@@ -30,7 +30,7 @@ def open_tracker(name: str) -> Tracker:
     Raises ConfigError if its library is not installed, with the command that installs it, or if it is no tracker, and
     UnknownName for an unknown name.
     """
-    if is_place(name):
+    if is_code_path(name):
         return _open_own(name)
     if name not in TRACKERS:
         raise UnknownName(
@@ -56,7 +56,7 @@ def _open_own(name: str) -> Tracker:
     if not callable(make):
         raise ConfigError(f"the tracker {name} is a {type(make).__name__}: a class without arguments was wanted")
     with convert_user_errors(f"the tracker {name} cannot be made"):
-        made = cast(Callable[[], object], make)()
-    if lacking := [method for method in _METHODS if not callable(getattr(made, method, None))]:
+        tracker = cast(Callable[[], object], make)()
+    if lacking := [method for method in _METHODS if not callable(getattr(tracker, method, None))]:
         raise ConfigError(f"the tracker {name} lacks {', '.join(lacking)}: a tracker has {', '.join(_METHODS)}")
-    return cast(Tracker, made)
+    return cast(Tracker, tracker)

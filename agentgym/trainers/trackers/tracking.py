@@ -62,7 +62,7 @@ class Tracking:
         every, number = self.config.episodes_every, min(self.config.episodes, len(played))
         if not (self.followers and every and number) or (step - 1) % every:
             return
-        chosen = [played[place * len(played) // number] for place in range(number)]
+        chosen = [played[index * len(played) // number] for index in range(number)]
         sample = [shown_episode(step, episode, renderer) for episode in chosen]
         self._tell(lambda tracker: tracker.episodes(step, sample))
 

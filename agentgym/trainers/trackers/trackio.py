@@ -19,12 +19,12 @@ class TrackioTracker:
 
     def begin(self, run: TrackedRun) -> None:
         """Starts trackio's run, or reopens the previous one."""
-        known = run.recall("trackio")
+        recorded_name = run.recall("trackio")
         self._run = trackio.init(
             project=run.project,
-            name=known or run.name,
+            name=recorded_name or run.name,
             config=dict(run.config),
-            resume="must" if known else "never",
+            resume="must" if recorded_name else "never",
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,

@@ -29,14 +29,14 @@ class WandbTracker:
 
     def begin(self, run: TrackedRun) -> None:
         """Starts W&B's run, or reopens the previous one."""
-        known = run.recall("wandb")
+        run_id = run.recall("wandb")
         self._run = wandb.init(
             project=run.project,
             name=run.name,
             dir=str(run.folder),
             config=dict(run.config),
-            id=known,
-            resume="allow" if known else None,
+            id=run_id,
+            resume="allow" if run_id else None,
             settings=wandb.Settings(console="off", quiet=True),
         )
         run.keep("wandb", self._run.id)

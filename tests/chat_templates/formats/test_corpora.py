@@ -76,13 +76,13 @@ def wanted(row: Row) -> list[Row]:
     return [{"name": call["name"], "arguments": call["arguments"]} for call in row["expected"]]
 
 
-def exactly(given: object, expected: object) -> bool:
+def exactly(value: object, expected: object) -> bool:
     """Equality that tells 1 from 1.0 and from True."""
-    if isinstance(given, Mapping) and isinstance(expected, Mapping):
-        return given.keys() == expected.keys() and all(exactly(given[key], expected[key]) for key in given)
-    if isinstance(given, list) and isinstance(expected, list):
-        return len(given) == len(expected) and all(map(exactly, given, expected))
-    return type(given) is type(expected) and given == expected
+    if isinstance(value, Mapping) and isinstance(expected, Mapping):
+        return value.keys() == expected.keys() and all(exactly(value[key], expected[key]) for key in value)
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(exactly, value, expected))
+    return type(value) is type(expected) and value == expected
 
 
 def as_graded(row: Row, message: Message) -> bool:

@@ -12,8 +12,8 @@ def test_values_without_a_schema_are_the_json_that_they_spell() -> None:
     values = {"a": "42", "b": "1.5", "c": "true", "d": "null", "e": "text", "f": '{"x": [1]}', "g": '"q"', "h": " s "}
     inside = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
     (call,) = GLM.parse(f"<tool_call>go\n{inside}</tool_call>").tool_calls
-    read = {"a": 42, "b": 1.5, "c": True, "d": None, "e": "text", "f": {"x": [1]}, "g": '"q"', "h": " s "}
-    assert call == ToolCall("call_0", "go", read)
+    arguments = {"a": 42, "b": 1.5, "c": True, "d": None, "e": "text", "f": {"x": [1]}, "g": '"q"', "h": " s "}
+    assert call == ToolCall("call_0", "go", arguments)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_an_end_of_reasoning_that_nothing_opened_makes_reasoning_of_all_before_i
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "is_problem"),
     [
         (Message("assistant", "Hi."), False),
         (Message("assistant", "", tool_calls=(ToolCall("call_0", "go", {}),)), False),
@@ -80,8 +80,8 @@ def test_an_end_of_reasoning_that_nothing_opened_makes_reasoning_of_all_before_i
         (Message("assistant", "", "Hm."), True),
     ],
 )
-def test_a_reply_without_content_or_call_is_a_problem(message: Message, told: bool) -> None:
-    assert (reply_problem(message) is not None) is told
+def test_a_reply_without_content_or_call_is_a_problem(message: Message, is_problem: bool) -> None:
+    assert (reply_problem(message) is not None) is is_problem
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def dsml(attribute: str, value: str) -> JSON:
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value", "read"),
+    ("attribute", "value", "expected"),
     [
         (' string="true"', "3", "3"),
         (' string="false"', "3", 3),
@@ -30,8 +30,8 @@ def dsml(attribute: str, value: str) -> JSON:
         ("", "3", 3),
     ],
 )
-def test_deepseeks_values_are_what_their_tags_declare(attribute: str, value: str, read: JSON) -> None:
-    assert dsml(attribute, value) == read
+def test_deepseeks_values_are_what_their_tags_declare(attribute: str, value: str, expected: JSON) -> None:
+    assert dsml(attribute, value) == expected
 
 
 @pytest.mark.parametrize("name", ['"go"', "'go'", "go"])
@@ -77,7 +77,7 @@ def minicpm(value: str) -> JSON:
 
 
 @pytest.mark.parametrize(
-    ("value", "read"),
+    ("value", "expected"),
     [
         ("<![CDATA[a < b && c\n</function></param> &lt;]]>", "a < b && c\n</function></param> &lt;"),
         ("\n<![CDATA[ a ]] > ]]>\n", " a ]] > "),
@@ -86,8 +86,8 @@ def minicpm(value: str) -> JSON:
         ("&amp;lt;", "&lt;"),
     ],
 )
-def test_minicpms_values_are_characters_of_xml(value: str, read: str) -> None:
-    assert minicpm(value) == read
+def test_minicpms_values_are_characters_of_xml(value: str, expected: str) -> None:
+    assert minicpm(value) == expected
 
 
 def test_a_section_that_does_not_close_is_a_truncated_call() -> None:
@@ -115,19 +115,21 @@ def test_deepseek_v4_1_writes_a_space_in_its_marks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "text"),
+    ("reply_format", "text"),
     [(DEEPSEEK_V32, SPACED), (DEEPSEEK_V41, SPACED.replace("｜ ", "｜")), (MINICPM5, COLLAPSED)],
     ids=["spaced marks", "marks without a space", "collapsed tag"],
 )
-def test_a_call_in_marks_that_are_nearly_the_familys_is_malformed_and_no_content(read: ReplyFormat, text: str) -> None:
-    message = read.parse(f"I go north.{text}")
+def test_a_call_in_marks_that_are_nearly_the_familys_is_malformed_and_no_content(
+    reply_format: ReplyFormat, text: str
+) -> None:
+    message = reply_format.parse(f"I go north.{text}")
     assert message.content.strip() == "I go north."
     (call,) = message.tool_calls
     assert isinstance(call, MalformedCall) and call.raw == text and not call.truncated
     assert "is no mark of a call. Write <" in call.error
-    (first, second) = read.parse(f"{text}\n{text}").tool_calls
+    (first, second) = reply_format.parse(f"{text}\n{text}").tool_calls
     assert isinstance(first, MalformedCall) and isinstance(second, MalformedCall)
-    (cut,) = read.parse(text[: len(text) // 2]).tool_calls
+    (cut,) = reply_format.parse(text[: len(text) // 2]).tool_calls
     assert isinstance(cut, MalformedCall) and cut.truncated
-    (inside,) = read.parse(f"<think>{text}").tool_calls
+    (inside,) = reply_format.parse(f"<think>{text}").tool_calls
     assert isinstance(inside, MalformedCall) and "</think>" in inside.error

@@ -23,7 +23,7 @@ def dumps(value: object) -> str:
 
 
 def objects(calls: Sequence[Call], name: str = "name", arguments: str = "arguments") -> list[dict[str, Any]]:
-    return [{name: tool, arguments: given} for tool, given in calls]
+    return [{name: tool, arguments: values} for tool, values in calls]
 
 
 def each(opening: str, closing: str = "", arguments: str = "arguments") -> Write:
@@ -262,9 +262,9 @@ def test_a_reply_cut_anywhere_holds_the_first_calls_or_a_truncated_one(family: s
     text = "On we go.\n" + WRITTEN[family](meant)
     for end in range(len(text)):
         message = FORMATS[family].parse(text[:end])
-        read = calls(message)
-        assert read == meant[: len(read)], text[:end]
-        unread = message.tool_calls[len(read) :]
+        first_calls = calls(message)
+        assert first_calls == meant[: len(first_calls)], text[:end]
+        unread = message.tool_calls[len(first_calls) :]
         assert all(isinstance(call, MalformedCall) and call.truncated for call in unread), text[:end]
         assert len(unread) <= 1
 

@@ -186,9 +186,9 @@ def test_text_without_a_call_is_content_as_it_is(family: str) -> None:
 @every_family
 def test_a_call_after_reasoning_is_a_call_and_one_inside_is_not(family: str) -> None:
     (think, end_think), call = FORMATS[family].thinking, FAMILIES[family](NORTH)
-    wanted = Message("assistant", "", f"Maybe {call}?", called(NORTH))
-    assert parse(family, f"{think}\nMaybe {call}?\n{end_think}\n\n{call}") == wanted
-    assert parse(family, f"Maybe {call}?\n{end_think}\n\n{call}") == wanted
+    expected = Message("assistant", "", f"Maybe {call}?", called(NORTH))
+    assert parse(family, f"{think}\nMaybe {call}?\n{end_think}\n\n{call}") == expected
+    assert parse(family, f"Maybe {call}?\n{end_think}\n\n{call}") == expected
     (unclosed,) = read(family, f"{think}\nMaybe {call}")
     assert isinstance(unclosed, MalformedCall)
     assert end_think in unclosed.error

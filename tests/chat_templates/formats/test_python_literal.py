@@ -21,9 +21,9 @@ LITERALS = st.recursive(
 
 def value(text: str) -> JSON:
     reader = LiteralReader(text)
-    read = reader.value()
+    literal = reader.value()
     assert reader.position == len(text)
-    return read
+    return literal
 
 
 @given(LITERALS)
@@ -72,9 +72,9 @@ def test_what_json_writes_is_read_back(literal: JSON) -> None:
     ],
 )
 def test_a_literal_is_read_as_python_means_it(text: str, expected: JSON) -> None:
-    read = value(text)
-    assert read == expected
-    assert type(read) is type(expected)
+    literal = value(text)
+    assert literal == expected
+    assert type(literal) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_a_text_that_stops_too_early_is_refused(literal: JSON) -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     reader = LiteralReader(text)
     try:
-        read = reader.value()
+        literal = reader.value()
     except ValueError:
         assert 0 <= reader.position <= len(text)
         return
-    assert value(text[: reader.position]) == read
-    assert json.loads(json.dumps(read, ensure_ascii=False, allow_nan=False).encode()) == read
+    assert value(text[: reader.position]) == literal
+    assert json.loads(json.dumps(literal, ensure_ascii=False, allow_nan=False).encode()) == literal

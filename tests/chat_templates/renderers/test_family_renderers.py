@@ -103,12 +103,12 @@ def test_tools_that_move_stay_where_they_were_shown_and_ids_get_nine_characters(
     assert said(renderer, "Hi.</s>", ASK) == "[INST]Where?[/INST]"
     appended = said(renderer, "Hi.</s>", Message("tool", "A wall.", tool_call_id="call_0", name="go"))
     assert appended.startswith("[TOOL_RESULTS]")
-    given, _, content = appended.removeprefix("[TOOL_RESULTS]").partition(" ")
-    assert (len(given), content) == (9, "A wall.[/TOOL_RESULTS]")
-    kept = Message("tool", "A wall.", tool_call_id="aB3456789", name="go")
-    assert "aB3456789" in said(renderer, "Hi.</s>", kept)
+    call_id, _, content = appended.removeprefix("[TOOL_RESULTS]").partition(" ")
+    assert (len(call_id), content) == (9, "A wall.[/TOOL_RESULTS]")
+    result = Message("tool", "A wall.", tool_call_id="aB3456789", name="go")
+    assert "aB3456789" in said(renderer, "Hi.</s>", result)
     calls = Message("assistant", "", tool_calls=(ToolCall("call_0", "go", {}),))
-    assert given in renderer.decode(renderer.render([ASK, calls, Message("tool", "x", tool_call_id="call_0")]))
+    assert call_id in renderer.decode(renderer.render([ASK, calls, Message("tool", "x", tool_call_id="call_0")]))
     assert renderer.rewrites
     assert any("AVAILABLE_TOOLS" in sentence and "line" in sentence for sentence in renderer.rewrites)
 
@@ -154,9 +154,9 @@ def test_calls_whose_results_stand_in_the_same_message_end_a_reply_that_a_user_a
     (broken,) = renderer.parse(renderer.tokenizer.encode(calls.replace("{}", "{"))).tool_calls
     assert isinstance(broken, MalformedCall) and not broken.truncated
     assert said(renderer, calls, result) == "[A wall.]<|assistant_start|>"
-    asked = "<|user_start|>Where?<|user_end|><|assistant_start|>"
-    assert said(renderer, calls, ASK) == "<|assistant_end|>" + asked
-    assert said(renderer, "Hi.<|assistant_end|>", ASK) == asked
+    question = "<|user_start|>Where?<|user_end|><|assistant_start|>"
+    assert said(renderer, calls, ASK) == "<|assistant_end|>" + question
+    assert said(renderer, "Hi.<|assistant_end|>", ASK) == question
 
 
 NAMING = (
@@ -280,7 +280,7 @@ def test_what_closes_a_reply_may_spell_what_it_closes(bare_backend: Tokenizer) -
     )
     renderer = made(bare_backend, template, "<|open|> <|close|> <|sep|> <|end_of_msg|>")
     end = "<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>"
-    asked = "<|open|>message user<|sep|>Where?<|close|>message<|sep|><|end_of_msg|>"
+    question = "<|open|>message user<|sep|>Where?<|close|>message<|sep|><|end_of_msg|>"
     prompt = "<|open|>message assistant<|sep|><|open|>response<|sep|>"
-    assert said(renderer, f"Hi.{end}", ASK) == asked + prompt
-    assert said(renderer, "Hi.", ASK) == end + asked + prompt
+    assert said(renderer, f"Hi.{end}", ASK) == question + prompt
+    assert said(renderer, "Hi.", ASK) == end + question + prompt

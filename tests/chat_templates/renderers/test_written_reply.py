@@ -41,9 +41,9 @@ def test_every_reply_reads_back_and_stands_behind_its_prompt(
             continue
         history, tools = conversation.messages[:place], conversation.tools
         ids, prompt = encode_written_reply(renderer, history, reply, tools), renderer.render(history, tools)
-        said = renderer.parse(ids, tools, prompt)
-        assert said.content.split() == unicodedata.normalize("NFC", reply.content).split()
-        assert calls_of(said) == calls_of(reply)
+        parsed_reply = renderer.parse(ids, tools, prompt)
+        assert parsed_reply.content.split() == unicodedata.normalize("NFC", reply.content).split()
+        assert calls_of(parsed_reply) == calls_of(reply)
         assert ids[-1] in renderer.stop_ids and not set(ids[:-1]) & set(renderer.stop_ids)
         # the template's own text of the conversation up to the reply, however its pieces were encoded
         whole = renderer.text([*history, reply], tools, generation_prompt=False)
@@ -66,7 +66,7 @@ def test_a_system_prompt_that_moves_does_not_change_the_reply(tiny: ChatTokenize
 
 
 @pytest.mark.parametrize(
-    ("body", "reply", "told"),
+    ("body", "reply", "message"),
     [
         ("m.content", Message("assistant", "", tool_calls=(ToolCall("a", "go", {}),)), "calls of go so that none is"),
         (
@@ -77,7 +77,7 @@ def test_a_system_prompt_that_moves_does_not_change_the_reply(tiny: ChatTokenize
     ],
 )
 def test_a_template_that_leaves_something_out_is_refused(
-    tiny: ChatTokenizer, body: str, reply: Message, told: str
+    tiny: ChatTokenizer, body: str, reply: Message, message: str
 ) -> None:
-    with pytest.raises(RenderError, match=told):
+    with pytest.raises(RenderError, match=message):
         encode_written_reply(of_template(tiny, body), [ASK], reply)

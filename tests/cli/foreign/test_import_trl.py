@@ -25,8 +25,8 @@ IMPORTS = (
 )
 
 
-def settings_of(**given: Any) -> dict[str, Any]:
-    return translate(given, TRL_KEYS).settings
+def settings_of(**arguments: Any) -> dict[str, Any]:
+    return translate(arguments, TRL_KEYS).settings
 
 
 def test_every_argument_of_trl_is_in_the_table() -> None:
@@ -36,10 +36,12 @@ def test_every_argument_of_trl_is_in_the_table() -> None:
 
 
 def test_every_setting_of_the_table_is_ours() -> None:
-    known = [*our_defaults(), "advantage.settings", "learner.loss_settings", "learner.correction_settings"]
-    known += ["env_kwargs", "chat_template_kwargs", "optimizer.decay_settings", "optimizer.weight_decays"]
-    named = {name.strip() for key in TRL_KEYS for name in key.ours.split(",") if name.strip()}
-    assert {name for name in named if not any(name == own or name.startswith(f"{own}.") for own in known)} == set()
+    our_names = [*our_defaults(), "advantage.settings", "learner.loss_settings", "learner.correction_settings"]
+    our_names += ["env_kwargs", "chat_template_kwargs", "optimizer.decay_settings", "optimizer.weight_decays"]
+    key_names = {name.strip() for key in TRL_KEYS for name in key.ours.split(",") if name.strip()}
+    assert {
+        name for name in key_names if not any(name == own or name.startswith(f"{own}.") for own in our_names)
+    } == set()
 
 
 def test_norms_and_biases_have_no_weight_decay_as_in_trl() -> None:
@@ -103,13 +105,17 @@ def test_a_script_is_never_run_and_what_is_no_constant_is_listed(agentgym: Comma
     )
     done = agentgym("import", "trl", "train.py", "--json")
     assert done.code == 0, done.text
-    found = done.json["settings"]
-    assert (found["model"], found["reward.function"], found["group_size"]) == ("a/model", "reward.py:brief", 16)
-    assert found["data.train"] == ["openai/gsm8k:main:train"]
+    settings = done.json["settings"]
+    assert (settings["model"], settings["reward.function"], settings["group_size"]) == (
+        "a/model",
+        "reward.py:brief",
+        16,
+    )
+    assert settings["data.train"] == ["openai/gsm8k:main:train"]
     lost = {line["theirs"]: line["ours"] for line in done.json["lost"]}
     assert "learning_rate=VALUE" in lost["learning_rate"] and {"output_dir", "callbacks", "tools"} <= lost.keys()
     assert [line["theirs"] for line in done.json["unknown"]] == ["**2"]
-    assert "optimizer.learning_rate" not in found
+    assert "optimizer.learning_rate" not in settings
 
 
 def test_arguments_of_trls_own_command_are_read(agentgym: Command) -> None:
@@ -119,19 +125,23 @@ def test_arguments_of_trls_own_command_are_read(agentgym: Command) -> None:
     )
     done = agentgym("import", "trl", "grpo.yaml", "per_device_train_batch_size=16", "--json")
     assert done.code == 0, done.text
-    found = done.json["settings"]
-    assert (found["data.train"], found["tasks"], found["learner.lora.rank"]) == (
+    settings = done.json["settings"]
+    assert (settings["data.train"], settings["tasks"], settings["learner.lora.rank"]) == (
         ["trl-lib/DeepMath-103K:train"],
         2,
         16,
     )
-    assert (found["optimizer.learning_rate"], found["optimizer.warmup_steps"], found["steps"]) == (1e-5, 10, 100)
+    assert (settings["optimizer.learning_rate"], settings["optimizer.warmup_steps"], settings["steps"]) == (
+        1e-5,
+        10,
+        100,
+    )
     assert "did you mean 'num_generations'" in done.json["unknown"][0]["ours"]
     assert [line["theirs"] for line in done.json["lost"]] == ["top_p"]
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("arguments", "expected"),
     [
         ({}, {"learner.loss": "ppo_clip", "aggregation": "token-mean", "tasks": 1, "epochs": None}),
         ({"loss_type": "grpo"}, {"aggregation": "seq-mean-token-mean"}),
@@ -168,9 +178,9 @@ def test_arguments_of_trls_own_command_are_read(agentgym: Command) -> None:
         ({"eval_strategy": "steps", "eval_steps": 50}, {"eval.every": 50}),
     ],
 )
-def test_arguments_have_the_meaning_that_they_have_there(given: dict[str, Any], wanted: dict[str, Any]) -> None:
-    found = settings_of(**given)
-    assert {name: found.get(name) for name in wanted} == wanted
+def test_arguments_have_the_meaning_that_they_have_there(arguments: dict[str, Any], expected: dict[str, Any]) -> None:
+    settings = settings_of(**arguments)
+    assert {name: settings.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,12 @@ DPOTrainer("embedded", None, config, train_dataset="pairs.jsonl").train()
 """
 
 
-def translate_all(trainer: str, **given: Any) -> dict[str, Any]:
-    return translate(given, KEYS[trainer], defaults=DEFAULTS[trainer]).settings
+def translate_all(trainer: str, **arguments: Any) -> dict[str, Any]:
+    return translate(arguments, KEYS[trainer], defaults=DEFAULTS[trainer]).settings
 
 
-def fates(keys: tuple[Key, ...], trainer: str, **given: Any) -> dict[str, str]:
-    return {line.theirs: line.outcome for line in translate(given, keys, defaults=DEFAULTS[trainer]).lines}
+def fates(keys: tuple[Key, ...], trainer: str, **arguments: Any) -> dict[str, str]:
+    return {line.theirs: line.outcome for line in translate(arguments, keys, defaults=DEFAULTS[trainer]).lines}
 
 
 @pytest.mark.parametrize("trainer", KEYS)
@@ -57,9 +57,9 @@ def test_every_argument_is_in_the_table(trainer: str) -> None:
 
 @pytest.mark.parametrize("trainer", KEYS)
 def test_every_setting_of_the_table_is_one_of_the_command(trainer: str) -> None:
-    known = [*DEFAULTS[trainer], "optimizer.decay_settings", "optimizer.weight_decays"]
-    named = {name.strip() for key in KEYS[trainer] for name in key.ours.split(",") if name.strip()}
-    assert named <= set(known)
+    our_names = [*DEFAULTS[trainer], "optimizer.decay_settings", "optimizer.weight_decays"]
+    key_names = {name.strip() for key in KEYS[trainer] for name in key.ours.split(",") if name.strip()}
+    assert key_names <= set(our_names)
 
 
 @pytest.mark.long
@@ -105,7 +105,7 @@ def test_a_script_of_dpo_is_imported_and_learns(agentgym: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "given", "wanted"),
+    ("trainer", "arguments", "expected"),
     [
         ("sft", {}, {"optimizer.name": "adamw", "optimizer.learning_rate": 2e-5, "seed": 42, "epochs": None}),
         ("sft", {"max_steps": 7}, {"steps": 7, "epochs": None}),
@@ -123,14 +123,14 @@ def test_a_script_of_dpo_is_imported_and_learns(agentgym: Command) -> None:
     ],
 )
 def test_arguments_have_the_meaning_that_they_have_there(
-    trainer: str, given: dict[str, Any], wanted: dict[str, Any]
+    trainer: str, arguments: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    found = translate_all(trainer, **given)
-    assert {name: found.get(name) for name in wanted} == wanted
+    settings = translate_all(trainer, **arguments)
+    assert {name: settings.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("trainer", "given"),
+    ("trainer", "arguments"),
     [
         ("sft", {"num_train_epochs": 1.5}),
         ("sft", {"loss_type": "dft"}),
@@ -143,9 +143,9 @@ def test_arguments_have_the_meaning_that_they_have_there(
         ("dpo", {"sync_ref_model": True}),
     ],
 )
-def test_what_they_do_not_have_is_listed(trainer: str, given: dict[str, Any]) -> None:
-    name = next(iter(given))
-    assert fates(KEYS[trainer], trainer, **given)[name] == "lost"
+def test_what_they_do_not_have_is_listed(trainer: str, arguments: dict[str, Any]) -> None:
+    name = next(iter(arguments))
+    assert fates(KEYS[trainer], trainer, **arguments)[name] == "lost"
 
 
 def test_the_tokens_that_trl_learns_by_default_are_named() -> None:

@@ -59,9 +59,11 @@ def test_every_key_of_verl_is_in_the_table() -> None:
 
 
 def test_every_setting_of_the_table_is_ours() -> None:
-    known = our_names()
-    named = {name.strip() for key in VERL_KEYS for name in key.ours.split(",") if name.strip()}
-    assert {name for name in named if not any(name == own or name.startswith(f"{own}.") for own in known)} == set()
+    all_names = our_names()
+    key_names = {name.strip() for key in VERL_KEYS for name in key.ours.split(",") if name.strip()}
+    assert {
+        name for name in key_names if not any(name == own or name.startswith(f"{own}.") for own in all_names)
+    } == set()
 
 
 def our_names() -> list[str]:
@@ -156,11 +158,16 @@ def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeyp
     Path("run_rloo.sh").write_text(SCRIPT)
     done = agentgym("import", "verl", "run_rloo.sh", "--output", "rloo.yaml", "--json")
     assert done.code == 0, done.text
-    found = done.json["settings"]
-    assert found["data.train"] == ["/home/me/data/gsm8k/train.parquet"]
-    assert found["data.eval"] == ["/home/me/data/gsm8k/test.parquet"]
-    assert (found["algo"], found["epochs"], found["engine"], found["trackers"]) == ("rloo", 15, "vllm", ["wandb"])
-    assert (found["tasks"], found["learner.minibatches"], found["optimizer.learning_rate"]) == (1024, 4, 1e-6)
+    settings = done.json["settings"]
+    assert settings["data.train"] == ["/home/me/data/gsm8k/train.parquet"]
+    assert settings["data.eval"] == ["/home/me/data/gsm8k/test.parquet"]
+    assert (settings["algo"], settings["epochs"], settings["engine"], settings["trackers"]) == (
+        "rloo",
+        15,
+        "vllm",
+        ["wandb"],
+    )
+    assert (settings["tasks"], settings["learner.minibatches"], settings["optimizer.learning_rate"]) == (1024, 4, 1e-6)
     assert [line["theirs"] for line in done.json["unknown"]] == ["actor_rollout_ref.actor.unheard_of"]
     reasons = {line["theirs"]: line["ours"] for line in done.json["lost"]}
     assert "no constant" in reasons["trainer.experiment_name"]
@@ -170,7 +177,7 @@ def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("overrides", "wanted"),
+    ("overrides", "expected"),
     [
         (["algorithm.adv_estimator=grpo", "algorithm.norm_adv_by_std_in_grpo=False"], {"algo": "dr_grpo"}),
         (
@@ -239,9 +246,9 @@ def test_a_script_is_read_and_not_run(agentgym: Command, tmp_path: Path, monkeyp
         ),
     ],
 )
-def test_values_have_the_meaning_that_they_have_there(overrides: list[str], wanted: dict[str, Any]) -> None:
-    found = settings_of(*overrides)
-    assert {name: found.get(name) for name in wanted} == wanted
+def test_values_have_the_meaning_that_they_have_there(overrides: list[str], expected: dict[str, Any]) -> None:
+    settings = settings_of(*overrides)
+    assert {name: settings.get(name) for name in expected} == expected
 
 
 def test_what_a_default_decides_is_not_undone_by_another_default() -> None:
@@ -265,10 +272,10 @@ def test_pointers_and_newer_places_of_keys_are_followed(tmp_path: Path) -> None:
         "  rollout: {n: '${oc.select:algorithm.n,4}', prompt_length: '${data.max_prompt_length}'}\n"
         "critic: {a: 3, b: '${.a}'}\n"
     )
-    found = read_verl(path, ["~critic.a"])
-    assert found["actor_rollout_ref.actor.ppo_mini_batch_size"] == 8
-    assert (found["actor_rollout_ref.rollout.n"], found["custom_reward_function.name"]) == (4, "score")
-    assert found["critic.a"] is None and "reward.custom_reward_function._target_" not in found
+    settings = read_verl(path, ["~critic.a"])
+    assert settings["actor_rollout_ref.actor.ppo_mini_batch_size"] == 8
+    assert (settings["actor_rollout_ref.rollout.n"], settings["custom_reward_function.name"]) == (4, "score")
+    assert settings["critic.a"] is None and "reward.custom_reward_function._target_" not in settings
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_episodes_that_cannot_be_scored_are_counted_with_a_reason(agentgym: Comm
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ((), "rescore needs a reward, such as --reward.function gsm8k"),
         (("--reward.function", "gsm8"), "did you mean 'gsm8k'"),
@@ -148,9 +148,9 @@ def test_episodes_that_cannot_be_scored_are_counted_with_a_reason(agentgym: Comm
         (("--reward.functoin", "gsm8k"), "--reward.function"),
     ],
 )
-def test_a_mistake_writes_nothing(words: tuple[str, ...], told: str, agentgym: Command, run: Path) -> None:
+def test_a_mistake_writes_nothing(words: tuple[str, ...], message: str, agentgym: Command, run: Path) -> None:
     done = agentgym("rescore", "run", *words)
-    assert done.code == 2 and told in done.err
+    assert done.code == 2 and message in done.err
     assert not Path("run-rescored").exists()
     assert agentgym("rescore", "nothing", "--reward.function", "gsm8k").code == 2
 

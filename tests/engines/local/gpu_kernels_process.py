@@ -74,12 +74,12 @@ def check_attention(heads: tuple[int, int, int, int], dtype: torch.dtype, num_sp
     if is_padded:  # as in a graph: more tiles than there are, and the number of those that decode is on the device
         padded_C = F.pad(tile_C, (0, 9))
         tiles = GpuTiles(SLOT_N, POSITION_N, size, *padded_C, torch.tensor([DECODED]), num_splits)
-    wanted = stored.clone()
+    expected = stored.clone()
     for part, (x_NKD, width) in enumerate(zip((k_NKD, v_NKD), widths, strict=True)):
-        wanted[part, SLOT_N, :, POSITION_N, :width] = x_NKD
+        expected[part, SLOT_N, :, POSITION_N, :width] = x_NKD
     found_NHD = attend_tiles((q_NHD, k_NKD, v_NKD), stored, tiles, scores, first_N if is_rich else None)
-    assert torch.equal(stored, wanted)
-    wanted_NHD = attention_of(q_NHD, wanted, widths, scores, first_N if is_rich else first_N * 0)
+    assert torch.equal(stored, expected)
+    wanted_NHD = attention_of(q_NHD, expected, widths, scores, first_N if is_rich else first_N * 0)
     torch.testing.assert_close(found_NHD.float(), wanted_NHD, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 2e-3)
 
 
@@ -113,33 +113,33 @@ def check_training_rows(num_heads: int, width: int) -> None:
     x_NHD = flat_NO[:, : num_heads * width].unflatten(1, (num_heads, width))
     gated_NF = torch.randn(3, 3000, generator=generator).requires_grad_()
     a, b = gated_NF.chunk(2, -1)
-    for found, wanted, given in (
+    for output, expected, inputs in (
         (rotate(x_NHD, cos_ND, sin_ND), apply_rope(x_NHD, cos_ND, sin_ND), flat_NO),
         (gate(gated_NF), F.silu(a) * b, gated_NF),
     ):
-        torch.testing.assert_close(found, wanted)
-        weights = torch.randn(found.shape, generator=generator)
-        gradients = (torch.autograd.grad(x, given, weights) for x in (found, wanted))
+        torch.testing.assert_close(output, expected)
+        weights = torch.randn(output.shape, generator=generator)
+        gradients = (torch.autograd.grad(x, inputs, weights) for x in (output, expected))
         torch.testing.assert_close(*gradients)
 
 
 def check_head(temperature: float, softcap: float | None, has_entropy: bool, dtype: torch.dtype) -> None:
     """Compares scores and gradients of targets by the kernels with those by torch; chunks of few rows."""
-    generator, found = torch.Generator().manual_seed(0), []
+    generator, results = torch.Generator().manual_seed(0), []
     hidden_NE = (3 * torch.randn(21, 8, generator=generator)).to(dtype)
     head_VE, target_N = torch.randn(5000, 8, generator=generator).to(dtype), torch.arange(21) * 238
     weights = torch.randn(2, 21, generator=generator)
     for kernels in (gpu_head, None):
-        given = [x.clone().requires_grad_() for x in (hidden_NE, head_VE)]
+        inputs = [x.clone().requires_grad_() for x in (hidden_NE, head_VE)]
         with (
             patch.object(token_logprobs, "_kernels", lambda _, found=kernels: found),
             patch.object(token_logprobs, "_chunks", lambda *_: [slice(0, 8), slice(8, 16), slice(16, 24)]),
         ):
-            logp_N, entropy_N = score_targets(*given, target_N, temperature, softcap=softcap)
+            logp_N, entropy_N = score_targets(*inputs, target_N, temperature, softcap=softcap)
             loss = logp_N.sum() if not has_entropy else (weights[0] * logp_N + weights[1] * entropy_N).sum()
-            found.append([logp_N, entropy_N, *torch.autograd.grad(loss, given)])
+            results.append([logp_N, entropy_N, *torch.autograd.grad(loss, inputs)])
     close = {"rtol": 1e-4, "atol": 2e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-    for ours, theirs in zip(*found, strict=True):
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, **close)
 
 
@@ -153,16 +153,16 @@ def check_step(num_heads: int, num_kv_heads: int) -> None:
     cache.tokens_SW[:] = others.tokens_SW[:] = np.random.default_rng(0).integers(50, size=cache.tokens_SW.shape)
     step, plain = GraphedStep(model, cache), StepRunner(model, others)
     step._records, plain._attends_compiled = False, False
-    known = [0, 0, 0]
+    num_known = [0, 0, 0]
     for decoded, extends in (([], [(0, 129)]), ([0], [(1, 2), (2, 66)]), ([0, 1], [(2, 5)]), ([0, 1, 2], [])):
         parts = [*((slot, 1) for slot in decoded), *extends]
         slot_N = np.concatenate([np.full(size, slot) for slot, size in parts])
-        position_N = np.concatenate([np.arange(known[slot], known[slot] + size) for slot, size in parts])
-        firsts = tuple((slot, known[slot], size) for slot, size in extends)
+        position_N = np.concatenate([np.arange(num_known[slot], num_known[slot] + size) for slot, size in parts])
+        firsts = tuple((slot, num_known[slot], size) for slot, size in extends)
         rows = Rows(slot_N, position_N, len(decoded), firsts, np.cumsum([size for _, size in parts]) - 1)
         torch.testing.assert_close(step.forward(rows), plain.forward(rows), rtol=1e-4, atol=1e-5)
         for slot, size in parts:
-            known[slot] += size
+            num_known[slot] += size
 
 
 def compile_kernel(kernel: Any, types: Mapping[str, str], constants: Mapping[str, object], stages: int) -> int:

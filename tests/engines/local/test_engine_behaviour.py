@@ -50,21 +50,21 @@ def logprobs_of(model: Decoder, prompt: Sequence[int], reply: Sequence[int], sam
 def requests(count: int, rng: random.Random) -> list[Prompt]:
     """Prompts of 1 to 200 ids; half begin alike, some are equal; mixed sampling."""
     common = [rng.randrange(100) for _ in range(130)]
-    made: list[Prompt] = []
+    prompts: list[Prompt] = []
     for seed in range(count):
         own = [rng.randrange(100) for _ in range(rng.choice((1, 3, 30, 70)))]
         prompt = tuple(common[: rng.choice((40, 128, 130))] + own) if seed % 2 else tuple(own)
         if seed % 5 == 4:
-            prompt = made[-1][0]
+            prompt = prompts[-1][0]
         sampling = Sampling(max_tokens=rng.choice((1, 5, 24)), seed=seed, stop_ids=(3, 7) if seed % 3 else ())
         if seed % 7 == 0:
             sampling = replace(sampling, top_k=9, top_p=0.8, temperature=0.7)
-        made.append((prompt, sampling))
-    return made
+        prompts.append((prompt, sampling))
+    return prompts
 
 
-async def replies(engine: LocalEngine, made: Sequence[Prompt], tag: str) -> list[Completion]:
-    tasks = [engine.generate(prompt, sampling, session=f"{tag}{i}") for i, (prompt, sampling) in enumerate(made)]
+async def replies(engine: LocalEngine, prompts: Sequence[Prompt], tag: str) -> list[Completion]:
+    tasks = [engine.generate(prompt, sampling, session=f"{tag}{i}") for i, (prompt, sampling) in enumerate(prompts)]
     return list(await asyncio.gather(*tasks))
 
 
@@ -83,23 +83,23 @@ def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_wit
 ) -> None:
     model = decoder(*HEADS[heads])
     rng = random.Random(0)
-    made = requests(64, rng)
+    prompts = requests(64, rng)
     order = rng.sample(range(64), 64)
 
     async def play() -> None:
         engine = LocalEngine(model, LocalEngineConfig(num_slots=64))
         alone = []
-        for prompt, sampling in made:
+        for prompt, sampling in prompts:
             alone.append(await engine.generate(prompt, sampling, session="alone"))
             await engine.update_weights({}, 0)  # nothing cached: no prefix is shared
-        assert await replies(engine, made, "together") == alone
+        assert await replies(engine, prompts, "together") == alone
         await engine.update_weights({}, 0)
-        shuffled = await replies(engine, [made[index] for index in order], "shuffled")
+        shuffled = await replies(engine, [prompts[index] for index in order], "shuffled")
         assert shuffled == [alone[index] for index in order]
         await engine.close()
         tight = LocalEngineConfig(num_slots=3, max_step_tokens=64, keep_idle_s=0.0)
         few = LocalEngine(model, tight)
-        assert await replies(few, made, "few slots") == alone
+        assert await replies(few, prompts, "few slots") == alone
         await few.close()
 
     asyncio.run(play())
@@ -154,11 +154,11 @@ def test_a_group_reads_its_common_prompt_once() -> None:
     async def play() -> tuple[int, int]:
         engine = LocalEngine(decoder(), LocalEngineConfig(max_step_tokens=64))
         prompt = tuple(index % 100 for index in range(300))
-        made = [(prompt, Sampling(max_tokens=1, seed=seed)) for seed in range(8)]
-        await replies(engine, made[:1], "one")
+        prompts = [(prompt, Sampling(max_tokens=1, seed=seed)) for seed in range(8)]
+        await replies(engine, prompts[:1], "one")
         one = engine.num_steps
         await engine.update_weights({}, 1)
-        await replies(engine, made, "group")
+        await replies(engine, prompts, "group")
         await engine.close()
         return one, engine.num_steps - one
 
@@ -314,9 +314,9 @@ def test_memory_that_is_given_up_is_the_systems_until_new_weights_come() -> None
 
     async def run() -> None:
         model = large_decoder()
-        read = bytearray(model.embed.detach().numpy().tobytes())  # a storage that cannot be resized, as of a file
-        model.embed.data = torch.frombuffer(read, dtype=torch.float32).view(-1, 256)
-        del read
+        buffer = bytearray(model.embed.detach().numpy().tobytes())  # a storage that cannot be resized, as of a file
+        model.embed.data = torch.frombuffer(buffer, dtype=torch.float32).view(-1, 256)
+        del buffer
         engine = LocalEngine(model, LocalEngineConfig(num_slots=8))
         weights = {name: view.detach().clone() for name, view in published_views(model)}
         prompts = [[number, *prompt] for number in range(8)]
@@ -343,19 +343,21 @@ def test_penalties_follow_what_came_before_and_leave_other_requests_alone() -> N
 
     async def play() -> list[Completion]:
         engine = LocalEngine(model, LocalEngineConfig(num_slots=4, window=64))
-        asked = {"a": greedy, "b": penalized, "c": greedy}
-        found = await asyncio.gather(*(engine.generate(prompt, one, session=name) for name, one in asked.items()))
+        samplings = {"a": greedy, "b": penalized, "c": greedy}
+        completions = await asyncio.gather(
+            *(engine.generate(prompt, one, session=name) for name, one in samplings.items())
+        )
         await engine.close()
-        return list(found)
+        return list(completions)
 
     plain, changed, other = asyncio.run(play())
     assert plain.ids == other.ids != changed.ids and plain.logprobs == other.logprobs
-    said: list[int] = []
+    reply_ids: list[int] = []
     for id_, logprob in zip(changed.ids, changed.logprobs, strict=True):
-        ids = torch.tensor([*prompt, *said])
+        ids = torch.tensor([*prompt, *reply_ids])
         with torch.no_grad():
             logits_V = model.logits(model.hidden_states(ids, PackedLayout([len(ids)])))[-1].clone()
         penalize(logits_V, ids.numpy(), len(prompt), penalized)
         assert id_ == int(logits_V.argmax())
         assert logprob == pytest.approx(float(logits_V.log_softmax(-1)[id_]), abs=1e-4)
-        said.append(id_)
+        reply_ids.append(id_)

@@ -67,7 +67,7 @@ def test_logits_are_those_of_the_step_of_operators(heads: dict[str, Any], dtype:
     model = make_model(**heads).to(dtype)
     random = np.random.default_rng(0)
     tokens_SW = random.integers(300, size=(6, 4096))
-    found = []
+    logits = []
     for name in ("graphed", "plain"):
         cache = SlotCache(model, 6, 4096)
         cache.tokens_SW[:] = tokens_SW
@@ -76,8 +76,8 @@ def test_logits_are_those_of_the_step_of_operators(heads: dict[str, Any], dtype:
         if name == "plain":
             step = StepRunner(model, cache)
             step._attends_compiled = False
-        found.append([step.forward(rows_of(parts)).clone() for parts in [*STEPS, *STEPS]])
-    for graphed_RV, plain_RV in zip(*found, strict=True):
+        logits.append([step.forward(rows_of(parts)).clone() for parts in [*STEPS, *STEPS]])
+    for graphed_RV, plain_RV in zip(*logits, strict=True):
         bound = 1e-4 if dtype == torch.float32 else 0.02
         assert (graphed_RV - plain_RV).norm() < bound * plain_RV.norm()
 

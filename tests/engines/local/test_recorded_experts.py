@@ -55,7 +55,7 @@ def test_experts_are_those_of_a_pass_over_the_whole_row(name: str, tmp_path: Pat
 
     async def play() -> list[tuple[list[int], Completion]]:
         engine = LocalEngine(model, SETTINGS)
-        found = []
+        pairs = []
         try:
             for turn in range(2):
                 calls = [
@@ -63,12 +63,12 @@ def test_experts_are_those_of_a_pass_over_the_whole_row(name: str, tmp_path: Pat
                     for number, prompt in enumerate(prompts)
                 ]
                 replies = await asyncio.gather(*calls)
-                found += [(list(prompt), own) for prompt, own in zip(prompts, replies, strict=True)]
+                pairs += [(list(prompt), own) for prompt, own in zip(prompts, replies, strict=True)]
                 for prompt, own in zip(prompts, replies, strict=True):
                     prompt += [*own.ids, 5, 6 + turn]
         finally:
             await engine.close()
-        return found
+        return pairs
 
     for prompt, own in asyncio.run(play()):
         assert own.experts is not None and own.experts.start == 0

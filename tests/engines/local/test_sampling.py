@@ -60,8 +60,8 @@ def test_top_k_and_top_p_keep_the_smallest_sufficient_set() -> None:
 def test_min_p_keeps_what_is_probable_enough_beside_the_most_probable_id() -> None:
     share_V = LOGITS_V.softmax(-1) / LOGITS_V.softmax(-1).max()
     for id_ in (0, 4):
-        kept = frequencies(1.0, 0, 1.0, float(share_V[id_]) - 1e-3)[0].nonzero()[:, 0].tolist()
-        assert kept == [index for index in range(5) if share_V[index] >= share_V[id_]]
+        sampled_ids = frequencies(1.0, 0, 1.0, float(share_V[id_]) - 1e-3)[0].nonzero()[:, 0].tolist()
+        assert sampled_ids == [index for index in range(5) if share_V[index] >= share_V[id_]]
     assert frequencies(1.0, 0, 1.0, 1.0)[0].nonzero()[:, 0].tolist() == [3]
 
 

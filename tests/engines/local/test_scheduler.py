@@ -24,9 +24,9 @@ def slots(number: int) -> SlotCache:
 
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop()
-    yield made
-    made.close()
+    event_loop = asyncio.new_event_loop()
+    yield event_loop
+    event_loop.close()
 
 
 def play(scheduler: Scheduler) -> int:
@@ -55,8 +55,8 @@ def test_common_prefixes_are_those_of_a_comparison_token_by_token() -> None:
                 differs = np.flatnonzero(cache.tokens_SW[slot, :least] != cache.tokens_SW[other, :least])
                 expected.append(0 if other == slot else int(differs[0]) if differs.size else int(least))
             for at_least in range(1, int(cache.num_known_S[slot]) + 1):
-                wanted = [number if number >= at_least else 0 for number in expected]
-                assert cache.common_prefix_S(slot, at_least).tolist() == wanted
+                long_prefixes = [number if number >= at_least else 0 for number in expected]
+                assert cache.common_prefix_S(slot, at_least).tolist() == long_prefixes
     cache.load(3, np.array([7, 7, 7]))  # a slot whose tokens are replaced
     assert not cache.common_prefix_S(3, 1).any()
 
@@ -105,7 +105,7 @@ def test_tokens_with_the_same_hash_are_not_taken_for_the_same(
     cache._factor_W[:] = 0  # all hashes are equal
     scheduler = Scheduler(cache, max_step_tokens=512, keep_idle_s=0.5)
     copies: list[tuple[int, ...]] = []
-    monkeypatch.setattr(cache, "copy_prefix", lambda *given: copies.append(given))
+    monkeypatch.setattr(cache, "copy_prefix", lambda *arguments: copies.append(arguments))
     for member in range(2):
         prompt_T = np.full(100, member)
         request = SamplingRequest(prompt_T, Sampling(max_tokens=50), str(member), loop.create_future(), loop)

@@ -30,10 +30,10 @@ PROMPTS = [[n % 40, *range(n % 40 + 1)] for n in range(100)]
 
 
 async def replies(engine: LocalEngine) -> list[Completion]:
-    asked = (
+    requests = (
         engine.generate(prompt, Sampling(max_tokens=9, seed=n), session=str(n)) for n, prompt in enumerate(PROMPTS)
     )
-    return list(await asyncio.gather(*asked))
+    return list(await asyncio.gather(*requests))
 
 
 @pytest.mark.parametrize("kind", ["uncompiled", pytest.param("compiled", marks=pytest.mark.slow)])
@@ -44,13 +44,13 @@ def test_the_number_of_workers_changes_no_reply(kind: str, monkeypatch: pytest.M
 
     async def play(num_workers: int, sampled: set[int]) -> list[Completion]:
         engine = LocalEngine(model, LocalEngineConfig(threads=num_workers))
-        made = await replies(engine)
+        completions = await replies(engine)
         again = await replies(engine)
-        assert [one.ids for one in again] == [one.ids for one in made]
+        assert [one.ids for one in again] == [one.ids for one in completions]
         sampled |= {index for index, worker in enumerate(engine._workers) if worker.num_steps}
         assert engine.num_steps == sum(worker.num_steps for worker in engine._workers)
         await engine.close()
-        return made
+        return completions
 
     alone, seen = asyncio.run(play(1, set())), [set[int](), set[int]()]
     assert asyncio.run(play(2, seen[0])) == alone
@@ -59,10 +59,10 @@ def test_the_number_of_workers_changes_no_reply(kind: str, monkeypatch: pytest.M
     assert not [thread for thread in threading.enumerate() if "local-engine" in thread.name]
 
 
-async def at_once(engine: LocalEngine, asked: Sequence[Coroutine[None, None, Completion]]) -> list[Completion]:
+async def at_once(engine: LocalEngine, requests: Sequence[Coroutine[None, None, Completion]]) -> list[Completion]:
     """Has all requests arrive before the first step."""
     await engine.pause()
-    tasks = [asyncio.create_task(request) for request in asked]
+    tasks = [asyncio.create_task(request) for request in requests]
     await asyncio.sleep(0)
     await engine.resume()
     return await asyncio.gather(*tasks)
@@ -79,8 +79,8 @@ def test_turns_stay_with_their_worker_groups_stay_together_and_workers_have_abou
         prompts = {name: [int(name[0]), *range(20)] for name in names}
 
         async def turn() -> None:
-            asked = [engine.generate(prompts[name], Sampling(max_tokens=3, seed=1), session=name) for name in names]
-            for name, reply in zip(names, await at_once(engine, asked), strict=True):
+            requests = [engine.generate(prompts[name], Sampling(max_tokens=3, seed=1), session=name) for name in names]
+            for name, reply in zip(names, await at_once(engine, requests), strict=True):
                 prompts[name] += [*reply.ids, 7]
 
         await turn()
@@ -105,8 +105,8 @@ def test_turns_stay_with_their_worker_groups_stay_together_and_workers_have_abou
 def test_a_large_group_is_divided_and_no_worker_gets_more_sessions_than_it_has_slots() -> None:
     async def play() -> None:
         engine = LocalEngine(decoder(), LocalEngineConfig(threads=2, num_slots=64, keep_idle_s=60))
-        asked = [engine.generate([1, 2, 3], Sampling(max_tokens=3, seed=n), session=str(n)) for n in range(64)]
-        await asyncio.wait_for(at_once(engine, asked), 30)
+        requests = [engine.generate([1, 2, 3], Sampling(max_tokens=3, seed=n), session=str(n)) for n in range(64)]
+        await asyncio.wait_for(at_once(engine, requests), 30)
         assert all(16 <= worker.num_sessions <= 32 for worker in engine._workers)
         await engine.close()
 
@@ -131,7 +131,7 @@ def test_an_update_a_pause_and_a_close_wait_for_every_worker() -> None:
     async def play() -> None:
         engine = LocalEngine(model, LocalEngineConfig(threads=2))
         long = Sampling(max_tokens=200, seed=1)
-        asked = [asyncio.create_task(engine.generate([n, 1], long, session=str(n))) for n in range(40)]
+        requests = [asyncio.create_task(engine.generate([n, 1], long, session=str(n))) for n in range(40)]
         while min(worker.num_steps for worker in engine._workers) < 5:
             await asyncio.sleep(0.001)
         await engine.pause()
@@ -143,13 +143,16 @@ def test_an_update_a_pause_and_a_close_wait_for_every_worker() -> None:
         assert engine.num_steps == before
         await engine.update_weights({}, 1)
         await engine.resume()
-        made = await asyncio.gather(*asked)
-        assert all(set(reply.policy_versions) == {0, 1} for reply in made)
+        completions = await asyncio.gather(*requests)
+        assert all(set(reply.policy_versions) == {0, 1} for reply in completions)
         fresh = LocalEngine(model, LocalEngineConfig(threads=1), version=1)
         for n in (0, 1, 39):  # what was sampled after the update is what the new weights give to what was before
-            kept = made[n].policy_versions.index(1)
+            num_before = completions[n].policy_versions.index(1)
             rest = Sampling(max_tokens=1, temperature=0.0)
-            both = [await one.generate([n, 1, *made[n].ids[:kept]], rest, session="a") for one in (engine, fresh)]
+            both = [
+                await one.generate([n, 1, *completions[n].ids[:num_before]], rest, session="a")
+                for one in (engine, fresh)
+            ]
             assert both[0] == both[1]
         waiting = [asyncio.create_task(engine.generate([n, 1], long, session=str(n))) for n in range(40)]
         await asyncio.sleep(0)
@@ -172,8 +175,8 @@ def test_a_worker_that_fails_fails_its_own_requests_and_goes_on(monkeypatch: pyt
 
         monkeypatch.setattr(broken.runner, "forward", fail, raising=True)
         homes = {name: workers_of(engine, name)[0] for name in map(str, range(100))}
-        asked = (engine.generate([*PROMPTS[n], 5], Sampling(max_tokens=2), session=str(n)) for n in range(100))
-        ended = dict(zip(homes, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+        requests = (engine.generate([*PROMPTS[n], 5], Sampling(max_tokens=2), session=str(n)) for n in range(100))
+        ended = dict(zip(homes, await asyncio.gather(*requests, return_exceptions=True), strict=True))
         assert 0 < sum(home is broken for home in homes.values()) < 100
         for name, home in homes.items():
             assert isinstance(ended[name], EngineError if home is broken else Completion)

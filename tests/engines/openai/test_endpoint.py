@@ -62,8 +62,8 @@ class Asker:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_reply_is_read_whole_and_streamed(stream: bool, chat_endpoint: Start) -> None:
     calls = [("call_a", "go", '{"direction": "north"}'), ("call_b", "go", '{"direction": '), ("call_c", "look", "")]
-    said = chat_endpoint.said(content="Hi.", reasoning="Think.", calls=calls, usage=(100, 60, 7))
-    endpoint = chat_endpoint(lambda body, number: said)
+    completion = chat_endpoint.said(content="Hi.", reasoning="Think.", calls=calls, usage=(100, 60, 7))
+    endpoint = chat_endpoint(lambda body, number: completion)
     config = ChatEndpointConfig(
         stream=stream, token_ids=False, price_prompt=2.0, price_cached=1.0, price_completion=8.0
     )
@@ -123,16 +123,18 @@ def test_a_key_in_a_finish_reason_is_not_logged(
 
 
 def test_history_goes_back_word_for_word_and_bad_arguments_as_good_json(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said(reasoning="Hm.", calls=[("call_7", "go", '{"direction":"north"}'), ("call_8", "go", "{")])
-    endpoint = chat_endpoint(lambda body, number: said)
+    completion = chat_endpoint.said(
+        reasoning="Hm.", calls=[("call_7", "go", '{"direction":"north"}'), ("call_8", "go", "{")]
+    )
+    endpoint = chat_endpoint(lambda body, number: completion)
     asker = Asker(endpoint.url)
     reply = asker.ask(tools=[GO])
     asker.ask(*ASKED, reply, Message("tool", "A hall.", tool_call_id="call_7"), tools=[GO])
-    sent = endpoint.bodies[-1]["messages"]
-    assert sent[1]["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"direction":"north"}'}
-    assert "reasoning_content" not in sent[1]
-    assert isinstance(json.loads(sent[1]["tool_calls"][1]["function"]["arguments"]), dict)
-    assert sent[2] == {"role": "tool", "content": "A hall.", "tool_call_id": "call_7"}
+    messages = endpoint.bodies[-1]["messages"]
+    assert messages[1]["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"direction":"north"}'}
+    assert "reasoning_content" not in messages[1]
+    assert isinstance(json.loads(messages[1]["tool_calls"][1]["function"]["arguments"]), dict)
+    assert messages[2] == {"role": "tool", "content": "A hall.", "tool_call_id": "call_7"}
     assert endpoint.bodies[-1]["tools"] == [GO.to_openai()]
 
 
@@ -143,8 +145,10 @@ def test_history_goes_back_word_for_word_and_bad_arguments_as_good_json(chat_end
 def test_a_failure_that_passes_is_met_by_another_request(
     failure: dict[str, Any], stream: bool, chat_endpoint: Start
 ) -> None:
-    said = chat_endpoint.said
-    endpoint = chat_endpoint(lambda body, number: said(**failure) if number < 3 else said(content="At last."))
+    make_reply = chat_endpoint.said
+    endpoint = chat_endpoint(
+        lambda body, number: make_reply(**failure) if number < 3 else make_reply(content="At last.")
+    )
     asker = Asker(endpoint.url, ChatEndpointConfig(stream=stream, token_ids=False))
     reply = asker.ask()
     assert reply.message.content == "At last." and reply.attempts == 4 == len(endpoint.bodies)
@@ -159,19 +163,19 @@ def test_a_failure_that_passes_is_met_by_another_request(
 
 
 def test_a_request_that_takes_too_long_is_sent_again(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
-    endpoint = chat_endpoint(lambda body, number: said(hangs=number == 0, content="Now."))
+    make_reply = chat_endpoint.said
+    endpoint = chat_endpoint(lambda body, number: make_reply(hangs=number == 0, content="Now."))
     reply = Asker(endpoint.url, ChatEndpointConfig(timeout_s=0.2, token_ids=False)).ask()
     assert reply.message.content == "Now." and reply.attempts == 2
 
 
 def test_the_endpoint_says_how_long_to_wait(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
-    busy = said(status=429, headers={"Retry-After": "17"})
-    endpoint = chat_endpoint(lambda body, number: busy if number == 0 else said(content="Yes."))
+    make_reply = chat_endpoint.said
+    busy = make_reply(status=429, headers={"Retry-After": "17"})
+    endpoint = chat_endpoint(lambda body, number: busy if number == 0 else make_reply(content="Yes."))
     asker = Asker(endpoint.url)
     assert asker.ask().message.content == "Yes." and asker.slept == [17.0]
-    endpoint.script = lambda body, number: said(status=429, headers={"Retry-After": "86400"})
+    endpoint.script = lambda body, number: make_reply(status=429, headers={"Retry-After": "86400"})
     with pytest.raises(EndpointFailure, match="asks to wait for 86400 s"):
         asker.ask()
 
@@ -194,8 +198,8 @@ def test_a_wrong_key_is_told_at_once_and_never_shown(chat_endpoint: Start, monke
     for talk in (lambda client: client.open(), lambda client: client.complete(ASKED)):
         with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:
             asker.run(talk)
-        shown = f"{caught.value!r} {caught.value.__cause__!r} {asker.config!r}"
-        assert "sk-secret" not in shown and "***" in shown
+        text = f"{caught.value!r} {caught.value.__cause__!r} {asker.config!r}"
+        assert "sk-secret" not in text and "***" in text
     assert len(endpoint.bodies) == 1 and asker.slept == []
     endpoint.key = "sk-secret-123"
     assert asker.ask().attempts == 1
@@ -219,9 +223,11 @@ def test_a_model_that_is_not_there_is_answered_with_the_nearest(chat_endpoint: S
 
 
 def test_a_reply_that_the_endpoint_gives_up_is_asked_for_again(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
+    make_reply = chat_endpoint.said
     for finish in ("abort", "error"):
-        endpoint = chat_endpoint(lambda *asked, f=finish: said(content="A", finish="stop" if asked[1] else f))
+        endpoint = chat_endpoint(
+            lambda *arguments, f=finish: make_reply(content="A", finish="stop" if arguments[1] else f)
+        )
         assert Asker(endpoint.url).ask().attempts == 2
 
 
@@ -240,10 +246,12 @@ def test_an_address_where_nobody_answers_is_named() -> None:
         Asker("http://127.0.0.1:9").run(lambda client: client.open())
 
 
-@pytest.mark.parametrize(("status", "told"), [(403, "may not do this"), (405, "no chat completions"), (402, "credit")])
-def test_what_no_retry_mends_is_the_users_to_mend(status: int, told: str, chat_endpoint: Start) -> None:
+@pytest.mark.parametrize(
+    ("status", "message"), [(403, "may not do this"), (405, "no chat completions"), (402, "credit")]
+)
+def test_what_no_retry_mends_is_the_users_to_mend(status: int, message: str, chat_endpoint: Start) -> None:
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=status, body={}))
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         Asker(endpoint.url).ask()
     assert len(endpoint.bodies) == 1
 
@@ -277,8 +285,8 @@ def test_servers_say_in_many_words_that_the_window_is_full(words: str, chat_endp
 
 
 def test_a_reply_for_which_the_window_is_too_small_gets_what_is_left(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
-    refusal, cut = said(status=400, body=REFUSED), said(content="a", finish="length")
+    make_reply = chat_endpoint.said
+    refusal, cut = make_reply(status=400, body=REFUSED), make_reply(content="a", finish="length")
     endpoint = chat_endpoint(lambda body, number: refusal if "max_tokens" in body else cut)
     reply = Asker(endpoint.url).ask(sampling=Sampling(max_tokens=100))
     assert reply.finish_reason == "length" and reply.cut_by_window and reply.attempts == 2
@@ -344,11 +352,11 @@ def test_an_endpoint_that_never_streams_is_asked_for_whole_answers_from_then_on(
 
 
 def test_an_endpoint_that_refuses_without_naming_gets_the_plain_form(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
-    strange = said(status=422, body={"detail": "extra fields not permitted"})
-    endpoint = chat_endpoint(lambda body, number: strange if "min_p" in body else said(content="Hi."))
+    make_reply = chat_endpoint.said
+    strange = make_reply(status=422, body={"detail": "extra fields not permitted"})
+    endpoint = chat_endpoint(lambda body, number: strange if "min_p" in body else make_reply(content="Hi."))
     assert Asker(endpoint.url, ChatEndpointConfig()).ask().message.content == "Hi."
-    endpoint.script = lambda body, number: said(status=400, body={"error": "content policy"})
+    endpoint.script = lambda body, number: make_reply(status=400, body={"error": "content policy"})
     with pytest.raises(EndpointFailure, match="content policy"):
         Asker(endpoint.url, ChatEndpointConfig()).ask()
 
@@ -357,26 +365,31 @@ def test_penalties_are_sent_where_they_are_set(chat_endpoint: Start) -> None:
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
     sampling = Sampling(max_tokens=9, presence_penalty=1.5, repetition_penalty=1.1)
     Asker(endpoint.url).ask(sampling=sampling)
-    sent = endpoint.bodies[-1]
-    assert (sent["presence_penalty"], sent["repetition_penalty"]) == (1.5, 1.1) and "frequency_penalty" not in sent
+    request_body = endpoint.bodies[-1]
+    assert (request_body["presence_penalty"], request_body["repetition_penalty"]) == (
+        1.5,
+        1.1,
+    ) and "frequency_penalty" not in request_body
     Asker(endpoint.url).ask()
     assert "presence_penalty" not in endpoint.bodies[-1] and endpoint.bodies[-1]["repetition_penalty"] == 1.0
 
 
 def test_models_that_want_another_name_for_the_limit_get_it(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
+    make_reply = chat_endpoint.said
     words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
-    refusal = said(status=400, body={"error": {"message": words}})
-    endpoint = chat_endpoint(lambda body, number: refusal if "max_tokens" in body else said(content="Hi."))
+    refusal = make_reply(status=400, body={"error": {"message": words}})
+    endpoint = chat_endpoint(lambda body, number: refusal if "max_tokens" in body else make_reply(content="Hi."))
     assert Asker(endpoint.url).ask(sampling=Sampling(max_tokens=9)).attempts == 2
     assert endpoint.bodies[-1]["max_completion_tokens"] == 9
 
 
 def test_a_server_without_a_parser_of_calls_is_told_to_leave_them_in_the_text(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
+    make_reply = chat_endpoint.said
     words = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
-    refusal = said(status=400, body={"error": {"message": words}})
-    endpoint = chat_endpoint(lambda body, number: said(content="x") if body.get("tool_choice") == "none" else refusal)
+    refusal = make_reply(status=400, body={"error": {"message": words}})
+    endpoint = chat_endpoint(
+        lambda body, number: make_reply(content="x") if body.get("tool_choice") == "none" else refusal
+    )
     assert Asker(endpoint.url).ask(tools=[GO]).attempts == 2
 
 
@@ -428,7 +441,7 @@ def test_ids_and_logprobs_are_kept_where_the_server_returns_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("address", "expected"),
     [
         ("http://localhost:8000", "http://localhost:8000/v1"),
         ("http://localhost:8000/", "http://localhost:8000/v1"),
@@ -436,16 +449,16 @@ def test_ids_and_logprobs_are_kept_where_the_server_returns_them() -> None:
         ("https://api.example.com/api/paas/v4/", "https://api.example.com/api/paas/v4"),
     ],
 )
-def test_an_address_is_read_as_people_write_it(given: str, wanted: str) -> None:
-    assert endpoint_url(given) == wanted
+def test_an_address_is_read_as_people_write_it(address: str, expected: str) -> None:
+    assert endpoint_url(address) == expected
 
 
 @pytest.mark.parametrize(
-    "given", ["http://", "ftp://host", "http://host:port", "http://k:secret@host", "http://h/?key=s"]
+    "address", ["http://", "ftp://host", "http://host:port", "http://k:secret@host", "http://h/?key=s"]
 )
-def test_what_is_no_address_or_holds_a_key_is_refused_and_not_repeated(given: str) -> None:
+def test_what_is_no_address_or_holds_a_key_is_refused_and_not_repeated(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        endpoint_url(given)
+        endpoint_url(address)
     assert "secret" not in str(caught.value)
 
 

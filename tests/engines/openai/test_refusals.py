@@ -56,11 +56,11 @@ def ask(
     ],
 )
 def test_a_limit_by_the_minute_waits_as_long_as_it_says(body: Any, wait_s: float | None, chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
+    make_reply = chat_endpoint.said
     for headers in ({}, {"Retry-After": "2"}):
         slept: list[float] = []
-        busy = said(status=429, body=body, headers=headers)
-        endpoint = chat_endpoint(lambda asked, number, busy=busy: said(content="Yes.") if number else busy)
+        busy = make_reply(status=429, body=body, headers=headers)
+        endpoint = chat_endpoint(lambda body, number, busy=busy: make_reply(content="Yes.") if number else busy)
         (reply,) = ask(endpoint.url, slept=slept)
         assert reply.failures == {"rate_limit": 1}
         if headers or wait_s is not None:
@@ -90,11 +90,11 @@ def test_a_date_is_waited_for_and_one_beyond_the_limit_is_a_failure(chat_endpoin
     slept: list[float] = []
     dates = {"Retry-After": formatdate(1_000_038, usegmt=True), "Date": formatdate(1_000_000, usegmt=True)}
     busy = chat_endpoint.said(status=503, headers=dates)
-    endpoint = chat_endpoint(lambda asked, number: chat_endpoint.said(content="Yes.") if number else busy)
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Yes.") if number else busy)
     (reply,) = ask(endpoint.url, slept=slept)
     assert slept == [38.0] and reply.failures == {"server_error": 1}
     dates["Retry-After"] = formatdate(1_090_000, usegmt=True)
-    endpoint.script = lambda asked, number: busy
+    endpoint.script = lambda body, number: busy
     with pytest.raises(EndpointFailure, match="asks to wait for 90000 s"):
         ask(endpoint.url)
 
@@ -131,7 +131,7 @@ MODELS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("model", "sampling", "sent"),
+    ("model", "sampling", "expected"),
     [
         ("takes its default alone", {}, {"temperature": 1.0}),
         ("takes its default alone", {"temperature": 0.7}, {}),
@@ -147,7 +147,7 @@ def test_sampling_settings_that_a_model_refuses_are_left_out_with_one_warning(
     status: int,
     model: str,
     sampling: dict[str, float],
-    sent: dict[str, float],
+    expected: dict[str, float],
     chat_endpoint: Start,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -157,17 +157,17 @@ def test_sampling_settings_that_a_model_refuses_are_left_out_with_one_warning(
         return chat_endpoint.said(status=status, body=error) if words else chat_endpoint.said(content="Yes.")
 
     endpoint = chat_endpoint(script)
-    asked = Sampling(max_tokens=9, **sampling)
+    settings = Sampling(max_tokens=9, **sampling)
     with caplog.at_level(logging.WARNING):
-        replies = ask(endpoint.url, asked, asked)
+        replies = ask(endpoint.url, settings, settings)
     names = {"temperature", "top_p"}
-    assert {name: value for name, value in endpoint.bodies[-1].items() if name in names} == sent
-    left_out = sorted(names - sent.keys())
+    assert {name: value for name, value in endpoint.bodies[-1].items() if name in names} == expected
+    left_out = sorted(names - expected.keys())
     assert [reply.failures for reply in replies] == [{"unsupported_feature": len(left_out)}, {}]
     warnings = sorted(record.getMessage() for record in caplog.records)
     assert len(warnings) == len(left_out)
     for name, warning in zip(left_out, warnings, strict=True):
-        assert f"refuses {name}={getattr(asked, name):g}: it is asked without, which changes the results" in warning
+        assert f"refuses {name}={getattr(settings, name):g}: it is asked without, which changes the results" in warning
 
 
 @pytest.mark.parametrize("words", ["temperature must be between 0 and 1", "top_p: Input should be greater than 0"])
@@ -220,8 +220,8 @@ def test_a_whole_reply_without_a_finish_reason_is_taken_with_one_warning(
 def test_an_empty_answer_without_a_finish_reason_and_a_torn_one_are_asked_for_again(
     stream: bool, chat_endpoint: Start
 ) -> None:
-    said = chat_endpoint.said
-    answers = [said(finish=None), said(content="fo", breaks=True), said(content="four")]
+    make_reply = chat_endpoint.said
+    answers = [make_reply(finish=None), make_reply(content="fo", breaks=True), make_reply(content="four")]
     endpoint = chat_endpoint(lambda body, number: answers[number])
     (reply,) = ask(endpoint.url, config=ChatEndpointConfig(token_ids=False, stream=stream))
     assert reply.message.content == "four" and reply.failures == {"connection": 2}
@@ -238,17 +238,17 @@ def test_an_unknown_finish_reason_is_reported_once_by_name(
 
 
 def test_requests_without_a_reply_are_counted_by_cause(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
-    window = said(status=400, body={"error": {"message": "max_tokens is above the context window of 10 tokens"}})
+    make_reply = chat_endpoint.said
+    window = make_reply(status=400, body={"error": {"message": "max_tokens is above the context window of 10 tokens"}})
     answers = [
-        said(status=400, body={"error": {"message": "Unrecognized argument: seed"}}),
-        said(status=429),
-        said(status=503),
-        said(content="x", breaks=True),
-        said(content="x", finish="network_error"),
+        make_reply(status=400, body={"error": {"message": "Unrecognized argument: seed"}}),
+        make_reply(status=429),
+        make_reply(status=503),
+        make_reply(content="x", breaks=True),
+        make_reply(content="x", finish="network_error"),
         window,
-        said(status=500),
-        said(content="Hi."),
+        make_reply(status=500),
+        make_reply(content="Hi."),
     ]
     endpoint = chat_endpoint(lambda body, number: answers[number])
     (reply,) = ask(endpoint.url)

@@ -49,14 +49,14 @@ def test_a_real_server_is_evaluated_with_tools_and_exact_ids(
 def _differences(result: EvalResult) -> list[float]:
     """Of the recorded logprobs from those that the embedded model gives the recorded ids."""
     model = load_decoder(embedded_folder())
-    found: list[float] = []
+    differences: list[float] = []
     for row in (row for one in result.trajectories for row in one.rows):
         ids = torch.tensor(row.ids)
         with torch.inference_mode():
             logits = model.logits(model.hidden_states(ids[:-1], PackedLayout((len(ids) - 1,))))
         again = logits.float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-        found += (again - torch.tensor(row.logprobs[1:]))[torch.tensor(row.mask[1:])].abs().tolist()
-    return found
+        differences += (again - torch.tensor(row.logprobs[1:]))[torch.tensor(row.mask[1:])].abs().tolist()
+    return differences
 
 
 @pytest.mark.parametrize("name", SERVERS)

@@ -121,8 +121,8 @@ def test_a_call_with_its_arguments_under_another_key_is_malformed_and_names_it(k
     ],
 )
 def test_a_call_with_its_arguments_outside_of_its_function_is_malformed(key: str, call: dict[str, Any]) -> None:
-    (found,) = read([[{"id": A, "index": 0, **call}]], key)
-    assert isinstance(found, MalformedCall) and found.id == A
+    (bad_call,) = read([[{"id": A, "index": 0, **call}]], key)
+    assert isinstance(bad_call, MalformedCall) and bad_call.id == A
 
 
 def test_other_choices_of_an_answer_and_empty_deltas_take_nothing_from_the_reply() -> None:

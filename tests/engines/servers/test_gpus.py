@@ -46,9 +46,9 @@ def have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 def test_the_visible_gpus_are_those_of_the_variable_or_of_the_machine(have, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     have(3)
     assert visible_gpus() == ["0", "1", "2"]
-    for value, found in (("2", ["2"]), ("1, 0", ["1", "0"]), ("GPU-a,MIG-b", ["GPU-a", "MIG-b"]), ("", [])):
+    for value, expected in (("2", ["2"]), ("1, 0", ["1", "0"]), ("GPU-a,MIG-b", ["GPU-a", "MIG-b"]), ("", [])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        assert visible_gpus() == found
+        assert visible_gpus() == expected
 
 
 def test_a_machine_without_gpus_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +111,9 @@ def test_tensors_that_the_receiver_cannot_open_are_copied_to_the_cpu() -> None:
         def cpu(self) -> torch.Tensor:  # type: ignore[override]
             return self.as_subclass(torch.Tensor).clone()
 
-    asked: list[int] = []
+    indices: list[int] = []
     tensors = {"a": torch.ones(2), "b": torch.ones(3).as_subclass(OnGpu)}
-    assert sendable(tensors, lambda index: not asked.append(index)) is tensors
-    sent = sendable(tensors, lambda index: False)
-    assert asked == [1]
-    assert {name: type(tensor) for name, tensor in sent.items()} == {"a": torch.Tensor, "b": torch.Tensor}
+    assert sendable(tensors, lambda index: not indices.append(index)) is tensors
+    copies = sendable(tensors, lambda index: False)
+    assert indices == [1]
+    assert {name: type(tensor) for name, tensor in copies.items()} == {"a": torch.Tensor, "b": torch.Tensor}

@@ -25,8 +25,8 @@ def play(router: ReplicaRouter, latency_s: list[float], *, num_sessions: int, nu
     for session in range(num_sessions):
         ask(session, 0.0)
     for _ in range(num_requests):
-        now, session, index, asked = heapq.heappop(flights)
-        router.release(index, now - asked)
+        now, session, index, begin = heapq.heappop(flights)
+        router.release(index, now - begin)
         answered[index] += 1
         ask(session, now)
     return answered

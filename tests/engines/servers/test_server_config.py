@@ -72,14 +72,14 @@ def test_the_command_line_says_what_a_setting_is_to_each_kind(
     monkeypatch.setenv("COLUMNS", "100")  # one column of panels
     with pytest.raises(SystemExit):
         main(["train", "--help-all"])
-    shown = " ".join(line.strip("│ \n") for line in capsys.readouterr().out.splitlines())
+    output = " ".join(line.strip("│ \n") for line in capsys.readouterr().out.splitlines())
     for help_text in (
         "Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable",
         "vLLM needs VLLM_SERVER_DEV_MODE=1, --enable-scale-out",
         "The interpreter that has the server's library (SGLang 0.5.23, vLLM 0.32, or later)",
         "all in one pair of quotation marks: of `sglang.launch_server` or `vllm.entrypoints.openai.api_server`",
     ):
-        assert shown.count(help_text) == 1, help_text
+        assert output.count(help_text) == 1, help_text
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_an_option_of_a_former_block_names_that_of_today(command: str, capsys: p
 def test_a_servers_port_is_below_those_that_connections_get(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as client, socket.create_server(("127.0.0.1", 0)) as anybody:
         client.connect(anybody.getsockname())
-        given = min(client.getsockname()[1], anybody.getsockname()[1])
+        smallest = min(client.getsockname()[1], anybody.getsockname()[1])
         ports = {free_port() for _ in range(20)}
-        assert max(ports) < given and len(ports) > 15
-    with socket.create_server(("127.0.0.1", free_port())) as taken:
-        port = taken.getsockname()[1]
+        assert max(ports) < smallest and len(ports) > 15
+    with socket.create_server(("127.0.0.1", free_port())) as listener:
+        port = listener.getsockname()[1]
         monkeypatch.setattr(server_process, "NUM_PORTS", 1)
         monkeypatch.setattr(server_process, "_first_ephemeral_port", lambda: port + 1)
         with pytest.raises(EngineError, match=f"no port between {port} and {port + 1} is free"):

@@ -47,39 +47,42 @@ class Program:
 
 def test_the_vllm_worker_does_not_run_what_it_is_sent(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
-    sent = base64.b64encode(pickle.dumps(Program(mark))).decode()
+    payload = base64.b64encode(pickle.dumps(Program(mark))).decode()
     with pytest.raises(safetensors.SafetensorError):
-        WeightWorker().agentgym_load(sent)
+        WeightWorker().agentgym_load(payload)
     assert not mark.exists()
-    pickle.loads(base64.b64decode(sent))
+    pickle.loads(base64.b64decode(payload))
     assert mark.exists()
 
 
 def test_tensors_travel_as_safetensors_bit_for_bit() -> None:
     whole = torch.randn(4, 6)
     tensors = {"a": whole[:, ::2], "b": whole.to(torch.bfloat16), "c": whole}
-    read = safetensors.torch.load(safetensors_bytes(tensors))
-    assert all(read[name].equal(tensor) and read[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    tensors_read = safetensors.torch.load(safetensors_bytes(tensors))
+    assert all(
+        tensors_read[name].equal(tensor) and tensors_read[name].dtype == tensor.dtype
+        for name, tensor in tensors.items()
+    )
 
 
 def answer(headers: list[tuple[bytes, bytes]], kind: str = "http") -> list[Mapping[str, Any]]:
     """What a server behind the middleware sends."""
-    sent: list[Mapping[str, Any]] = []
+    messages: list[Mapping[str, Any]] = []
 
     async def app(scope: Mapping[str, Any], receive: object, send: Callable[..., Any]) -> None:
         await send({"type": "passed on"})
 
     async def send(message: Mapping[str, Any]) -> None:
-        sent.append(message)
+        messages.append(message)
 
     asyncio.run(RequireSecret(app)({"type": kind, "headers": headers}, None, send))
-    return sent
+    return messages
 
 
-@pytest.mark.parametrize("given", [[], [b"Bearer x"], [b"Bearer "], [b"Bearer s3cret", b"Bearer s3cret"], [b"s3cret"]])
-def test_a_request_without_the_secret_is_not_passed_on(given: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("values", [[], [b"Bearer x"], [b"Bearer "], [b"Bearer s3cret", b"Bearer s3cret"], [b"s3cret"]])
+def test_a_request_without_the_secret_is_not_passed_on(values: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SERVER_SECRET, "s3cret")
-    headers = [(b"authorization", value) for value in given]
+    headers = [(b"authorization", value) for value in values]
     assert answer(headers)[0]["status"] == 401
     assert answer(headers, "websocket")[0]["type"] == "websocket.close"
 

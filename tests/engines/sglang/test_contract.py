@@ -266,16 +266,16 @@ def test_the_cache_is_not_flushed_under_a_running_request(url: str) -> None:
 @pytest.mark.long
 def test_an_in_place_pause_holds_ids_flushes_and_aborts(url: str) -> None:
     async def conversation(post: Post) -> None:
-        kept, ended = await begun(post, "kept", "ended")
+        going_on, ended = await begun(post, "kept", "ended")
         assert (await post("/pause_generation", {"mode": "in_place"}))[0] == 200
         await post("/abort_request", {"rid": "ended"})
         await asyncio.sleep(0.2)
-        assert not kept.done()
+        assert not going_on.done()
         assert not ended.done()
         assert (await post("/flush_cache"))[0] == 400
         assert (await post("/continue_generation"))[0] == 200
         assert (await ended)[1]["meta_info"]["finish_reason"]["type"] == "abort"
-        assert check_lengths((await kept)[1]) == LONG
+        assert check_lengths((await going_on)[1]) == LONG
 
     talk(url, conversation)
 
@@ -283,7 +283,7 @@ def test_an_in_place_pause_holds_ids_flushes_and_aborts(url: str) -> None:
 @pytest.mark.long
 def test_a_retracting_pause_allows_a_flush_and_gives_aborted_ids_at_once(url: str) -> None:
     async def conversation(post: Post) -> None:
-        kept, ended = await begun(post, "kept", "ended")
+        going_on, ended = await begun(post, "kept", "ended")
         assert (await post("/pause_generation", {"mode": "retract"}))[0] == 200
         await post("/abort_request", {"rid": "ended"})
         answer = (await ended)[1]
@@ -291,9 +291,9 @@ def test_a_retracting_pause_allows_a_flush_and_gives_aborted_ids_at_once(url: st
         assert "prompt_tokens" not in answer["meta_info"]
         assert 0 <= check_lengths(answer) < LONG
         assert (await post("/flush_cache"))[0] == 200
-        assert not kept.done()
+        assert not going_on.done()
         await post("/continue_generation")
-        assert check_lengths((await kept)[1]) == LONG
+        assert check_lengths((await going_on)[1]) == LONG
 
     talk(url, conversation)
 
@@ -303,11 +303,11 @@ def test_an_aborting_pause_ends_all_and_holds_what_comes(url: str) -> None:
         (ended,) = await begun(post, "ended")
         await post("/pause_generation", {"mode": "abort"})
         assert (await ended)[1]["meta_info"]["finish_reason"]["type"] == "abort"
-        held = asyncio.create_task(post("/generate", generation("held")))
+        waiting = asyncio.create_task(post("/generate", generation("held")))
         await asyncio.sleep(0.2)
-        assert not held.done()
+        assert not waiting.done()
         await post("/continue_generation")
-        assert check_lengths((await held)[1]) == 4
+        assert check_lengths((await waiting)[1]) == 4
 
     talk(url, conversation)
 
@@ -315,11 +315,11 @@ def test_an_aborting_pause_ends_all_and_holds_what_comes(url: str) -> None:
 def test_an_abort_of_a_request_that_came_in_a_pause_is_lost(url: str) -> None:
     async def conversation(post: Post) -> None:
         await post("/pause_generation", {"mode": "in_place"})
-        held = asyncio.create_task(post("/generate", generation("held")))
+        waiting = asyncio.create_task(post("/generate", generation("held")))
         await asyncio.sleep(0.2)
         await post("/abort_request", {"rid": "held"})
         await post("/continue_generation")
-        assert (await held)[1]["meta_info"]["finish_reason"]["type"] == "length"
+        assert (await waiting)[1]["meta_info"]["finish_reason"]["type"] == "length"
 
     talk(url, conversation)
 
@@ -371,18 +371,18 @@ Q, NORM = "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"
 
 
 async def checksums(post: Post) -> dict[str, str]:
-    told = (await post("/weights_checker", {"action": "checksum"}))[1]
-    assert told["success"] is True
-    found: dict[str, str] = told["ranks"][0]["checksums"]
-    return found
+    answer = (await post("/weights_checker", {"action": "checksum"}))[1]
+    assert answer["success"] is True
+    sums: dict[str, str] = answer["ranks"][0]["checksums"]
+    return sums
 
 
 def test_an_update_shows_in_the_checksums_of_its_tensors_alone(url: str) -> None:
     async def conversation(post: Post) -> None:
         before = await checksums(post)
         assert (await post("/begin_weight_update"))[0] == 200
-        status, told = await post("/update_weights_from_tensor", payload(Q, NORM, change=0.25, weight_version="9"))
-        assert (status, told) == (200, {"success": True, "message": "Success Weight version updated to 9."})
+        status, answer = await post("/update_weights_from_tensor", payload(Q, NORM, change=0.25, weight_version="9"))
+        assert (status, answer) == (200, {"success": True, "message": "Success Weight version updated to 9."})
         assert await post("/end_weight_update") == (200, {"success": True, "message": "Success"})
         after = await checksums(post)
         changed = {name for name in before if before[name] != after[name]}
@@ -397,12 +397,12 @@ def test_an_update_shows_in_the_checksums_of_its_tensors_alone(url: str) -> None
 
 def test_the_shipped_weights_have_these_checksums(url: str) -> None:
     async def conversation(post: Post) -> None:
-        found = await checksums(post)
-        assert len(found) == 34
-        assert found["model.embed_tokens.weight"] == "041a64f920c7e45f"
-        assert found["model.layers.3.mlp.gate_up_proj.weight"] == "a258db6801ccd899"
-        told = (await post("/weights_checker", {"action": "checksum", "skip_tensor_list": ["layers"]}))[1]
-        assert set(told["ranks"][0]["checksums"]) == {"model.embed_tokens.weight", NORM}
+        sums = await checksums(post)
+        assert len(sums) == 34
+        assert sums["model.embed_tokens.weight"] == "041a64f920c7e45f"
+        assert sums["model.layers.3.mlp.gate_up_proj.weight"] == "a258db6801ccd899"
+        answer = (await post("/weights_checker", {"action": "checksum", "skip_tensor_list": ["layers"]}))[1]
+        assert set(answer["ranks"][0]["checksums"]) == {"model.embed_tokens.weight", NORM}
 
     talk(url, conversation)
 
@@ -442,9 +442,9 @@ def test_an_update_that_cannot_flush_fails_and_leaves_new_weights_under_the_old_
         (task,) = await begun(post, "r")
         await post("/pause_generation", {"mode": "in_place"})
         await post("/begin_weight_update")
-        status, told = await post("/update_weights_from_tensor", payload(NORM, change=0.25, weight_version="7"))
-        assert (status, told["success"]) == (400, False)
-        assert told["message"].startswith("Weights were updated, but the cache was not flushed")
+        status, answer = await post("/update_weights_from_tensor", payload(NORM, change=0.25, weight_version="7"))
+        assert (status, answer["success"]) == (400, False)
+        assert answer["message"].startswith("Weights were updated, but the cache was not flushed")
         assert (await checksums(post))[NORM] != before[NORM]
         body = payload(NORM, flush_cache=False, weight_version="default")
         assert (await post("/update_weights_from_tensor", body))[0] == 200
@@ -457,9 +457,9 @@ def test_an_update_that_cannot_flush_fails_and_leaves_new_weights_under_the_old_
 
 def test_an_adapter_that_is_not_loaded_cannot_be_unloaded(url: str) -> None:
     async def conversation(post: Post) -> None:
-        status, told = await post("/unload_lora_adapter", {"lora_name": "nobody"})
-        assert (status, told["success"]) == (400, False)
-        assert isinstance(told["error_message"], str)
+        status, answer = await post("/unload_lora_adapter", {"lora_name": "nobody"})
+        assert (status, answer["success"]) == (400, False)
+        assert isinstance(answer["error_message"], str)
 
     talk(url, conversation)
 
@@ -501,16 +501,16 @@ def test_the_openai_client_reads_chat_completions_and_their_exact_ids(url: str) 
             extra_body=extra,
         )
     (choice,) = answer.choices
-    told = choice.model_dump()
-    ids = told["response_token_ids"]
+    choice_json = choice.model_dump()
+    ids = choice_json["response_token_ids"]
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(told["prompt_token_ids"]) == 7
+    assert answer.usage.prompt_tokens == len(choice_json["prompt_token_ids"]) == 7
     assert answer.usage.completion_tokens == len(ids)
-    assert [pair[1] for pair in told["meta_info"]["output_token_logprobs"]] == ids
+    assert [pair[1] for pair in choice_json["meta_info"]["output_token_logprobs"]] == ids
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
     assert [one.logprob for one in choice.logprobs.content] == [
-        pair[0] for pair in told["meta_info"]["output_token_logprobs"]
+        pair[0] for pair in choice_json["meta_info"]["output_token_logprobs"]
     ]
     assert answer.metadata is not None
     assert answer.metadata["weight_version"] == "default"

@@ -40,7 +40,7 @@ def adapt(model: Any, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(
+def report(
     sglang_python: str, reference: MakeReference, told_by: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """What `embedded_sglang.py` saw, which plays with the engine in SGLang's environment."""
@@ -56,91 +56,91 @@ def told(
 
 @pytest.mark.engine
 def test_logprobs_are_the_trainers_at_every_temperature_before_and_after_an_update(
-    told: dict[str, Any], reference: MakeReference
+    report: dict[str, Any], reference: MakeReference
 ) -> None:
     models = reference(0), reference(1)
-    assert len(told["replies"]) == 6
-    for version, temperature, ids, logprobs, versions, checksum in told["replies"]:
+    assert len(report["replies"]) == 6
+    for version, temperature, ids, logprobs, versions, checksum in report["replies"]:
         assert len(ids) == 20
-        assert max(models[version].gaps(told["prompt"], ids, logprobs, temperature)) < TOLERANCE
+        assert max(models[version].gaps(report["prompt"], ids, logprobs, temperature)) < TOLERANCE
         assert set(versions) == {version}
         assert checksum == overall_digest(fused_digests(models[version].tensors()))
 
 
 @pytest.mark.engine
-def test_an_aborted_reply_comes_back_with_what_was_sampled(told: dict[str, Any], reference: MakeReference) -> None:
-    ids, logprobs, versions, reason = told["aborted"]
+def test_an_aborted_reply_comes_back_with_what_was_sampled(report: dict[str, Any], reference: MakeReference) -> None:
+    ids, logprobs, versions, reason = report["aborted"]
     assert (reason, set(versions)) == ("abort", {1})
     assert 0 < len(ids) < 700
-    assert max(reference(1).gaps(told["prompt"], ids, logprobs, LONG)) < ROUNDING
+    assert max(reference(1).gaps(report["prompt"], ids, logprobs, LONG)) < ROUNDING
 
 
 @pytest.mark.engine
 def test_ids_sampled_before_and_after_an_update_in_mid_flight_bear_their_versions(
-    told: dict[str, Any], reference: MakeReference
+    report: dict[str, Any], reference: MakeReference
 ) -> None:
-    ids, logprobs, versions, reason = told["met"]
+    ids, logprobs, versions, reason = report["met"]
     switch = versions.index(2)
     assert reason == "abort"
     assert 0 < switch < len(ids) < 700
     assert versions == [1] * switch + [2] * (len(ids) - switch)
-    old = reference(1).gaps(told["prompt"], ids, logprobs, LONG)
-    new = reference(0).gaps(told["prompt"], ids, logprobs, LONG)
+    old = reference(1).gaps(report["prompt"], ids, logprobs, LONG)
+    new = reference(0).gaps(report["prompt"], ids, logprobs, LONG)
     assert max(old[:switch]) < ROUNDING
     assert max(new[switch:]) < ROUNDING
     assert min(max(old[switch:]), max(new[:switch])) > WRONG
 
 
 @pytest.mark.engine
-def test_a_reply_read_in_pieces_is_whole(told: dict[str, Any], reference: MakeReference) -> None:
-    ids, logprobs, versions, reason = told["streamed"]
+def test_a_reply_read_in_pieces_is_whole(report: dict[str, Any], reference: MakeReference) -> None:
+    ids, logprobs, versions, reason = report["streamed"]
     assert (len(ids), versions, reason) == (20, [2] * 20, "length")
-    assert max(reference(0).gaps(told["prompt"], ids, logprobs, 1.0)) < TOLERANCE
+    assert max(reference(0).gaps(report["prompt"], ids, logprobs, 1.0)) < TOLERANCE
 
 
 @pytest.mark.engine
-def test_a_stop_id_ends_a_reply_and_a_pause_holds_one_back(told: dict[str, Any]) -> None:
-    stop, ids, reason = told["stopped"]
+def test_a_stop_id_ends_a_reply_and_a_pause_holds_one_back(report: dict[str, Any]) -> None:
+    stop, ids, reason = report["stopped"]
     assert reason == "stop"
     assert ids.index(stop) == len(ids) - 1
-    assert told["waited"]
+    assert report["waited"]
 
 
 @pytest.mark.engine
 def test_weights_by_a_folder_and_an_adapter_alone_arrive(
-    told: dict[str, Any], tmp_path: Path, reference: MakeReference
+    report: dict[str, Any], tmp_path: Path, reference: MakeReference
 ) -> None:
     model = reference(1)
-    ids, logprobs, versions, _ = told["read"]
+    ids, logprobs, versions, _ = report["read"]
     assert (len(ids), set(versions)) == (20, {1})
-    assert max(model.gaps(told["prompt"], ids, logprobs, LONG)) < TOLERANCE
-    ids, logprobs, versions, _ = told["adapted"]
+    assert max(model.gaps(report["prompt"], ids, logprobs, LONG)) < TOLERANCE
+    ids, logprobs, versions, _ = report["adapted"]
     assert (len(ids), set(versions)) == (20, {3})
-    assert max(model.gaps(told["prompt"], ids, logprobs, LONG)) > WRONG
+    assert max(model.gaps(report["prompt"], ids, logprobs, LONG)) > WRONG
     adapt(model, tmp_path)
-    assert max(model.gaps(told["prompt"], ids, logprobs, LONG)) < TOLERANCE
+    assert max(model.gaps(report["prompt"], ids, logprobs, LONG)) < TOLERANCE
 
 
 @pytest.mark.engine
-def test_what_cannot_be_answered_is_refused_as_a_server_would(told: dict[str, Any]) -> None:
-    said = told["refused"]
-    assert said["path"].startswith("404 ")
-    assert "no_such_field" in said["field"]
-    assert {said[name][:4] for name in ("field", "empty", "update")} == {"400 "}
-    assert "no answer within 0.3 s" in said["late"]
-    assert "close it first" in said["second"]
+def test_what_cannot_be_answered_is_refused_as_a_server_would(report: dict[str, Any]) -> None:
+    messages = report["refused"]
+    assert messages["path"].startswith("404 ")
+    assert "no_such_field" in messages["field"]
+    assert {messages[name][:4] for name in ("field", "empty", "update")} == {"400 "}
+    assert "no answer within 0.3 s" in messages["late"]
+    assert "close it first" in messages["second"]
 
 
 @pytest.mark.engine
-def test_an_engine_whose_scheduler_died_is_unreachable_and_the_program_lives_on(told: dict[str, Any]) -> None:
-    assert len(told["killed"]) == 3
-    assert all("no server is left" in said for said in told["killed"])
+def test_an_engine_whose_scheduler_died_is_unreachable_and_the_program_lives_on(report: dict[str, Any]) -> None:
+    assert len(report["killed"]) == 3
+    assert all("no server is left" in message for message in report["killed"])
 
 
 @pytest.mark.engine
-def test_no_process_is_left_and_the_program_is_as_it_was(told: dict[str, Any]) -> None:
-    assert told["left"] == told["left_after_death"] == []
-    assert told["kept"]
+def test_no_process_is_left_and_the_program_is_as_it_was(report: dict[str, Any]) -> None:
+    assert report["left"] == report["left_after_death"] == []
+    assert report["kept"]
 
 
 def test_where_sglang_is_not_installed_its_server_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

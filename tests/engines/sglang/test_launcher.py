@@ -25,6 +25,6 @@ def test_the_server_gets_the_whole_secret(secret: str, tmp_path: Path) -> None:
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "launch_server.py").write_text(SERVER)
     words = [sys.executable, agentgym.engines.sglang.launcher.__file__, "--port", "1"]
-    given = os.environ | {"PYTHONPATH": str(tmp_path), "AGENTGYM_SERVER_SECRET": secret}
-    found = subprocess.run(words, env=given, capture_output=True, text=True, check=True, timeout=60)
-    assert found.stdout.strip() == f"Namespace(api_key={secret!r}, port='1')"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "AGENTGYM_SERVER_SECRET": secret}
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == f"Namespace(api_key={secret!r}, port='1')"

@@ -584,8 +584,8 @@ def test_requests_of_a_server_that_dies_are_answered_by_another_one(fake_sglang:
     assert [len(ids) for ids in replies] == [50] * 16
     assert num_lost > 0
     assert second.stats.duplicates == 0
-    kept = second.stats.prompts > 1
-    assert kept is stream, "what was streamed is the beginning of the next prompt"
+    was_streamed = second.stats.prompts > 1
+    assert was_streamed is stream, "what was streamed is the beginning of the next prompt"
 
 
 def test_a_server_whose_front_outlives_its_model_is_left(fake_sglang: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -688,10 +688,10 @@ def test_a_server_with_requests_in_flight_keeps_its_memory(fake_sglang: Fake) ->
 
 
 def test_a_gpu_server_without_a_memory_saver_is_refused(fake_sglang: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = FakeControl._server_info
+    server_info = FakeControl._server_info
 
     async def on_gpu(control: FakeControl, call: HttpCall) -> HttpAnswer:
-        answer = await told(control, call)
+        answer = await server_info(control, call)
         return HttpAnswer({**answer.content, "device": "cuda"})
 
     monkeypatch.setattr(FakeControl, "_server_info", on_gpu)

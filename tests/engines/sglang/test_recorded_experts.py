@@ -26,9 +26,9 @@ def answer(text: str | None, ids: tuple[int, ...] = (1,)) -> dict[str, Any]:
 
 
 def test_a_record_is_read_by_tokens_layers_and_choices() -> None:
-    found = read_experts(answer(b64encode(EXPERTS.tobytes()).decode()), (3, 2), 5, name="server")
-    assert found is not None and (found.start, found.stop) == (0, 5)
-    assert np.array_equal(found.experts_TRK, EXPERTS)
+    experts = read_experts(answer(b64encode(EXPERTS.tobytes()).decode()), (3, 2), 5, name="server")
+    assert experts is not None and (experts.start, experts.stop) == (0, 5)
+    assert np.array_equal(experts.experts_TRK, EXPERTS)
     assert read_experts(answer(None, ()), (3, 2), 0, name="server") is None
 
 

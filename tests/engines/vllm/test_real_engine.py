@@ -135,9 +135,9 @@ def test_seeds_are_honoured_and_filtered_sampling_reports_the_distribution_it_dr
         top = replace(sampling, top_k=20, temperature=0.7)
         reply = await engine.generate(prompt, top, session="a")
         logits = model.logits(prompt, reply.ids) / 0.7
-        kept = logits.topk(20).values
+        top_logits = logits.topk(20).values
         chosen = logits.gather(1, torch.tensor(reply.ids)[:, None])[:, 0]
-        assert reply.logprobs == pytest.approx((chosen - kept.logsumexp(1)).tolist(), abs=TOLERANCE)
+        assert reply.logprobs == pytest.approx((chosen - top_logits.logsumexp(1)).tolist(), abs=TOLERANCE)
         penalized = replace(greedy, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.25)
         reply = await engine.generate(prompt, penalized, session="a")
         logp = model.penalized(prompt, reply.ids, penalized).log_softmax(-1).max(-1)
@@ -346,8 +346,8 @@ class Lossy(VllmServer):
     async def call(self, method: str, *args: str) -> list[Any]:
         if method == "agentgym_load":
             tensors = safetensors.torch.load(base64.b64decode(args[0]))
-            kept = {name: tensor for name, tensor in tensors.items() if name != self.lost}
-            args = (base64.b64encode(safetensors_bytes(kept)).decode(),)
+            tensors_left = {name: tensor for name, tensor in tensors.items() if name != self.lost}
+            args = (base64.b64encode(safetensors_bytes(tensors_left)).decode(),)
         return await super().call(method, *args)
 
 
@@ -465,11 +465,11 @@ def test_async_llm_in_process_samples_what_the_trainer_computes_over_updates(
     models = reference(0), reference(1)
     for version, model in enumerate(models):
         save_model_folder(model.decoder, tmp_path / str(version))
-    found = told_by(vllm_python, "embedded_vllm.py", tmp_path / "0", tmp_path / "1")
-    for version, temperature, ids, logprobs, versions, checksum in found["replies"]:
+    report = told_by(vllm_python, "embedded_vllm.py", tmp_path / "0", tmp_path / "1")
+    for version, temperature, ids, logprobs, versions, checksum in report["replies"]:
         model, sampling = models[version], Sampling(max_tokens=20, temperature=temperature)
         reply = Completion(tuple(ids), tuple(logprobs), tuple(versions), "length")
         assert set(versions) == {version}
         assert checksum == overall_digest(fused_digests(model.tensors()))
-        assert gap(model, found["prompt"], reply, sampling) < TOLERANCE
-    assert set(found["versions"]) == {1, 2}
+        assert gap(model, report["prompt"], reply, sampling) < TOLERANCE
+    assert set(report["versions"]) == {1, 2}

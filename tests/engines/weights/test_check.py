@@ -14,15 +14,15 @@ from agentgym.errors import EngineError
 OLD, NEW = {"a": "1", "b": "1", "c": "1"}, {"a": "2", "b": "2", "c": "1"}
 
 
-@pytest.mark.parametrize("found", [{**NEW, "b": "1"}, {"a": "2", "c": "1"}])
-def test_a_parameter_that_differs_or_is_missing_is_named(found: dict[str, str]) -> None:
+@pytest.mark.parametrize("sums", [{**NEW, "b": "1"}, {"a": "2", "c": "1"}])
+def test_a_parameter_that_differs_or_is_missing_is_named(sums: dict[str, str]) -> None:
     check = WeightCheck("the engine", is_exact=True)
     check.compare(OLD, {**OLD, "of its own": "7"}, 1)
     with pytest.raises(
         EngineError,
         match=r"stale weights: 1 of 3 tensors of the engine are .* version 2, the first is 'b': it was left",
     ):
-        check.compare(NEW, found, 2)
+        check.compare(NEW, sums, 2)
 
 
 def test_an_engine_that_hashes_in_its_own_way_must_change_where_what_was_sent_changed() -> None:
@@ -52,10 +52,10 @@ def test_digests_of_change_name_parameters_as_the_engine_does_and_see_any_change
     for name, tensor in weights.items():
         flat = tensor.view(-1)
         for place in range(len(flat)):
-            kept = flat[place].clone()
+            value = flat[place].clone()
             flat[place] += flat[place] * 2**-7  # the smallest step of bfloat16
             assert fused_sums(weights) != before, (name, place)
-            flat[place] = kept
+            flat[place] = value
     weights["norm.weight"] = weights["norm.weight"].flip(0)
     changed = fused_sums(weights)
     assert {name for name in before if changed[name] != before[name]} == {"norm.weight"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from agentgym.engines.weights.buckets import portions
-from agentgym.engines.weights.invitation import Invitation
+from agentgym.engines.weights.group_address import GroupAddress
 from agentgym.engines.weights.transports import UpdateEnd, weight_path
 from agentgym.errors import EngineError
 
@@ -51,7 +51,7 @@ class Script:
         self.tensors = load_file(Path(folder) / "model.safetensors")
         self.story.append((sorted(self.tensors), end))
 
-    async def join(self, invitation: Invitation) -> None:
+    async def join(self, invitation: GroupAddress) -> None:
         raise AssertionError("it was not to join")
 
     async def receive(self, tensors: Mapping[str, torch.Tensor], group: str, end: UpdateEnd | None) -> None:

@@ -46,9 +46,9 @@ def test_an_episode_is_that_of_gymnasium_under_the_same_seed() -> None:
         ended = False
         while not ended:
             observation, reward, ended, *_ = theirs.step(1)
-            told, paid, terminated, *_ = act(ours, "hit")
+            text, paid, terminated, *_ = act(ours, "hit")
             assert (paid, terminated) == (reward, ended)
-            assert told.endswith(f"Observation: {tuple(int(one) for one in observation)}")
+            assert text.endswith(f"Observation: {tuple(int(one) for one in observation)}")
 
 
 def test_a_reply_that_names_no_action_or_several_plays_none() -> None:
@@ -57,8 +57,8 @@ def test_a_reply_that_names_no_action_or_several_plays_none() -> None:
     assert env.step("Which way?")[0].startswith("Nothing was done: the reply names no action.")
     assert env.step("down or right")[0].startswith("Nothing was done: the reply names 2 actions.")
     assert "Not done: one action in each reply." in act(env, "down", "down")[0]
-    told = act(env, "north")
-    assert told[4]["tool_results"][0].error == "invalid_arguments"
+    answer = act(env, "north")
+    assert answer[4]["tool_results"][0].error == "invalid_arguments"
     assert env.step("down")[0].count("[F|red]FFH") == 1  # the second row: one step was taken before
 
 
@@ -92,9 +92,9 @@ def dice() -> Iterator[str]:
 def test_a_stranger_s_environment_draws_from_a_stream_of_its_own(dice: str) -> None:
     def thrown() -> list[str]:
         env = make_env(dice)
-        told = [env.reset(seed=7)[0], *(act(env, "0")[0] for _ in range(5))]
+        texts = [env.reset(seed=7)[0], *(act(env, "0")[0] for _ in range(5))]
         env.close()
-        return told
+        return texts
 
     random.seed(1)
     before = random.getstate()
@@ -165,9 +165,9 @@ def test_an_environment_of_gymnasiums_interface_is_played_by_any_name(name: str)
     make_env(f"{HERE}:PlainEcho-v0").close()  # importing the module registers the id
     env = make_env(name, {"digits": 3})
     assert isinstance(env, GymnasiumText)
-    said, _ = env.reset(seed=7)
+    observation, _ = env.reset(seed=7)
     again, _ = env.reset(seed=7)
-    assert said == again != env.reset(seed=8)[0]
+    assert observation == again != env.reset(seed=8)[0]
     _, reward, terminated, truncated, _ = env.step(f"It is {env.reset(seed=7)[0].split()[1]}")
     assert (reward, terminated, truncated) == (1.0, True, False)
 

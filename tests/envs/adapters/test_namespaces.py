@@ -29,10 +29,10 @@ def test_an_id_is_enough_for_gymnasium() -> None:
 
 
 def test_a_spec_is_registered_when_it_is_asked_for_and_makes_the_same_again() -> None:
-    made = gymnasium.make("text/Blackjack-v1")
-    assert made.spec is not None
-    assert made.spec.id in gymnasium.registry
-    assert gymnasium.make(made.spec).reset(seed=3)[0] == made.reset(seed=3)[0]
+    env = gymnasium.make("text/Blackjack-v1")
+    assert env.spec is not None
+    assert env.spec.id in gymnasium.registry
+    assert gymnasium.make(env.spec).reset(seed=3)[0] == env.reset(seed=3)[0]
     assert spec_of("text/Blackjack-v1") is gymnasium.spec("text/Blackjack-v1")
 
 
@@ -82,8 +82,8 @@ def test_a_folder_is_named_after_the_whole_id() -> None:
 
 def test_the_list_tells_of_every_namespace_and_of_the_ids_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "list", "--adapters"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"{name}/" in told for name in NAMESPACES)
+    output = capsys.readouterr().out
+    assert all(f"{name}/" in output for name in NAMESPACES)
     assert main(["env", "list", "--namespace", "text"]) == 0
     assert {"text/Taxi-v4", "text/Blackjack-v1"} <= set(capsys.readouterr().out.split())
     assert main(["env", "list", "--namespace", "txt"]) == 2

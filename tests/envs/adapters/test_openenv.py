@@ -89,13 +89,13 @@ def url() -> Iterator[str]:
 def episode(env: TextEnv, seed: int, turns: int = 12) -> list[tuple[str, float, bool, bool, Any]]:
     """What a random player is told and paid, the player's calls one in each reply."""
     observation, _ = env.reset(seed=seed)
-    told: list[tuple[str, float, bool, bool, Any]] = [(observation, 0.0, False, False, None)]
+    steps: list[tuple[str, float, bool, bool, Any]] = [(observation, 0.0, False, False, None)]
     player = RandomPolicy()
     player.reset(env, observation, seed)
-    while len(told) <= turns and not (told[-1][2] or told[-1][3]):
+    while len(steps) <= turns and not (steps[-1][2] or steps[-1][3]):
         observation, reward, terminated, truncated, info = env.step(Action.from_message(player.act(observation)))
-        told.append((observation, reward, terminated, truncated, info["metrics"].get("success")))
-    return told
+        steps.append((observation, reward, terminated, truncated, info["metrics"].get("success")))
+    return steps
 
 
 def test_a_served_environment_is_the_environment(url: str) -> None:
@@ -132,9 +132,9 @@ def test_sessions_side_by_side_are_each_their_own(url: str) -> None:
 
 @pytest.mark.slow
 def test_gymnasium_makes_it_and_env_check_finds_nothing(url: str) -> None:
-    made = gymnasium.make(f"openenv/{url}")
-    assert made.reset(seed=3)[0] == make_env("TextGame-v0").reset(seed=3)[0]
-    made.close()
+    env = gymnasium.make(f"openenv/{url}")
+    assert env.reset(seed=3)[0] == make_env("TextGame-v0").reset(seed=3)[0]
+    env.close()
     assert check_env(f"openenv/{url}") == []
 
 
@@ -289,11 +289,17 @@ def mcp_server() -> Iterator[Callable[..., str]]:
                 return socket
             live.append(socket)
             async for message in socket:
-                asked = json.loads(message.data)
-                if asked["type"] == "close":
+                message_json = json.loads(message.data)
+                if message_json["type"] == "close":
                     break
-                lists = asked["data"].get("type") == "list_tools"
-                seen = {"tools": tools} if lists else _result(asked["data"]) if asked["type"] == "step" else {}
+                lists = message_json["data"].get("type") == "list_tools"
+                seen = (
+                    {"tools": tools}
+                    if lists
+                    else _result(message_json["data"])
+                    if message_json["type"] == "step"
+                    else {}
+                )
                 await socket.send_json({"type": "observation", "data": {"observation": seen, "reward": None}})
             await asyncio.sleep(0.3)  # the next session comes while this one is being closed
             live.remove(socket)
@@ -302,9 +308,9 @@ def mcp_server() -> Iterator[Callable[..., str]]:
         async def schema(_: web.Request) -> web.Response:
             return web.json_response({"action": {"properties": CALLS, "required": ["tool_name"]}})
 
-        made = web.Application()
-        made.add_routes([web.get("/ws", session), web.get("/schema", schema)])
-        return made
+        application = web.Application()
+        application.add_routes([web.get("/ws", session), web.get("/schema", schema)])
+        return application
 
     with contextlib.ExitStack() as stack:
         yield lambda tools: stack.enter_context(_serving(app(tools)))
@@ -365,11 +371,11 @@ def test_a_server_that_gives_no_reward_is_warned_about(
 def test_the_client_of_openenv_plays_what_is_served(url: str, openenv_python: Path) -> None:
     done = subprocess.run([openenv_python, "-c", CLIENT, url], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    told, steps = done.stdout.splitlines()
+    answers, steps = done.stdout.splitlines()
     env = make_env("TextGame-v0")
-    wanted = [[env.reset(seed=3)[0], None, False]]
-    wanted += [[*env.step(reply)[:2], False] for reply in ("look", "go south")]
-    assert (json.loads(told), steps) == (wanted, "2")
+    expected = [[env.reset(seed=3)[0], None, False]]
+    expected += [[*env.step(reply)[:2], False] for reply in ("look", "go south")]
+    assert (json.loads(answers), steps) == (expected, "2")
 
 
 @pytest.mark.adapter

@@ -73,21 +73,21 @@ async def asked(socket: aiohttp.ClientWebSocketResponse, kind: str, **data: obje
 
 
 def test_an_environment_that_cannot_be_made_is_told_and_takes_no_session_for_good() -> None:
-    made: list[TextEnv | None] = []
+    attempts: list[TextEnv | None] = []
 
     def make() -> TextEnv:
-        made.append(None)
-        if 2 <= len(made) <= 5:
+        attempts.append(None)
+        if 2 <= len(attempts) <= 5:
             raise RuntimeError("no licence")
         return Paid()
 
     async def run() -> list[Any]:
-        told = []
+        answers = []
         async with served(make) as (url, _), aiohttp.ClientSession() as http:
             for _ in range(5):
                 async with http.ws_connect(f"{url}/ws") as socket:
-                    told.append((await asked(socket, "reset"))["data"])
-        return told
+                    answers.append((await asked(socket, "reset"))["data"])
+        return answers
 
     *failed, fine = asyncio.run(run())
     assert failed == [{"message": "RuntimeError: no licence", "code": "FACTORY_ERROR"}] * 4

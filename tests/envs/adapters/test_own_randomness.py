@@ -25,8 +25,8 @@ def draws(seed: int) -> list[float]:
 
 def test_a_stream_goes_on_where_it_stopped() -> None:
     random.seed(7)
-    wanted = [random.random() for _ in range(21)]
-    assert draws(7)[::2] == wanted
+    expected = [random.random() for _ in range(21)]
+    assert draws(7)[::2] == expected
     assert draws(7) == draws(7)
     assert draws(7) != draws(8)
 
@@ -58,10 +58,10 @@ def test_a_call_within_a_call_has_a_stream_of_its_own() -> None:
 def test_a_call_that_hangs_holds_up_the_others_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted = draws(7)
+    expected = draws(7)
     random.seed(1)
     before = random.getstate()
-    monkeypatch.setattr(own_randomness, "MOST_S", 0.3)
+    monkeypatch.setattr(own_randomness, "MAX_S", 0.3)
     hangs, goes_on = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -73,9 +73,9 @@ def test_a_call_that_hangs_holds_up_the_others_for_a_while_only(
     hanging.start()
     assert hangs.wait(30)
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(draws, [7] * 4)) == [wanted] * 4
+        assert list(threads.map(draws, [7] * 4)) == [expected] * 4
     assert [record.getMessage()[:45] for record in caplog.records] == ["a call of an environment has taken over 0.3 s"]
     goes_on.set()
     hanging.join(30)
     assert random.getstate() == before
-    assert draws(7) == wanted
+    assert draws(7) == expected

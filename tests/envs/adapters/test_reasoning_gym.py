@@ -27,10 +27,10 @@ def test_the_question_and_the_score_are_the_library_s_own() -> None:
             "",
         ):
             env.reset(seed=seed)
-            found = reply.partition("<answer>")[2].partition("</answer>")[0].strip() or reply
-            wanted = theirs.score_answer(found, theirs[0])
+            answer = reply.partition("<answer>")[2].partition("</answer>")[0].strip() or reply
+            score = theirs.score_answer(answer, theirs[0])
             _, reward, terminated, _, info = env.step(reply)
-            assert (reward, terminated, info["metrics"]["success"]) == (wanted, True, float(wanted >= 1))
+            assert (reward, terminated, info["metrics"]["success"]) == (score, True, float(score >= 1))
 
 
 def test_a_reply_that_a_scorer_cannot_read_is_wrong_and_counted() -> None:

@@ -40,8 +40,8 @@ def test_the_seed_is_the_game_s_own() -> None:
         ours = make_env("textarena/Mastermind-v0")
         ours.reset(seed=seed)
         code = theirs.state.game_state["secret_code"]
-        told = ours.step(f"[{' '.join(map(str, code))}]")
-        assert told[1:3] == (1.0, True)
+        answer = ours.step(f"[{' '.join(map(str, code))}]")
+        assert answer[1:3] == (1.0, True)
     random.setstate(before)
 
 

@@ -19,8 +19,8 @@ def _letters(num_rows: int, failure: str) -> vf.Environment:
     rows = [{"question": f"Write many a. ({WORDS[i % 8]} {i})", "answer": WORDS[i % 8]} for i in range(num_rows)]
 
     def share_of_a(completion: list[Any], **_: Any) -> float | None:
-        said = completion[-1]
-        text = "".join([said.content or "", *(f"{call.name}{call.arguments}" for call in said.tool_calls or ())])
+        message = completion[-1]
+        text = "".join([message.content or "", *(f"{call.name}{call.arguments}" for call in message.tool_calls or ())])
         if failure == "raises":
             raise KeyError("no score")
         return None if failure == "none" else text.count("a") / max(1, len(text))
@@ -39,11 +39,11 @@ class _Guess(vf.MultiTurnEnv):
     async def env_response(self, messages: list[Any], state: Any, **_: Any) -> list[Any]:
         if self.failure == "turn":
             raise RuntimeError("the host is on fire")
-        said = (messages[-1].content or "").strip()
-        if said == state["answer"]:
+        text = (messages[-1].content or "").strip()
+        if text == state["answer"]:
             state["final_env_response"] = [vf.UserMessage(content="Right.")]
             return state["final_env_response"]
-        more = said.isdecimal() and int(said) < int(state["answer"])
+        more = text.isdecimal() and int(text) < int(state["answer"])
         return [vf.UserMessage(content="Higher." if more else "Lower.")]
 
 

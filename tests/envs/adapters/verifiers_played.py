@@ -79,7 +79,7 @@ def test_tools_are_shown_called_and_their_failures_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "failure", "said"),
+    ("kind", "failure", "message"),
     [
         ("letters", "raises", "the rubric failed: share_of_a raised KeyError: 'no score'"),
         ("letters", "none", "the rubric failed: share_of_a gave None, not a number"),
@@ -87,10 +87,10 @@ def test_tools_are_shown_called_and_their_failures_told() -> None:
         ("guess", "turn", "the rollout raised RuntimeError: the host is on fire"),
     ],
 )
-def test_a_failure_of_the_environment_is_no_score(kind: str, failure: str, said: str) -> None:
+def test_a_failure_of_the_environment_is_no_score(kind: str, failure: str, message: str) -> None:
     env = _made(kind=kind, failure=failure)
     env.reset(seed=1)
-    with pytest.raises(EnvironmentFault, match=said):
+    with pytest.raises(EnvironmentFault, match=message):
         env.step("x")
     env.close()
 
@@ -156,8 +156,8 @@ def test_env_check_says_what_the_rubric_pays_for_nonsense_and_nothing_else() -> 
 
 def test_two_steps_of_training_move_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    told = ["train", "--env", ID, "--algo", "grpo", "--steps", "2", "--output", str(run)]
-    assert main([*told, "--tasks", "4", "--eval.episodes", "8"]) == 0, capsys.readouterr().err
+    options = ["train", "--env", ID, "--algo", "grpo", "--steps", "2", "--output", str(run)]
+    assert main([*options, "--tasks", "4", "--eval.episodes", "8"]) == 0, capsys.readouterr().err
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     norms = [one["grad_norm"] for one in steps if "grad_norm" in one]
     assert len(norms) == 2

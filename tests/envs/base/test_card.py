@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "message"),
     [
         ({"task": " "}, "says what the task is"),
         ({"reward": ""}, "what the reward is for"),
@@ -28,8 +28,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
         ({"luck": -1.0}, "luck is at least 0"),
     ],
 )
-def test_a_card_that_cannot_be_is_refused(fields: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(ConfigError, match=wanted):
+def test_a_card_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         EnvCard(**{"task": "Win.", "reward": "1 for it.", **fields})
 
 

@@ -161,8 +161,8 @@ def test_a_reply_without_a_legal_move_is_answered_and_the_third_loses() -> None:
     env = make_env("TicTacToe-v0", {"seat": "X"})
     env.reset(seed=0)
     observation = say(env, "I take 5.")[0]
-    taken = "123456789"[observation.replace("\n", "").index("O")]
-    assert say(env, taken)[0] == f"{taken} is not free.\n{observation}"
+    cell = "123456789"[observation.replace("\n", "").index("O")]
+    assert say(env, cell)[0] == f"{cell} is not free.\n{observation}"
     assert say(env, "4 or 6")[0] == f"Reply with one free cell.\n{observation}"
     text, reward, terminated, _, info = say(env, "resign")
     assert (reward, terminated, text.endswith("You lose.")) == (0.0, True, True)
@@ -190,8 +190,8 @@ def test_a_deal_pays_each_its_share_of_the_most_it_could_have() -> None:
     env.most = {"A": 9, "B": 10}
     opening = env.observe("A")
     assert opening == ("On the table: 2 books, 2 hats. Worth to you, each: books 4, hats 1. You need 3. Turns left: 4.")
-    told = call(env, "offer", books=2, hats=0)[0]
-    assert "You are offered 0 books, 2 hats." in told and "books 1, hats 4. You need 5" in told
+    text = call(env, "offer", books=2, hats=0)[0]
+    assert "You are offered 0 books, 2 hats." in text and "books 1, hats 4. You need 5" in text
     *_, terminated, _, info = call(env, "accept")
     assert terminated
     assert env.rewards == {"A": 8 / 9, "B": 0.8}

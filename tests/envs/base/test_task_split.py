@@ -74,8 +74,8 @@ def test_no_held_out_task_is_one_of_training(env_id: str) -> None:
 
 @pytest.mark.parametrize("env_id", ["Countdown-v0", "Sokoban-v0"])
 def test_nearly_all_of_two_hundred_held_out_tasks_are_distinct(env_id: str) -> None:
-    found = digests(make_env(env_id), range(EVAL_SEED_START, EVAL_SEED_START + 200))
-    assert len(set(found)) >= 195
+    identities = digests(make_env(env_id), range(EVAL_SEED_START, EVAL_SEED_START + 200))
+    assert len(set(identities)) >= 195
 
 
 @pytest.mark.parametrize("kind", [Shown, Declared])

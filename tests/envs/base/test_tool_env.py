@@ -61,9 +61,9 @@ def reply(*calls: ToolCall | MalformedCall) -> Action:
 
 @pytest.fixture(params=[Counter, InlineCounter])
 def env(request: pytest.FixtureRequest) -> Any:
-    made = request.param()
-    yield made
-    made.close()
+    tool_env = request.param()
+    yield tool_env
+    tool_env.close()
 
 
 def test_only_marked_methods_are_in_the_menu(env: ToolEnv) -> None:
@@ -198,9 +198,9 @@ def test_tools_come_from_the_constructor_too_and_names_are_unique() -> None:
         """Doubles."""
         return 2 * number
 
-    given = {"name": "halve", "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}}}
+    schema = {"name": "halve", "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}}}
     env = InlineCounter(tools=[double])
-    env.add_tool(register_tool(given, lambda number: number // 2))
+    env.add_tool(register_tool(schema, lambda number: number // 2))
     assert [spec.name for spec in env.tool_specs] == ["add", "wait", "double", "halve"]
     env.reset(seed=0)
     assert env.step("double 4")[0] == "8"
@@ -409,7 +409,7 @@ class Odd(ToolEnv):
 
 
 @pytest.mark.parametrize(
-    ("ending", "told"),
+    ("ending", "message"),
     [
         ({"success": True, "reward": "1.0"}, "a finite number, at most 1e\\+100, as reward; got '1.0'"),
         ({"success": True, "reward": math.nan}, "as reward; got nan"),
@@ -420,10 +420,10 @@ class Odd(ToolEnv):
     ],
     ids=str,
 )
-def test_an_ending_that_is_no_number_or_no_verdict_changes_nothing(ending: dict[str, Any], told: str) -> None:
+def test_an_ending_that_is_no_number_or_no_verdict_changes_nothing(ending: dict[str, Any], message: str) -> None:
     env = Odd()
     env.reset(seed=0, options=ending)
-    with pytest.raises(EnvironmentFault, match=f"Odd.end takes .*{told}"):
+    with pytest.raises(EnvironmentFault, match=f"Odd.end takes .*{message}"):
         env.step("go")
     assert (env.reward, env._over, env._success) == (0.0, False, None)
 

@@ -147,8 +147,10 @@ def test_an_evaluation_gives_the_rewards_texts_and_ends_of_gymnasium(
         assert [turn.observation for turn in trajectory.turns] == [answer[0] for answer in answers]
         assert [answer[2] or answer[3] for answer in answers] == [False] * (len(answers) - 1) + [True]
         assert str(trajectory.status) == "truncated" and trajectory.success is False
-        shown = [turn.messages or turn.tool_results for turn in trajectory.turns]
-        assert ["\n".join(part.content for part in parts) for parts in shown] == [answer[0] for answer in answers]
+        parts_by_turn = [turn.messages or turn.tool_results for turn in trajectory.turns]
+        assert ["\n".join(part.content for part in parts) for parts in parts_by_turn] == [
+            answer[0] for answer in answers
+        ]
         assert main(["verify", "--deep", str(tmp_path / "run")]) == 0
         assert "replay" in capsys.readouterr().out
 
@@ -216,8 +218,8 @@ def test_env_check_finds_nothing_wrong_with_a_wrapper(stack: str) -> None:
 
 
 def calls(*numbers: int) -> Action:
-    made = tuple(ToolCall(f"call_{number}", "look", {"number": number}) for number in numbers)
-    return Action.from_message(Message("assistant", "", tool_calls=made))
+    tool_calls = tuple(ToolCall(f"call_{number}", "look", {"number": number}) for number in numbers)
+    return Action.from_message(Message("assistant", "", tool_calls=tool_calls))
 
 
 CHANGES: dict[str, tuple[Callable[[str], str], list[str]]] = {

@@ -70,8 +70,8 @@ def test_a_written_package_is_found_by_its_id_in_every_command(tmp_path: Path) -
     played = python("-m", "agentgym", *words, path=path, cwd=tmp_path)
     (environment,) = json.loads(played.stdout)["environments"]
     digest = digest_of_files(project / "number_lock")
-    wanted = {"id": "NumberLock-v0", "version": 0, "package": "number-lock", "package_version": "0.1.0"}
-    assert environment == {**wanted, "digest": digest}
+    expected = {"id": "NumberLock-v0", "version": 0, "package": "number-lock", "package_version": "0.1.0"}
+    assert environment == {**expected, "digest": digest}
     tested = python("-m", "pytest", "-q", "-p", "no:cacheprovider", project, path=path, cwd=tmp_path)
     assert tested.returncode == 0, tested.stdout
 
@@ -185,7 +185,7 @@ def test_an_identity_is_of_the_package_of_the_file_or_of_nothing(tmp_path: Path)
 
 @pytest.mark.slow
 def test_pip_installs_a_written_package_and_nothing_further_is_needed(tmp_path: Path) -> None:
-    made = write_package("number-lock", tmp_path)
+    package = write_package("number-lock", tmp_path)
     home = tmp_path / "venv"
     venv.create(home, with_pip=True)
     theirs = Path(sysconfig.get_path("purelib", "venv", {"base": str(home)}))
@@ -200,8 +200,8 @@ def test_pip_installs_a_written_package_and_nothing_further_is_needed(tmp_path: 
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    run("-m", "pip", "install", "--quiet", "--no-deps", "-e", made.folder)
+    run("-m", "pip", "install", "--quiet", "--no-deps", "-e", package.folder)
     assert "number-lock 0.1.0" in run("-m", "agentgym", "env", "list")
-    assert "ok, 25 passed" in run("-m", "agentgym", "env", "check", made.place)
-    run("-m", "agentgym", "eval", "--env", made.place, "--policy", "random", "-n", 2)
-    assert "3 passed" in run("-m", "pytest", "-q", made.folder)
+    assert "ok, 25 passed" in run("-m", "agentgym", "env", "check", package.code_path)
+    run("-m", "agentgym", "eval", "--env", package.code_path, "--policy", "random", "-n", 2)
+    assert "3 passed" in run("-m", "pytest", "-q", package.folder)

@@ -29,10 +29,10 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_environment_is_found_by_id_module_and_file() -> None:
     assert type(make_env("GuessNumber-v0", {"level": 2})).__name__ == "GuessNumber"
     assert type(make_env("examples.number_lock:NumberLock")).__name__ == "NumberLock"
-    made = resolve_env(f"{LOCK}:NumberLock")
-    assert type(made()).__name__ == "NumberLock"
-    assert made() is not made()
-    assert type(made()) is type(make_env(f"{LOCK}:NumberLock"))
+    factory = resolve_env(f"{LOCK}:NumberLock")
+    assert type(factory()).__name__ == "NumberLock"
+    assert factory() is not factory()
+    assert type(factory()) is type(make_env(f"{LOCK}:NumberLock"))
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,14 @@ def test_wrong_keywords_and_wrong_kinds_are_taught_errors() -> None:
         make_env("agentgym.envs.base.seeds:EVAL_SEED_START")
 
 
-@pytest.mark.parametrize("make", [gymnasium.make, lambda name, **given: make_env(name, given)], ids=["gym", "ours"])
+@pytest.mark.parametrize(
+    "make", [gymnasium.make, lambda name, **keywords: make_env(name, keywords)], ids=["gym", "ours"]
+)
 def test_a_misspelt_keyword_is_answered_with_the_nearest_and_all(make: Callable[..., object]) -> None:
     with pytest.raises(ConfigError) as caught:
         make("TextGame-v0", levle=3)
-    told = "TextGame does not take the keyword 'levle': did you mean 'level'? It takes: level, shaped"
-    assert str(caught.value) == told
+    message = "TextGame does not take the keyword 'levle': did you mean 'level'? It takes: level, shaped"
+    assert str(caught.value) == message
 
 
 def test_the_signature_of_a_class_is_that_of_its_constructor() -> None:

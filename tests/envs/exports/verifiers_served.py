@@ -49,18 +49,20 @@ def test_the_exported_environment_is_the_environment(exported: Any) -> None:
     assert there.tool_specs == here.tool_specs
     for seed in range(5):
         observation, info = here.reset(seed=seed)
-        _, told = there.reset(seed=seed)
-        assert [message.content for message in told["messages"]] == [here.system_prompt, observation]
+        _, info_there = there.reset(seed=seed)
+        assert [message.content for message in info_there["messages"]] == [here.system_prompt, observation]
         player, total, over = RandomPolicy(), 0.0, False
         player.reset(here, observation, seed)
         while not over:
             reply = Action.from_message(player.act(observation))
             observation, reward, terminated, truncated, info = here.step(reply)
-            _, paid, *ends, told = there.step(reply)
-            assert [message.content for message in told["messages"]] == [each.content for each in info["messages"]]
+            _, paid, *ends, info_there = there.step(reply)
+            assert [message.content for message in info_there["messages"]] == [
+                each.content for each in info["messages"]
+            ]
             total, over = total + reward, terminated or truncated
             assert any(ends) == over
-        assert paid == pytest.approx(total) and told["metrics"]["success"] == info["metrics"]["success"]
+        assert paid == pytest.approx(total) and info_there["metrics"]["success"] == info["metrics"]["success"]
     there.close()
 
 
@@ -82,9 +84,9 @@ def test_calls_that_cannot_be_run_are_answered_and_a_call_ends_the_episode(expor
     env = make_env(f"verifiers/{exported(ROOMS)}")
     env.reset(seed=1)
     *_, info = call(env, MalformedCall("a", "{oops", "no JSON"), ToolCall("b", "fly", {}), ToolCall("c", "leave", {}))
-    said = {message.tool_call_id: message.content for message in info["messages"]}
-    assert "JSON" in said["a"]
-    assert "fly" in said["b"] and "door" in said["c"]
+    contents = {message.tool_call_id: message.content for message in info["messages"]}
+    assert "JSON" in contents["a"]
+    assert "fly" in contents["b"] and "door" in contents["c"]
     _, reward, terminated, _, info = call(env, ToolCall("d", "leave", {"door": 2}))
     assert (reward, terminated, info["metrics"]["success"]) == (0.5, True, 1.0)  # of the adapter: at least 0.5
     assert info["metrics"]["reward"] == 0.5

@@ -29,9 +29,9 @@ def play(env: TextEnv, kind: str, seed: int) -> list[StepResult]:
     return steps
 
 
-def calls(*given: tuple[str, dict[str, JSON]]) -> Action:
-    made = [ToolCall(f"call_{number}", name, arguments) for number, (name, arguments) in enumerate(given)]
-    return Action.from_message(Message("assistant", "", tool_calls=tuple(made)))
+def calls(*pairs: tuple[str, dict[str, JSON]]) -> Action:
+    tool_calls = [ToolCall(f"call_{number}", name, arguments) for number, (name, arguments) in enumerate(pairs)]
+    return Action.from_message(Message("assistant", "", tool_calls=tuple(tool_calls)))
 
 
 def walk(seed: int, item: str = "", **settings: JSON) -> list[StepResult]:
@@ -73,12 +73,12 @@ def test_a_seed_gives_the_same_bytes_and_other_seeds_other_roads() -> None:
 
 
 def test_the_keys_lie_at_one_of_the_turns_two_to_five() -> None:
-    found = set()
+    turns_seen = set()
     for seed in range(40):
         turns = [number for number, step in enumerate(walk(seed), 1) if "Here: " in step[0]]
         assert len(turns) == 1
-        found.add(turns[0])
-    assert found == {2, 3, 4, 5}
+        turns_seen.add(turns[0])
+    assert turns_seen == {2, 3, 4, 5}
 
 
 @pytest.mark.parametrize("item", ["right", "wrong", ""])
@@ -88,8 +88,8 @@ def test_the_key_that_was_taken_decides_and_is_paid_once(item: str, delayed: boo
         steps = walk(seed, item, delayed=delayed, luck=0.0)
         won = item == "right"
         paid = [number for number, step in enumerate(steps) if step[1] != 0]
-        taken = next(number for number, step in enumerate(steps, 1) if "Here: " in step[0])
-        assert paid == ([32 if delayed else taken] if won else [])
+        turn = next(number for number, step in enumerate(steps, 1) if "Here: " in step[0])
+        assert paid == ([32 if delayed else turn] if won else [])
         assert steps[-1][4]["metrics"]["success"] == won and steps[-1][2]
         assert ("opens" if won else "stays locked") in steps[-1][0]
 
@@ -147,9 +147,11 @@ def test_a_reply_that_reaches_no_tool_stumbles_and_loses_nothing_else() -> None:
         assert info["metrics"]["success"] == 1.0 and "opens" in observation
 
 
-@pytest.mark.parametrize(("settings", "told"), [({"length": 7}, "at least 8 turns, got 7"), ({"luck": -1}, "got -1")])
-def test_impossible_settings_are_refused(settings: dict[str, JSON], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"length": 7}, "at least 8 turns, got 7"), ({"luck": -1}, "got -1")]
+)
+def test_impossible_settings_are_refused(settings: dict[str, JSON], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make_env("LongRoad-v0", settings)
 
 

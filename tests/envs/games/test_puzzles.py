@@ -112,16 +112,16 @@ def test_each_number_counts_once_and_an_answer_is_judged_exactly() -> None:
 def test_an_answer_too_many_ends_the_episode() -> None:
     env = make_env("Countdown-v0")
     env.reset(seed=0)
-    told = [say(env, "answer", expression="1 / 0") for _ in range(3)]
-    assert [one[2] for one in told] == [False, False, True]
-    assert "No answers left" in told[-1][0]
+    answers = [say(env, "answer", expression="1 / 0") for _ in range(3)]
+    assert [one[2] for one in answers] == [False, False, True]
+    assert "No answers left" in answers[-1][0]
 
 
 # ---- Mastermind and Wordle
 
 
 @pytest.mark.parametrize(
-    ("guess", "code", "told"),
+    ("guess", "code", "expected"),
     [
         ("1234", "1234", (4, 0)),
         ("1234", "4321", (0, 4)),
@@ -130,8 +130,8 @@ def test_an_answer_too_many_ends_the_episode() -> None:
         ("1112", "3331", (0, 1)),
     ],
 )
-def test_marks_of_a_code(guess: str, code: str, told: tuple[int, int]) -> None:
-    assert marks(guess, code) == told
+def test_marks_of_a_code(guess: str, code: str, expected: tuple[int, int]) -> None:
+    assert marks(guess, code) == expected
 
 
 def test_marks_count_each_digit_once() -> None:
@@ -142,7 +142,7 @@ def test_marks_count_each_digit_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("guess", "word", "told"),
+    ("guess", "word", "expected"),
     [
         ("crane", "crane", "H H H H H"),
         ("eerie", "there", "E N E N H"),
@@ -150,9 +150,9 @@ def test_marks_count_each_digit_once() -> None:
         ("sassy", "grass", "E E N H N"),
     ],
 )
-def test_marks_of_a_word(guess: str, word: str, told: str) -> None:
+def test_marks_of_a_word(guess: str, word: str, expected: str) -> None:
     short = {"H": "here", "E": "elsewhere", "N": "no"}
-    assert letter_marks(guess, word) == [short[mark] for mark in told.split()]
+    assert letter_marks(guess, word) == [short[mark] for mark in expected.split()]
 
 
 def test_word_lists_are_words_of_their_length() -> None:

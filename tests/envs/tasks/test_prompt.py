@@ -152,7 +152,7 @@ def test_a_row_is_rolled_out_with_its_system_prompt_and_examples(env: TextEnv, t
     trajectory = asyncio.run(loop.run(env, Episode(task)))
     (row,) = trajectory.rows
     assert row.messages == tuple(Message(one["role"], one["content"]) for one in SHOTS)
-    shown = renderer.decode(row.spans[0].ids)
-    assert all(one["content"] in shown for one in SHOTS)
+    prompt = renderer.decode(row.spans[0].ids)
+    assert all(one["content"] in prompt for one in SHOTS)
     assert (trajectory.status, trajectory.reward, trajectory.success) == (Status.COMPLETED, 1.0, True)
     assert trajectory.task == task

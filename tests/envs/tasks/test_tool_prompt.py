@@ -247,8 +247,8 @@ def test_an_interaction_of_verl_answers_replies_until_it_ends_the_episode(folder
     assert sys.modules["patient_user"].LOG[0] == ("start", "5", "patient")
     assert first == [("user", "What is 2 + 3?"), ("assistant", "4")]
     assert (last, end) == (("assistant", "5"), "end")
-    told = sys.modules["patient_user"].LOG[2]
-    assert told[2:] == [("user", "Think again."), ("assistant", ""), ("tool", "4"), ("assistant", "5")]
+    log = sys.modules["patient_user"].LOG[2]
+    assert log[2:] == [("user", "Think again."), ("assistant", ""), ("tool", "4"), ("assistant", "5")]
     env.close()
 
 
@@ -391,9 +391,9 @@ def test_settings_give_rows_their_tools(folder: Path) -> None:
 @pytest.mark.long
 def test_rows_of_an_agent_with_tools_are_trained_and_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, run = folder / "rows.jsonl", folder / "run"
-    asked = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "agent_name": "tool_agent"} for n in range(4)]
+    tool_rows = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "agent_name": "tool_agent"} for n in range(4)]
     rows.write_text(
-        "".join(json.dumps(one) + "\n" for one in [*asked, {"prompt": "x", "answer": "y", "tools": ["search"]}])
+        "".join(json.dumps(one) + "\n" for one in [*tool_rows, {"prompt": "x", "answer": "y", "tools": ["search"]}])
     )
     small = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --limits.max-turns 2"
     words = ["--tools", f"{folder}/own.py:KIT", "--data.train", str(rows)]

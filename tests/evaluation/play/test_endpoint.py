@@ -92,20 +92,20 @@ def test_rows_that_are_taken_away_are_missed(chat_endpoint: Start, tmp_path: Pat
 def test_an_endpoint_that_dies_leaves_what_it_played_and_resume_counts_nothing_twice(
     chat_endpoint: Start, echo: str, tmp_path: Path
 ) -> None:
-    said = chat_endpoint.said
+    make_reply = chat_endpoint.said
 
     def dying(body: dict[str, Any], number: int) -> Any:
-        return said(content="Hm.", usage=(50, 0, 5)) if number < 14 else said(status=503, body="gone")
+        return make_reply(content="Hm.", usage=(50, 0, 5)) if number < 14 else make_reply(status=503, body="gone")
 
     endpoint = chat_endpoint(dying)
     settings: dict[str, Any] = {"num_tasks": 10, "concurrency": 1}
     with pytest.raises(TrainingHalted, match="answered 503"):
         play(endpoint.url, echo, tmp_path / "run", **settings)
-    kept = (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()
-    assert [json.loads(line)["status"] for line in kept[:5]] == ["completed"] * 4 + ["engine_error"]
-    assert json.loads(kept[4])["reward"] is None
+    lines = (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["status"] for line in lines[:5]] == ["completed"] * 4 + ["engine_error"]
+    assert json.loads(lines[4])["reward"] is None
 
-    endpoint.script = lambda body, number: said(content="Hm.", usage=(50, 0, 5))
+    endpoint.script = lambda body, number: make_reply(content="Hm.", usage=(50, 0, 5))
     num_before = len(endpoint.bodies)
     result = play(endpoint.url, echo, tmp_path / "run", resume=True, **settings)
     assert len(endpoint.bodies) - num_before == 6 * 3
@@ -130,7 +130,7 @@ def test_failures_on_the_way_are_survived_and_counted_apart(echo: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "told"),
+    ("settings", "error", "message"),
     [
         ({"endpoint": {"model": "tset-model"}}, UnknownName, "did you mean 'test-model'"),
         ({"env": "TextGme-v0"}, UnknownName, "did you mean 'TextGame-v0'"),
@@ -140,13 +140,13 @@ def test_failures_on_the_way_are_survived_and_counted_apart(echo: str, tmp_path:
     ],
 )
 def test_what_cannot_be_asked_writes_nothing(
-    settings: dict[str, Any], error: type[Exception], told: str, chat_endpoint: Start, echo: str, tmp_path: Path
+    settings: dict[str, Any], error: type[Exception], message: str, chat_endpoint: Start, echo: str, tmp_path: Path
 ) -> None:
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
     url, env = settings.pop("policy", endpoint.url), settings.pop("env", echo)
     with pytest.raises(error) as caught:
         play(url, env, tmp_path / "run", **settings)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists() and endpoint.bodies == []
 
 

@@ -140,17 +140,17 @@ def test_another_seed_samples_another_play(arena: Arena) -> None:
 def test_a_killed_evaluation_goes_on_where_it_was_and_ends_the_same(arena: Arena) -> None:
     settings = {"policy": "random", "num_tasks": 4, "num_repeats": 2}
     whole = arena.play("whole", **settings)
-    wanted = (whole.output / "episodes.jsonl").read_bytes()
+    expected = (whole.output / "episodes.jsonl").read_bytes()
     killed = arena.folder / "killed"
     arena.play("killed", **settings)
-    lines = wanted.splitlines(keepends=True)
+    lines = expected.splitlines(keepends=True)
     (killed / "episodes.jsonl").write_bytes(lines[5] + lines[0] + lines[3][: len(lines[3]) // 2])
     (killed / "result.json").unlink()
 
     replayed: list[Trajectory] = []
     evaluate(arena.config(**settings), output=killed, resume=True, on_episode=replayed.append)
     assert len(replayed) == 6
-    assert (killed / "episodes.jsonl").read_bytes() == wanted
+    assert (killed / "episodes.jsonl").read_bytes() == expected
     assert json.loads((killed / "result.json").read_text())["num_episodes"] == 8
 
 
@@ -285,7 +285,7 @@ def test_the_settings_of_an_evaluation_name_its_history_and_its_chat_format(aren
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"compaction": CompactionConfig(at=0.5)}, "is asked for no summary"),
         ({"policy": "http://localhost:1/v1", "compaction": CompactionConfig(at=0.5)}, "is asked for no summary"),
@@ -293,6 +293,6 @@ def test_the_settings_of_an_evaluation_name_its_history_and_its_chat_format(aren
         ({"policy": "http://localhost:1/v1", "family": "hermes"}, "has its own chat format"),
     ],
 )
-def test_a_history_that_cannot_be_had_is_refused(arena: Arena, settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_history_that_cannot_be_had_is_refused(arena: Arena, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         arena.config(**settings)

@@ -51,8 +51,10 @@ def test_replies_come_in_the_order_of_the_prompts_whatever_runs_beside_them(engi
 
 
 def test_a_prompt_is_a_text_a_message_or_messages(engine: ModelEngine) -> None:
-    asked = [Message("system", "Be brief."), {"role": "user", "content": "Hello"}]
-    spoken = engine.generate([asked, Message("user", "Hello"), {"role": "user", "content": "Hello"}], max_tokens=4)
+    conversation = [Message("system", "Be brief."), {"role": "user", "content": "Hello"}]
+    spoken = engine.generate(
+        [conversation, Message("user", "Hello"), {"role": "user", "content": "Hello"}], max_tokens=4
+    )
     assert spoken[0].prompt_ids != spoken[1].prompt_ids == spoken[2].prompt_ids
     assert all(reply.finish_reason in ("stop", "length") and not reply.error for reply in spoken)
     assert all(len(reply.logprobs) == len(reply.ids) <= 4 for reply in spoken)
@@ -308,10 +310,14 @@ def test_what_is_no_file_of_replies_is_named_and_left_alone(
     (tmp_path / "link.jsonl").symlink_to(victim)
     os.mkfifo(tmp_path / "fifo.jsonl")
     (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
-    for name, said in {"link": "is a link", "fifo": "a folder or a device", "deep": "is not of this command"}.items():
+    for name, message in {
+        "link": "is a link",
+        "fifo": "a folder or a device",
+        "deep": "is not of this command",
+    }.items():
         output = tmp_path / f"{name}.jsonl"
         assert main(["generate", "--input", str(prompts), "--output", str(output), "--resume"]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert victim.read_text() == "precious\n"
 
 
@@ -327,11 +333,11 @@ def test_a_killed_command_is_resumed(tmp_path: Path) -> None:
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    kept = output.read_bytes().splitlines()[:-1]
-    assert 0 < len(kept) < 800
+    lines_before = output.read_bytes().splitlines()[:-1]
+    assert 0 < len(lines_before) < 800
     assert main([*words, "--resume"]) == 0
     lines = output.read_bytes().splitlines()
-    assert lines[: len(kept)] == kept and len(lines) == 800
+    assert lines[: len(lines_before)] == lines_before and len(lines) == 800
     assert [json.loads(line)["messages"][0]["content"] for line in lines] == [f"Say {n}." for n in range(800)]
 
 

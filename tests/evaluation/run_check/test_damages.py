@@ -115,8 +115,8 @@ def swap_members(records: list[Record]) -> None:
 
 def drop(phase: str, *, everything: bool = False) -> Damage:
     def change(records: list[Record]) -> None:
-        found = [record for record in records if record["phase"] == phase]
-        for record in found if everything else found[1:2]:
+        phase_records = [record for record in records if record["phase"] == phase]
+        for record in phase_records if everything else phase_records[1:2]:
             records.remove(record)
 
     return changed("episodes.jsonl", change)
@@ -296,10 +296,10 @@ def test_a_finished_run_is_sound_in_every_property(finished_run: Path) -> None:
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damage_is_noticed_and_named(name: str, run: Path) -> None:
-    damage, wanted = DAMAGES[name]
+    damage, check_name = DAMAGES[name]
     damage(run)
     report = verified(run)
-    assert wanted in failed(report), report.lines()
+    assert check_name in failed(report), report.lines()
     assert report.digest is None or name.endswith("report")
 
 
@@ -330,10 +330,10 @@ def test_a_finished_run_is_sound_when_it_is_computed_again(
 def test_what_a_wrong_writer_records_is_noticed_when_it_is_computed_again(
     name: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damage, wanted = REWRITTEN[name]
+    damage, check_name = REWRITTEN[name]
     damage(run)
-    assert wanted == "versions" or verified(run).ok, "the digests are those of the damaged episodes"
-    assert wanted in {name for name, one in deep(run, capsys).items() if not one["ok"]}
+    assert check_name == "versions" or verified(run).ok, "the digests are those of the damaged episodes"
+    assert check_name in {name for name, one in deep(run, capsys).items() if not one["ok"]}
 
 
 def test_a_checkpoint_that_was_deleted_breaks_nothing(run: Path) -> None:

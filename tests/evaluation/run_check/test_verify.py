@@ -177,8 +177,8 @@ class _Untyped(TextEnv):
         return "Guess.", {}
 
     def step(self, action: str) -> StepResult:
-        told = (Message("user", "No."), Message("user", "Again."))
-        return "wrong", 0.0, False, False, {"messages": told}
+        messages = (Message("user", "No."), Message("user", "Again."))
+        return "wrong", 0.0, False, False, {"messages": messages}
 
 
 def test_replies_are_read_again_with_the_tools_that_the_model_was_shown(
@@ -214,8 +214,8 @@ def test_replies_are_read_again_behind_the_prompts_that_they_were_sampled_on(
     engine = ScriptedEngine(lambda *_: sampled(tokenizer.backend, next(texts)), vocab_size=renderer.vocab_size)
     loop = RolloutLoop(engine, renderer, Limits(max_turns=2))
     (group,) = asyncio.run(Sampler(loop).sample([Task("GuessNumber-v0", seed=1)], 1))
-    said = [(turn.message.reasoning, turn.message.content) for turn in group.trajectories[0].turns]
-    assert said == [("Low?", ""), (None, "Oh.")]
+    replies = [(turn.message.reasoning, turn.message.content) for turn in group.trajectories[0].turns]
+    assert replies == [("Low?", ""), (None, "Oh.")]
     with EpisodeWriter(tmp_path) as writer:
         writer.write(group.trajectories)
     report = verify_run(tmp_path, renderer)
@@ -223,8 +223,8 @@ def test_replies_are_read_again_behind_the_prompts_that_they_were_sampled_on(
 
 
 def span_of(line: dict[str, Any], source: str, index: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = [span for span in line["rows"][0]["spans"] if span["source"] == source][index]
-    return found
+    source_span: dict[str, Any] = [span for span in line["rows"][0]["spans"] if span["source"] == source][index]
+    return source_span
 
 
 def change_reply_id(line: dict[str, Any]) -> None:
@@ -475,9 +475,9 @@ def test_a_group_is_dead_where_nothing_was_credited_whatever_the_rewards(tmp_pat
     run = stored(tmp_path, first)
     live = {line["group"] for line in first if line["status"] != "env_error"} - {quiet}
     num_dead = len({line["group"] for line in first}) - len(live)
-    for said in (num_dead, num_dead - 1):
-        (run / "metrics.jsonl").write_text(json.dumps({"step": 0, "dead_groups": said}) + "\n", encoding="utf-8")
-        assert verify_run(run).ok is (said == num_dead)
+    for number in (num_dead, num_dead - 1):
+        (run / "metrics.jsonl").write_text(json.dumps({"step": 0, "dead_groups": number}) + "\n", encoding="utf-8")
+        assert verify_run(run).ok is (number == num_dead)
 
 
 @pytest.mark.parametrize("rerender", [False, True])

@@ -151,8 +151,8 @@ def test_levels_are_one_call_where_tokens_see_a_stretch_of_positions() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_outputs_and_gradients_are_those_of_masked_attention(rule: str, has_sinks: bool, num_padding: int) -> None:
     case = Case.of(rule, 16, num_padding)
-    for found, wanted in zip(case.found(has_sinks, "cpu", torch.float64), case.wanted(has_sinks), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    for own, expected in zip(case.found(has_sinks, "cpu", torch.float64), case.wanted(has_sinks), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.long
@@ -172,11 +172,11 @@ def test_models_of_transformers_attend_by_levels(kind: str, tmp_path: Path, monk
         return [states_NE, *gradients]
 
     monkeypatch.setattr(pass_attention, "is_tree_attention", lambda *_: False)
-    wanted, calls = results(), []
+    expected, calls = results(), []
     monkeypatch.setattr(pass_attention, "is_flash_attention", lambda *_: True)
     monkeypatch.setattr(pass_attention, "attend", lambda *_: calls.append(1))
-    for found, other in zip(results(), wanted, strict=True):
-        assert (found - other).norm() <= 1e-6 * other.norm()
+    for own, other in zip(results(), expected, strict=True):
+        assert (own - other).norm() <= 1e-6 * other.norm()
     assert not calls
 
 
@@ -197,11 +197,11 @@ def test_a_model_that_attends_by_levels_has_the_same_states_and_gradients(
         states_ME = model.hidden_states(ids_N, layout)
         return [states_ME, *torch.autograd.grad(states_ME.sin().sum(), [*model.parameters()])]
 
-    wanted = gradients()
+    expected = gradients()
     monkeypatch.setattr(decoder, "is_tree_attention", lambda *_: False)
     monkeypatch.setattr(decoder, "is_flash_attention", lambda *_: True)
-    for found, other in zip(gradients(), wanted, strict=True):
-        torch.testing.assert_close(found, other, rtol=1e-6, atol=1e-6)
+    for own, other in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.gpu
@@ -210,5 +210,5 @@ def test_a_model_that_attends_by_levels_has_the_same_states_and_gradients(
 @pytest.mark.parametrize("rule", RULES)
 def test_the_kernel_of_a_gpu_gives_masked_attention(rule: str, has_sinks: bool, num_padding: int) -> None:
     case = Case.of(rule, 64, num_padding, "cuda")
-    for found, wanted in zip(case.found(has_sinks, "cuda", torch.bfloat16), case.wanted(has_sinks), strict=True):
-        assert (found.double().cpu() - wanted).norm() < 0.01 * wanted.norm()
+    for own, expected in zip(case.found(has_sinks, "cuda", torch.bfloat16), case.wanted(has_sinks), strict=True):
+        assert (own.double().cpu() - expected).norm() < 0.01 * expected.norm()

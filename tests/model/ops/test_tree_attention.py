@@ -48,8 +48,10 @@ def test_outputs_and_gradients_are_those_of_masked_attention(is_partial: bool) -
     wanted_RHD = masked(*doubles, seen_by(layout)[index_R])
     torch.testing.assert_close(found_RHD.double(), wanted_RHD, rtol=1e-5, atol=1e-5)
     gradients = torch.autograd.grad((found_RHD * weights_RHD).sum(), inputs)
-    for gradient, wanted in zip(gradients, torch.autograd.grad((wanted_RHD * weights_RHD).sum(), doubles), strict=True):
-        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-5, atol=1e-5)
+    for gradient, expected in zip(
+        gradients, torch.autograd.grad((wanted_RHD * weights_RHD).sum(), doubles), strict=True
+    ):
+        torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_rows", [1, 128, 129, 256, 700])

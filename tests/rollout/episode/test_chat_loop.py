@@ -85,8 +85,12 @@ def turn(*digits: object) -> list[tuple[str, str, str]]:
 
 
 def test_tools_are_called_answered_and_counted_as_with_any_engine(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
-    replies = [said(calls=turn(1, 2)), said(calls=[("call_x", "turn", '{"digit":')]), said(calls=turn(4))]
+    make_reply = chat_endpoint.said
+    replies = [
+        make_reply(calls=turn(1, 2)),
+        make_reply(calls=[("call_x", "turn", '{"digit":')]),
+        make_reply(calls=turn(4)),
+    ]
     endpoint = chat_endpoint(lambda body, number: replies[number])
     played = play(endpoint.url)
     assert (played.status, played.reward, played.success) == (Status.COMPLETED, 1.0, True)
@@ -100,8 +104,8 @@ def test_tools_are_called_answered_and_counted_as_with_any_engine(chat_endpoint:
 
 
 def test_without_ids_the_record_says_so_and_counts_by_usage(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
-    endpoint = chat_endpoint(lambda body, number: said(calls=turn(4 * number), usage=(100, 30, 9)))
+    make_reply = chat_endpoint.said
+    endpoint = chat_endpoint(lambda body, number: make_reply(calls=turn(4 * number), usage=(100, 30, 9)))
     config = ChatEndpointConfig(price_prompt=1.0, price_completion=10.0)
     played = play(endpoint.url, config=config)
     assert played.rows == () and not played.has_ids and len(played.turns) == 2 and played.num_tokens == 0
@@ -129,9 +133,9 @@ def test_a_prompt_that_goes_on_extends_the_row_and_any_other_begins_one(chat_end
 
 
 def test_one_reply_without_ids_leaves_the_episode_without_any(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
+    make_reply = chat_endpoint.said
     ids = [([1, 2], [3, 4]), None, ([1, 2, 9], [7])]
-    endpoint = chat_endpoint(lambda body, number: said(content="Hm.", ids=ids[number]))
+    endpoint = chat_endpoint(lambda body, number: make_reply(content="Hm.", ids=ids[number]))
     played = play(endpoint.url, Echo())
     assert played.rows == () and len(played.turns) == 3 and not played.has_ids
 
@@ -170,8 +174,8 @@ def test_marks_that_a_server_leaves_in_the_text_are_read(
     played = play(endpoint.url)
     assert played.status is Status.COMPLETED and played.metrics["malformed_calls"] == 1
     assert played.turns[0].message.reasoning == "Four?" and played.turns[0].message.content == "I turn."
-    sent = [message.get("content") for message in endpoint.bodies[2]["messages"]]
-    assert sent[2] == texts[0] and sent[4] == texts[1]  # word for word, as it was sampled
+    contents = [message.get("content") for message in endpoint.bodies[2]["messages"]]
+    assert contents[2] == texts[0] and contents[4] == texts[1]  # word for word, as it was sampled
     assert [record.getMessage() for record in caplog.records if "leaves tool calls in the text" in record.getMessage()]
     endpoint.bodies.clear()
     plain = play(endpoint.url, limits=Limits(max_turns=1), config=ChatEndpointConfig(text_marks=False))
@@ -179,8 +183,10 @@ def test_marks_that_a_server_leaves_in_the_text_are_read(
 
 
 def test_an_endpoint_that_fails_is_an_engine_error_and_no_zero(chat_endpoint: Start) -> None:
-    said = chat_endpoint.said
-    endpoint = chat_endpoint(lambda body, number: said(content="Hm.") if number == 0 else said(status=500, body="dead"))
+    make_reply = chat_endpoint.said
+    endpoint = chat_endpoint(
+        lambda body, number: make_reply(content="Hm.") if number == 0 else make_reply(status=500, body="dead")
+    )
     played = play(endpoint.url, Echo())
     assert (played.status, played.stop_reason) == (Status.ENGINE_ERROR, StopReason.ENGINE_ERROR)
     assert played.reward is None and "answered 500" in str(played.error)
@@ -192,9 +198,9 @@ def test_an_endpoint_that_fails_is_an_engine_error_and_no_zero(chat_endpoint: St
 def test_a_reply_that_a_filter_withholds_is_an_engine_error_counted_by_name_and_no_zero(
     finish: str, chat_endpoint: Start
 ) -> None:
-    said = chat_endpoint.said
+    make_reply = chat_endpoint.said
     endpoint = chat_endpoint(
-        lambda body, number: said(content="Hm.") if number == 0 else said(content="So", finish=finish)
+        lambda body, number: make_reply(content="Hm.") if number == 0 else make_reply(content="So", finish=finish)
     )
     played = play(endpoint.url, Echo())
     assert played.status is Status.ENGINE_ERROR and played.reward is None and len(played.turns) == 1
@@ -222,9 +228,9 @@ def test_a_time_out_is_an_engine_error(chat_endpoint: Start) -> None:
 def test_a_full_context_window_truncates_and_at_the_first_prompt_it_is_the_environments_fault(
     chat_endpoint: Start,
 ) -> None:
-    said = chat_endpoint.said
+    make_reply = chat_endpoint.said
     endpoint = chat_endpoint(
-        lambda body, number: said(content="Hm.") if number == 0 else said(status=400, body=REFUSED)
+        lambda body, number: make_reply(content="Hm.") if number == 0 else make_reply(status=400, body=REFUSED)
     )
     played = play(endpoint.url, Echo())
     assert (played.status, played.stop_reason) == (Status.TRUNCATED, StopReason.CONTEXT)
@@ -245,11 +251,11 @@ def test_a_full_context_window_truncates_and_at_the_first_prompt_it_is_the_envir
 def test_budgets_go_by_what_the_endpoint_used(
     limits: Limits, reason: StopReason, num_turns: int, chat_endpoint: Start
 ) -> None:
-    said = chat_endpoint.said
+    make_reply = chat_endpoint.said
 
     def script(body: dict[str, Any], number: int) -> Any:
         cut = reason in (StopReason.TURN_TOKENS, StopReason.MAX_TURNS)
-        return said(content="Hm.", finish="length" if cut else "stop", usage=(13 + 3 * number, 0, 3))
+        return make_reply(content="Hm.", finish="length" if cut else "stop", usage=(13 + 3 * number, 0, 3))
 
     endpoint = chat_endpoint(script)
     played = play(endpoint.url, Echo(), limits)

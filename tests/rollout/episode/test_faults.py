@@ -106,9 +106,9 @@ def test_each_part_of_an_environment_whose_service_is_down_leaves_no_reward(
     assert (trajectory.status, trajectory.reward) == (Status.ENV_ERROR, None)
     assert "the shop is down" in str(trajectory.error)
     assert trajectory.info.get("fault_tool") == (part if part in ("buy", "ask") else None)
-    shown = str(trajectory.info["traceback"])
-    assert shown.startswith("Traceback") and shown.endswith("ConnectionError: the shop is down")
-    assert "agentgym/tools/calling/runner.py" not in shown
+    trace = str(trajectory.info["traceback"])
+    assert trace.startswith("Traceback") and trace.endswith("ConnectionError: the shop is down")
+    assert "agentgym/tools/calling/runner.py" not in trace
 
 
 def test_a_user_simulator_whose_endpoint_is_down_leaves_no_reward(

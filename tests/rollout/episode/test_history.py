@@ -119,14 +119,14 @@ def trained(played: Played) -> Counter[tuple[tuple[int, ...], int]]:
     """Each trained target with all that stands before it in its row, as the batch has them."""
     (credit,) = credits.credit_groups([played.group], "grpo", allow_single=True)
     batch = batches.build_batch([played.group], [credit], aggregation="token-mean")
-    found: Counter[tuple[tuple[int, ...], int]] = Counter()
+    counts: Counter[tuple[tuple[int, ...], int]] = Counter()
     start = 0
     for length in batch.seqlens:
         ids, mask = batch.ids_N[start : start + length].tolist(), batch.mask_N[start : start + length].tolist()
         targets = batch.target_N[start : start + length].tolist()
-        found.update((tuple(ids[: n + 1]), targets[n]) for n in range(length) if mask[n])
+        counts.update((tuple(ids[: n + 1]), targets[n]) for n in range(length) if mask[n])
         start += length
-    return found
+    return counts
 
 
 def said_by_engine(sampled: Sequence[tuple[list[int], list[int]]]) -> Counter[tuple[tuple[int, ...], int]]:
@@ -161,9 +161,9 @@ def test_what_the_environment_tells_is_the_next_prompt_in_a_row_of_its_own(
     played = play(renderer, Diary(rewrites=[2]), notes(raw))
     first, second = played.trajectory.rows
     assert [span.source for span in first.spans] == [Source.PROMPT, Source.POLICY, Source.ENV, Source.POLICY]
-    told = (Message("system", "Write."), Message("user", "You are at page 2; you wrote: written"))
-    assert second.messages == told
-    assert list(second.spans[0].ids) == renderer.render(told)
+    messages = (Message("system", "Write."), Message("user", "You are at page 2; you wrote: written"))
+    assert second.messages == messages
+    assert list(second.spans[0].ids) == renderer.render(messages)
     assert len(played.trajectory.turns) == 4 and trained(played) == said_by_engine(played.sampled)
     check_record(tmp_path, renderer, played)
 
@@ -206,7 +206,7 @@ def test_a_history_that_says_the_same_goes_on_with_the_row(renderer: Renderer, r
 
 
 @pytest.mark.parametrize(
-    ("history", "said"),
+    ("history", "message"),
     [
         ((), "at least one"),
         ("page 1", "tuple of Message"),
@@ -214,14 +214,14 @@ def test_a_history_that_says_the_same_goes_on_with_the_row(renderer: Renderer, r
     ],
 )
 def test_a_history_that_cannot_be_told_is_the_environments_error(
-    renderer: Renderer, raw: Raw, history: object, said: str
+    renderer: Renderer, raw: Raw, history: object, message: str
 ) -> None:
     class Wrong(Diary):
         def step(self, action: str) -> StepResult:
             return "page", 0.0, False, False, {"history": history}
 
     trajectory = play(renderer, Wrong(), notes(raw)).trajectory
-    assert trajectory.status is Status.ENV_ERROR and said in str(trajectory.error)
+    assert trajectory.status is Status.ENV_ERROR and message in str(trajectory.error)
 
 
 def test_a_conversation_that_fills_the_window_goes_on_after_a_summary(
@@ -233,10 +233,10 @@ def test_a_conversation_that_fills_the_window_goes_on_after_a_summary(
     played = play(renderer, env, notes(raw), limits, window=1000, compaction=CompactionConfig(at=0.7, tokens=40))
     trajectory = played.trajectory
     assert trajectory.status is Status.COMPLETED and trajectory.reward == 6.0
-    asked = [turn.asked for turn in trajectory.turns]
-    num_asked = asked.count(ASK)
+    requests = [turn.asked for turn in trajectory.turns]
+    num_asked = requests.count(ASK)
     assert num_asked == trajectory.metrics["num_summaries"] == len(trajectory.rows) - 1 >= 1
-    assert len(asked) - num_asked == 6, "a summary is no turn of the environment"
+    assert len(requests) - num_asked == 6, "a summary is no turn of the environment"
     row = trajectory.rows[1]
     assert row.messages is not None
     assert [message.role for message in row.messages] == ["system", "user", "assistant", "user"]
@@ -276,11 +276,17 @@ def test_each_sampled_id_is_trained_once_under_the_prefix_it_was_sampled_on(
     renderer: Renderer, replies: list[list[int]], rewrites: set[int], history: str, at: float | None
 ) -> None:
     (end,) = renderer.stop_ids
-    said = iter([[*ids, end] for ids in replies] * 3)
+    replies_left = iter([[*ids, end] for ids in replies] * 3)
     env = Diary(num_turns=len(replies), rewrites=sorted(rewrites))
     compaction = CompactionConfig(at=at, tokens=16)
     played = play(
-        renderer, env, lambda _: next(said), Limits(turn_tokens=32), window=700, history=history, compaction=compaction
+        renderer,
+        env,
+        lambda _: next(replies_left),
+        Limits(turn_tokens=32),
+        window=700,
+        history=history,
+        compaction=compaction,
     )
     assert played.trajectory.status.trainable
     assert trained(played) == said_by_engine(played.sampled)
@@ -381,8 +387,8 @@ def test_reasoning_between_turns_is_kept_or_stripped_as_the_history_says(
 ) -> None:
     template = tokenizer.template.replace("if message.reasoning_content", "if false")
     renderer = renderer_for(ChatTokenizer(tokenizer.backend, template, special_tokens=tokenizer.special_tokens))
-    said = raw(f"<think>\nHm.\n</think>\n\nwritten{END}")
-    played = play(renderer, Diary(num_turns=3), lambda _: said, history=history)
+    reply = raw(f"<think>\nHm.\n</think>\n\nwritten{END}")
+    played = play(renderer, Diary(num_turns=3), lambda _: reply, history=history)
     last = renderer.decode(played.sampled[-1][0])
     assert last.count("Hm.") == (2 if history == "append" else 0)
     assert len(played.trajectory.rows) == (1 if history == "append" else 3)

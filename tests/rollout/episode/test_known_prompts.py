@@ -14,16 +14,16 @@ START = [Message("system", "You play."), Message("user", "You are in a hall.")]
 
 
 @pytest.fixture
-def known() -> KnownPrompts:
+def prompts() -> KnownPrompts:
     prompts = KnownPrompts()
     prompts.keep(START, (TOOL,), [1, 2, 3])
     return prompts
 
 
-def test_equal_messages_with_the_same_tools_are_known(known: KnownPrompts) -> None:
-    found = known.find([replace(message) for message in START], [TOOL])
-    assert found == [1, 2, 3]
-    assert found is not known.find(START, (TOOL,)), "each row has a list of its own"
+def test_equal_messages_with_the_same_tools_are_known(prompts: KnownPrompts) -> None:
+    ids = prompts.find([replace(message) for message in START], [TOOL])
+    assert ids == [1, 2, 3]
+    assert ids is not prompts.find(START, (TOOL,)), "each row has a list of its own"
 
 
 @pytest.mark.parametrize(
@@ -38,21 +38,21 @@ def test_equal_messages_with_the_same_tools_are_known(known: KnownPrompts) -> No
     ],
 )
 def test_another_message_or_tool_is_another_prompt(
-    messages: list[Message], tools: tuple[ToolSpec, ...], known: KnownPrompts
+    messages: list[Message], tools: tuple[ToolSpec, ...], prompts: KnownPrompts
 ) -> None:
-    assert known.find(messages, tools) is None
+    assert prompts.find(messages, tools) is None
 
 
-def test_arguments_that_python_takes_for_equal_are_not_kept(known: KnownPrompts) -> None:
+def test_arguments_that_python_takes_for_equal_are_not_kept(prompts: KnownPrompts) -> None:
     called, other = ([*START, Message("assistant", "", tool_calls=(ToolCall("a", "go", {"n": n}),))] for n in (1, True))
     assert called == other
-    known.keep(called, (TOOL,), [4])
-    assert known.find(other, (TOOL,)) is None
-    assert known.find(called, (TOOL,)) is None
+    prompts.keep(called, (TOOL,), [4])
+    assert prompts.find(other, (TOOL,)) is None
+    assert prompts.find(called, (TOOL,)) is None
 
 
-def test_the_oldest_are_forgotten(known: KnownPrompts) -> None:
+def test_the_oldest_are_forgotten(prompts: KnownPrompts) -> None:
     for number in range(MOST):
-        known.keep([Message("user", str(number))], (), [number])
-    assert known.find(START, (TOOL,)) is None
-    assert all(known.find([Message("user", str(number))], ()) == [number] for number in range(MOST))
+        prompts.keep([Message("user", str(number))], (), [number])
+    assert prompts.find(START, (TOOL,)) is None
+    assert all(prompts.find([Message("user", str(number))], ()) == [number] for number in range(MOST))

@@ -76,14 +76,14 @@ def test_an_episode_is_the_same_whichever_thread_renders_it(
 
 def test_threads_encode_long_and_short_texts_at_once(tokenizer: ChatTokenizer) -> None:
     long, short = TEXT * 3000, TEXT
-    wanted = list(tokenizer.backend.encode(long, add_special_tokens=False).ids)
-    found: list[list[int]] = []
-    threads = [threading.Thread(target=lambda: found.append(tokenizer.encode(long))) for _ in range(3)]
+    expected = list(tokenizer.backend.encode(long, add_special_tokens=False).ids)
+    encodings: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: encodings.append(tokenizer.encode(long))) for _ in range(3)]
     for thread in threads:
         thread.start()
     ids = tokenizer.encode(short)
     while any(thread.is_alive() for thread in threads):
         assert tokenizer.encode(short) == ids
         assert tokenizer.decode(ids) == short
-    assert found == [wanted] * 3
-    assert tokenizer.decode(wanted) == long
+    assert encodings == [expected] * 3
+    assert tokenizer.decode(expected) == long

@@ -55,8 +55,8 @@ def play(renderer: Renderer, tmp_path: Path) -> Callable[..., Trajectory]:
     def run(
         replies: Sequence[Sequence[int]], limits: Limits | None = None, env: ToolEnv | None = None, **engine: Any
     ) -> Trajectory:
-        said, last = iter(replies), replies[-1]
-        scripted = ScriptedEngine(lambda *_: next(said, last), vocab_size=renderer.vocab_size, **engine)
+        replies_left, last = iter(replies), replies[-1]
+        scripted = ScriptedEngine(lambda *_: next(replies_left, last), vocab_size=renderer.vocab_size, **engine)
         loop = RolloutLoop(scripted, renderer, limits)
         trajectory = asyncio.run(loop.run(env or Library(), Episode(Task("Library-v0", 1))))
         with EpisodeWriter(tmp_path) as writer:

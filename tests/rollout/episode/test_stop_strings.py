@@ -47,9 +47,9 @@ class Ask(TextEnv):
 
 
 def play(
-    renderer: Renderer, said: Sequence[int], sampling: SamplingConfig = STOP, history: History = "append"
+    renderer: Renderer, reply: Sequence[int], sampling: SamplingConfig = STOP, history: History = "append"
 ) -> Trajectory:
-    loop = RolloutLoop(ScriptedEngine(lambda *_: said), renderer, Limits(), sampling, history=history)
+    loop = RolloutLoop(ScriptedEngine(lambda *_: reply), renderer, Limits(), sampling, history=history)
     return asyncio.run(loop.run(Ask(), Episode(Task("Ask-v0", 7))))
 
 
@@ -70,9 +70,9 @@ def test_a_reply_ends_with_the_id_that_completes_its_stop_string(renderer: Rende
 
 
 def test_without_its_string_a_reply_ends_as_ever(renderer: Renderer, raw: Raw) -> None:
-    said = raw("north" + END)
-    assert play(renderer, said) == play(renderer, said, SamplingConfig())
-    assert play(renderer, said).turns[0].stop == ""
+    reply = raw("north" + END)
+    assert play(renderer, reply) == play(renderer, reply, SamplingConfig())
+    assert play(renderer, reply).turns[0].stop == ""
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,8 @@ def test_text_after_the_string_is_sampled_and_not_said(wide: Renderer, tmp_path:
 
 @pytest.mark.parametrize("stop", ["hm", '"name"', "</think>"])
 def test_reasoning_and_calls_are_text_like_any_other(renderer: Renderer, raw: Raw, stop: str) -> None:
-    said = raw(f'<think>\nhm, well\n</think>\n\n<tool_call>\n{{"name": "go", "arguments": {{}}}}\n</tool_call>{END}')
-    turn = play(renderer, said, SamplingConfig(stop=(stop,))).turns[0]
+    reply = raw(f'<think>\nhm, well\n</think>\n\n<tool_call>\n{{"name": "go", "arguments": {{}}}}\n</tool_call>{END}')
+    turn = play(renderer, reply, SamplingConfig(stop=(stop,))).turns[0]
     assert turn.stop == stop
     if stop == '"name"':
         (call,) = turn.message.tool_calls
@@ -156,12 +156,12 @@ def test_the_record_keeps_the_string_and_another_one_is_found(renderer: Renderer
 
 
 def test_an_engine_of_this_process_is_given_what_finds_them(renderer: Renderer, raw: Raw) -> None:
-    asked: list[Sampling] = []
+    samplings: list[Sampling] = []
 
     def reply(session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
-        asked.append(sampling)
+        samplings.append(sampling)
         return raw("hi" + END)
 
     asyncio.run(RolloutLoop(ScriptedEngine(reply), renderer, sampling=STOP).run(Ask(), Episode(Task("Ask-v0", 7))))
-    assert asked[0].stop == ("</answer>",) and asked[0].decode is not None
-    assert asked[0].decode(raw("hi")) == "hi"
+    assert samplings[0].stop == ("</answer>",) and samplings[0].decode is not None
+    assert samplings[0].decode(raw("hi")) == "hi"

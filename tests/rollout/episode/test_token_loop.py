@@ -82,9 +82,9 @@ def play(
     **settings: Any,
 ) -> Trajectory:
     """The episode in which the engine says `replies` one after the other (the last one for ever)."""
-    said = iter(replies)
+    replies_left = iter(replies)
     last = replies[-1]
-    engine = ScriptedEngine(lambda *_: next(said, last), context_window=settings.pop("window", 1 << 20))
+    engine = ScriptedEngine(lambda *_: next(replies_left, last), context_window=settings.pop("window", 1 << 20))
     trajectory = asyncio.run(RolloutLoop(engine, renderer, limits, **settings).run(env, EPISODE))
     assert not engine.sessions, "the session was not released"
     return trajectory
@@ -113,10 +113,10 @@ def test_an_episode_is_the_conversation_with_provenance(renderer: Renderer, raw:
 
 
 @given(st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=6), min_size=1, max_size=4))
-def test_any_sampled_ids_are_kept_as_they_are(renderer: Renderer, said: list[list[int]]) -> None:
+def test_any_sampled_ids_are_kept_as_they_are(renderer: Renderer, reply_ids: list[list[int]]) -> None:
     (end,) = renderer.stop_ids
-    replies = [[*ids, end] for ids in said]
-    trajectory = play(renderer, Count(len(said)), replies)
+    replies = [[*ids, end] for ids in reply_ids]
+    trajectory = play(renderer, Count(len(reply_ids)), replies)
     spans = [span for span in trajectory.rows[0].spans if span.source is Source.POLICY]
     assert [list(span.ids) for span in spans] == replies
     assert trajectory.status is Status.COMPLETED
@@ -135,17 +135,17 @@ def test_each_prompt_continues_the_one_before_with_the_sampled_ids(renderer: Ren
 
 
 def test_every_turn_has_its_own_seed_and_the_configured_distribution(renderer: Renderer, raw: Raw) -> None:
-    asked: list[Sampling] = []
+    samplings: list[Sampling] = []
 
     def reply(session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
-        asked.append(sampling)
+        samplings.append(sampling)
         return raw("hi" + END)
 
     config = SamplingConfig(temperature=0.7, top_p=0.9, top_k=5)
     asyncio.run(RolloutLoop(ScriptedEngine(reply), renderer, Limits(turn_tokens=77), config).run(Count(), EPISODE))
-    assert [one.seed for one in asked] == [EPISODE.seed(turn) for turn in range(3)]
-    assert {(one.temperature, one.top_p, one.top_k, one.max_tokens) for one in asked} == {(0.7, 0.9, 5, 77)}
-    assert asked[0].stop_ids == renderer.stop_ids
+    assert [one.seed for one in samplings] == [EPISODE.seed(turn) for turn in range(3)]
+    assert {(one.temperature, one.top_p, one.top_k, one.max_tokens) for one in samplings} == {(0.7, 0.9, 5, 77)}
+    assert samplings[0].stop_ids == renderer.stop_ids
 
 
 def test_max_turns_truncates(renderer: Renderer, raw: Raw) -> None:
@@ -263,7 +263,7 @@ class Broken(Count):
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [
         ("reset", "ValueError: no world"),
         ("step", "KeyError: 'door'"),
@@ -276,20 +276,20 @@ class Broken(Count):
 )
 @pytest.mark.parametrize("runs_inline", [True, False])
 def test_a_failing_environment_is_a_status_with_its_traceback_and_no_reward(
-    renderer: Renderer, raw: Raw, where: str, said: str, runs_inline: bool
+    renderer: Renderer, raw: Raw, where: str, message: str, runs_inline: bool
 ) -> None:
     env = Broken(where)
     env.runs_inline = runs_inline
     trajectory = play(renderer, env, [raw("hi" + END)])
     assert (trajectory.status, trajectory.stop_reason) == (Status.ENV_ERROR, StopReason.ENV_ERROR)
-    assert said in str(trajectory.error)
+    assert message in str(trajectory.error)
     assert trajectory.reward is None
     assert trajectory.info["replay"] == "agentgym play Count-v0 --seed 7"
     assert len(trajectory.turns) == (0 if where in ("reset", "messages") else 2)
     if where in ("reset", "step"):
-        shown = str(trajectory.info["traceback"])
-        assert "in " + where in shown
-        assert "rollout/home" not in shown
+        trace = str(trajectory.info["traceback"])
+        assert "in " + where in trace
+        assert "rollout/home" not in trace
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit])
@@ -312,7 +312,7 @@ def test_an_interrupt_that_a_tool_raises_ends_its_episode_and_not_the_run(
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "message"),
     [
         (ScriptedReply(fault="raise"), "asked for a failure"),
         (ScriptedReply((1, 2), fault="lengths"), "equal lengths"),
@@ -323,11 +323,11 @@ def test_an_interrupt_that_a_tool_raises_ends_its_episode_and_not_the_run(
     ],
 )
 def test_a_failing_engine_is_a_status_and_keeps_what_was_played(
-    renderer: Renderer, raw: Raw, reply: ScriptedReply, said: str
+    renderer: Renderer, raw: Raw, reply: ScriptedReply, message: str
 ) -> None:
     trajectory = play(renderer, Count(), [raw("hi" + END), reply])
     assert (trajectory.status, trajectory.reward) == (Status.ENGINE_ERROR, None)
-    assert said in str(trajectory.error)
+    assert message in str(trajectory.error)
     assert len(trajectory.turns) == 1
 
 
@@ -412,11 +412,11 @@ class Stripping:
         self.extend, self.parse, self.decode = inner.extend, inner.parse, inner.decode
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        kept = [
+        messages_kept = [
             Message("assistant", message.content.split()[-1]) if message.role == "assistant" else message
             for message in messages
         ]
-        return self._inner.render(kept, tools)
+        return self._inner.render(messages_kept, tools)
 
     rerender = render
 

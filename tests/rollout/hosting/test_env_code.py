@@ -24,15 +24,15 @@ def fail(error: BaseException) -> None:
 
 
 def raised_inside(error: BaseException) -> BaseException:
-    with pytest.raises(BaseException) as found, ENV_CODE:
+    with pytest.raises(BaseException) as caught, ENV_CODE:
         fail(error)
-    return found.value
+    return caught.value
 
 
 def raised_outside(error: BaseException) -> BaseException:
-    with pytest.raises(BaseException) as found:
+    with pytest.raises(BaseException) as caught:
         unwrap_outcome(attempt(lambda: fail(error)))
-    return found.value
+    return caught.value
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -49,8 +49,8 @@ def test_a_time_out_ctrl_c_and_a_cancellation_stay_as_they_are(error: BaseExcept
 
 
 def test_an_interrupt_on_another_thread_is_the_environments_own() -> None:
-    found: list[BaseException] = []
-    thread = threading.Thread(target=lambda: found.append(raised_inside(KeyboardInterrupt())))
+    errors: list[BaseException] = []
+    thread = threading.Thread(target=lambda: errors.append(raised_inside(KeyboardInterrupt())))
     thread.start()
     thread.join()
-    assert isinstance(found[0], EnvironmentFault)
+    assert isinstance(errors[0], EnvironmentFault)

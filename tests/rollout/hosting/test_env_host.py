@@ -136,10 +136,10 @@ class Bound(TextEnv):
 
 
 def test_an_async_environment_stays_on_one_loop(renderer: Renderer, raw: Raw) -> None:
-    made = [Bound()]
-    assert play(renderer, raw, lambda: made[0]).status is Status.COMPLETED
-    assert len(made[0].loops) == 4
-    assert len(set(made[0].loops)) == 1
+    envs = [Bound()]
+    assert play(renderer, raw, lambda: envs[0]).status is Status.COMPLETED
+    assert len(envs[0].loops) == 4
+    assert len(set(envs[0].loops)) == 1
 
 
 def test_a_queue_behind_a_busy_thread_is_no_time_out(renderer: Renderer, raw: Raw) -> None:

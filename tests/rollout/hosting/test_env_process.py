@@ -219,8 +219,8 @@ asyncio.run(run())
 def test_processes_end_with_a_run_that_is_killed(envs: str) -> None:
     run = subprocess.Popen([sys.executable, "-c", RUN, f"{envs}:Fault"], stdout=subprocess.PIPE)
     assert run.stdout is not None
-    with run.stdout as said:
-        assert said.readline() == b"open\n"
+    with run.stdout as output:
+        assert output.readline() == b"open\n"
         children = psutil.Process(run.pid).children(recursive=True)
         run.kill()
         run.wait()

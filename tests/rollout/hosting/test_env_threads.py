@@ -14,8 +14,8 @@ from agentgym.rollout.hosting.env_threads import EnvThread, EnvThreads, Mailbox,
 
 def gather(calls: Callable[[Mailbox], list[ThreadCall[int]]]) -> list[CallOutcome[int]]:
     async def main() -> list[CallOutcome[int]]:
-        made = calls(Mailbox(asyncio.get_running_loop()))
-        return [await call.future for call in made]
+        new_calls = calls(Mailbox(asyncio.get_running_loop()))
+        return [await call.future for call in new_calls]
 
     return asyncio.run(main())
 

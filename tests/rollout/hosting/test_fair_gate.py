@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from agentgym.rollout.hosting.fair_gate import Turnstile
+from agentgym.rollout.hosting.fair_gate import FairGate
 
 
-async def passes_of(gate: Turnstile, number: int, cancelled: frozenset[int] = frozenset()) -> dict[int, int]:
+async def passes_of(gate: FairGate, number: int, cancelled: frozenset[int] = frozenset()) -> dict[int, int]:
     """The pass of the event loop in which each of so many tasks, ready at once, was admitted."""
     now, admitted = 0, {}
 
@@ -26,14 +26,14 @@ async def passes_of(gate: Turnstile, number: int, cancelled: frozenset[int] = fr
 
 
 def test_so_many_are_admitted_in_each_pass_in_the_order_in_which_they_came() -> None:
-    admitted = asyncio.run(passes_of(Turnstile(4), 18))
+    admitted = asyncio.run(passes_of(FairGate(4), 18))
     assert list(admitted) == list(range(18))
     first = admitted[0]
     assert list(admitted.values()) == [first + index // 4 for index in range(18)]
 
 
 def test_a_cancelled_one_takes_no_place_and_the_gate_serves_another_event_loop() -> None:
-    gate = Turnstile(4)
+    gate = FairGate(4)
     cancelled = frozenset({0, 1, 2, 7})
     assert set(asyncio.run(passes_of(gate, 18, cancelled))) == set(range(18)) - cancelled
 

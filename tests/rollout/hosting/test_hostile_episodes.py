@@ -26,11 +26,11 @@ def test_hostile_episodes_leave_nothing_and_disturb_nobody() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["disturbed"] == 0 and told["marked"] == []
-    assert told["outcomes"]["honest: solved"] == EPISODES * 9 // 10
-    assert sum(count for name, count in told["outcomes"].items() if "honest" not in name) == EPISODES // 10
-    first, last = told["rows"][0], told["rows"][-1]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["disturbed"] == 0 and report["marked"] == []
+    assert report["outcomes"]["honest: solved"] == EPISODES * 9 // 10
+    assert sum(count for name, count in report["outcomes"].items() if "honest" not in name) == EPISODES // 10
+    first, last = report["rows"][0], report["rows"][-1]
     for name in ("processes", "files", "server_files", "ports", "threads", "temporary"):
         assert last[name] <= first[name], name
     assert last["rss_mb"] < first["rss_mb"] + 16 and last["server_mb"] < first["server_mb"] + 8

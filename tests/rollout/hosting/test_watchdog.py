@@ -75,11 +75,11 @@ def test_an_environment_that_holds_the_interpreter_ends_the_run_with_its_name_an
     env: str, tmp_path: Path
 ) -> None:
     process = spawn(tmp_path, env, "--stall-s", "2")
-    _, said = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
-    assert f"{env} (seed 10000000" in said and "step(" in said
-    assert 'bad.py", line ' in said and "in look_for_a" in said
-    assert len(said.splitlines()) < 80
+    assert f"{env} (seed 10000000" in errors and "step(" in errors
+    assert 'bad.py", line ' in errors and "in look_for_a" in errors
+    assert len(errors.splitlines()) < 80
 
 
 @pytest.mark.slow
@@ -91,10 +91,10 @@ def test_ctrl_c_ends_a_run_whose_environment_holds_the_interpreter(tmp_path: Pat
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     with process:
         try:
-            _, said = process.communicate(timeout=100)
+            _, errors = process.communicate(timeout=100)
         finally:
             process.kill()
-    assert process.returncode == -signal.SIGKILL and "Spin (seed" in said
+    assert process.returncode == -signal.SIGKILL and "Spin (seed" in errors
 
 
 @pytest.mark.long
@@ -134,8 +134,8 @@ def test_a_long_call_that_releases_the_interpreter_is_left_alone_and_nothing_sta
 def test_a_tool_on_another_thread_is_known_by_the_call_of_its_environment() -> None:
     def labels() -> list[tuple[int, bytes]]:
         assert watchdog._active is not None
-        found = watchdog.SLOT.iter_unpack(watchdog._active._board[:])
-        return [(ident, label.rstrip(b"\0")) for tid, ident, label in found if label.rstrip(b"\0")]
+        slots = watchdog.SLOT.iter_unpack(watchdog._active._board[:])
+        return [(ident, label.rstrip(b"\0")) for tid, ident, label in slots if label.rstrip(b"\0")]
 
     with watch_calls(60.0):
         worker = Worker("tools")

@@ -49,7 +49,7 @@ def test_each_line_is_json_with_the_digest_of_itself_and_of_the_line_before(tmp_
 
 
 def test_a_file_that_was_closed_torn_or_cut_back_goes_on_as_if_it_were_not(tmp_path: Path) -> None:
-    wanted = whole(tmp_path / "whole")
+    expected = whole(tmp_path / "whole")
     path = tmp_path / "parts"
     for text in TEXTS[:4]:
         with ChainedFile(path) as file:
@@ -57,10 +57,10 @@ def test_a_file_that_was_closed_torn_or_cut_back_goes_on_as_if_it_were_not(tmp_p
     with path.open("ab") as torn:
         torn.write(b'{"step": 4, "te')
     with ChainedFile(path) as file:
-        assert file.head == split_line(wanted.splitlines()[3])[1]
-        file.cut(len(b"".join(wanted.splitlines(keepends=True)[:2])))
+        assert file.head == split_line(expected.splitlines()[3])[1]
+        file.cut(len(b"".join(expected.splitlines(keepends=True)[:2])))
         file.append(TEXTS[2:])
-    assert path.read_bytes() == wanted
+    assert path.read_bytes() == expected
     with ChainedFile(path) as file:
         file.cut(0)
         assert file.head == GENESIS

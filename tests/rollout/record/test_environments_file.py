@@ -62,8 +62,8 @@ def test_a_training_run_has_the_file_and_its_digest(
     assert main(["train", "--mix", "TextGame-v0=1", "GuessNumber-v0=1", *SMALL]) == 0
     assert sorted(read_environments(Path("run"))) == ["GuessNumber-v0", "TextGame-v0"]
     assert main(["verify", "run"]) == 0
-    found = json.loads(Path("run/environments.json").read_text())
-    found["TextGame-v0"]["package_version"] = "9"
-    Path("run/environments.json").write_text(json.dumps(found))
+    cards = json.loads(Path("run/environments.json").read_text())
+    cards["TextGame-v0"]["package_version"] = "9"
+    Path("run/environments.json").write_text(json.dumps(cards))
     capsys.readouterr()
     assert main(["verify", "run"]) == 1 and "environments.json is not as it was written" in capsys.readouterr().out

@@ -34,7 +34,7 @@ json_values = st.recursive(
 calls = st.builds(ToolCall, texts, texts, st.dictionaries(texts, json_values, max_size=3)) | st.builds(
     MalformedCall, texts, texts, texts, st.booleans()
 )
-told = st.builds(Message, st.sampled_from(["system", "user"]), texts) | st.builds(
+told_messages = st.builds(Message, st.sampled_from(["system", "user"]), texts) | st.builds(
     lambda content, call_id, name: Message("tool", content, tool_call_id=call_id, name=name),
     texts,
     texts,
@@ -49,7 +49,7 @@ turns = st.builds(
     st.lists(st.builds(ToolResult, texts, texts, texts, st.none() | texts), max_size=2).map(tuple),
     st.sampled_from(["stop", "length", "abort"]),
     st.sampled_from(["", "Sum up."]),
-    st.none() | st.lists(told, max_size=2).map(tuple),
+    st.none() | st.lists(told_messages, max_size=2).map(tuple),
 )
 
 
@@ -61,23 +61,23 @@ def replies(draw: st.DrawFn) -> TokenSpan:
     return TokenSpan(ids, Source.POLICY, logprobs, tuple(versions), excluded=draw(st.booleans()))
 
 
-shown = st.none() | menus.map(tuple)
+tool_sets = st.none() | menus.map(tuple)
 """The tools of a row."""
 
 
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
-    said = draw(st.lists(st.tuples(replies(), turns), min_size=1, max_size=3))
+    turns_drawn = draw(st.lists(st.tuples(replies(), turns), min_size=1, max_size=3))
     spans = [TokenSpan(tuple(draw(st.lists(token_ids, min_size=1, max_size=4))), Source.PROMPT)]
-    for reply, _ in said:
+    for reply, _ in turns_drawn:
         spans += [reply, TokenSpan(tuple(draw(st.lists(token_ids, max_size=3))), Source.ENV)]
     options = draw(st.dictionaries(texts, json_values, max_size=2))
     return Trajectory(
         task=Task(draw(texts), draw(st.integers(0, 2**63)), options),
         group=draw(texts),
         member=draw(st.integers(0, 99)),
-        rows=(Row(tuple(spans), draw(st.none() | st.lists(told, max_size=3).map(tuple)), draw(shown)),),
-        turns=tuple(turn for _, turn in said),
+        rows=(Row(tuple(spans), draw(st.none() | st.lists(told_messages, max_size=3).map(tuple)), draw(tool_sets)),),
+        turns=tuple(turn for _, turn in turns_drawn),
         status=Status.TRUNCATED,
         stop_reason=draw(st.sampled_from([StopReason.MAX_TURNS, StopReason.CONTEXT])),
         metrics=draw(st.dictionaries(texts, numbers, max_size=3)),

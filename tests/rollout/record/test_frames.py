@@ -50,8 +50,8 @@ def test_it_holds_the_lines_of_the_plain_file_for_every_reader_of_zstd(tmp_path:
     with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed), read_across_frames=True) as reader:
         assert reader.read() == plain
     with (tmp_path / "packed" / PACKED_NAME).open("rb") as file:
-        found = list(frames.read_frames(file, len(packed)))
-    assert len(found) == 8 and sum(frame.num_lines for frame in found) == 12
+        all_frames = list(frames.read_frames(file, len(packed)))
+    assert len(all_frames) == 8 and sum(frame.num_lines for frame in all_frames) == 12
     assert [*read_episodes(tmp_path / "packed" / FILE_NAME)] == [*read_episodes(tmp_path / "plain")]
 
 
@@ -177,7 +177,7 @@ def test_sizes_that_no_writer_gives_take_no_memory(tmp_path: Path, content: byte
 def test_a_line_longer_than_any_episode_is_damaged_and_the_next_one_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_reader, "MOST_BYTES", 100)
+    monkeypatch.setattr(line_reader, "MAX_BYTES", 100)
     monkeypatch.setattr(line_reader, "FRAME_BYTES", 30)
     path = tmp_path / FILE_NAME
     path.write_bytes(b"{}\n" + b"x" * 150 + b"\n" + b"[]\n" + b"y" * 150)

@@ -78,13 +78,13 @@ def run(
         sampler = sampler_of(renderer, delays, **options)
         stream = GroupStream(sampler, requests(), group_size=3, groups_per_step=takes[0], max_staleness=bound)
         try:
-            taken = []
+            steps = []
             for version, number in enumerate(takes, start=1):
-                taken.append(await stream.take(number))
+                steps.append(await stream.take(number))
                 await sampler.loop.engine.update_weights({}, version)  # type: ignore[attr-defined]
                 stream.advance(version)
                 await asyncio.sleep(wait_s)
-            return taken, stream.num_unfinished, sampler
+            return steps, stream.num_unfinished, sampler
         finally:
             await stream.close()
             assert not sampler.loop.engine.sessions  # type: ignore[attr-defined]
@@ -94,25 +94,25 @@ def run(
 
 
 def test_complete_groups_come_first_and_slow_ones_later(renderer: Renderer) -> None:
-    taken, _, _ = run(renderer, {"0": 0.2}, [2, 2, 2])
-    first = {group.id for group in taken[0]}
+    steps, _, _ = run(renderer, {"0": 0.2}, [2, 2, 2])
+    first = {group.id for group in steps[0]}
     assert "0" not in first and len(first) == 2
-    assert "0" in {group.id for group in taken[1]}, "it began at version 0, and is waited for at version 1"
-    everything = [group.id for groups in taken for group in groups]
+    assert "0" in {group.id for group in steps[1]}, "it began at version 0, and is waited for at version 1"
+    everything = [group.id for groups in steps for group in groups]
     assert len(set(everything)) == 6
-    assert all(len(group.trajectories) == 3 for groups in taken for group in groups)
+    assert all(len(group.trajectories) == 3 for groups in steps for group in groups)
 
 
 def test_an_episode_that_goes_on_over_an_update_bears_both_versions(renderer: Renderer) -> None:
-    taken, _, _ = run(renderer, {"0": 0.2}, [1, 1, 1, 1], bound=3, wait_s=0.25)
-    slow = next(group for groups in taken for group in groups if group.id == "0")
+    steps, _, _ = run(renderer, {"0": 0.2}, [1, 1, 1, 1], bound=3, wait_s=0.25)
+    slow = next(group for groups in steps for group in groups if group.id == "0")
     versions = [set(row.policy_versions[row.mask].tolist()) for one in slow.trajectories for row in one.rows]
-    assert any(len(found) > 1 for found in versions)
+    assert any(len(versions_of_episode) > 1 for versions_of_episode in versions)
 
 
 def test_no_more_is_in_flight_than_is_asked_for(renderer: Renderer) -> None:
-    taken, unfinished, sampler = run(renderer, {}, [2], concurrency=2)
-    assert len(taken[0]) == 2
+    steps, unfinished, sampler = run(renderer, {}, [2], concurrency=2)
+    assert len(steps[0]) == 2
     assert unfinished <= 3, "a group begins when its first episode can"
     assert sampler.config.concurrency == 2
 
@@ -123,8 +123,8 @@ def test_too_many_failures_stop_the_run(renderer: Renderer) -> None:
 
 
 def test_failed_episodes_are_part_of_their_group_and_starve_nobody(renderer: Renderer) -> None:
-    taken, _, _ = run(renderer, {}, [14], bound=0)
-    failed = [one.status for group in taken[0] for one in group.trajectories if group.id == "13"]
+    steps, _, _ = run(renderer, {}, [14], bound=0)
+    failed = [one.status for group in steps[0] for one in group.trajectories if group.id == "13"]
     assert failed == [Status.ENV_ERROR] * 3
 
 
@@ -321,9 +321,9 @@ def test_a_stream_that_is_closed_before_it_begins_may_still_be_used() -> None:
     async def play() -> int:
         stream = await stream_of(simulated_requests())
         await stream.close()
-        taken = await stream.take(3)
+        groups = await stream.take(3)
         await stream.close()
-        return len(taken)
+        return len(groups)
 
     assert run_in_virtual_time(play()) == 3
 

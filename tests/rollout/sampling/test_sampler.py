@@ -125,17 +125,17 @@ def test_members_of_a_group_differ(renderer: Renderer, raw: Raw) -> None:
 def test_an_environment_lives_on_one_thread_from_its_making_to_its_closing(
     renderer: Renderer, raw: Raw, env_threads: int | None
 ) -> None:
-    made: list[Guess] = []
+    envs: list[Guess] = []
 
     def make(task: Task) -> Guess:
-        made.append(Guess())
-        return made[-1]
+        envs.append(Guess())
+        return envs[-1]
 
     before = Guess.closed
     sampler = sampler_of(renderer, digits(raw), make, env_threads=env_threads)
     asyncio.run(sampler.sample(tasks_of(4), 4))
-    assert [len(env.threads) for env in made] == [1] * 16
-    assert threading.get_ident() not in set.union(*(env.threads for env in made))
+    assert [len(env.threads) for env in envs] == [1] * 16
+    assert threading.get_ident() not in set.union(*(env.threads for env in envs))
     assert Guess.closed - before == 16
 
 
@@ -224,14 +224,14 @@ def test_failing_and_hanging_environments_have_a_status_and_no_reward_and_touch_
     assert [one.reward for one in groups[1].trajectories] == [None] * 4
     assert {one.status for one in groups[1].trajectories} == {Status.ENV_ERROR}
     assert {one.status for one in groups[2].trajectories} == {Status.TIMEOUT}
-    assert sampler.home.num_leaked == 4
+    assert sampler.env_host.num_leaked == 4
     clean = asyncio.run(sampler_of(renderer, digits(raw), lambda task: Guess()).sample(tasks_of(8), 4))
     assert lines([groups[0], *groups[3:]]) == lines([clean[0], *clean[3:]])
     Faulty.gate.set()
     deadline = time.monotonic() + 30
-    while sampler.home.num_leaked and time.monotonic() < deadline:
+    while sampler.env_host.num_leaked and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert sampler.home.num_leaked == 0
+    assert sampler.env_host.num_leaked == 0
     Faulty.gate.clear()
 
 
@@ -239,10 +239,10 @@ def test_a_failure_is_shown_once_with_its_traceback_and_replay(
     renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
 ) -> None:
     _, sampler = faulty(renderer, raw, 2)
-    (shown,) = [text for text in warnings_of() if "the door is stuck" in text]
-    assert "Guess-v0 with seed 1 ended as env_error" in shown
-    assert "agentgym play Guess-v0 --seed 1" in shown
-    assert shown.endswith("RuntimeError: the door is stuck")
+    (warning,) = [text for text in warnings_of() if "the door is stuck" in text]
+    assert "Guess-v0 with seed 1 ended as env_error" in warning
+    assert "agentgym play Guess-v0 --seed 1" in warning
+    assert warning.endswith("RuntimeError: the door is stuck")
     asyncio.run(sampler.sample(tasks_of(2), 4))
     assert len([text for text in warnings_of() if "the door is stuck" in text]) == 1
 
@@ -305,7 +305,7 @@ def test_an_environment_that_ignores_cancellation_delays_nobody(renderer: Render
     sampler = sampler_of(renderer, digits(raw), lambda task: Stubborn(), limits, max_failure_rate=1.0)
     groups = asyncio.run(sampler.sample(tasks_of(2), 4))  # while all are still in their step
     assert len(by_status(groups, Status.TIMEOUT)) == 8
-    assert sampler.home.num_leaked == 8
+    assert sampler.env_host.num_leaked == 8
     Stubborn.over.set()
 
 
@@ -427,8 +427,8 @@ def test_a_model_that_never_calls_a_tool_is_noticed_unless_it_need_not(
     sampler = sampler_of(renderer, digits(raw), lambda task: Lamp(), Limits(max_turns=2))
     asyncio.run(sampler.sample([Task("Lamp-v0", 1)], 2))
     asyncio.run(sampler.sample([Task("Lamp-v0", 1)], 2))
-    told = [text for text in warnings_of() if "no valid tool call in the first 2 episodes of Lamp-v0" in text]
-    assert len(told) == (0 if optional else 1)
+    warnings = [text for text in warnings_of() if "no valid tool call in the first 2 episodes of Lamp-v0" in text]
+    assert len(warnings) == (0 if optional else 1)
 
 
 def test_an_environment_that_does_not_exist_is_the_callers_mistake(renderer: Renderer, raw: Raw) -> None:
@@ -489,9 +489,9 @@ def test_a_tool_that_always_fails_is_told_to_the_user_once(
     sampler = sampler_of(renderer, engine, lambda task: Broken(), Limits(max_turns=2))
     for _ in range(2):
         asyncio.run(sampler.sample([Task("Broken-v0", 1)], 2))
-    told = [text for text in warnings_of() if "failed in all" in text]
+    warnings = [text for text in warnings_of() if "failed in all" in text]
     first = "search failed: KeyError: 'index'"
-    assert told == [
+    assert warnings == [
         f"tool 'search' failed in all of its 4 calls, and only the model saw the errors. The first: {first}"
     ]
 
@@ -537,6 +537,6 @@ def test_a_model_whose_replies_are_cut_is_not_told_to_look_at_its_format(
     )
     (group,) = asyncio.run(sampler.sample([Task("Lamp-v0", 1)], 2))
     assert [one.num_cut_replies for one in group.trajectories] == [1, 1]
-    (told,) = [text for text in warnings_of() if "no valid tool call" in text]
-    assert "in 2 of them a limit of tokens cut the reply" in told and "the longest has 5 tokens" in told
-    assert "--limits.turn-tokens" in told and "format" not in told
+    (warning,) = [text for text in warnings_of() if "no valid tool call" in text]
+    assert "in 2 of them a limit of tokens cut the reply" in warning and "the longest has 5 tokens" in warning
+    assert "--limits.turn-tokens" in warning and "format" not in warning

@@ -37,13 +37,13 @@ def scripted(renderer: Renderer, script: Script, **limits: Any) -> RolloutLoop:
     turns: dict[str, int] = {}
 
     def reply(session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int] | ScriptedReply:
-        found = SESSION.search(session)
-        assert found is not None
+        match = SESSION.search(session)
+        assert match is not None
         turns[session] = turns.get(session, -1) + 1
-        said = script(found.group(2), int(found.group(3)), turns[session])
-        if isinstance(said, ScriptedReply):
-            return said
-        return reply_ids(renderer, Message("assistant", said))
+        answer = script(match.group(2), int(match.group(3)), turns[session])
+        if isinstance(answer, ScriptedReply):
+            return answer
+        return reply_ids(renderer, Message("assistant", answer))
 
     engine = ScriptedEngine(reply, vocab_size=renderer.vocab_size)
     return RolloutLoop(engine, renderer, Limits(**{"max_turns": 8, "turn_tokens": 8, **limits}))

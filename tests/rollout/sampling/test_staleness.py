@@ -28,24 +28,24 @@ def test_whatever_order_groups_are_finished_in_each_is_taken_in_time_and_every_s
 
     for version in range(num_steps):
         begin_some(all_of_them=len(began) < per_step)
-        choice, taken = plan.choose(per_step), []
+        choice, groups = plan.choose(per_step), []
         draw.shuffle(began)  # type: ignore[attr-defined]  # the order in which they come to be finished
         for group in tuple(began):
-            if len(taken) < per_step and choice.takes(group[1]):
-                taken.append(group)
+            if len(groups) < per_step and choice.takes(group[1]):
+                groups.append(group)
                 began.remove(group)
             if draw.random() < 0.3:  # type: ignore[attr-defined]
                 begin_some()  # at the same time others begin
         for group in tuple(began):  # those that began meanwhile
-            if len(taken) < per_step and choice.takes(group[1]):
-                taken.append(group)
+            if len(groups) < per_step and choice.takes(group[1]):
+                groups.append(group)
                 began.remove(group)
-        assert len(taken) == per_step, "a step could not be filled from what is ahead"
-        assert all(version - first <= bound for first, _ in taken)
-        plan.take([due for _, due in taken])
+        assert len(groups) == per_step, "a step could not be filled from what is ahead"
+        assert all(version - first <= bound for first, _ in groups)
+        plan.take([due for _, due in groups])
         begin_some()  # while the step learns
         plan.advance(version + 1)
-        assert plan.num_ahead == len(began) <= plan.most
+        assert plan.num_ahead == len(began) <= plan.max_ahead
 
 
 def test_with_a_bound_of_0_nothing_begins_while_a_step_learns() -> None:

@@ -45,12 +45,12 @@ def test_a_step_that_took_short_groups_first_is_said_when_its_last_group_is_lear
 def test_steps_that_take_what_was_ordered_for_them_have_equal_lengths() -> None:
     lengths = StepLengths(groups_per_step=1, max_staleness=1)
     for step in range(1, 5):
-        found = lengths.add(step, [group(f"{step}/0", step, step + 2)])
-        assert found == {"length_step": step, "length_learned": step + 1, "length_ordered": step + 1}
+        metrics = lengths.add(step, [group(f"{step}/0", step, step + 2)])
+        assert metrics == {"length_step": step, "length_learned": step + 1, "length_ordered": step + 1}
 
 
 def test_orders_that_were_learned_before_the_run_was_resumed_are_waited_for_no_longer_than_the_bound() -> None:
     lengths = StepLengths(groups_per_step=2, max_staleness=1)
-    found = [lengths.add(5, [group("4/1", 3, 3), group("5/0", 4, 4)])]  # 5/1 was learned before
-    found += [lengths.add(step, [group(f"{step}/{n}", step, step) for n in range(2)]) for step in range(6, 10)]
-    assert [one.get("length_step") for one in found] == [None, None, None, 6, 7]
+    metrics = [lengths.add(5, [group("4/1", 3, 3), group("5/0", 4, 4)])]  # 5/1 was learned before
+    metrics += [lengths.add(step, [group(f"{step}/{n}", step, step) for n in range(2)]) for step in range(6, 10)]
+    assert [one.get("length_step") for one in metrics] == [None, None, None, 6, 7]

@@ -16,9 +16,9 @@ from agentgym.rollout.scores.intervals import mean_interval
 def test_a_difference_is_the_mean_over_shared_tasks_each_with_the_mean_of_its_episodes() -> None:
     first = {"a": [(1.0, 2.0), (0.0, 0.0)], "b": [(0.0, 0.0)], "c": [(1.0, 1.0)]}
     second = {"a": [(1.0, 3.0)], "b": [(1.0, 1.0)], "d": [(0.0, 0.0)]}
-    found = paired_difference(first, second)
-    assert found is not None
-    assert (found.num_tasks, found.success, found.reward) == (2, 0.75, 1.5)
+    difference = paired_difference(first, second)
+    assert difference is not None
+    assert (difference.num_tasks, difference.success, difference.reward) == (2, 0.75, 1.5)
     back = paired_difference(second, first)
     assert back is not None and (back.success, back.reward) == (-0.75, -1.5)
     assert paired_difference(first, {"e": [(0.0, 0.0)]}) is None
@@ -31,11 +31,11 @@ def test_the_interval_of_a_difference_holds_the_true_one_in_95_of_100_and_is_sho
         ease = rng.beta(0.5, 0.5, 100)
         better = np.clip(ease + 0.1, 0, 1)
         draws = [{f"{n}": [(float(rng.random() < p), 0.0)] for n, p in enumerate(chance)} for chance in (ease, better)]
-        found = paired_difference(*draws)
-        assert found is not None and found.success_interval is not None
+        difference = paired_difference(*draws)
+        assert difference is not None and difference.success_interval is not None
         true = float((better - ease).mean())
-        covered += found.success_interval.low <= true <= found.success_interval.high
-        widths.append(found.success_interval.high - found.success_interval.low)
+        covered += difference.success_interval.low <= true <= difference.success_interval.high
+        widths.append(difference.success_interval.high - difference.success_interval.low)
         own = [mean_interval([task[0][0] for task in draw.values()], list(draw)) for draw in draws]
         unpaired.append(sum((part.high - part.low) ** 2 for part in own if part) ** 0.5)
     assert 0.92 <= covered / 400 <= 0.98
@@ -51,12 +51,12 @@ def test_the_command_compares_evaluations_and_training_runs(
     capsys.readouterr()
     runs = [str(tmp_path / "random"), str(tmp_path / "oracle"), str(finished_run)]
     assert main(["compare", *runs, "--json"]) == 0
-    said, shown = capsys.readouterr()
-    random, oracle, trained = json.loads(said)["runs"]
+    output, errors = capsys.readouterr()
+    random, oracle, trained = json.loads(output)["runs"]
     assert (random["success"], oracle["success"], oracle["over_first"]["success"]) == (0.0, 1.0, 1.0)
     assert oracle["over_first"]["num_tasks"] == 5
     assert trained["num_tasks"] == 8 and trained["over_first"] is None  # its level is another one
-    assert "no task in common with the first" in shown
+    assert "no task in common with the first" in errors
     assert oracle["over_first"]["success_interval"][0] < 1.0 == oracle["over_first"]["success_interval"][1]
     assert main(["compare", runs[0]]) == 2
     assert "two or more runs are compared" in capsys.readouterr().err
@@ -78,10 +78,10 @@ def test_the_interval_of_a_difference_holds_the_true_one_near_0_and_1(
         ease, other = rng.random(num_tasks), rng.random(num_tasks)
         solved = (ease < first, np.where(rng.random(num_tasks) < shared, ease, other) < second)
         scores = [{f"{task}": [(float(won), float(won))] for task, won in enumerate(bits)} for bits in solved]
-        found = paired_difference(*scores)
-        assert found is not None
+        difference = paired_difference(*scores)
+        assert difference is not None
         for name in covered:
-            interval = getattr(found, f"{name}_interval")
+            interval = getattr(difference, f"{name}_interval")
             assert interval.low < interval.high
             covered[name] += interval.low <= second - first + 1e-9 and second - first - 1e-9 <= interval.high
     assert min(covered.values()) >= 0.92 * 400
@@ -89,19 +89,19 @@ def test_the_interval_of_a_difference_holds_the_true_one_near_0_and_1(
 
 def test_a_difference_of_no_task_has_exact_bounds() -> None:
     scores = {f"{task}": [(1.0, 1.0)] for task in range(20)}
-    found = paired_difference(scores, scores)
-    assert found is not None and found.success_interval is not None
+    difference = paired_difference(scores, scores)
+    assert difference is not None and difference.success_interval is not None
     reach = 1 - 0.025 ** (1 / 20)  # the most that can differ, where 20 without a difference have a chance of 0.025
-    assert found.success_interval.ends == pytest.approx([-reach, reach]) and found.reward_interval is not None
-    assert found.reward_interval == found.success_interval
+    assert difference.success_interval.ends == pytest.approx([-reach, reach]) and difference.reward_interval is not None
+    assert difference.reward_interval == difference.success_interval
 
 
 def test_a_difference_of_other_rewards_that_is_the_same_in_every_task_has_no_interval() -> None:
     first = {f"{task}": [(1.0, 0.1 * task)] for task in range(5)}
     second = {f"{task}": [(1.0, 0.1 * task + 0.3)] for task in range(5)}
-    found = paired_difference(first, second)
-    assert found is not None and found.reward == pytest.approx(0.3) and found.reward_interval is None
-    assert found.to_json()["reward_interval"] is None and found.success_interval is not None
+    difference = paired_difference(first, second)
+    assert difference is not None and difference.reward == pytest.approx(0.3) and difference.reward_interval is None
+    assert difference.to_json()["reward_interval"] is None and difference.success_interval is not None
 
 
 def test_an_interval_of_rewards_stays_within_the_possible_ones() -> None:

@@ -75,8 +75,8 @@ def test_all_subsets_of_k_give_the_same_numbers(num: int) -> None:
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.data())
 def test_the_best_reward_of_k_is_its_mean_over_all_subsets(rewards: list[float], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(rewards)))
-    wanted = statistics.fmean(max(subset) for subset in itertools.combinations(rewards, k))
-    assert best_at_k(rewards, k) == pytest.approx(wanted, abs=1e-9)
+    expected = statistics.fmean(max(subset) for subset in itertools.combinations(rewards, k))
+    assert best_at_k(rewards, k) == pytest.approx(expected, abs=1e-9)
 
 
 @given(st.integers(1, 2000), st.data())
@@ -106,12 +106,12 @@ def test_estimates_from_n_episodes_are_unbiased_for_fewer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num", "num_won", "k", "told"), [(4, 1, 0, "k is between"), (4, 1, 5, "the 4 episodes"), (4, 5, 1, "succeed")]
+    ("num", "num_won", "k", "message"), [(4, 1, 0, "k is between"), (4, 1, 5, "the 4 episodes"), (4, 5, 1, "succeed")]
 )
-def test_numbers_that_no_task_has_are_refused(num: int, num_won: int, k: int, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_numbers_that_no_task_has_are_refused(num: int, num_won: int, k: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         pass_at_k(num, num_won, k)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         pass_hat_k(num, num_won, k)
 
 
@@ -149,8 +149,8 @@ def test_each_environment_and_each_difficulty_has_its_own_numbers() -> None:
         *played("Maze-v0", 2, [0.0, 0.0], level=2),
         *played("Quiz-v0", 3, [0.0, 1.0]),
     ]
-    named = [(one.env, one.difficulty, one.at[0].pass_at_k) for one in repeat_scores(episodes)]
-    assert named == [
+    rows = [(one.env, one.difficulty, one.at[0].pass_at_k) for one in repeat_scores(episodes)]
+    assert rows == [
         (None, None, 0.5),
         ("Maze-v0", None, 0.5),
         ("Maze-v0", "2", 0.0),
@@ -181,16 +181,16 @@ def test_a_failed_episode_has_the_difficulty_of_its_task() -> None:
         episode(first, 1, 1.0, info={"difficulty": "easy"}),
         episode(second, 0, 0.0, info={"difficulty": "hard"}),
     ]
-    found = {one.difficulty: (one.num_tasks, one.num_failed) for one in repeat_scores(episodes)}
-    assert found == {None: (2, 1), "easy": (1, 1), "hard": (1, 0)}
+    counts = {one.difficulty: (one.num_tasks, one.num_failed) for one in repeat_scores(episodes)}
+    assert counts == {None: (2, 1), "easy": (1, 1), "hard": (1, 0)}
 
 
 def test_the_order_of_the_episodes_plays_no_role() -> None:
     episodes = [*played("Some-v0", 1, [1.0, 0.0, None]), *played("Some-v0", 2, [0.0, 0.0, 1.0])]
-    told = repeat_scores(episodes)[0].to_json()
-    assert repeat_scores(episodes[::-1])[0].to_json() == told
+    report = repeat_scores(episodes)[0].to_json()
+    assert repeat_scores(episodes[::-1])[0].to_json() == report
     keys = ("pass_at_k_interval", "num_tasks", "num_short")
-    assert isinstance(told["k"], list) and all(key in told["k"][0] for key in keys)
+    assert isinstance(report["k"], list) and all(key in report["k"][0] for key in keys)
 
 
 @given(SHARES)

@@ -103,8 +103,8 @@ def test_repeats_of_tasks_count_as_their_share() -> None:
     shares = [0.25, 1.0, 0.0, 0.75, 1.0]
     episodes = [float(place < 4 * share) for share in shares for place in range(4)]
     names = [str(place // 4) for place in range(20)]
-    found, wanted = mean_interval(episodes, names), share_interval(shares)
-    assert found is not None and wanted is not None and found.ends == pytest.approx(wanted.ends)
+    interval, expected = mean_interval(episodes, names), share_interval(shares)
+    assert interval is not None and expected is not None and interval.ends == pytest.approx(expected.ends)
 
 
 @pytest.mark.parametrize(

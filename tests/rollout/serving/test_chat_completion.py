@@ -26,10 +26,10 @@ calls = st.lists(
     st.builds(lambda name, value: ToolCall("", name or "go", {"to": value}), texts, texts)
     | st.builds(lambda raw: MalformedCall("", raw, "the call could not be read"), texts),
     max_size=3,
-).map(lambda made: tuple(_numbered(call, index) for index, call in enumerate(made)))
+).map(lambda calls: tuple(_numbered(call, index) for index, call in enumerate(calls)))
 replies = st.builds(
-    lambda content, reasoning, made, turn, finish: ChatCompletion(
-        "chatcmpl-1", turn, Message("assistant", content, reasoning, made), finish, 12, 5, created=1_700_000_000
+    lambda content, reasoning, calls, turn, finish: ChatCompletion(
+        "chatcmpl-1", turn, Message("assistant", content, reasoning, calls), finish, 12, 5, created=1_700_000_000
     ),
     texts,
     st.none() | texts,
@@ -69,22 +69,22 @@ def test_a_stream_spells_the_message_of_the_whole_reply(reply: ChatCompletion) -
     spelled, message = joined(chunks), choice["message"]
     assert spelled["content"] == (message["content"] or "")
     assert spelled["reasoning_content"] == message.get("reasoning_content", "")
-    told = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls", ()))]
-    assert spelled["tool_calls"] == told
+    calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls", ()))]
+    assert spelled["tool_calls"] == calls
     assert last["choices"][0]["finish_reason"] == choice["finish_reason"]
     assert usage["usage"] == whole["usage"] and whole["usage"]["total_tokens"] == 17
 
 
 @given(replies)
 def test_a_reply_that_is_sent_back_is_the_message_that_was_parsed(reply: ChatCompletion) -> None:
-    (sent,) = wire_answer([reply.message], reply.turn)
-    assert read_message(json.loads(json.dumps(sent))) == reply.message
+    (wire_message,) = wire_answer([reply.message], reply.turn)
+    assert read_message(json.loads(json.dumps(wire_message))) == reply.message
 
 
 def test_call_ids_on_the_wire_name_the_turn_and_come_back_without_it() -> None:
     answer = Message("tool", "done", tool_call_id="call_1")
-    (sent,) = wire_answer([answer], 12)
-    assert sent["tool_call_id"] == "turn12_call_1" and read_message(sent) == answer
+    (wire_message,) = wire_answer([answer], 12)
+    assert wire_message["tool_call_id"] == "turn12_call_1" and read_message(wire_message) == answer
 
 
 def test_a_request_has_one_key_however_it_is_sent() -> None:

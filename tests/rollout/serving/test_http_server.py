@@ -183,10 +183,10 @@ def play(
     return trajectory
 
 
-def scripted(raw: Raw, *said: str) -> ScriptedEngine:
+def scripted(raw: Raw, *texts: str) -> ScriptedEngine:
     """Says these one after the other, each with the end mark; the last one for ever."""
-    replies = iter(said)
-    return ScriptedEngine(lambda *_: raw(next(replies, said[-1]) + END))
+    replies = iter(texts)
+    return ScriptedEngine(lambda *_: raw(next(replies, texts[-1]) + END))
 
 
 # ---- a faithful relay leaves the record that the loop leaves by itself
@@ -243,13 +243,13 @@ def test_the_embedded_model_plays_the_same_game_through_a_relay(tmp_path: Path) 
 
 
 def test_a_text_environment_and_malformed_calls_pass_through(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
-    said = ("one", "<tool_call>{broken</tool_call>", "")
-    own = asyncio.run(RolloutLoop(scripted(raw, *said), renderer).run(Chat(), Episode(Task("Env-v0", 7))))
+    texts = ("one", "<tool_call>{broken</tool_call>", "")
+    own = asyncio.run(RolloutLoop(scripted(raw, *texts), renderer).run(Chat(), Episode(Task("Env-v0", 7))))
 
     async def agent(one: Agent) -> None:
         await one.play_on()
 
-    outside = play(renderer, scripted(raw, *said), Chat(), agent)
+    outside = play(renderer, scripted(raw, *texts), Chat(), agent)
     assert lines(tmp_path / "other", [outside]) == lines(tmp_path / "one", [own])
 
 
@@ -358,14 +358,14 @@ def test_what_clients_do_to_an_assistant_message_on_its_way_back_rewrites_nothin
         if change == "arguments":
             await one.play_on()
 
-    said = f"<think>\nhm\n</think>\n\n  a thought \n{CALL % 12}"
+    text_said = f"<think>\nhm\n</think>\n\n  a thought \n{CALL % 12}"
     env = Dial() if change == "arguments" else Chat()
-    trajectory = play(renderer, scripted(raw, said.removesuffix(END)), env, agent)
+    trajectory = play(renderer, scripted(raw, text_said.removesuffix(END)), env, agent)
     assert len(trajectory.rows) == 1 and trajectory.status.trainable
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "param"),
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
@@ -382,30 +382,30 @@ def test_what_clients_do_to_an_assistant_message_on_its_way_back_rewrites_nothin
     ],
 )
 def test_what_is_not_supported_is_refused_in_the_form_of_openai_and_the_episode_goes_on(
-    renderer: Renderer, raw: Raw, fields: JsonObject, told: str
+    renderer: Renderer, raw: Raw, fields: JsonObject, param: str
 ) -> None:
     async def agent(one: Agent) -> None:
         with pytest.raises(HttpRefusal, check=refusal(400, None)) as caught:
             await one.ask(**fields)
         error = json.loads(str(caught.value).partition(": ")[2])["error"]
-        assert error["param"] == told and error["type"] == "invalid_request_error" and error["message"]
+        assert error["param"] == param and error["type"] == "invalid_request_error" and error["message"]
         await one.play_on()
 
     assert play(renderer, dialling(raw), Dial(), agent).status.trainable
 
 
 def test_an_agents_stop_string_ends_the_reply_and_is_not_shown(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
-    said = "Thought: look.\nAction: look\nObservation: I make this up."
+    reply = "Thought: look.\nAction: look\nObservation: I make this up."
 
     async def agent(one: Agent) -> None:
         for stop in ("\nObservation:", ["Observation:", "never"], None):
             choice = (await one.chat(stop=stop))["choices"][0]
             text = choice["message"]["content"]
-            assert text.rstrip() == (said if stop is None else "Thought: look.\nAction: look")
+            assert text.rstrip() == (reply if stop is None else "Thought: look.\nAction: look")
             assert choice["finish_reason"] == "stop"
             one.messages += (await one.step(message=one.messages[-1]))["messages"]
 
-    trajectory = play(renderer, scripted(raw, said), Chat(), agent)
+    trajectory = play(renderer, scripted(raw, reply), Chat(), agent)
     assert [turn.stop for turn in trajectory.turns] == ["\nObservation:", "Observation:", ""]
     assert trajectory.turns[0].message.content.endswith("\nObservation:")
     assert len(trajectory.rows) == 1, "what comes back without the string continues the row"
@@ -438,34 +438,34 @@ BROKEN = "<tool_call>\n{broken\n</tool_call>"
 UNKNOWN = '<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("said", [BROKEN, UNKNOWN, "hm " + BROKEN + CALL % 12, CALL % 12 + UNKNOWN])
+@pytest.mark.parametrize("reply", [BROKEN, UNKNOWN, "hm " + BROKEN + CALL % 12, CALL % 12 + UNKNOWN])
 def test_a_call_that_no_agent_can_run_goes_out_as_text_and_its_answer_as_a_user_message(
-    renderer: Renderer, raw: Raw, tmp_path: Path, said: str
+    renderer: Renderer, raw: Raw, tmp_path: Path, reply: str
 ) -> None:
-    said = said.replace(END, "")
-    own = asyncio.run(RolloutLoop(scripted(raw, said), renderer).run(Dial(), Episode(Task("Env-v0", 7))))
+    reply = reply.replace(END, "")
+    own = asyncio.run(RolloutLoop(scripted(raw, reply), renderer).run(Dial(), Episode(Task("Env-v0", 7))))
 
     async def agent(one: Agent) -> None:
         while True:
             choice = (await one.chat())["choices"][0]
             names = [call["function"]["name"] for call in choice["message"].get("tool_calls", ())]
-            assert names == ["dial"] * ("dial" in said)
+            assert names == ["dial"] * ("dial" in reply)
             assert choice["finish_reason"] == ("tool_calls" if names else "stop")
-            assert ("broken" in said) == ("{broken" in choice["message"]["content"])
+            assert ("broken" in reply) == ("{broken" in choice["message"]["content"])
             answer = await one.step(message=choice["message"])
             if answer["terminated"] or answer["truncated"]:
                 return
             assert [message["role"] for message in answer["messages"]] == ["tool"] * len(names) + ["user"]
             one.messages += answer["messages"]
 
-    outside = play(renderer, scripted(raw, said), Dial(), agent)
+    outside = play(renderer, scripted(raw, reply), Dial(), agent)
     assert len(outside.rows) == 1
     assert lines(tmp_path / "other", [outside]) == lines(tmp_path / "one", [own])
 
 
-@pytest.mark.parametrize("said", [BROKEN, "hm " + BROKEN + CALL % 12])
+@pytest.mark.parametrize("reply", [BROKEN, "hm " + BROKEN + CALL % 12])
 def test_an_agent_that_answers_such_a_reply_itself_leaves_a_sound_record(
-    renderer: Renderer, raw: Raw, tmp_path: Path, said: str
+    renderer: Renderer, raw: Raw, tmp_path: Path, reply: str
 ) -> None:
     async def agent(one: Agent) -> None:
         for _ in range(2):
@@ -474,7 +474,7 @@ def test_an_agent_that_answers_such_a_reply_itself_leaves_a_sound_record(
             one.messages += results or [{"role": "user", "content": "Say that again."}]
         await one.play_on()
 
-    trajectory = play(renderer, scripted(raw, said.replace(END, "")), Dial(), agent)
+    trajectory = play(renderer, scripted(raw, reply.replace(END, "")), Dial(), agent)
     sampled = [span.ids for row in trajectory.rows for span in row.spans if span.source is Source.POLICY]
     assert len(sampled) == len(trajectory.turns) == 8 and trajectory.status.trainable
     lines(tmp_path / "run", [trajectory])
@@ -542,14 +542,14 @@ def test_episodes_cannot_be_guessed_and_their_address_is_not_the_callers(rendere
     async def run() -> None:
         loop = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer))
         async with EpisodeServer(loop, QUIET) as server:
-            named = HttpClient(server.url, headers={"Host": "localhost:1"})
+            client = HttpClient(server.url, headers={"Host": "localhost:1"})
             openings = []
             for seed in (1, 1):
                 playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", seed))))
-                openings.append(await named.post("/episodes", {}))
+                openings.append(await client.post("/episodes", {}))
                 playing.cancel()
                 await asyncio.gather(playing, return_exceptions=True)
-            await named.close()
+            await client.close()
             first, second = (opening["episode"] for opening in openings)
             assert first != second and min(len(first), len(second)) > 22
             assert [opening["base_url"].startswith(f"{server.url}/episodes/") for opening in openings] == [True] * 2
@@ -647,10 +647,10 @@ def test_the_plain_address_takes_the_episode_from_the_api_key_or_a_header(
 ) -> None:
     async def agent(one: Agent) -> None:
         name = one.opening["episode"]
-        named = HttpClient(one.url, headers={header: f"Bearer {name}" if header == "Authorization" else name})
-        completion = await named.post("/v1/chat/completions", one.request())
+        client = HttpClient(one.url, headers={header: f"Bearer {name}" if header == "Authorization" else name})
+        completion = await client.post("/v1/chat/completions", one.request())
         assert completion == await one.chat()
-        await named.close()
+        await client.close()
         one.messages += (await one.step())["messages"]
         await one.play_on()
 
@@ -667,7 +667,7 @@ async def chunks_of(one: Agent, **fields: object) -> list[JsonObject]:
 
 
 def test_a_streamed_reply_is_the_same_reply_in_parts(renderer: Renderer, raw: Raw) -> None:
-    said = f"<think>\nhm\n</think>\n\nI dial.\n{CALL % 1}".removesuffix(END) + CALL % 2
+    reply_text = f"<think>\nhm\n</think>\n\nI dial.\n{CALL % 1}".removesuffix(END) + CALL % 2
 
     async def agent(one: Agent) -> None:
         chunks = await chunks_of(one, stream_options={"include_usage": True})
@@ -681,16 +681,16 @@ def test_a_streamed_reply_is_the_same_reply_in_parts(renderer: Renderer, raw: Ra
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
         calls: dict[int, JsonObject] = {}
         for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
-            known = calls.setdefault(part["index"], {**part, "function": {"arguments": "", **part["function"]}})
-            if known["function"] is not part["function"] and "name" not in part["function"]:
-                known["function"]["arguments"] += part["function"]["arguments"]
+            whole_call = calls.setdefault(part["index"], {**part, "function": {"arguments": "", **part["function"]}})
+            if whole_call["function"] is not part["function"] and "name" not in part["function"]:
+                whole_call["function"]["arguments"] += part["function"]["arguments"]
         assert [{**call, "function": call["function"]} for call in calls.values()] == [
             {"index": index, **call} for index, call in enumerate(message["tool_calls"])
         ]
         one.messages += (await one.step())["messages"]
         await one.play_on()
 
-    trajectory = play(renderer, scripted(raw, said.removesuffix(END)), Dial(), agent)
+    trajectory = play(renderer, scripted(raw, reply_text.removesuffix(END)), Dial(), agent)
     assert trajectory.turns[0].message.content == "I dial." and len(trajectory.rows) == 1
 
 
@@ -703,11 +703,11 @@ def test_the_official_client_streams_and_reads_errors(renderer: Renderer, raw: R
 
     async def agent(one: Agent) -> None:
         async with AsyncOpenAI(base_url=one.opening["base_url"], api_key="none") as client:
-            asked = {"model": "policy", "messages": one.messages, "tools": one.opening["tools"]}
+            options = {"model": "policy", "messages": one.messages, "tools": one.opening["tools"]}
             with pytest.raises(BadRequestError) as caught:
-                await client.chat.completions.create(**asked, n=2)
+                await client.chat.completions.create(**options, n=2)
             assert caught.value.param == "n" and caught.value.code == "unsupported_value"
-            async with client.chat.completions.stream(**asked) as stream:
+            async with client.chat.completions.stream(**options) as stream:
                 whole = await stream.get_final_completion()
             message = whole.choices[0].message.model_dump(exclude_none=True)
             call = message["tool_calls"][0]["function"]
@@ -717,7 +717,7 @@ def test_the_official_client_streams_and_reads_errors(renderer: Renderer, raw: R
             one.messages += (await one.step(message=message))["messages"]
             await one.play_on()
             with pytest.raises(APIStatusError, match="is over") as over:
-                await client.chat.completions.create(**{**asked, "messages": one.messages})
+                await client.chat.completions.create(**{**options, "messages": one.messages})
             assert over.value.status_code == 410
 
     engine = ScriptedEngine(lambda *_: raw(CALL % 1))
@@ -746,8 +746,8 @@ def test_the_distribution_is_the_runs_own_and_an_agent_that_asks_for_another_is_
             one.messages += (await one.step())["messages"]
 
     play(renderer, scripted(raw, "hm"), Chat(), agent)
-    told = [line for line in warnings_of() if "plays no role" in line]
-    assert len(told) == 2 and "temperature" in "".join(told)
+    warnings = [line for line in warnings_of() if "plays no role" in line]
+    assert len(warnings) == 2 and "temperature" in "".join(warnings)
 
 
 def test_a_port_that_is_taken_is_named(renderer: Renderer, raw: Raw) -> None:

@@ -110,10 +110,10 @@ class Player:
 Agent = Callable[[Player], Awaitable[None]]
 
 
-def scripted(raw: Raw, *said: str) -> ScriptedEngine:
+def scripted(raw: Raw, *texts: str) -> ScriptedEngine:
     """Says these one after the other, each with the end mark; the last one for ever."""
-    replies = iter(said)
-    return ScriptedEngine(lambda *_: raw(next(replies, said[-1]) + END))
+    replies = iter(texts)
+    return ScriptedEngine(lambda *_: raw(next(replies, texts[-1]) + END))
 
 
 def play(loop: RolloutLoop, env: TextEnv, agent: Agent, idle_s: float = 30.0) -> Trajectory:
@@ -173,26 +173,33 @@ MARKERS = ("A note.", "So far: nothing.", "Be a pirate.", "done", "dial(", "cloc
 def test_whatever_an_agent_does_each_sampled_id_is_recorded_once_and_the_record_is_sound(
     renderer: Renderer, raw: Raw, tmp_path: Path, acts: list[str], first: int, history: History
 ) -> None:
-    said = ["hm", CALL % ("dial", 3), "", CALL % ("clock", 1) + CALL % ("dial", 4), "<tool_call>{", "<think>so</think>"]
+    texts = [
+        "hm",
+        CALL % ("dial", 3),
+        "",
+        CALL % ("clock", 1) + CALL % ("dial", 4),
+        "<tool_call>{",
+        "<think>so</think>",
+    ]
     emitted: list[list[int]] = []
-    shown: list[str] = []
+    prompts: list[str] = []
 
     def reply(session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
-        shown.append(renderer.decode(prompt_ids))
-        emitted.append(raw(said[(first + len(emitted)) % len(said)] + END))
+        prompts.append(renderer.decode(prompt_ids))
+        emitted.append(raw(texts[(first + len(emitted)) % len(texts)] + END))
         return emitted[-1]
 
     async def agent(player: Player) -> None:
         for act in acts:
-            sent, asked = renderer.decode(renderer.render(player.messages, player.tools)), len(shown)
+            prompt_sent, num_prompts = renderer.decode(renderer.render(player.messages, player.tools)), len(prompts)
             try:
                 await _do(player, act)
             except RequestRefused:
                 continue
             except EpisodeEnded:
                 return
-            for prompt in shown[asked:]:  # the policy was shown what the agent sent
-                assert [prompt.count(text) for text in MARKERS] == [sent.count(text) for text in MARKERS]
+            for prompt in prompts[num_prompts:]:  # the policy was shown what the agent sent
+                assert [prompt.count(text) for text in MARKERS] == [prompt_sent.count(text) for text in MARKERS]
 
     loop = RolloutLoop(ScriptedEngine(reply), renderer, Limits(max_turns=6), history=history)
     trajectory = play(loop, Dial(), agent, idle_s=0.005)
@@ -230,7 +237,7 @@ def test_history_that_is_told_otherwise_begins_a_row_and_is_trained_once(
 
     trajectory = play(RolloutLoop(scripted(raw, "one", "two", "three"), renderer), Chat(), agent)
     assert trajectory.status is Status.COMPLETED and trajectory.reward == 1.5
-    assert policy_ids(trajectory) == [raw(said + END) for said in ("one", "two", "three")]
+    assert policy_ids(trajectory) == [raw(text + END) for text in ("one", "two", "three")]
     assert [row.num_trained_tokens > 0 for row in trajectory.rows] == [True, True, True]
     second = renderer.decode(trajectory.rows[1].ids.tolist())
     assert "So far: nothing." in second and "seed 7" not in second
@@ -248,9 +255,9 @@ def test_an_agent_with_a_prompt_and_tools_of_its_own_is_recorded_as_it_asks(
         player.hear("Now count.")
         await player.play_on()
 
-    said = (CALL % ("clock", 1), "It is noon.", "one", "two", "three")
-    trajectory = play(RolloutLoop(scripted(raw, *said), renderer), Chat(), agent)
-    assert policy_ids(trajectory) == [raw(one + END) for one in said]
+    texts = (CALL % ("clock", 1), "It is noon.", "one", "two", "three")
+    trajectory = play(RolloutLoop(scripted(raw, *texts), renderer), Chat(), agent)
+    assert policy_ids(trajectory) == [raw(one + END) for one in texts]
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 0.5, 0.5, 0.5]
     opening, row = trajectory.rows
     assert not opening.num_trained_tokens and "pirate" in renderer.decode(row.ids.tolist())
@@ -333,8 +340,8 @@ def test_an_answer_without_room_for_a_reply_truncates_as_in_the_loop(
 
 def test_rerendered_history_is_followed_as_in_the_loop(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
     def loop() -> RolloutLoop:
-        said = (f"<think>\nhm\n</think>\n\n {CALL % ('dial', 3)}", "word", CALL % ("dial", 9))
-        return RolloutLoop(scripted(raw, *said), renderer, history="rerender")
+        texts = (f"<think>\nhm\n</think>\n\n {CALL % ('dial', 3)}", "word", CALL % ("dial", 9))
+        return RolloutLoop(scripted(raw, *texts), renderer, history="rerender")
 
     outside, own = play(loop(), Dial(), relay), asyncio.run(loop().run(Dial(), EPISODE))
     assert lines(tmp_path / "other", outside) == lines(tmp_path / "one", own)

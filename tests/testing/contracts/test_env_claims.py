@@ -101,18 +101,18 @@ def verdict_of(env: Any, check: str) -> Verdict:
 
 
 def test_a_fair_environment_passes_every_check_it_claims() -> None:
-    found = verdicts(Fair)
-    assert {name for name, one in found.items() if one.verdict == "not claimed"} == {"another process", "fork"}
-    assert {one.verdict for one in found.values()} == {"passed", "not claimed"}
+    reports = verdicts(Fair)
+    assert {name for name, one in reports.items() if one.verdict == "not claimed"} == {"another process", "fork"}
+    assert {one.verdict for one in reports.values()} == {"passed", "not claimed"}
     assert verdict_of(Copied, "fork").verdict == "passed"
 
 
 def test_what_is_not_claimed_is_told_as_that() -> None:
-    found = verdicts(Copied)
+    reports = verdicts(Copied)
     unclaimed = {"tool schemas", "arguments against the schema", "card", "oracle", "cheat", "canaries", "baseline"}
     unclaimed |= {"reward range", "answer leak", "another process", "raising tools"}
-    assert {name for name, one in found.items() if one.verdict == "not claimed"} == unclaimed
-    assert all(found[name].not_claimed for name in unclaimed)
+    assert {name for name, one in reports.items() if one.verdict == "not claimed"} == unclaimed
+    assert all(reports[name].not_claimed for name in unclaimed)
 
 
 # ---- seeds and what is left behind
@@ -259,10 +259,10 @@ class Hashed(TextEnv):
 '''
 
 
-@pytest.mark.parametrize(("shown", "verdict"), [("{hash('key')}", "failed"), ("key", "passed")])
-def test_another_process_plays_the_same_episode(shown: str, verdict: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "verdict"), [("{hash('key')}", "failed"), ("key", "passed")])
+def test_another_process_plays_the_same_episode(code: str, verdict: str, tmp_path: Path) -> None:
     path = tmp_path / "hashed.py"
-    path.write_text(HASHED.replace("{HASH}", shown))
+    path.write_text(HASHED.replace("{HASH}", code))
     assert verdict_of(f"{path}:Hashed", "another process").verdict == verdict
 
 
@@ -329,11 +329,11 @@ class RefusesAll(Unchecked):
     ],
 )
 def test_schemas_are_valid_and_honoured(env: type[TextEnv], check: str, seen: str) -> None:
-    found = verdict_of(env, check)
-    assert found.verdict == "failed"
-    assert seen in found.findings[0].message
+    report = verdict_of(env, check)
+    assert report.verdict == "failed"
+    assert seen in report.findings[0].message
     if env is NoSchema:
-        assert "an object" in found.findings[1].message
+        assert "an object" in report.findings[1].message
 
 
 # ---- spaces and turns

@@ -101,8 +101,8 @@ class IsUndefined(Shop):
 
 
 def verdict(env: type[TextEnv]) -> Verdict:
-    (found,) = examine_env(env, only=["raising tools"])
-    return found
+    (report,) = examine_env(env, only=["raising tools"])
+    return report
 
 
 @pytest.mark.parametrize("env", [RefusesUnknown, RaisesUnknown])
@@ -111,24 +111,24 @@ def test_a_tool_that_refuses_its_arguments_passes(env: type[TextEnv]) -> None:
 
 
 def test_a_tool_that_fails_over_every_argument_is_a_warning() -> None:
-    found = verdict(LooksUp)
-    assert found.verdict == "warned"
-    assert "price raised in each of 4 calls that fit its schema: KeyError" in found.findings[0].message
+    report = verdict(LooksUp)
+    assert report.verdict == "warned"
+    assert "price raised in each of 4 calls that fit its schema: KeyError" in report.findings[0].message
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "message"),
     [
         (LooksUpAnotherKey, "KeyError"),
         (IsDown, "ConnectionError"),
         (IsUndefined, "AttributeError"),
     ],
 )
-def test_a_tool_that_raises_for_no_argument_fails_with_its_place(env: type[TextEnv], told: str) -> None:
-    found = verdict(env)
-    assert found.verdict == "failed"
+def test_a_tool_that_raises_for_no_argument_fails_with_its_place(env: type[TextEnv], message: str) -> None:
+    report = verdict(env)
+    assert report.verdict == "failed"
     line = env.price.__code__.co_firstlineno + 3  # type: ignore[attr-defined]
-    assert f"{told} ({__file__}, line {line})" in found.findings[0].message
+    assert f"{message} ({__file__}, line {line})" in report.findings[0].message
 
 
 @pytest.mark.long
@@ -139,13 +139,13 @@ def test_env_check_fails_where_the_only_tool_raises_and_shows_little_of_what_it_
     file.write_text(SOURCE, encoding="utf-8")
     assert main(["env", "check", f"{file}:R", "--json"]) == 1
     out, err = capfd.readouterr()
-    told = json.loads(out.splitlines()[-1])
-    (finding,) = told["findings"]
+    report_json = json.loads(out.splitlines()[-1])
+    (finding,) = report_json["findings"]
     assert finding["check"] == "raising tools"
     assert f"go({{}}) raised KeyError ({file}, line 23): 'nope'" in finding["message"]
-    shown = [line for line in f"{out}{err}".splitlines() if re.match(r"step \d|starting|\(the last", line)]
-    assert re.fullmatch(r"\(the last of \d{3,} lines\)", shown[0])  # how many depends on the other checks
-    assert shown[1:] == [f"step {number}" for number in range(95, 100)]
+    lines_shown = [line for line in f"{out}{err}".splitlines() if re.match(r"step \d|starting|\(the last", line)]
+    assert re.fullmatch(r"\(the last of \d{3,} lines\)", lines_shown[0])  # how many depends on the other checks
+    assert lines_shown[1:] == [f"step {number}" for number in range(95, 100)]
 
 
 def test_what_a_sound_environment_prints_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:

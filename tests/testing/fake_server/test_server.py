@@ -65,17 +65,17 @@ def generate(
 
 
 def in_thread(act: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    found: list[Any] = []
+    results: list[Any] = []
 
     def run() -> None:
         try:
-            found.append(act())
+            results.append(act())
         except (OSError, HTTPException) as error:
-            found.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
-    return thread, found
+    return thread, results
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -90,24 +90,24 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_random_replies_depend_on_seed_and_prompt_alone(fake_sglang: Start) -> None:
     first, second, other = fake_sglang(seed=1), fake_sglang(seed=1), fake_sglang(seed=2)
-    said = [generate(server, num_new=40)["output_ids"] for server in (first, second, other)]
-    assert said[0] == said[1] != said[2]
-    assert generate(first, ids=(5, 7), num_new=40)["output_ids"] != said[0]
-    assert generate(first, params={"sampling_seed": 3}, num_new=40)["output_ids"] != said[0]
-    assert said[0][-1] == 2
-    assert 2 not in said[0][:-1]
+    answers = [generate(server, num_new=40)["output_ids"] for server in (first, second, other)]
+    assert answers[0] == answers[1] != answers[2]
+    assert generate(first, ids=(5, 7), num_new=40)["output_ids"] != answers[0]
+    assert generate(first, params={"sampling_seed": 3}, num_new=40)["output_ids"] != answers[0]
+    assert answers[0][-1] == 2
+    assert 2 not in answers[0][:-1]
 
 
 def test_a_reply_function_gives_ids_and_logprobs_per_session(fake_sglang: Start) -> None:
-    asked = []
+    requests = []
 
     def reply(session: str, prompt_ids: Sequence[int], sampling: Sampling) -> ScriptedReply:
-        asked.append((session, list(prompt_ids), sampling.max_tokens, sampling.stop_ids, sampling.seed))
+        requests.append((session, list(prompt_ids), sampling.max_tokens, sampling.stop_ids, sampling.seed))
         return ScriptedReply((7, 9, 11, 9), logprobs=(-0.5, -0.125, -1.0, -2.0))
 
     server = fake_sglang(reply=reply)
     answer = generate(server, rid="task#3/1#12", params={"stop_token_ids": [11], "sampling_seed": 4})
-    assert asked == [("task#3/1", [5, 6], 8, (11,), 4)]
+    assert requests == [("task#3/1", [5, 6], 8, (11,), 4)]
     assert answer["output_ids"] == [7, 9, 11]
     assert answer["meta_info"]["output_token_logprobs"] == [[-0.5, 7, None], [-0.125, 9, None], [-1.0, 11, None]]
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": 11}
@@ -130,24 +130,24 @@ def test_a_script_file_is_said_line_by_line_in_each_session(fake_sglang: Start, 
     script.write_text(f'[7, 8]\n\n{json.dumps(CALL)}\n{{"ids": [9], "logprobs": [-0.75]}}\n', encoding="utf-8")
     model = FakeModel()
     server = fake_sglang(reply=FileScript(script, model))
-    said = [generate(server, rid=f"a#{turn}", num_new=40) for turn in range(4)]
-    assert [answer["output_ids"] for answer in said] == [[7, 8, 2], [*model.encode(CALL), 2], [9, 2], [7, 8, 2]]
-    assert said[2]["meta_info"]["output_token_logprobs"][0][0] == -0.75
+    answers = [generate(server, rid=f"a#{turn}", num_new=40) for turn in range(4)]
+    assert [answer["output_ids"] for answer in answers] == [[7, 8, 2], [*model.encode(CALL), 2], [9, 2], [7, 8, 2]]
+    assert answers[2]["meta_info"]["output_token_logprobs"][0][0] == -0.75
     assert generate(server, rid="b#9")["output_ids"] == [7, 8, 2]
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("[1, ", "a list of ids"),
         ('{"ids": [1], "logprobs": []}', "0 logprobs for 1 ids"),
         ('{"fault": "x"}', "fault is"),
     ],
 )
-def test_a_script_line_that_cannot_be_read_is_named(tmp_path: Path, line: str, told: str) -> None:
+def test_a_script_line_that_cannot_be_read_is_named(tmp_path: Path, line: str, message: str) -> None:
     script = tmp_path / "script.jsonl"
     script.write_text(f"[1]\n{line}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"script\.jsonl:2: .*{told}"):
+    with pytest.raises(ConfigError, match=rf"script\.jsonl:2: .*{message}"):
         FileScript(script, FakeModel())
 
 
@@ -247,12 +247,12 @@ def test_a_dropped_stream_has_given_half(fake_sglang: Start) -> None:
 
 def test_a_hanging_request_ends_when_it_is_aborted_or_left(fake_sglang: Start) -> None:
     server = fake_sglang(faults=Faults(rates={"hang": 1.0}))
-    thread, found = in_thread(lambda: generate(server, rid="h#0"))
+    thread, results = in_thread(lambda: generate(server, rid="h#0"))
     wait_for(lambda: server.stats.in_flight == 1)
     assert post(server, "/fake/stats", {})["in_flight"] == 1
     urllib.request.urlopen(json_request(server.url + "/abort_request", b'{"rid": "h#0"}')).close()
     thread.join()
-    assert found[0]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert results[0]["meta_info"]["finish_reason"]["type"] == "abort"
 
     async def leave() -> None:
         client = HttpClient(server.url)
@@ -269,11 +269,11 @@ def test_a_hanging_request_ends_when_it_is_aborted_or_left(fake_sglang: Start) -
 
 def test_rates_are_drawn_by_seed(fake_sglang: Start) -> None:
     faults = Faults(rates={"error": 0.3, "busy": 0.2}, seed=5)
-    said = []
+    series = []
     for _ in range(2):
         server = fake_sglang(faults=faults)
-        said.append([generate(server, num_new=1) for _ in range(40)])
-    kinds = [[answer if isinstance(answer, int) else 200 for answer in one] for one in said]
+        series.append([generate(server, num_new=1) for _ in range(40)])
+    kinds = [[answer if isinstance(answer, int) else 200 for answer in one] for one in series]
     assert kinds[0] == kinds[1]
     assert 6 <= kinds[0].count(500) <= 18
     assert 2 <= kinds[0].count(429) <= 14
@@ -281,12 +281,12 @@ def test_rates_are_drawn_by_seed(fake_sglang: Start) -> None:
 
 def test_faults_can_be_set_over_http_and_wrong_ones_are_refused(fake_sglang: Start) -> None:
     server = fake_sglang()
-    told = post(server, "/fake/faults", {"rates": {"error": 1.0}, "slow_factor": 2.0})
-    assert told == Faults(rates={"error": 1.0}, slow_factor=2.0).to_json()
+    faults = post(server, "/fake/faults", {"rates": {"error": 1.0}, "slow_factor": 2.0})
+    assert faults == Faults(rates={"error": 1.0}, slow_factor=2.0).to_json()
     assert generate(server) == 500
     for wrong in ({"rates": {"eror": 1.0}}, {"rate": {}}, {"rates": {"error": 2.0}}, {"rates": 3}, {"slow_factor": 0}):
         assert post(server, "/fake/faults", wrong) == 400
-    assert post(server, "/fake/faults", {}) == told
+    assert post(server, "/fake/faults", {}) == faults
 
 
 def test_unknown_faults_and_impossible_rates_are_named() -> None:
@@ -299,7 +299,7 @@ def test_unknown_faults_and_impossible_rates_are_named() -> None:
 @pytest.mark.parametrize("how", ["kill", "fault", "bad id"])
 def test_a_killed_server_drops_what_it_carries_and_answers_no_more(fake_sglang: Start, how: str) -> None:
     server = fake_sglang(token_s=0.01)
-    thread, found = in_thread(lambda: generate(server, rid="a#0", num_new=900, params={"ignore_eos": True}))
+    thread, results = in_thread(lambda: generate(server, rid="a#0", num_new=900, params={"ignore_eos": True}))
     wait_for(lambda: server.stats.in_flight == 1)
     if how == "kill":
         server.kill()
@@ -308,7 +308,7 @@ def test_a_killed_server_drops_what_it_carries_and_answers_no_more(fake_sglang: 
         with pytest.raises((OSError, HTTPException)):
             generate(server, ids=(5,) if how == "fault" else (5, 1984), num_new=1, rid="b#0")
     thread.join()
-    assert isinstance(found[0], OSError | HTTPException)
+    assert isinstance(results[0], OSError | HTTPException)
     with pytest.raises(OSError, match="refused"):
         generate(server)
     assert server.stats.answered == 0
@@ -327,8 +327,8 @@ def test_counters_tell_sessions_prompts_and_repeated_requests_apart(fake_sglang:
     assert stats.sessions == {"a": 2, "b": 2}
     assert (stats.duplicates, stats.prompts) == (1, 2)
     assert (stats.tokens, stats.prompt_tokens) == (12, 5)
-    told = post(server, "/fake/stats", {})
-    assert (told["tokens"], told["sessions"]) == (12, {"a": 2, "b": 2})
+    counters = post(server, "/fake/stats", {})
+    assert (counters["tokens"], counters["sessions"]) == (12, {"a": 2, "b": 2})
 
 
 @pytest.mark.long
@@ -396,13 +396,13 @@ def test_the_command_serves_until_it_is_ended(command: Callable[..., subprocess.
     with pytest.raises(urllib.error.HTTPError, match="500") as refusal:
         urllib.request.urlopen(json_request(url + "/generate", b'{"input_ids": [5]}'), timeout=20)
     refusal.value.close()
-    taken = command("--port", url.rpartition(":")[2])
-    assert "give another --port" in taken.communicate(timeout=60)[1]
-    assert taken.returncode == 2
+    second = command("--port", url.rpartition(":")[2])
+    assert "give another --port" in second.communicate(timeout=60)[1]
+    assert second.returncode == 2
     process.terminate()
-    said, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "ended after 1 requests" in said
+    assert "ended after 1 requests" in output
     assert errors == ""
 
 
@@ -416,7 +416,7 @@ def test_the_command_dies_like_a_killed_process_on_demand(command: Callable[...,
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["--faults", "eror=0.1"], "did you mean 'error'"),
         (["--faults", "error=often"], "error=0.01"),
@@ -425,6 +425,6 @@ def test_the_command_dies_like_a_killed_process_on_demand(command: Callable[...,
         (["--port", "99999"], "a port is in"),
     ],
 )
-def test_the_command_says_what_is_wrong(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_is_wrong(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fake-server", *args]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

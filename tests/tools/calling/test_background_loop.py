@@ -19,7 +19,7 @@ async def thread_name() -> str:
 
 def test_threads_that_ask_first_at_once_get_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     background = BackgroundLoop("agentgym-test")
-    pid, found = os.getpid(), []
+    pid, loops = os.getpid(), []
     late = threading.Event()
 
     def slow() -> int:
@@ -30,12 +30,12 @@ def test_threads_that_ask_first_at_once_get_one_loop(monkeypatch: pytest.MonkeyP
         return pid
 
     monkeypatch.setattr(os, "getpid", slow)
-    second = threading.Thread(target=lambda: found.append(background.loop), name="late")
+    second = threading.Thread(target=lambda: loops.append(background.loop), name="late")
     second.start()
     late.wait(0.05)
-    found.append(background.loop)
+    loops.append(background.loop)
     second.join()
-    assert found[0] is found[1]
+    assert loops[0] is loops[1]
     background.close()
 
 
@@ -44,14 +44,14 @@ def test_a_forked_child_has_a_loop_of_its_own() -> None:
     background = BackgroundLoop("agentgym-test")
     assert background.submit(thread_name()).result() == "agentgym-test"
 
-    def child(told: multiprocessing.Queue[str]) -> None:
-        told.put(background.submit(thread_name()).result(10))
+    def child(queue: multiprocessing.Queue[str]) -> None:
+        queue.put(background.submit(thread_name()).result(10))
 
     context = multiprocessing.get_context("fork")
-    told: multiprocessing.Queue[str] = context.Queue()
-    forked = context.Process(target=child, args=(told,))
+    queue: multiprocessing.Queue[str] = context.Queue()
+    forked = context.Process(target=child, args=(queue,))
     forked.start()
-    assert told.get(timeout=20) == "agentgym-test"
+    assert queue.get(timeout=20) == "agentgym-test"
     forked.join()
     assert not background.is_current and asyncio.run(_is_current(background))
     background.close()

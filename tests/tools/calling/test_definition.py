@@ -31,12 +31,12 @@ def test_register_tool_keeps_the_schema_as_given(form: str, tmp_path: Path) -> N
     path.write_text(json.dumps(BARE), encoding="utf-8")
     anthropic = {"name": "search", "description": "Searches.", "parameters": None, "input_schema": BARE["parameters"]}
     openai = {"type": "function", "function": BARE}
-    given: Any = {"bare": BARE, "openai": openai, "mcp": mcp, "anthropic": anthropic, "file": path}[form]
+    schema: Any = {"bare": BARE, "openai": openai, "mcp": mcp, "anthropic": anthropic, "file": path}[form]
     registry = Registry[Tool]("tool")
-    made = register_tool(given, find, registry=registry, timeout_s=2)
-    assert made.spec.parameters == BARE["parameters"]
-    assert (made.spec.description, made.timeout_s, registry["search"]) == ("Searches.", 2, made)
-    (result,) = ToolRunner([made], inline=True).run_directly([ToolCall("a", "search", {"q": "it"})])
+    new_tool = register_tool(schema, find, registry=registry, timeout_s=2)
+    assert new_tool.spec.parameters == BARE["parameters"]
+    assert (new_tool.spec.description, new_tool.timeout_s, registry["search"]) == ("Searches.", 2, new_tool)
+    (result,) = ToolRunner([new_tool], inline=True).run_directly([ToolCall("a", "search", {"q": "it"})])
     assert result.content == "found it"
 
 
@@ -68,8 +68,8 @@ def test_a_marked_function_stays_a_function() -> None:
         return a + b
 
     assert add(2) == 3
-    made = as_tool(add)
-    assert (made.spec.name, made.spec.description, made.timeout_s) == ("plus", "Adds up.", 1)
+    add_tool = as_tool(add)
+    assert (add_tool.spec.name, add_tool.spec.description, add_tool.timeout_s) == ("plus", "Adds up.", 1)
 
 
 def test_settings_are_checked() -> None:

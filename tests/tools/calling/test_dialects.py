@@ -69,10 +69,10 @@ def test_a_pattern_of_javascript_is_matched(pattern: str, good: str, bad: str) -
 )
 def test_a_pattern_that_takes_too_long_refuses_the_argument_by_the_pattern_s_name(part: dict[str, Any]) -> None:
     text = "a" * 60 + "!"
-    told = ArgumentCheck({"type": "object", "properties": {"x": part}})(
+    problem = ArgumentCheck({"type": "object", "properties": {"x": part}})(
         {"x": text if part["type"] == "string" else {text: 1}}
     )
-    assert told == f"'{text}' cannot be compared with '^(a|aa)+$' in 0.2 s"
+    assert problem == f"'{text}' cannot be compared with '^(a|aa)+$' in 0.2 s"
 
 
 def test_a_reference_to_the_root_keeps_its_dialect_and_patterns() -> None:

@@ -47,8 +47,8 @@ def test_tools_that_cannot_be_made_are_counted_in_one_line_once(caplog: pytest.L
     for _ in range(2):
         assert make_tools("the box", {"add": partial(as_tool, add), **BAD}, None, {}, ["a second tool"])
         assert make_tools("the box", {"add": partial(as_tool, add), **BAD}, ["plus"], {"plus": "add"}) == [as_tool(add)]
-    told = "5 of 6 tools cannot be offered and are left out: a second tool; tool '0': no 0; tool '1': no 1; and 2 more"
-    assert [record.getMessage() for record in caplog.records] == [f"the box: {told}"]
+    line = "5 of 6 tools cannot be offered and are left out: a second tool; tool '0': no 0; tool '1': no 1; and 2 more"
+    assert [record.getMessage() for record in caplog.records] == [f"the box: {line}"]
 
 
 def test_a_selected_tool_that_cannot_be_made_or_is_not_there_is_refused() -> None:

@@ -20,8 +20,8 @@ def calls(name: str, *arguments: dict[str, Any]) -> list[ToolCall]:
     return [ToolCall(f"c{number}", name, one) for number, one in enumerate(arguments)]
 
 
-async def answered(runner: ToolRunner, made: list[ToolCall]) -> list[str]:
-    return [result.content for result in await runner.run(made)]
+async def answered(runner: ToolRunner, calls: list[ToolCall]) -> list[str]:
+    return [result.content for result in await runner.run(calls)]
 
 
 # ---- calls in a second
@@ -109,8 +109,8 @@ def square(**settings: Any) -> tuple[list[Any], Tool]:
 
 @pytest.mark.parametrize("settings", [{}, {"blocking": False}])
 def test_a_pure_tool_is_run_once_for_equal_arguments(settings: dict[str, Any]) -> None:
-    seen, made = square(**settings)
-    first, second = ToolRunner([made]), ToolRunner([made])
+    seen, tool = square(**settings)
+    first, second = ToolRunner([tool]), ToolRunner([tool])
     assert asyncio.run(answered(first, calls("squared", {"number": 3}))) == ["9"]
     results = asyncio.run(second.run(calls("squared", {"number": 3}, {"number": 4})))
     assert results == (ToolResult("c0", "squared", "9"), ToolResult("c1", "squared", "16"))
@@ -120,15 +120,15 @@ def test_a_pure_tool_is_run_once_for_equal_arguments(settings: dict[str, Any]) -
 
 
 def test_arguments_are_equal_where_their_json_is() -> None:
-    seen, made = square(blocking=False)
-    runner = ToolRunner([made])
+    seen, tool = square(blocking=False)
+    runner = ToolRunner([tool])
     asyncio.run(answered(runner, calls("squared", {"number": 1}, {"number": 1.0}, {"number": 1})))
     assert [repr(one) for one in seen] == ["1", "1.0"]
 
 
 def test_an_error_is_not_kept_nor_is_what_could_not_be_run() -> None:
-    seen, made = square(blocking=False)
-    runner = ToolRunner([made])
+    seen, tool = square(blocking=False)
+    runner = ToolRunner([tool])
     for _ in range(2):
         results = runner.run_directly(calls("squared", {"number": -1}, {"number": "x"}))
         assert [one.error for one in results] == ["tool_error", "invalid_arguments"]
@@ -191,9 +191,9 @@ def test_answers_of_two_objects_registered_methods_are_kept_apart() -> None:
         register_tool({**schema, "name": name}, Shop(price).price, registry=Registry("tool", ""), pure=True)
         for name, price in zip(names, (9, 1), strict=True)
     ]
-    made = [ToolCall(name, name, {"item": "tea"}) for name in (*names, *names)]
+    calls = [ToolCall(name, name, {"item": "tea"}) for name in (*names, *names)]
     runner = ToolRunner(tools, inline=True)
-    assert [one.content for one in runner.run_directly(made)] == ["9", "1", "9", "1"]
+    assert [one.content for one in runner.run_directly(calls)] == ["9", "1", "9", "1"]
 
 
 def test_arguments_too_deep_to_be_compared_are_run_each_time() -> None:

@@ -53,7 +53,7 @@ def test_what_is_no_tool_is_told(file: Path) -> None:
 
 
 def test_a_name_may_be_a_tool_or_something_else(file: Path) -> None:
-    found = find_tool(f"{file}:add")
-    assert found is not None and found.name == "add"
+    tool = find_tool(f"{file}:add")
+    assert tool is not None and tool.name == "add"
     for other in (f"{file}:Place", f"{file}:plain", f"{file}:nothing", "TextGame-v0", "nowhere.py:add"):
         assert find_tool(other) is None

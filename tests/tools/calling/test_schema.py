@@ -146,8 +146,8 @@ def test_arguments_reach_the_function_as_its_types() -> None:
         "tree": {"value": 1, "children": [{"value": 2}]},
     }
     (result,) = ToolRunner([plan], inline=True).run_directly([ToolCall("a", "plan", call)])
-    wanted = f"{Way.SOUTH!r} {Point(1)!r} ['a', 'b'] walk 2 {Tree(1, [Tree(2)])!r}"
-    assert (result.content, result.error) == (wanted, None)
+    expected = f"{Way.SOUTH!r} {Point(1)!r} ['a', 'b'] walk 2 {Tree(1, [Tree(2)])!r}"
+    assert (result.content, result.error) == (expected, None)
 
 
 def test_numpy_and_sphinx_docstrings_describe_arguments_too() -> None:
@@ -272,8 +272,8 @@ def test_every_usual_form_describes_the_arguments(form: str) -> None:
     find.__doc__ = FORMS[form]
     spec = as_tool(find).spec
     properties: Any = spec.parameters["properties"]
-    told = {name: part["description"] for name, part in properties.items()}
-    assert told == {"query": "what to find", "limit": "how many, at most"}
+    descriptions = {name: part["description"] for name, part in properties.items()}
+    assert descriptions == {"query": "what to find", "limit": "how many, at most"}
     assert spec.description == "Finds."
 
 
@@ -319,8 +319,8 @@ def test_an_untyped_parameter_is_named_with_its_class_file_and_line() -> None:
 
     line = test_an_untyped_parameter_is_named_with_its_class_file_and_line.__code__.co_firstlineno + 4
     name = "test_an_untyped_parameter_is_named_with_its_class_file_and_line.<locals>.Lock.go"
-    told = f"tool 'go' ({name} in {__file__}, line {line}): parameter 'direction' has no type annotation"
-    assert str(caught.value).startswith(told)
+    message = f"tool 'go' ({name} in {__file__}, line {line}): parameter 'direction' has no type annotation"
+    assert str(caught.value).startswith(message)
 
 
 def test_a_method_whose_object_is_not_named_self_is_refused_with_that_name() -> None:
@@ -463,10 +463,14 @@ def test_a_callable_is_a_tool_with_its_name(
         function = functools.partial(function, limit=3)
     if bound == "dressed" and hasattr(inner := getattr(function, "func", None), "__name__"):
         function = functools.update_wrapper(function, inner)  # type: ignore[arg-type]
-    made = as_tool(function)
-    shown = ["query", "limit"] if bound == "nothing" else ["query"]
-    assert (made.name, made.spec.description, list(made.spec.parameters["properties"])) == (name, description, shown)
-    (result,) = asyncio.run(ToolRunner([made]).run([ToolCall("a", name, {"query": "ab"})]))
+    tool = as_tool(function)
+    parameters = ["query", "limit"] if bound == "nothing" else ["query"]
+    assert (tool.name, tool.spec.description, list(tool.spec.parameters["properties"])) == (
+        name,
+        description,
+        parameters,
+    )
+    (result,) = asyncio.run(ToolRunner([tool]).run([ToolCall("a", name, {"query": "ab"})]))
     assert result.content == "ab" * {"nothing": 1, "twice": 3}.get(bound, 2)
 
 
@@ -480,9 +484,9 @@ def test_a_wrapper_around_a_tool_is_called_as_the_tool() -> None:
     def twice(*args: Any, **keywords: Any) -> str:
         return 2 * shout(*args, **keywords)
 
-    made = as_tool(twice)
-    assert (made.name, made.timeout_s) == ("shout", 5)
-    (result,) = ToolRunner([made], inline=True).run_directly([ToolCall("a", "shout", {"text": "ab"})])
+    twice_tool = as_tool(twice)
+    assert (twice_tool.name, twice_tool.timeout_s) == ("shout", 5)
+    (result,) = ToolRunner([twice_tool], inline=True).run_directly([ToolCall("a", "shout", {"text": "ab"})])
     assert result.content == "ABAB"
 
 

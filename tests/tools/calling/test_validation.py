@@ -153,5 +153,5 @@ def test_a_schema_of_common_keywords_is_well_formed(schema: Any) -> None:
 
 @given(st.dictionaries(st.sampled_from(["direction", "count", "path", "maybe", "x"]), VALUES))
 def test_an_argument_check_agrees_with_jsonschema_and_never_raises(arguments: dict[str, Any]) -> None:
-    said = ArgumentCheck(SCHEMA)(arguments)
-    assert (said is None) == jsonschema.Draft202012Validator(SCHEMA).is_valid(arguments)
+    problem = ArgumentCheck(SCHEMA)(arguments)
+    assert (problem is None) == jsonschema.Draft202012Validator(SCHEMA).is_valid(arguments)

@@ -42,18 +42,18 @@ class Handler(socketserver.StreamRequestHandler):
             heads = dict(head.lower().split(b":", 1) for head in iter(self.rfile.readline, b"\r\n"))
             self.rfile.read(int(heads.get(b"content-length", 0)))
             method, path = line.decode().split()[:2]
-            asked = path.partition("?")[0].rpartition("/")[2]
-            if asked == "attach":
+            verb = path.partition("?")[0].rpartition("/")[2]
+            if verb == "attach":
                 self.request.sendall(UPGRADED)
                 self.rfile.read()
                 attachment_ended.set()
                 return
-            if "exec" in path and asked == "start":
+            if "exec" in path and verb == "start":
                 self.request.sendall(UPGRADED + told(b"first ") + told(b"second ") + told(b"third")[:10])
                 time.sleep(0.1)
                 self.request.sendall(told(b"third")[10:])
                 return
-            body, code = ANSWERS.get(asked, b""), 500 if method == "DELETE" else 200
+            body, code = ANSWERS.get(verb, b""), 500 if method == "DELETE" else 200
             self.request.sendall(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (code, len(body), body))
 
 

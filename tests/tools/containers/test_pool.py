@@ -42,8 +42,8 @@ class FakeDocker(socketserver.ThreadingUnixStreamServer):
             self.left.add(f"c{self.num_made}")
             return b'{"Id": "c%d"}' % self.num_made
         elif name == "commit":
-            asked = dict(pair.split("=") for pair in query.split("&"))
-            self.left.add(f"{asked['repo']}:{asked['tag']}")
+            parameters = dict(pair.split("=") for pair in query.split("&"))
+            self.left.add(f"{parameters['repo']}:{parameters['tag']}")
         elif name == "start":
             if next(self._num_starting) == 2:
                 self.both_are_starting.set()

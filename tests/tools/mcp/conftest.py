@@ -30,8 +30,8 @@ class Desk(ToolEnv):
 
     def ask_all(self, *calls: tuple[str, dict[str, Any]]) -> list[tuple[str, str | None]]:
         """The answers to the calls of one turn."""
-        made = tuple(ToolCall(f"c{number}", name, arguments) for number, (name, arguments) in enumerate(calls))
-        info = self.step(Action.from_message(Message("assistant", "", tool_calls=made)))[-1]
+        tool_calls = tuple(ToolCall(f"c{number}", name, arguments) for number, (name, arguments) in enumerate(calls))
+        info = self.step(Action.from_message(Message("assistant", "", tool_calls=tool_calls)))[-1]
         return [(result.content, result.error) for result in info["tool_results"]]
 
 
@@ -77,13 +77,13 @@ def server_processes() -> Callable[[], list[psutil.Process]]:
     """The processes under this one that run a server of these tests, or its guard."""
 
     def running() -> list[psutil.Process]:
-        found = []
+        children = []
         for child in psutil.Process().children(recursive=True):
             try:
                 if any("/servers/" in word for word in child.cmdline()):
-                    found.append(child)
+                    children.append(child)
             except psutil.Error:  # it ended meanwhile
                 continue
-        return found
+        return children
 
     return running

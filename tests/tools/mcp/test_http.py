@@ -67,7 +67,7 @@ def answering(request: pytest.FixtureRequest) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             results: dict[str, Any] = {
                 "initialize": {
                     "protocolVersion": "2025-06-18",
@@ -78,16 +78,16 @@ def answering(request: pytest.FixtureRequest) -> Iterator[str]:
                 "ping": {},
             }
             status, text = request.param
-            if asked["method"] in results:
+            if message["method"] in results:
                 status, text = (
                     200,
-                    json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": results[asked["method"]]}),
+                    json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]}),
                 )
-            self.send_response(202 if "id" not in asked else status)
+            self.send_response(202 if "id" not in message else status)
             self.send_header("Content-Type", "application/json" if text.startswith("{") else "text/plain")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            self.wfile.write(text.replace("ID", str(asked.get("id"))).ljust(len(text)).encode())
+            self.wfile.write(text.replace("ID", str(message.get("id"))).ljust(len(text)).encode())
 
         def do_GET(self) -> None:
             self.send_error(405)

@@ -69,10 +69,10 @@ def test_a_bad_tool_is_left_out_by_name_and_the_others_stay(
     for _ in range(2):
         env = desk(server)
         assert len(env.tools) == len(GOOD) + 1
-    told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    assert len(told) == 1
-    assert f"{len(bad) + 1} of {len(bad) + len(GOOD) + 2} tools cannot be offered and are left out" in told[0]
-    assert "tool 'add': the first of 2 is offered; tool 'type': not a JSON Schema" in told[0]
+    warnings = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(warnings) == 1
+    assert f"{len(bad) + 1} of {len(bad) + len(GOOD) + 2} tools cannot be offered and are left out" in warnings[0]
+    assert "tool 'add': the first of 2 is offered; tool 'type': not a JSON Schema" in warnings[0]
 
 
 def test_a_name_is_mapped_and_the_server_s_own_goes_out(desk: Desk, listed: Callable[..., McpServer]) -> None:
@@ -80,9 +80,9 @@ def test_a_name_is_mapped_and_the_server_s_own_goes_out(desk: Desk, listed: Call
     names = list(env.tools)
     assert names[0] == "p_add" and names[1] == "p_docs_read" and names[3:5] == ["p_1password", "p_Create_Share"]
     assert names[2].startswith("p_docs_read_") and len(names[5]) == len(names[6]) == 64
-    for shown, own in zip(names, GOOD, strict=True):
+    for mapped_name, own in zip(names, GOOD, strict=True):
         arguments = {} if own in ("draft_07", "draft_04", "pattern") else {"x": "a"}
-        assert env.ask(shown, **arguments) == (json.dumps([own, arguments]), None)
+        assert env.ask(mapped_name, **arguments) == (json.dumps([own, arguments]), None)
 
 
 @pytest.mark.parametrize(

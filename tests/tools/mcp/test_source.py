@@ -119,8 +119,8 @@ def test_what_a_server_leaves_behind_ends_with_it(desk: Desk, server_of: ServerO
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_ends_with_a_program_that_is_killed(sent: int, server_of: ServerOf, has_ended: Ended) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_ends_with_a_program_that_is_killed(signal_number: int, server_of: ServerOf, has_ended: Ended) -> None:
     program = f"""
 import time
 from agentgym.tools.mcp import McpServer, McpTools
@@ -135,7 +135,7 @@ time.sleep(3600)
     assert done.stdout is not None and done.stdout.readline() == b"open\n"
     children = psutil.Process(done.pid).children(recursive=True)
     assert len(children) == 2  # the guard and the server
-    os.kill(done.pid, sent)
+    os.kill(done.pid, signal_number)
     done.wait()
     done.stdout.close()
     wait_until(lambda: all(has_ended(child) for child in children))
@@ -179,7 +179,7 @@ def test_what_is_no_message_is_passed_over_and_told_where_the_server_fails(desk:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         (("-c", "print('Hello')"), r"ended before it listed its tools.*\nHello\n\[agentgym: the server ended with"),
         (("-c", "import sys; sys.exit('no such model')"), r"ended before it listed its tools.*\nno such model"),
@@ -187,9 +187,9 @@ def test_what_is_no_message_is_passed_over_and_told_where_the_server_fails(desk:
     ],
 )
 def test_a_server_that_does_not_start_is_told_with_its_standard_error(
-    command: tuple[str, ...], told: str, desk: Desk, server_processes: Processes
+    command: tuple[str, ...], message: str, desk: Desk, server_processes: Processes
 ) -> None:
-    with pytest.raises(EnvironmentFault, match=told):
+    with pytest.raises(EnvironmentFault, match=message):
         desk(McpServer(command=(sys.executable, *command), start_timeout_s=0.5 if "sleep" in command[1] else 60))
     wait_until(lambda: not server_processes() or all("-c" not in one.cmdline() for one in server_processes()))
 
@@ -242,20 +242,20 @@ def test_a_call_is_given_up_only_when_its_server_has_been(desk: Desk, server_of:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "a command line such as 'python server.py', or a URL; got nothing"),
         ("python 'server.py", "cannot be read: No closing quotation"),
         ("ftp://here/mcp", "begins with http:// or https://, got 'ftp://here/mcp'"),
     ],
 )
-def test_what_names_no_server_is_refused(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_names_no_server_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         McpServer.of(text)
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({}, "give one of `command` and `url`"),
         ({"command": ("a",), "url": "http://b"}, "give one of `command` and `url`"),
@@ -265,8 +265,8 @@ def test_what_names_no_server_is_refused(text: str, told: str) -> None:
         ({"command": ("a",), "start_timeout_s": float("nan")}, "start_timeout_s is a number of seconds above 0"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         McpServer(**settings)
 
 

@@ -87,7 +87,7 @@ class Outside:
 
 
 def _listeners(folder: Path) -> list[socket.socket]:
-    made = []
+    listeners = []
     for family, kind, address in (
         (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
         (socket.AF_UNIX, socket.SOCK_STREAM, f"\0agentgym-test-{os.getpid()}"),
@@ -99,8 +99,8 @@ def _listeners(folder: Path) -> list[socket.socket]:
         if kind == socket.SOCK_STREAM:
             one.listen()
         one.setblocking(False)
-        made.append(one)
-    return made
+        listeners.append(one)
+    return listeners
 
 
 @pytest.fixture(scope="session")
@@ -178,9 +178,9 @@ def _by_ourselves(backend: str) -> Iterator[Opened]:
 
 
 def _can_count_tasks() -> bool:
-    made = TaskCount(1)
-    made.close()
-    return bool(made.folder)
+    count = TaskCount(1)
+    count.close()
+    return bool(count.folder)
 
 
 @contextlib.contextmanager
@@ -190,10 +190,10 @@ def by_driver(
     """A sandbox that a process of its own opened: as an ordinary user or not, in a cgroup or not."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     places = [sys.base_prefix, sysconfig.get_path("purelib"), str(ROOT)]
-    given = json.dumps({"backend": backend, "limits": vars(limits)})
-    command = [sys.executable, "-c", DRIVER, given]
+    settings = json.dumps({"backend": backend, "limits": vars(limits)})
+    command = [sys.executable, "-c", DRIVER, settings]
     if is_ordinary:
-        command = ["unshare", "--mount", "sh", "-c", AS_ORDINARY_USER, "sh", *places, version, "-c", DRIVER, given]
+        command = ["unshare", "--mount", "sh", "-c", AS_ORDINARY_USER, "sh", *places, version, "-c", DRIVER, settings]
     if cgroup is not None:
         command = ["sh", "-c", IN_CGROUP, "sh", " ".join(map(str, cgroup.folders)), *command]
     driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -202,9 +202,10 @@ def by_driver(
     def run_all(calls: list[Call]) -> list[Outcome]:
         driver.stdin.write(json.dumps(calls) + "\n")
         driver.stdin.flush()
-        said = json.loads(driver.stdout.readline())
+        outcomes = json.loads(driver.stdout.readline())
         return [
-            Outcome(**{**one, "ended": Ended(one["ended"]), "files": dict.fromkeys(one["files"], b"")}) for one in said
+            Outcome(**{**one, "ended": Ended(one["ended"]), "files": dict.fromkeys(one["files"], b"")})
+            for one in outcomes
         ]
 
     try:

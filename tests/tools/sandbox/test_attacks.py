@@ -376,11 +376,11 @@ def expected(value: str | dict[str, str], opened: Any) -> str:
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_an_attack_stays_in_its_box_and_harms_no_job_beside_it(attack: Attack, opened: Any, outside: Any) -> None:
     code = attack.code
-    known = {**outside.names, "CALLS": CALLS}
+    names = {**outside.names, "CALLS": CALLS}
     if attack.language == "shell":
         code = f"SECRET={outside.names['SECRET']}\n{code}"
     else:
-        code = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + PRELUDE + code
+        code = "".join(f"{name} = {value!r}\n" for name, value in names.items()) + PRELUDE + code
     call = {"language": attack.language, "time_limit_s": attack.time_limit_s, "collect": list(attack.collect)}
     result, honest = opened.run_all([{**call, "code": code}, {"code": HONEST}])
     assert expected(attack.ended, opened) == result.ended.value, result

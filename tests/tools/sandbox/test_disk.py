@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentgym.tools.sandbox import Ended, SandboxLimits, open_sandbox
-from agentgym.tools.sandbox.box.folders import MOST_DEPTH, empty_folder
+from agentgym.tools.sandbox.box.folders import MAX_DEPTH, empty_folder
 
 DEEP = "import os\nfor _ in range({}):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()\n"
 WRITES = {
@@ -43,7 +43,7 @@ def test_a_disk_is_bounded_wherever_a_program_writes(where: str, opened: Any) ->
     opened.assert_at_rest()
 
 
-@pytest.mark.parametrize(("backend", "depth"), [("namespaces", 1200), ("landlock", MOST_DEPTH - 1)])
+@pytest.mark.parametrize(("backend", "depth"), [("namespaces", 1200), ("landlock", MAX_DEPTH - 1)])
 def test_folders_as_deep_as_they_may_go_end_no_program_and_are_removed(backend: str, depth: int) -> None:
     limits = SandboxLimits(time_limit_s=60.0)  # a busy disk takes its time to make them
     with open_sandbox(backend, limits=limits) as opened:

@@ -33,7 +33,7 @@ if child == 0:
     os.close(1)  # nobody waits for it where its parent ends before its time
     signal.pause()
 forbid_new_privileges()
-restrict_files({version}, listed=[], read=read, devices=["/dev/null"], write=[{scratch!r}])
+restrict_files({version}, listed=[], readable=read, devices=["/dev/null"], write=[{scratch!r}])
 install_filter(assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=False))
 attempt(lambda: open("mine", "w").close())
 attempt(open, {secret!r})
@@ -56,8 +56,8 @@ def test_older_versions_of_landlock_contain_with_the_filters_help(version: int, 
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout
-        said = [process.stdout.readline().strip() for _ in range(5)]
-        assert said == ["DONE None", "PermissionError", "PermissionError", "PermissionError", "DONE None"]
+        lines = [process.stdout.readline().strip() for _ in range(5)]
+        assert lines == ["DONE None", "PermissionError", "PermissionError", "PermissionError", "DONE None"]
         assert process.wait(60) == -signal.SIGABRT
         assert secret.read_text() == "secret"
     finally:
@@ -89,8 +89,8 @@ def test_where_no_box_can_be_held_it_refuses_and_only_unsafe_runs() -> None:
     code = NEITHER.format(machine=os.uname().machine)
     without_docker = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
     command = [sys.executable, "-c", code]
-    said = subprocess.run(command, env=without_docker, capture_output=True, text=True, timeout=120)
-    lines = said.stdout.splitlines()
-    assert lines[0].startswith("SandboxError no sandbox can be held here (namespaces: "), said
+    result = subprocess.run(command, env=without_docker, capture_output=True, text=True, timeout=120)
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("SandboxError no sandbox can be held here (namespaces: "), result
     assert "unshare" in lines[0] and "landlock: the kernel has no Landlock" in lines[0] and "unsafe=True" in lines[0]
     assert lines[1:] == ["none (unsafe) 42 {'f': b'42'}", "time_limit"]

@@ -262,11 +262,11 @@ def test_a_program_that_kills_the_state_loses_its_session_and_nothing_else(sandb
 
 def test_shell_code_that_is_too_long_or_no_text_is_the_programs_own_fault(sandbox: Sandbox) -> None:
     long = f"echo {'x' * (1 << 17)}"
-    told = f"sh: Argument list too long: {len(long)} bytes of code; write what is longer to a file in parts\n"
+    message = f"sh: Argument list too long: {len(long)} bytes of code; write what is longer to a file in parts\n"
     with sandbox.session() as session:
         for run in (sandbox.run, session.run):
             outcome = run(long, language="shell")
-            assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (126, "", told)
+            assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (126, "", message)
             assert run("printf '\ud800' | wc -c", language="shell").stdout.strip() == "3"
 
 
@@ -371,8 +371,8 @@ if not os.fork(): sys.exit(0)
 os.wait()
 print(sandbox.run("print(42)").stdout)
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert said.stdout == "42\n\n", said
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "42\n\n", result
 
 
 def test_a_server_that_was_killed_is_started_again() -> None:

@@ -88,10 +88,10 @@ def answering(answer: Callable[[dict[str, Any], dict[str, str]], tuple[int, byte
         server.server_close()
 
 
-def finished(**given: object) -> bytes:
+def finished(**fields: object) -> bytes:
     """The answer of a service whose program has finished."""
     result = {"status": "Finished", "execution_time": 0.1, "return_code": 0, "stdout": "42\n", "stderr": ""}
-    return json.dumps({"status": "Success", "message": "", "run_result": {**result, **given}, "files": {}}).encode()
+    return json.dumps({"status": "Success", "message": "", "run_result": {**result, **fields}, "files": {}}).encode()
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def post(url: str, **body: object) -> tuple[int, dict[str, Any]]:
-    asked = urllib.request.Request(f"{url}/run_code", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(f"{url}/run_code", json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
@@ -190,16 +190,16 @@ def test_what_is_no_outcome_is_the_services_fault(content: bytes) -> None:
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("status", "tries"), [(503, 4), (429, 4), (500, 4), (404, 1), (401, 1), (422, 1)])
 def test_a_refusal_is_the_services_fault_and_a_busy_service_is_asked_again(status: int, tries: int) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def refuse(*_: object) -> tuple[int, bytes]:
-        asked.append(1)
+        requests.append(1)
         return status, b"not now"
 
     why = pytest.raises(SandboxError, match=f"status {status}: not now")
     with answering(refuse) as at, open_sandbox(at) as sandbox, why:
         sandbox.run("print(42)")
-    assert len(asked) == tries
+    assert len(requests) == tries
 
 
 @pytest.mark.usefixtures("at_once")

@@ -24,9 +24,9 @@ MIB = 1 << 20
 
 
 @contextmanager
-def sharers(kept: bytearray, number: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Forks that share `kept`: each writes a page of it for each byte that it gets, and answers with a byte."""
-    made = []
+def sharers(memory: bytearray, number: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Forks that share `memory`: each writes a page of it for each byte that it gets, and answers with a byte."""
+    processes = []
     try:
         for _ in range(number):
             orders, order = os.pipe()
@@ -35,15 +35,15 @@ def sharers(kept: bytearray, number: int) -> Iterator[list[tuple[int, int, int]]
             if pid == 0:
                 while count := len(os.read(orders, 1 << 15)):
                     for page in range(count):
-                        kept[page * 4096] = 1
+                        memory[page * 4096] = 1
                     os.write(answer, b"x")
                 os._exit(0)
             os.close(orders)
             os.close(answer)
-            made.append((pid, order, answers))
-        yield made
+            processes.append((pid, order, answers))
+        yield processes
     finally:
-        for pid, order, answers in made:
+        for pid, order, answers in processes:
             os.close(order)
             os.close(answers)
             os.kill(pid, signal.SIGKILL)
@@ -51,10 +51,10 @@ def sharers(kept: bytearray, number: int) -> Iterator[list[tuple[int, int, int]]
 
 
 def test_memory_that_processes_share_counts_once_until_they_write_to_it() -> None:
-    kept = bytearray(b"x") * (40 * MIB)
+    memory = bytearray(b"x") * (40 * MIB)
     paused: list[str] = []
-    with sharers(kept, 4) as made:
-        pids = [pid for pid, _, _ in made]
+    with sharers(memory, 4) as processes:
+        pids = [pid for pid, _, _ in processes]
         # What they share beside the 40 MiB is the memory of this process, of any size.
         watch = MemoryWatch(60 * MIB + sum(psutil.Process(pid).memory_full_info().pss for pid in pids))
 
@@ -65,7 +65,7 @@ def test_memory_that_processes_share_counts_once_until_they_write_to_it() -> Non
         assert not is_passed()
         counted = list(paused)
         assert not is_passed() and paused == counted  # nothing was added: the sum holds
-        for _, order, answers in made:
+        for _, order, answers in processes:
             os.write(order, b"x" * (40 * MIB // 4096))
             os.read(answers, 1)
         assert is_passed() and len(paused) > len(counted)
@@ -170,11 +170,11 @@ except OSError:
 
 @pytest.fixture
 def task_count() -> Iterator[TaskCount]:
-    made = TaskCount(10)
-    if not made.folder:
+    count = TaskCount(10)
+    if not count.folder:
         pytest.skip("this user can make no cgroup here")
-    yield made
-    made.close()
+    yield count
+    count.close()
 
 
 def test_the_kernel_counts_the_tasks_of_a_landlock_box_where_it_can_have_a_cgroup(task_count: TaskCount) -> None:

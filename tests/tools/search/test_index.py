@@ -46,10 +46,10 @@ def scored_by_hand(texts: list[str], query: str) -> list[float]:
 )
 def test_scores_are_those_of_the_formula(texts: list[str], query: str) -> None:
     index = SearchIndex.build(Document(f"d{number}", "", text) for number, text in enumerate(texts))
-    found = {hit.document.url: hit.score for hit in index.search(query, len(texts))}
-    wanted = {f"d{number}": score for number, score in enumerate(scored_by_hand(texts, query)) if score}
-    assert found == pytest.approx(wanted)
-    assert list(found.values()) == sorted(found.values(), reverse=True)
+    scores = {hit.document.url: hit.score for hit in index.search(query, len(texts))}
+    expected = {f"d{number}": score for number, score in enumerate(scored_by_hand(texts, query)) if score}
+    assert scores == pytest.approx(expected)
+    assert list(scores.values()) == sorted(scores.values(), reverse=True)
 
 
 def test_the_best_document_comes_first_with_the_passage_that_matches() -> None:
@@ -194,17 +194,17 @@ def test_rows_are_read_and_what_is_wrong_is_named_by_its_line(tmp_path: Path) ->
         '{"id": 7, "contents": "seven"}\n\n{"url": "u", "title": "T", "text": "t\u2028t"}\n', encoding="utf-8"
     )
     assert list(read_documents(path)) == [Document("7", "", "seven"), Document("u", "T", "t\u2028t")]
-    for row, wanted in (
+    for row, message in (
         ("{", "line 3 is not JSON"),
         ('{"url": "u"}', "line 3: a row has a text and a url"),
         ("[1]", "line 3: a row"),
         ('{"url": "a b", "text": ""}', "line 3: a document has an address without spaces"),
     ):
         path.write_text('{"id": "a", "text": ""}\n{"id": "b", "text": ""}\n' + row, encoding="utf-8")
-        with pytest.raises(ConfigError, match=wanted):
+        with pytest.raises(ConfigError, match=message):
             list(read_documents(path))
-    for place, wanted in ((tmp_path / "x.csv", "neither"), (tmp_path / "no.jsonl", "cannot read")):
-        with pytest.raises(ConfigError, match=wanted):
+    for place, message in ((tmp_path / "x.csv", "neither"), (tmp_path / "no.jsonl", "cannot read")):
+        with pytest.raises(ConfigError, match=message):
             list(read_documents(place))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"there is no \.txt"):

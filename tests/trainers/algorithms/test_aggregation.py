@@ -166,11 +166,11 @@ def aggregated(mode: str, loss: list[list[float]], mask: list[list[bool]], turns
     if mode == "token-sum":
         return sum(every)
     if mode == "turn-mean":
-        said: dict[tuple[int, int], list[float]] = {}
+        losses_by_turn: dict[tuple[int, int], list[float]] = {}
         for index, row in enumerate(rows):
             for x, turn in row:
-                said.setdefault((index, turn), []).append(x)
-        return sum(sum(xs) / len(xs) for xs in said.values()) / len(said)
+                losses_by_turn.setdefault((index, turn), []).append(x)
+        return sum(sum(xs) / len(xs) for xs in losses_by_turn.values()) / len(losses_by_turn)
     sums = [sum(x for x, _ in row) for row in rows]
     if mode == "seq-mean-token-mean":
         return sum(total / len(row) for total, row in zip(sums, rows, strict=True)) / len(rows)
@@ -186,8 +186,8 @@ def test_padded_weights_give_the_sums_and_means_of_plain_loops(mode: str, seed: 
     mask_BT[1] = False
     turns_BT = torch.randint(0, 2, (5, 8), generator=generator).cumsum(1)
     weight_BT = token_weights(mode, mask_BT, turns_BT=turns_BT)
-    wanted = aggregated(mode, loss_BT.tolist(), mask_BT.tolist(), turns_BT.tolist())
-    assert float((weight_BT * loss_BT).sum()) == pytest.approx(wanted, abs=1e-12)
+    expected = aggregated(mode, loss_BT.tolist(), mask_BT.tolist(), turns_BT.tolist())
+    assert float((weight_BT * loss_BT).sum()) == pytest.approx(expected, abs=1e-12)
     assert not weight_BT[~mask_BT].any()
 
 

@@ -111,8 +111,8 @@ def test_the_weights_are_those_of_plain_loops(
         old_BT, sampled_BT, mask_BT = drawn(seed)
         result = CORRECTIONS[name](old_BT, sampled_BT, mask_BT, **settings)
         trained = [row for row in range(6) if mask_BT[row].any()]
-        wanted = reference([(old_BT - sampled_BT)[row][mask_BT[row]].tolist() for row in trained])
-        for row, weights in zip(trained, wanted, strict=True):
+        expected = reference([(old_BT - sampled_BT)[row][mask_BT[row]].tolist() for row in trained])
+        for row, weights in zip(trained, expected, strict=True):
             assert result.weights[row][mask_BT[row]].tolist() == pytest.approx(weights, abs=1e-12)
             assert result.kept[row][mask_BT[row]].tolist() == [weight > 0 for weight in weights]
             cut += sum(weight == 0 for weight in weights)

@@ -126,11 +126,11 @@ def test_a_runs_file_names_the_places_and_is_resumed_from(
 ) -> None:
     config = own_run(own, small_run)
     train(replace(config, steps=1), tmp_path / "run")
-    kept = config_from_mapping(TrainConfig, yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()))
-    assert (kept.algo, kept.learner.loss) == (f"{own}:centred", f"{own}:clipped")
-    folder, checkpoint = RunFolder.reopen(tmp_path / "run", kept)
+    recorded = config_from_mapping(TrainConfig, yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()))
+    assert (recorded.algo, recorded.learner.loss) == (f"{own}:centred", f"{own}:clipped")
+    folder, checkpoint = RunFolder.reopen(tmp_path / "run", recorded)
     assert checkpoint is not None and checkpoint.step == 1 and folder.path == tmp_path / "run"
-    result, _ = train(replace(kept, steps=2), tmp_path / "run", resume=True)
+    result, _ = train(replace(recorded, steps=2), tmp_path / "run", resume=True)
     assert result.steps == 2 and len(run_of(tmp_path / "run")) == 2
 
 
@@ -164,12 +164,12 @@ def test_settings_of_a_users_function_are_given_and_checked_as_any(own: Path) ->
         resolve_config(replace(config, advantage=AdvantageConfig(name=f"{own}:centred", settings={"scael": 2.0})))
     with pytest.raises(ConfigError, match=r"setting 'scale' of .* is float, got 'much'"):
         policy_loss(LearnerConfig(loss=f"{own}:clipped", loss_settings={"scale": "much"}))
-    given = (torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 0.5]), torch.ones(2) > 0)
-    assert loss_with(f"{own}:clipped", {"scale": 3.0})(*given).loss.tolist() == [-3.0, -1.5]
+    tensors = (torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 0.5]), torch.ones(2) > 0)
+    assert loss_with(f"{own}:clipped", {"scale": 3.0})(*tensors).loss.tolist() == [-3.0, -1.5]
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "told"),
+    ("name", "error", "message"),
     [
         ("bare", ConfigError, r"gives a Tensor, and Credit\(advantages_BT, returns_BT\) was wanted"),
         ("narrow", ConfigError, r"advantages of shape \(8,\), and one for each token of each episode"),
@@ -181,14 +181,14 @@ def test_settings_of_a_users_function_are_given_and_checked_as_any(own: Path) ->
     ],
 )
 def test_an_estimator_that_cannot_work_is_refused_before_anything_is_played(
-    own: Path, name: str, error: type[AgentGymError], told: str
+    own: Path, name: str, error: type[AgentGymError], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         resolve_config(TrainConfig(env="X", algo=f"{own}:{name}"))
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"loss": "summed"}, r"a loss of shape \(\), and one number for each token, \(4,\), was wanted"),
         ({"loss": "number"}, "gives a Tensor, and PolicyLoss"),
@@ -199,16 +199,16 @@ def test_an_estimator_that_cannot_work_is_refused_before_anything_is_played(
         ({"correction": "clipped"}, "is no input"),
     ],
 )
-def test_a_loss_or_correction_that_cannot_work_is_refused(own: Path, settings: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_loss_or_correction_that_cannot_work_is_refused(own: Path, settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         policy_loss(LearnerConfig(**{key: f"{own}:{name}" for key, name in settings.items()}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("mean", r"gives shape \(\), and a number for each token"), ("clipped", "is no input")]
+    ("name", "message"), [("mean", r"gives shape \(\), and a number for each token"), ("clipped", "is no input")]
 )
-def test_a_penalty_that_cannot_work_is_refused(own: Path, name: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_penalty_that_cannot_work_is_refused(own: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         policy_loss(LearnerConfig(kl=KLConfig(penalty=f"{own}:{name}")))
 
 

@@ -26,8 +26,8 @@ def test_every_algo_is_a_whole_configuration_that_survives_its_file(algo: str) -
     config = resolve_config(TrainConfig(env="X", algo=algo, learner=learner))
     assert config.estimator in ADVANTAGES and config.learner.loss in LOSSES and config.aggregation in AGGREGATIONS
     assert resolve_config(config) == config
-    kept = yaml.safe_load(yaml.safe_dump(asdict(config)))
-    assert config_from_mapping(TrainConfig, kept) == config
+    fields = yaml.safe_load(yaml.safe_dump(asdict(config)))
+    assert config_from_mapping(TrainConfig, fields) == config
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -49,8 +49,10 @@ def test_what_is_set_beside_an_algo_wins_and_the_rest_is_the_algos() -> None:
     assert (config.aggregation, config.learner.loss, config.estimator) == ("token-sum", "gspo", "grpo")
     config = resolve_config(TrainConfig(env="X", algo="dapo", advantage=AdvantageConfig(name="rloo")))
     assert (config.estimator, config.learner.loss_settings) == ("rloo", {"clip_high": 0.28})
-    given = LearnerConfig(loss_settings={"clip_high": 0.2})
-    assert resolve_config(TrainConfig(env="X", algo="dapo", learner=given)).learner.loss_settings == {"clip_high": 0.2}
+    learner = LearnerConfig(loss_settings={"clip_high": 0.2})
+    assert resolve_config(TrainConfig(env="X", algo="dapo", learner=learner)).learner.loss_settings == {
+        "clip_high": 0.2
+    }
     other = LearnerConfig(loss="cispo")
     assert resolve_config(TrainConfig(env="X", algo="dapo", learner=other)).learner.loss_settings == {}
 
@@ -76,7 +78,7 @@ def test_a_greedy_baseline_needs_episodes_that_the_weights_of_the_step_play() ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"learning_rate": 0.0}, "critic.learning_rate must be above 0"),
         ({"coefficient": 0.0}, "critic.coefficient must be above 0"),
@@ -85,8 +87,8 @@ def test_a_greedy_baseline_needs_episodes_that_the_weights_of_the_step_play() ->
         ({"trunk": "shared", "warmup_steps": 2}, "learns with the policy"),
     ],
 )
-def test_critics_that_cannot_work_are_refused(settings: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_critics_that_cannot_work_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         CriticConfig(**settings)  # type: ignore[arg-type]
 
 
@@ -96,17 +98,17 @@ def test_an_unknown_algo_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("gdpo", "gdpo gives the same advantages whatever KL penalty is taken off the rewards"),
         ("maxrl", "maxrl cannot credit rewards that a KL penalty is taken off"),
     ],
 )
 def test_a_penalty_in_the_reward_is_refused_where_it_would_be_lost_or_could_not_be_credited(
-    name: str, told: str
+    name: str, message: str
 ) -> None:
     kl = KLConfig(coefficient=0.1, penalty="k1", place="reward")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         resolve_config(TrainConfig(env="X", algo=name, learner=LearnerConfig(kl=kl)))
     assert (
         resolve_config(TrainConfig(env="X", algo=name, learner=LearnerConfig(kl=replace(kl, place="loss")))).estimator

@@ -65,7 +65,7 @@ def test_values_and_gradients_are_those_of_log_softmax_whatever_the_chunks(
     found, wanted = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_logprobs, "CHUNK_LOGITS", held)
-        patch.setattr(token_logprobs, "MOST_ROWS", 1)
+        patch.setattr(token_logprobs, "MAX_ROWS", 1)
         for results, compute in ((found, score_targets), (wanted, plain)):
             hidden_NE, head_VE = (tensor.clone().requires_grad_() for tensor in inputs[:2])
             scores = compute(hidden_NE, head_VE, inputs[2], temperature)
@@ -117,7 +117,7 @@ class _Largest(TorchDispatchMode):
 
 def test_the_logits_of_all_tokens_are_never_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     num_tokens, vocab_size = 64, 500
-    monkeypatch.setattr(token_logprobs, "MOST_ROWS", 1)
+    monkeypatch.setattr(token_logprobs, "MAX_ROWS", 1)
     monkeypatch.setattr(token_logprobs, "CHUNK_LOGITS", 4 * vocab_size)
     hidden_NE, head_VE, target_N = drawn(num_tokens, vocab_size)
     hidden_NE.requires_grad_()
@@ -131,7 +131,7 @@ def test_the_logits_of_all_tokens_are_never_held_at_once(monkeypatch: pytest.Mon
 
 
 def test_a_vocabulary_beyond_the_chunk_still_takes_one_token_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_logprobs, "MOST_ROWS", 1)
+    monkeypatch.setattr(token_logprobs, "MAX_ROWS", 1)
     monkeypatch.setattr(token_logprobs, "CHUNK_LOGITS", 3)
     hidden_NE, head_VE, target_N = drawn(4, 9)
     torch.testing.assert_close(
@@ -186,7 +186,7 @@ def test_a_large_vocabulary_has_the_gradients_of_log_softmax() -> None:
 
 def test_the_gradient_of_a_bfloat16_head_is_summed_over_chunks_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     num_tokens, vocab_size = 1024, 3
-    monkeypatch.setattr(token_logprobs, "MOST_ROWS", 1)
+    monkeypatch.setattr(token_logprobs, "MAX_ROWS", 1)
     monkeypatch.setattr(token_logprobs, "CHUNK_LOGITS", vocab_size)  # a chunk for each token
     hidden_NE, head_VE = torch.ones(num_tokens, 2).bfloat16(), torch.zeros(vocab_size, 2).bfloat16().requires_grad_()
     score_targets(hidden_NE, head_VE, torch.zeros(num_tokens, dtype=torch.int64)).logp_N.sum().backward()

@@ -28,10 +28,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
 def test_what_is_stored_of_an_architecture_is_found_again(architecture: str, tmp_path: Path) -> None:
     save_small_model(architecture, tmp_path)
     stored = {model.architecture: model for model in known_models()[1]}[architecture]
-    found = {result.name: result.ok for result in check_model(tmp_path)}
+    outcomes = {result.name: result.ok for result in check_model(tmp_path)}
     is_mixture = architecture in ("qwen3_moe", "jamba")
-    assert tuple(found) == tuple(name for name in CHECKS if name != "replay" or is_mixture)
-    assert found == {name: passed for name, (passed, _) in stored.results.items() if name in CHECKS}
+    assert tuple(outcomes) == tuple(name for name in CHECKS if name != "replay" or is_mixture)
+    assert outcomes == {name: passed for name, (passed, _) in stored.results.items() if name in CHECKS}
 
 
 @pytest.mark.long(cases=1)
@@ -44,12 +44,12 @@ def test_a_wrong_computation_is_found(check: str, damage: str, tmp_path: Path, m
     states, published = TransformersModel.states, TransformersModel.published_tensors
 
     def own_states(self: TransformersModel, ids: torch.Tensor, *rest: object) -> torch.Tensor:
-        found: torch.Tensor = states(self, ids, *rest)  # type: ignore[arg-type]
+        own: torch.Tensor = states(self, ids, *rest)  # type: ignore[arg-type]
         if damage == "no number":
-            return found + (found * 0).abs().sqrt()  # the same states, and gradients that are no numbers
+            return own + (own * 0).abs().sqrt()  # the same states, and gradients that are no numbers
         if damage == "gradient":
-            return found * 0.9 + (found * 0.1).detach()
-        return found * 1.05
+            return own * 0.9 + (own * 0.1).detach()
+        return own * 1.05
 
     def own_tensors(self: TransformersModel, *rest: Any) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, tensor * 1.05) for name, tensor in published(self, *rest))

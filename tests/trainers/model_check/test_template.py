@@ -290,8 +290,8 @@ def test_the_command_ends_with_1_where_training_would_be_wrong(
     (tmp_path / "other.jinja").write_text(embedded.template.replace("message.tool_calls", "message.nothing"))
     done = check("embedded", "--chat-template", "other.jinja", "--json")
     assert done.code == 1
-    shown = json.loads(done.out)["template"]["properties"]["shown"]
-    assert shown["verdict"] == "failed" and shown["first"]["where"] == "a call"
+    result = json.loads(done.out)["template"]["properties"]["shown"]
+    assert result["verdict"] == "failed" and result["first"]["where"] == "a call"
     assert "not sound: shown" in done.err
 
 
@@ -322,7 +322,7 @@ def test_a_tokenizer_that_fails_on_a_text_is_a_finding(embedded: ChatTokenizer) 
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["nowhere"], "no model folder 'nowhere'"),
         (["empty"], "tokenizer.json"),
@@ -336,7 +336,7 @@ def test_a_tokenizer_that_fails_on_a_text_is_a_finding(embedded: ChatTokenizer) 
     ],
 )
 def test_what_cannot_be_verified_is_said_with_exit_code_2(
-    args: list[str], said: str, check: Command, tmp_path: Path
+    args: list[str], message: str, check: Command, tmp_path: Path
 ) -> None:
     for name in ("empty", "bare", "torn", "misread"):
         (tmp_path / name).mkdir()
@@ -347,7 +347,7 @@ def test_what_cannot_be_verified_is_said_with_exit_code_2(
     (tmp_path / "torn.jinja").write_text("{% for %}")
     done = check(*args)
     assert done.code == 2, done.out
-    assert said in done.err
+    assert message in done.err
 
 
 def test_a_template_that_refuses_calls_is_told_from_one_that_drops_them(embedded: ChatTokenizer) -> None:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from agentgym.errors import ConfigError
 from agentgym.trainers.monitoring.collapse import symptoms_of_collapse
-from agentgym.trainers.monitoring.vitals import Vitals
+from agentgym.trainers.monitoring.step_health import StepHealth
 from agentgym.trainers.settings.collapse import SYMPTOMS, CollapseConfig, SymptomName
 
 DATA = Path(__file__).parents[1] / "data"
 CONFIG = CollapseConfig()
-HEALTHY = Vitals(
+HEALTHY = StepHealth(
     groups=8,
     dead_groups=2,
     success=0.5,
@@ -54,22 +54,22 @@ COLLAPSES: dict[SymptomName, Change] = {
 }
 
 
-def first_signs(history: list[Vitals], config: CollapseConfig = CONFIG) -> dict[str, int]:
+def first_signs(history: list[StepHealth], config: CollapseConfig = CONFIG) -> dict[str, int]:
     """By name, the step (from 1) at which a symptom first stands."""
-    found: dict[str, int] = {}
+    first_steps: dict[str, int] = {}
     for end in range(1, len(history) + 1):
         for name in symptoms_of_collapse(history[:end], config):
-            found.setdefault(name, end)
-    return found
+            first_steps.setdefault(name, end)
+    return first_steps
 
 
 @pytest.mark.parametrize("name", COLLAPSES)
 @pytest.mark.parametrize("healthy", [4, 40])
 def test_a_scripted_collapse_is_named_within_three_steps_and_for_what_it_is(name: SymptomName, healthy: int) -> None:
     collapse = [replace(HEALTHY, **COLLAPSES[name](step)) for step in range(3)]
-    found = first_signs([HEALTHY] * healthy + collapse)
-    assert list(found) == [name]
-    assert healthy < found[name] <= healthy + 3
+    first_steps = first_signs([HEALTHY] * healthy + collapse)
+    assert list(first_steps) == [name]
+    assert healthy < first_steps[name] <= healthy + 3
 
 
 def test_every_sign_has_its_scripted_collapse_or_its_own_test() -> None:
@@ -90,19 +90,19 @@ def test_groups_that_are_all_dead_from_the_first_step_on_are_told_apart_by_their
     success: float, name: str
 ) -> None:
     dead = replace(HEALTHY, dead_groups=8, success=success)
-    found = first_signs([dead] * 3)
-    assert list(found) == [name] and found[name] <= 3
+    first_steps = first_signs([dead] * 3)
+    assert list(first_steps) == [name] and first_steps[name] <= 3
 
 
 def test_steps_whose_tokens_were_all_rejected_are_dead_and_named_with_the_cause() -> None:
     line = {"groups": 8, "dead_groups": 2, "success": 0.99, "loss": 0.0, "optimizer_steps": 0, "corrected_away": 1.0}
-    rejected, dead = Vitals.of(line), replace(HEALTHY, dead_groups=8, success=0.5)
+    rejected, dead = StepHealth.of(line), replace(HEALTHY, dead_groups=8, success=0.5)
     for history in ([HEALTHY, rejected, rejected], [HEALTHY, dead, rejected]):
         symptoms = symptoms_of_collapse(history, CONFIG)
         assert list(symptoms) == ["dead_groups"] and "rejected every token" in symptoms["dead_groups"]
     assert not symptoms_of_collapse([rejected, HEALTHY], CONFIG)
-    assert not Vitals.of({**line, "optimizer_steps": 1}).rejects_all, "another term of the loss was learned"
-    assert not Vitals.of({**line, "corrected_away": None}).rejects_all
+    assert not StepHealth.of({**line, "optimizer_steps": 1}).rejects_all, "another term of the loss was learned"
+    assert not StepHealth.of({**line, "corrected_away": None}).rejects_all
 
 
 def test_a_format_that_never_was_is_not_called_lost() -> None:
@@ -141,7 +141,7 @@ def test_replies_that_an_agent_repeats_over_and_over_are_named() -> None:
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_recorded_healthy_runs_show_no_sign(path: Path) -> None:
-    history = [Vitals.of(json.loads(line)) for line in path.read_text().splitlines()]
+    history = [StepHealth.of(json.loads(line)) for line in path.read_text().splitlines()]
     assert len(history) == 20 and history[-1].success > 0
     assert not first_signs(history)
 
@@ -172,7 +172,7 @@ healthy_steps = st.builds(
 
 
 @given(st.lists(healthy_steps, max_size=12))
-def test_noise_around_a_healthy_step_shows_no_sign(history: list[Vitals]) -> None:
+def test_noise_around_a_healthy_step_shows_no_sign(history: list[StepHealth]) -> None:
     assert not symptoms_of_collapse(history, CONFIG)
 
 
@@ -196,7 +196,7 @@ def test_a_run_that_learns_until_it_is_good_shows_no_sign(steps: int, entropy: f
 
 @given(st.lists(healthy_steps, min_size=3, max_size=12), st.sampled_from(sorted(COLLAPSES)))
 def test_a_collapse_after_any_healthy_history_is_named_within_three_steps(
-    history: list[Vitals], name: SymptomName
+    history: list[StepHealth], name: SymptomName
 ) -> None:
     before = [replace(one, success=0.5) for one in history]
     collapse = [replace(HEALTHY, **COLLAPSES[name](step)) for step in range(1, 4)]
@@ -204,7 +204,7 @@ def test_a_collapse_after_any_healthy_history_is_named_within_three_steps(
 
 
 @given(st.lists(healthy_steps, max_size=8), st.integers(1, 4))
-def test_patience_is_how_many_steps_in_a_row_show_a_sign(history: list[Vitals], patience: int) -> None:
+def test_patience_is_how_many_steps_in_a_row_show_a_sign(history: list[StepHealth], patience: int) -> None:
     config = CollapseConfig(patience=patience)
     dead = replace(HEALTHY, dead_groups=8, success=0.0)
     assert "dead_groups" not in symptoms_of_collapse([*history, *[dead] * (patience - 1)], config)
@@ -251,7 +251,7 @@ def test_settings_that_cannot_work_are_refused_with_the_nearest_name() -> None:
 
 
 def test_a_line_without_the_newer_numbers_or_with_broken_ones_is_read() -> None:
-    old = Vitals.of({"success": 0.5, "dead_groups": 1, "entropy": float("nan"), "sampled_entropy": 0.2, "kl": None})
+    old = StepHealth.of({"success": 0.5, "dead_groups": 1, "entropy": float("nan"), "sampled_entropy": 0.2, "kl": None})
     assert (old.groups, old.entropy, old.kl, old.tool_calls_per_turn) == (0, 0.2, None, None)
 
 

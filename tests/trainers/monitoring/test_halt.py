@@ -101,19 +101,19 @@ def first(steps: list[StepMetrics]) -> dict[str, int]:
 @pytest.fixture
 def poison() -> Iterator[dict[str, int]]:
     """Meanwhile the policy loss `gpg` is that of REINFORCE, and 0 / 0 in one update: after `at` others."""
-    told, original = {"at": 2, "seen": 0}, LOSSES["gpg"]
+    counts, original = {"at": 2, "seen": 0}, LOSSES["gpg"]
 
     @traits()
     def poisoned(logp: Any, old_logp: Any, advantages: Any, mask: Any, *, sequences: Any = None) -> PolicyLoss:
-        found = LOSSES["reinforce"](logp, old_logp, advantages, mask, sequences=sequences)
+        result = LOSSES["reinforce"](logp, old_logp, advantages, mask, sequences=sequences)
         if len(logp) <= 4:  # tried on a few tokens, before anything is played
-            return found
-        told["seen"] += 1
+            return result
+        counts["seen"] += 1
         zero = (logp * 0).sum()
-        return replace(found, loss=found.loss + zero / zero) if told["seen"] == told["at"] + 1 else found
+        return replace(result, loss=result.loss + zero / zero) if counts["seen"] == counts["at"] + 1 else result
 
     LOSSES.add("gpg", poisoned, replace=True)
-    yield told
+    yield counts
     LOSSES.add("gpg", original, replace=True)
 
 
@@ -126,8 +126,8 @@ def test_an_environment_that_always_pays_the_same_is_named(
     assert first(watcher.steps)[name] <= 3
     other = {"dead_groups", "solved"} - {name}
     assert not other & first(watcher.steps).keys()
-    said = [record.getMessage() for record in caplog.records if f" {name}: " in record.getMessage()]
-    assert len(said) == 1, "a symptom is named once"
+    messages = [record.getMessage() for record in caplog.records if f" {name}: " in record.getMessage()]
+    assert len(messages) == 1, "a symptom is named once"
     written = lines(tmp_path / "run")
     assert [line["dead_group_share"] for line in written] == [1.0] * 4
     assert name in written[-1]["signs"] and name not in written[0]["signs"]
@@ -142,10 +142,10 @@ def test_a_learning_rate_that_destroys_the_policy_is_named_by_what_it_does(
     config = replace(quick, optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=1))
     _, watcher = train(config, tmp_path / "run")
     destroyed = next(step.step for step in watcher.steps if step.update)
-    found = first(watcher.steps)
-    told = {"format_lost", "tools_lost", "repetition", "entropy_lost", "entropy_exploded"} & found.keys()
-    assert "dead_groups" in found and told
-    assert min(found[name] for name in told) <= destroyed + 3
+    first_steps = first(watcher.steps)
+    symptoms = {"format_lost", "tools_lost", "repetition", "entropy_lost", "entropy_exploded"} & first_steps.keys()
+    assert "dead_groups" in first_steps and symptoms
+    assert min(first_steps[name] for name in symptoms) <= destroyed + 3
 
 
 @pytest.mark.slow
@@ -190,14 +190,14 @@ def test_a_loss_that_is_no_number_stops_with_the_batch_saved_and_the_weights_as_
         train(config, run)
     assert isinstance(raised.value, TrainingHalted)
     assert [line["step"] for line in lines(run)] == [1, 2]
-    kept = run / "halted" / "step-000003"
-    episodes = list(read_episodes(kept))
+    folder = run / "halted" / "step-000003"
+    episodes = list(read_episodes(folder))
     assert [one.step for one in episodes] == [3] * 8 and all(one.advantages for one in episodes)
     assert {one.trajectory.group for one in episodes} == {"3/0", "3/1"}
 
     checkpoint = run / "checkpoints" / "step-000002"
     model = load_decoder(checkpoint)
-    batch = load_batch(kept)
+    batch = load_batch(folder)
     assert batch.num_trained_tokens <= sum(one.trajectory.num_trained_tokens for one in episodes)
     learner = Learner(model, config.learner, config.optimizer, total_steps=4)
     gap_M = learner.logprobs(batch) - batch.old_logp_N[batch.mask_N]
@@ -216,11 +216,11 @@ def test_a_halted_step_is_viewed_and_verified_like_a_run(
     with pytest.raises(NotFinite):
         train(replace(quick, learner=LearnerConfig(loss="gpg")), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists(), "there was no whole step"
-    kept = tmp_path / "run" / "halted" / "step-000001"
-    assert main(["verify", str(kept)]) == 0
+    folder = tmp_path / "run" / "halted" / "step-000001"
+    assert main(["verify", str(folder)]) == 0
     assert "sound" in capsys.readouterr().out
-    assert main(["view", str(kept)]) == 0
-    assert (kept / "report.html").is_file()
+    assert main(["view", str(folder)]) == 0
+    assert (folder / "report.html").is_file()
 
 
 @pytest.mark.slow
@@ -260,9 +260,9 @@ def test_a_return_that_no_float_holds_stops_with_the_episodes_saved_or_leaves_th
     config = replace(quick, env=f"{HERE}:Overpaid", steps=2, algo="turn_returns")
     with pytest.raises(NotFinite, match=r"'turn_returns' gives advantages of 1e\+39 .*halted.step-000001"):
         train(config, tmp_path / "run")
-    kept = list(read_episodes(tmp_path / "run" / "halted" / "step-000001"))
-    assert len(kept) == 8 and {one.trajectory.turns[-1].reward for one in kept} == {1e39}
-    assert all(one.advantages is None for one in kept)
+    records = list(read_episodes(tmp_path / "run" / "halted" / "step-000001"))
+    assert len(records) == 8 and {one.trajectory.turns[-1].reward for one in records} == {1e39}
+    assert all(one.advantages is None for one in records)
     _, watcher = train(replace(config, collapse=CollapseConfig(stop_on=())), tmp_path / "left_out")
     assert [step.update for step in watcher.steps] == [None, None]
     assert [symptom.name for symptom in watcher.steps[0].symptoms] == ["nan"]
@@ -323,9 +323,9 @@ def test_what_was_played_is_kept_when_too_many_episodes_fail(
     (folder,) = (tmp_path / "run" / "halted").iterdir()
     step = int(folder.name.removeprefix("step-"))
     assert f"what was played of step {step} is in {folder}" in caplog.text
-    kept = [record.trajectory for record in read_episodes(folder)]
-    assert any(one.error and "a wheel came off" in one.error for one in kept)
-    assert [record.step for record in read_run(folder).episodes] == [step] * len(kept)
+    trajectories = [record.trajectory for record in read_episodes(folder)]
+    assert any(one.error and "a wheel came off" in one.error for one in trajectories)
+    assert [record.step for record in read_run(folder).episodes] == [step] * len(trajectories)
 
 
 def test_a_folder_without_a_halted_step_is_named(tmp_path: Path) -> None:

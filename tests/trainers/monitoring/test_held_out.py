@@ -72,11 +72,11 @@ def test_a_number_that_its_episodes_do_not_give_is_found(watched: TrainConfig, t
     run = tmp_path / "run"
     train(replace(watched, steps=3), run)
     path = run / "metrics.jsonl"
-    given = lines(run)[2]["eval_success"]
-    path.write_text(path.read_text().replace(f'"eval_success":{given}', f'"eval_success":{given + 0.25}'))
-    found = verify_run(run)
-    assert not found.ok
-    assert "eval_success of step" in "\n".join(found.lines())
+    success = lines(run)[2]["eval_success"]
+    path.write_text(path.read_text().replace(f'"eval_success":{success}', f'"eval_success":{success + 0.25}'))
+    report = verify_run(run)
+    assert not report.ok
+    assert "eval_success of step" in "\n".join(report.lines())
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_patience_ends_a_run_and_says_so(
     options = "--eval.episodes 2 --eval.every 1 --eval.patience 2 --target-success None"
     run = tmp_path / "run"
     assert main([*words.split(), *options.split(), "--output", str(run), "--json"]) == 0
-    out, said = capsys.readouterr()
-    assert "ended before step 40: 2 evaluations in a row were not better (eval.patience)" in said
+    out, errors = capsys.readouterr()
+    assert "ended before step 40: 2 evaluations in a row were not better (eval.patience)" in errors
     assert json.loads(out)["end"] == "patience"
     assert json.loads(out)["steps"] == 2
     assert [record.phase for record in held_out(run)] == [
@@ -159,7 +159,7 @@ def test_patience_counts_evaluations_that_were_played_while_a_step_learned(
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("settings", "expected"),
     [
         ({}, False),
         ({"max_staleness": 1}, True),
@@ -170,9 +170,9 @@ def test_patience_counts_evaluations_that_were_played_while_a_step_learned(
     ],
 )
 def test_who_shares_the_processor_with_the_learner_evaluates_between_steps(
-    given: dict[str, Any], expected: bool
+    settings: dict[str, Any], expected: bool
 ) -> None:
-    assert config_from_mapping(TrainConfig, {"env": "TextGame-v0", **given}).evaluates_while_learning is expected
+    assert config_from_mapping(TrainConfig, {"env": "TextGame-v0", **settings}).evaluates_while_learning is expected
 
 
 @pytest.mark.long
@@ -184,14 +184,14 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(watched: TrainConfig
     scores[5] = result.after.reward_mean
     best = max(scores, key=lambda step: (scores[step], step))
     assert (run / "checkpoints" / "best").read_text() == f"step-{best:06d}\n"
-    kept = {folder.name for folder in (run / "checkpoints").glob("step-*")}
-    assert kept == {f"step-{best:06d}", "step-000005"}
+    checkpoints = {folder.name for folder in (run / "checkpoints").glob("step-*")}
+    assert checkpoints == {f"step-{best:06d}", "step-000005"}
 
 
 def test_the_number_of_an_evaluation_is_that_of_the_step_before_its_line() -> None:
-    told = [{"step": 1, "eval_success": 0.9}, {"step": 3, "eval_success": 0.2}, {"step": 5, "eval_success": 0.1}]
-    assert best_step([2, 3, 4], told, "eval_success", 10) == 2
-    assert best_step([3], told, "eval_success", 10) is None
+    evaluations = [{"step": 1, "eval_success": 0.9}, {"step": 3, "eval_success": 0.2}, {"step": 5, "eval_success": 0.1}]
+    assert best_step([2, 3, 4], evaluations, "eval_success", 10) == 2
+    assert best_step([3], evaluations, "eval_success", 10) is None
 
 
 @pytest.mark.long
@@ -237,7 +237,7 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_held_out_tasks(
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "message"),
     [
         ({"every": -1}, "eval.every must be at least 0"),
         ({"repeats": 0}, "eval.repeats must be at least 1"),
@@ -247,9 +247,9 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_held_out_tasks(
         ({"mix": {"TextGame-v0": 0}}, "mix: the weight of 'TextGame-v0' is a number above 0"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(given: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        HeldOutConfig(**given)
+        HeldOutConfig(**settings)
 
 
 @pytest.mark.long

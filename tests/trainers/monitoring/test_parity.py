@@ -78,8 +78,8 @@ class Rounded(OtherEngine):
 class Deaf(OtherEngine):
     """Ignores weight updates: it samples from the weights that it began with."""
 
-    def __init__(self, model: Any, *given: Any, **options: Any) -> None:
-        super().__init__(copy.deepcopy(model), *given, **options)
+    def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(copy.deepcopy(model), *arguments, **options)
 
     async def update_weights(self, weights: Any, version: int) -> WeightSync:
         return await super().update_weights({}, self.version)
@@ -204,13 +204,13 @@ def mismatch_of(mean: float, num_tokens: int, tail: int = 0) -> Mismatch:
 
 
 def test_a_mismatch_found_pickles_and_names_what_is_exceeded() -> None:
-    for bound, said in (
+    for bound, message in (
         (MismatchBound(token=0.01), "5 nats on a token that was just sampled, over the bound of 0.01"),
         (MismatchBound(rms=0.1), "0.243 nats (root mean square), over the bound of 0.1"),
     ):
-        found = MismatchFound(mismatch_of(0.2, 10_000, tail=200), bound)
-        again = copy.copy(found)
-        assert said in str(again) and (str(again), again.bound) == (str(found), bound)
+        mismatch = MismatchFound(mismatch_of(0.2, 10_000, tail=200), bound)
+        again = copy.copy(mismatch)
+        assert message in str(again) and (str(again), again.bound) == (str(mismatch), bound)
 
 
 def test_few_tokens_must_be_further_over_a_bound_than_many() -> None:

@@ -63,9 +63,11 @@ def test_repeated_ngrams_by_counting_each(replies: list[list[int]], n: int) -> N
 
 def test_replies_of_an_episode_and_episodes_of_a_group_by_hand() -> None:
     a, b, c = (1, 2), (3, 4), (5, 6)
-    found = Repetition.of([group_of((a, b, a, a), (a, b), (a, b)), group_of((c,))])
-    assert found.repeated_replies == pytest.approx(2 / 5)  # of 3 + 1 + 1 replies after a first one, two came before
-    assert found.identical_episodes == pytest.approx(1 / 2)  # of two further members, one says what another did
+    repetition = Repetition.of([group_of((a, b, a, a), (a, b), (a, b)), group_of((c,))])
+    assert repetition.repeated_replies == pytest.approx(
+        2 / 5
+    )  # of 3 + 1 + 1 replies after a first one, two came before
+    assert repetition.identical_episodes == pytest.approx(1 / 2)  # of two further members, one says what another did
     assert Repetition.of([group_of((a,), (a,), (a,))]).identical_episodes == 1.0
     assert Repetition.of([group_of((a,), (b,), (c,))]).identical_episodes == 0.0
 
@@ -75,15 +77,15 @@ def test_replies_that_are_cut_at_another_place_are_other_replies() -> None:
 
 
 def test_episodes_without_a_reward_are_not_counted() -> None:
-    found = Repetition.of([group_of(((7,) * 9,), ((7,) * 9,), failed=True)])
-    assert found == Repetition(repeated_ngrams=0.0, repeated_replies=0.0, identical_episodes=0.0)
-    assert found == Repetition.of([])
+    repetition = Repetition.of([group_of(((7,) * 9,), ((7,) * 9,), failed=True)])
+    assert repetition == Repetition(repeated_ngrams=0.0, repeated_replies=0.0, identical_episodes=0.0)
+    assert repetition == Repetition.of([])
 
 
 SHARES: list[Callable[[Repetition], float]] = [
-    lambda found: found.repeated_ngrams,
-    lambda found: found.repeated_replies,
-    lambda found: found.identical_episodes,
+    lambda repetition: repetition.repeated_ngrams,
+    lambda repetition: repetition.repeated_replies,
+    lambda repetition: repetition.identical_episodes,
 ]
 
 
@@ -98,8 +100,8 @@ SHARES: list[Callable[[Repetition], float]] = [
     )
 )
 def test_shares_lie_between_none_and_all_and_do_not_depend_on_the_order(groups: list[list[Replies]]) -> None:
-    found = Repetition.of([group_of(*group) for group in groups])
+    repetition = Repetition.of([group_of(*group) for group in groups])
     turned = Repetition.of([group_of(*reversed(group)) for group in reversed(groups)])
     for share in SHARES:
-        assert 0.0 <= share(found) <= 1.0
-        assert share(found) == pytest.approx(share(turned))
+        assert 0.0 <= share(repetition) <= 1.0
+        assert share(repetition) == pytest.approx(share(turned))

@@ -79,8 +79,8 @@ def test_the_success_that_ends_a_run_is_as_optimistic_as_the_documentation_state
         successes: list[float] = []
         for step in range(1, 41):
             successes.append(rng.binomial(128, rate_at(step)) / 128)
-            if is_target_near(successes, 0.95) and (found := rng.binomial(200, rate_at(step)) / 200) >= 0.95:
-                excess.append(found - rate_at(step))
+            if is_target_near(successes, 0.95) and (held_out := rng.binomial(200, rate_at(step)) / 200) >= 0.95:
+                excess.append(held_out - rate_at(step))
                 break
     assert len(excess) > 50 and least < sum(excess) / len(excess) < most
 
@@ -101,11 +101,11 @@ def test_a_run_ends_at_its_target_and_its_evaluation_is_the_one_after_training(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("given", [{"target_success": None}, {"eval": HeldOutConfig(episodes=0)}])
+@pytest.mark.parametrize("settings", [{"target_success": None}, {"eval": HeldOutConfig(episodes=0)}])
 def test_a_run_without_a_target_or_without_held_out_tasks_takes_all_steps(
-    solvable: TrainConfig, train: Train, tmp_path: Path, given: dict[str, Any]
+    solvable: TrainConfig, train: Train, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    result, _ = train(replace(solvable, steps=3, **given), tmp_path / "run")
+    result, _ = train(replace(solvable, steps=3, **settings), tmp_path / "run")
     assert (result.end, result.steps) == ("steps", 3)
 
 
@@ -143,7 +143,7 @@ def test_a_target_that_is_no_share_is_refused(target: float) -> None:
 def test_the_command_says_why_it_ended_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = f"train --env {__name__}:Harder --env-kwargs level=1 --tasks 2 --group-size 4 --eval.episodes 4"
     assert main([*command.split(), "--output", str(tmp_path / "run")]) == 0
-    said = capsys.readouterr().out
-    assert "held-out play during training: 4 episodes" in said
-    assert "2 steps in" in said
-    assert "ended before step 40: held-out success reached target_success 0.95 (None trains on)" in said
+    output = capsys.readouterr().out
+    assert "held-out play during training: 4 episodes" in output
+    assert "2 steps in" in output
+    assert "ended before step 40: held-out success reached target_success 0.95 (None trains on)" in output

@@ -28,11 +28,11 @@ def test_a_step_without_faults_has_none() -> None:
 
 
 def test_the_tool_that_fails_in_the_largest_share_of_its_calls_is_named() -> None:
-    found, bought = ToolResult("0", "search", "found"), ToolResult("1", "buy", "bought")
+    search_result, bought = ToolResult("0", "search", "found"), ToolResult("1", "buy", "bought")
     refused = ToolResult("2", "search", "the schema refuses it", "invalid_arguments")
     episodes = [
-        *(episode(found, found, found) for _ in range(5)),
-        episode(found, refused, fault="search"),
+        *(episode(search_result, search_result, search_result) for _ in range(5)),
+        episode(search_result, refused, fault="search"),
         episode(fault="search"),
         episode(bought, fault="buy"),
     ]

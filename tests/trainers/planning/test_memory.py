@@ -47,19 +47,19 @@ def memory(
 
 def saved_bytes(model: Decoder, lengths: list[int], ids: torch.Tensor, *, shares: bool) -> int:
     """What autograd keeps of a forward pass, each storage once, without the weights and what only lies around."""
-    known = {one.untyped_storage().data_ptr() for one in [*model.parameters(), *model.buffers()]}
+    addresses = {one.untyped_storage().data_ptr() for one in [*model.parameters(), *model.buffers()]}
     layout = PackedLayout(lengths, ids_N=ids if shares else None)
-    found: dict[int, tuple[int, object]] = {}
+    saved: dict[int, tuple[int, object]] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            found[storage.data_ptr()] = (storage.nbytes(), tensor)  # kept alive: an address is not used twice
+        if storage.data_ptr() not in addresses:
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)  # kept alive: an address is not used twice
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         model.hidden_states(ids, layout)
-    return sum(size for size, _ in found.values())
+    return sum(size for size, _ in saved.values())
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -84,18 +84,22 @@ def test_activations_are_what_autograd_keeps(shares: bool, tmp_path: Path) -> No
     prompt = torch.randint(0, 64, (256,), generator=torch.Generator().manual_seed(0))
     own = torch.randint(0, 64, (rows, 128), generator=torch.Generator().manual_seed(1))
     ids = torch.cat([torch.cat([prompt, one]) for one in own])
-    kept = saved_bytes(model, [384] * rows, ids, shares=shares)
+    num_bytes = saved_bytes(model, [384] * rows, ids, shares=shares)
     computed = 256 + rows * 128
     learner = LearnerConfig(micro_batch_tokens=computed, dtype="float32")
     plan = PlanConfig(model="tiny", episode=episode, learner=learner, tasks=1, group_size=rows)
-    assert activation_bytes(shape, plan) == (pytest.approx(kept, rel=0.1), 0)
+    assert activation_bytes(shape, plan) == (pytest.approx(num_bytes, rel=0.1), 0)
 
 
 def test_a_learner_on_one_gpu_by_hand() -> None:
-    found = memory(LearnerConfig(micro_batch_tokens=16_384, dtype="float32"))
+    memory_plan = memory(LearnerConfig(micro_batch_tokens=16_384, dtype="float32"))
     parameters = 8_190_735_360
-    assert (found.weights, found.gradients, found.optimizer) == (4 * parameters, 4 * parameters, 8 * parameters)
-    assert found.resting == 12 * parameters
+    assert (memory_plan.weights, memory_plan.gradients, memory_plan.optimizer) == (
+        4 * parameters,
+        4 * parameters,
+        8 * parameters,
+    )
+    assert memory_plan.resting == 12 * parameters
 
 
 def test_the_most_is_that_of_a_moment() -> None:
@@ -107,10 +111,14 @@ def test_the_most_is_that_of_a_moment() -> None:
 
 
 def test_bfloat16_weights_have_float32_copies_and_gradients() -> None:
-    found = memory(LearnerConfig(micro_batch_tokens=16_384))
+    memory_plan = memory(LearnerConfig(micro_batch_tokens=16_384))
     parameters = SHAPE.num_parameters
-    assert (found.weights, found.gradients, found.optimizer) == (6 * parameters, 4 * parameters, 8 * parameters)
-    assert found.activations < memory(LearnerConfig(dtype="float32", micro_batch_tokens=16_384)).activations
+    assert (memory_plan.weights, memory_plan.gradients, memory_plan.optimizer) == (
+        6 * parameters,
+        4 * parameters,
+        8 * parameters,
+    )
+    assert memory_plan.activations < memory(LearnerConfig(dtype="float32", micro_batch_tokens=16_384)).activations
 
 
 def test_shards_are_equal_parts_and_whole_gradients_are_not() -> None:
@@ -130,22 +138,22 @@ def test_ranks_gather_layers_in_the_type_of_their_passes() -> None:
     half = memory(LearnerConfig(), ranks=8)
     assert half.gathered == 2 * (2 * SHAPE.layer_parameters + SHAPE.head_parameters)
     assert memory(LearnerConfig(fsdp=FsdpConfig(param_dtype="float32")), ranks=8).gathered == 2 * half.gathered
-    kept = memory(LearnerConfig(fsdp=FsdpConfig(reshard_after_forward=False)), ranks=8)
-    assert kept.gathered == 2 * SHAPE.num_parameters
+    memory_plan = memory(LearnerConfig(fsdp=FsdpConfig(reshard_after_forward=False)), ranks=8)
+    assert memory_plan.gathered == 2 * SHAPE.num_parameters
     assert memory(LearnerConfig()).gathered == 0
 
 
 def test_shards_in_cpu_memory_take_none_of_a_gpu() -> None:
-    found = memory(LearnerConfig(fsdp=FsdpConfig(cpu_offload=True, gradients="sharded")), ranks=8)
-    assert (found.weights, found.gradients, found.optimizer) == (0, 0, 0)
+    memory_plan = memory(LearnerConfig(fsdp=FsdpConfig(cpu_offload=True, gradients="sharded")), ranks=8)
+    assert (memory_plan.weights, memory_plan.gradients, memory_plan.optimizer) == (0, 0, 0)
 
 
 def test_adapters_have_no_gradients_of_the_weights_under_them() -> None:
-    found = memory(LearnerConfig(lora=LoraConfig(rank=16), micro_batch_tokens=16_384, dtype="bfloat16"))
+    memory_plan = memory(LearnerConfig(lora=LoraConfig(rank=16), micro_batch_tokens=16_384, dtype="bfloat16"))
     adapters = SHAPE.adapter_parameters(16)
-    assert found.weights == 2 * SHAPE.num_parameters + 6 * adapters
-    assert found.reference == 2 * SHAPE.num_parameters  # the base; the run's model is merged with the adapters
-    assert (found.gradients, found.optimizer) == (4 * adapters, 8 * adapters)
+    assert memory_plan.weights == 2 * SHAPE.num_parameters + 6 * adapters
+    assert memory_plan.reference == 2 * SHAPE.num_parameters  # the base; the run's model is merged with the adapters
+    assert (memory_plan.gradients, memory_plan.optimizer) == (4 * adapters, 8 * adapters)
     ranks = memory(LearnerConfig(lora=LoraConfig(rank=16, target_modules=("q_proj",))), ranks=8)
     assert ranks.weights == 4 * (SHAPE.num_parameters + SHAPE.adapter_parameters(16, ("q_proj",))) / 8
     assert ranks.reference == 0
@@ -189,8 +197,8 @@ SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
 
 
 def measured(*names: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for name in names for line in (GPU / "h200" / f"{name}.jsonl").read_text().splitlines()]
-    return [case for case in found if case.get("peak_gb") and case.get("attention") != "blocks"]
+    cases = [json.loads(line) for name in names for line in (GPU / "h200" / f"{name}.jsonl").read_text().splitlines()]
+    return [case for case in cases if case.get("peak_gb") and case.get("attention") != "blocks"]
 
 
 def most_gb(case: dict[str, Any], shape: ModelShape) -> float:
@@ -201,8 +209,8 @@ def most_gb(case: dict[str, Any], shape: ModelShape) -> float:
     learner = LearnerConfig(**settings, lora=LoraConfig(rank=case.get("lora_rank", 0)))
     episode = EpisodeSpec(prompt_tokens=prompt, reply_tokens=reply, tool_tokens=0, turns=1)
     plan = PlanConfig(model="", tasks=tasks, group_size=group_size, episode=episode, learner=learner)
-    found = learner_memory(shape, plan)
-    return (found.total - found.runtime - found.reference) / 1e9
+    memory_plan = learner_memory(shape, plan)
+    return (memory_plan.total - memory_plan.runtime - memory_plan.reference) / 1e9
 
 
 @pytest.mark.parametrize(
@@ -256,11 +264,13 @@ def test_rows_of_a_group_that_a_micro_batch_holds(tokens: int, rows: int) -> Non
 
 
 def test_an_engine_by_hand() -> None:
-    found = engine_memory(SHAPE, replace(SMALL_STEP, gpu=GpuSpec(memory_gib=80)))
-    assert found.weights == 2 * 8_190_735_360
-    assert found.token == 147_456  # bytes: 36 layers, 8 heads of keys and as many of values, 128 wide, in bfloat16
-    assert found.cache == pytest.approx(72 * GIB - 3 * GIB - found.weights)
-    assert found.sequences(3200) == int(found.cache // (147_456 * 3200))
+    memory_plan = engine_memory(SHAPE, replace(SMALL_STEP, gpu=GpuSpec(memory_gib=80)))
+    assert memory_plan.weights == 2 * 8_190_735_360
+    assert (
+        memory_plan.token == 147_456
+    )  # bytes: 36 layers, 8 heads of keys and as many of values, 128 wide, in bfloat16
+    assert memory_plan.cache == pytest.approx(72 * GIB - 3 * GIB - memory_plan.weights)
+    assert memory_plan.sequences(3200) == int(memory_plan.cache // (147_456 * 3200))
 
 
 def test_more_gpus_than_heads_hold_copies_of_keys_and_values() -> None:

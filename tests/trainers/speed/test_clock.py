@@ -37,10 +37,10 @@ def test_stages_add_up_to_the_step_and_what_learning_hides_is_learning() -> None
                 time.now += 32
     with clock.doing("engine"):
         time.now += 64  # a probe: of the rest, and yet somebody works
-    found = clock.lap()
-    assert (found.generate_s, found.learn_s, found.sync_s, found.rest_s) == (6, 40, 16, 65)
-    assert found.step_s == 127
-    assert found.idle_s == 3
+    lap = clock.lap()
+    assert (lap.generate_s, lap.learn_s, lap.sync_s, lap.rest_s) == (6, 40, 16, 65)
+    assert lap.step_s == 127
+    assert lap.idle_s == 3
 
 
 def test_a_lap_begins_where_the_last_one_ended_also_within_a_stage() -> None:
@@ -62,8 +62,8 @@ def test_an_activity_that_raises_has_ended() -> None:
         time.now += 1
         raise ValueError("broken")
     time.now += 2
-    found = clock.lap()
-    assert (found.learn_s, found.rest_s) == (1, 2)
+    lap = clock.lap()
+    assert (lap.learn_s, lap.rest_s) == (1, 2)
 
 
 def test_a_metered_engine_replies_as_the_engine_and_is_busy_meanwhile() -> None:
@@ -79,8 +79,8 @@ def test_a_metered_engine_replies_as_the_engine_and_is_busy_meanwhile() -> None:
     reply = asyncio.run(engine.generate((1, 2), Sampling(max_tokens=4), session="s"))
     assert reply == Completion((5,), (-0.5,), (0,), "stop")
     time.now += 2
-    found = clock.lap()
-    assert (found.rest_s, found.idle_s) == (5, 2)
+    lap = clock.lap()
+    assert (lap.rest_s, lap.idle_s) == (5, 2)
 
 
 def test_where_playing_goes_on_beside_learning_the_whole_step_is_sampling() -> None:

@@ -43,8 +43,8 @@ def test_a_step_without_an_update_or_a_device_without_a_peak_has_no_number_where
 
 
 def test_the_peak_of_a_cpu_is_measured_and_grows_with_threads_of_work() -> None:
-    found = peak_flops(torch.device("cpu"), torch.float32, 1)
-    assert found is not None and 1e8 < found < 1e13  # a slow core under load, and more than any has
+    flops = peak_flops(torch.device("cpu"), torch.float32, 1)
+    assert flops is not None and 1e8 < flops < 1e13  # a slow core under load, and more than any has
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_a_gpu_that_is_known_by_its_name_has_the_vendors_figure(
     name: str, dtype: torch.dtype, tflops: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peak.torch.cuda, "get_device_name", lambda device: name)
-    found = peak_flops(torch.device("cuda"), dtype, 1)
-    assert found == (None if tflops is None else pytest.approx(tflops * 1e12))
+    flops = peak_flops(torch.device("cuda"), dtype, 1)
+    assert flops == (None if tflops is None else pytest.approx(tflops * 1e12))
 
 
 def test_a_peak_of_nothing_is_refused() -> None:
@@ -75,9 +75,9 @@ def test_a_peak_of_nothing_is_refused() -> None:
 def test_the_process_has_had_at_least_what_it_just_held() -> None:
     before = peak_memory_mb()
     below_peak = max(0, int(before * 2**20) - psutil.Process().memory_info().rss)
-    held = torch.ones((256 * 2**20 + below_peak) // 4)
+    tensor = torch.ones((256 * 2**20 + below_peak) // 4)
     assert peak_memory_mb() >= before + 32
-    assert len(held) and (peak_gpu_memory_mb() is None or torch.cuda.is_available())
+    assert len(tensor) and (peak_gpu_memory_mb() is None or torch.cuda.is_available())
 
 
 def test_the_page_of_metrics_lists_exactly_what_a_line_may_have() -> None:

@@ -55,9 +55,9 @@ def test_the_portions_are_the_micro_batches_that_the_learner_computes(
     tiny: Callable[..., Decoder], fresh_batch: Callable[..., TrainingBatch]
 ) -> None:
     batch = fresh_batch(tiny(), num_groups=4)
-    found = [part.seqlens for part in batch.split(40)]
-    assert [tuple(batch.seqlens[row] for row in rows) for rows in batch.portions(40)] == found
-    assert len(found) > 1
+    portions = [part.seqlens for part in batch.split(40)]
+    assert [tuple(batch.seqlens[row] for row in rows) for rows in batch.portions(40)] == portions
+    assert len(portions) > 1
 
 
 def test_operations_are_those_that_torch_counts_in_whole_rows() -> None:

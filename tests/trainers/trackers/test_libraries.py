@@ -17,7 +17,7 @@ WHY = "the library of this tracker is not installed: pip install 'agentgym-llm[t
 
 def followed(name: str, tmp_path: Path, step: int = 0, last: int = 2) -> None:
     """A run of steps up to `last`, with an episode at each, told to the tracker."""
-    shown = ShownEpisode(
+    episode = ShownEpisode(
         step=1,
         group="1/0",
         member=0,
@@ -34,7 +34,7 @@ def followed(name: str, tmp_path: Path, step: int = 0, last: int = 2) -> None:
     tracker.begin(TrackedRun(name="run", project="agentgym", folder=tmp_path, config=config, step=step))
     for number in range(step + 1, last + 1):
         tracker.step(number, {"success": number / 10, "loss": -1.5, "pass@1": 0.5})
-        tracker.episodes(number, [shown, shown])
+        tracker.episodes(number, [episode, episode])
     tracker.finish()
 
 
@@ -45,13 +45,13 @@ def test_tensorboard_has_the_curves_and_forgets_what_is_played_again(tmp_path: P
 
     followed("tensorboard", tmp_path)
     followed("tensorboard", tmp_path, step=steps_kept, last=3)
-    found = EventAccumulator(str(tmp_path / "tensorboard"))
-    found.Reload()
-    assert [one.step for one in found.Scalars("success")] == [1, 2, 3]
-    assert [one.value for one in found.Scalars("success")] == pytest.approx([0.1, 0.2, 0.3])
-    text = found.Tensors("episodes/1/text_summary")[0].tensor_proto.string_val[0].decode()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [one.step for one in events.Scalars("success")] == [1, 2, 3]
+    assert [one.value for one in events.Scalars("success")] == pytest.approx([0.1, 0.2, 0.3])
+    text = events.Tensors("episodes/1/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "status: timeout" in text and "    Go." in text and "    ```Went." in text
-    assert '"adamw"' in found.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert '"adamw"' in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the library
@@ -95,5 +95,5 @@ def test_trackio_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
     followed("trackio", tmp_path)
     followed("trackio", tmp_path, step=2, last=3)
-    found = [one for one in SQLiteStorage.get_logs("agentgym", "run") if "success" in one]
-    assert [(one["step"], one["success"]) for one in found] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    entries = [one for one in SQLiteStorage.get_logs("agentgym", "run") if "success" in one]
+    assert [(one["step"], one["success"]) for one in entries] == [(1, 0.1), (2, 0.2), (3, 0.3)]

@@ -118,7 +118,7 @@ def test_a_tracker_that_fails_is_named_once_finished_and_told_nothing_more(
 
 
 @pytest.mark.parametrize(
-    ("name", "taken"),
+    ("name", "expected"),
     [
         ("success", "success"),
         ("pass@1", "pass_1"),
@@ -130,9 +130,9 @@ def test_a_tracker_that_fails_is_named_once_finished_and_told_nothing_more(
         ("x" * 300, "x" * 250),
     ],
 )
-def test_a_name_that_mlflow_refuses_is_spelled_in_its_characters(name: str, taken: str) -> None:
-    assert mlflow_name(name) == taken
-    assert re.fullmatch(r"[/\w.\- :]+", taken) and posixpath.normpath(taken) == taken and taken[0] != "/"
+def test_a_name_that_mlflow_refuses_is_spelled_in_its_characters(name: str, expected: str) -> None:
+    assert mlflow_name(name) == expected
+    assert re.fullmatch(r"[/\w.\- :]+", expected) and posixpath.normpath(expected) == expected and expected[0] != "/"
 
 
 def test_a_tracker_that_hangs_is_left_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

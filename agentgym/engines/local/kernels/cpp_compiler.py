@@ -23,8 +23,8 @@ _LIMIT_S = 120.0
 
 def cpp_compiler() -> str | None:
     """Returns the compiler: the value of CXX, g++, or clang++; None without one."""
-    named = os.environ.get("CXX")
-    return next(filter(None, (shutil.which(name) for name in ([named] if named else ["g++", "clang++"]))), None)
+    compiler = os.environ.get("CXX")
+    return next(filter(None, (shutil.which(name) for name in ([compiler] if compiler else ["g++", "clang++"]))), None)
 
 
 def build(source: Path) -> Path:

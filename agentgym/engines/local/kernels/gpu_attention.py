@@ -103,10 +103,10 @@ def _store(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kernels take no 
     k, v, keys, values, slot_N, position_N, k_n, k_h, v_n, v_h, s, h, w, key_width, value_width, PADDED: tl.constexpr
 ):
     token, head = tl.program_id(0), tl.program_id(1)
-    place = tl.load(slot_N + token) * s + head * h + tl.load(position_N + token) * w
+    offset = tl.load(slot_N + token) * s + head * h + tl.load(position_N + token) * w
     d = tl.arange(0, PADDED)
-    tl.store(keys + place + d, tl.load(k + token * k_n + head * k_h + d, d < key_width), d < key_width)
-    tl.store(values + place + d, tl.load(v + token * v_n + head * v_h + d, d < value_width), d < value_width)
+    tl.store(keys + offset + d, tl.load(k + token * k_n + head * k_h + d, d < key_width), d < key_width)
+    tl.store(values + offset + d, tl.load(v + token * v_n + head * v_h + d, d < value_width), d < value_width)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -137,26 +137,26 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     q_block = _load_rows(q + token * q_n + query * q_h, is_real, KEY_WIDTH, KEY_PADDED)
     mixed = tl.zeros((ROWS, VALUE_PADDED), tl.float32)
     for block in range(start, seen_by_all, KEYS):
-        place = base + (block + tl.arange(0, KEYS)).to(tl.int64) * w
+        offset = base + (block + tl.arange(0, KEYS)).to(tl.int64) * w
         mixed, most, total = _add(
-            q_block, keys + place, values + place, None, None, mixed, most, total, softcap,
+            q_block, keys + offset, values + offset, None, None, mixed, most, total, softcap,
             KEY_WIDTH, VALUE_WIDTH, KEY_PADDED, VALUE_PADDED, HAS_SOFTCAP, PRECISION,
         )  # fmt: skip
     for block in range(seen_by_all, end, KEYS):
         key = block + tl.arange(0, KEYS)
-        place = base + key.to(tl.int64) * w
+        offset = base + key.to(tl.int64) * w
         sees = (key[None] <= last[:, None]) & (key[None] >= first[:, None]) & (key < end)[None]
         mixed, most, total = _add(
-            q_block, keys + place, values + place, key < end, sees, mixed, most, total, softcap,
+            q_block, keys + offset, values + offset, key < end, sees, mixed, most, total, softcap,
             KEY_WIDTH, VALUE_WIDTH, KEY_PADDED, VALUE_PADDED, HAS_SOFTCAP, PRECISION,
         )  # fmt: skip
     to = token
     if SPLITS > 1:
         to = token + split * num_tokens
         tl.store(sums + to * out_n // VALUE_WIDTH + query, most + tl.log(total), is_real)
-    place = out + to[:, None] * out_n + query[:, None] * out_h + d[None]
+    offset = out + to[:, None] * out_n + query[:, None] * out_h + d[None]
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(place, mixed, is_real[:, None] & (d < VALUE_WIDTH)[None])
+    tl.store(offset, mixed, is_real[:, None] & (d < VALUE_WIDTH)[None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -179,23 +179,23 @@ def _keys_of(last, first_N, token, is_real, KEYS: tl.constexpr, SPLITS: tl.const
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_rows(place, is_real, WIDTH: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_rows(pointer, is_real, WIDTH: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
     d = tl.arange(0, PADDED)
     if is_real is not None:
-        return tl.load(place[:, None] + d[None], is_real[:, None] & (d < WIDTH)[None], 0.0)
+        return tl.load(pointer[:, None] + d[None], is_real[:, None] & (d < WIDTH)[None], 0.0)
     if WIDTH < PADDED:
-        return tl.load(place[:, None] + d[None], (d < WIDTH)[None], 0.0)
-    return tl.load(place[:, None] + d[None])
+        return tl.load(pointer[:, None] + d[None], (d < WIDTH)[None], 0.0)
+    return tl.load(pointer[:, None] + d[None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_columns(place, is_real, WIDTH: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_columns(pointer, is_real, WIDTH: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
     d = tl.arange(0, PADDED)
     if is_real is not None:
-        return tl.load(place[None] + d[:, None], is_real[None] & (d < WIDTH)[:, None], 0.0)
+        return tl.load(pointer[None] + d[:, None], is_real[None] & (d < WIDTH)[:, None], 0.0)
     if WIDTH < PADDED:
-        return tl.load(place[None] + d[:, None], (d < WIDTH)[:, None], 0.0)
-    return tl.load(place[None] + d[:, None])
+        return tl.load(pointer[None] + d[:, None], (d < WIDTH)[:, None], 0.0)
+    return tl.load(pointer[None] + d[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -229,9 +229,9 @@ def _merge(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     token, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
     p, d = tl.arange(0, SPLITS), tl.arange(0, PADDED)
-    place = (p * num_tokens + token) * num_heads + head
-    total = tl.load(sums + place, p < NUM_SPLITS, float("-inf"))
+    offset = (p * num_tokens + token) * num_heads + head
+    total = tl.load(sums + offset, p < NUM_SPLITS, float("-inf"))
     weight = tl.exp(total - tl.max(total, 0))
-    part = tl.load(parts + place[:, None] * width + d[None], (p < NUM_SPLITS)[:, None] & (d < width)[None], 0.0)
+    part = tl.load(parts + offset[:, None] * width + d[None], (p < NUM_SPLITS)[:, None] & (d < width)[None], 0.0)
     mixed = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0)
     tl.store(out + token * out_n + head * out_h + d, mixed, d < width)

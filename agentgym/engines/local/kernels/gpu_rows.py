@@ -17,14 +17,14 @@ __all__ = ["rotate_and_store"]
 def rotate_and_store(
     flat_NO: Tensor,
     stored: Tensor,
-    places: Sequence[Tensor],
+    indices: Sequence[Tensor],
     tables: Sequence[Tensor],
     norms: Sequence[Tensor | None],
     eps: float,
 ) -> Tensor:
     """Returns the queries `[N, H, D]`, normed, rotated and scaled; stores keys (normed, rotated) and values.
 
-    `flat_NO` are queries, keys and values as the product gives them, `stored` is a layer's `[2, S, K, W, D]`, `places`
+    `flat_NO` are queries, keys and values as the product gives them, `stored` is a layer's `[2, S, K, W, D]`, `indices`
     the slots and positions of the tokens, `tables` the `[T, D]` cosines and sines of the rotation (see `apply_rope`),
     `norms` the weights of the norms of queries and keys, if there are any.
     """
@@ -34,7 +34,7 @@ def rotate_and_store(
     num_heads = num_rows - 2 * num_kv_heads
     q_NHD = flat_NO.new_empty(len(flat_NO), num_heads, width)
     _rotate_and_store[(len(flat_NO), num_rows)](
-        *(flat_NO, q_NHD, keys, values, *places, *tables, *norms),
+        *(flat_NO, q_NHD, keys, values, *indices, *tables, *norms),
         *(flat_NO.stride(0), *keys.stride()[:3], num_heads, num_kv_heads, eps, width**-0.5),
         WIDTH=width,
         PADDED=triton.next_power_of_2(width),
@@ -57,9 +57,9 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kerne
     source = flat + token * flat_n + row * WIDTH
     x = tl.load(source + d, inside, 0.0)
     position = tl.load(position_N + token)
-    place = tl.load(slot_N + token) * s + position * w + d
+    offset = tl.load(slot_N + token) * s + position * w + d
     if row >= num_heads + num_kv_heads:
-        tl.store(values + place + (row - num_heads - num_kv_heads) * h, x, inside)
+        tl.store(values + offset + (row - num_heads - num_kv_heads) * h, x, inside)
     else:
         own = x.to(tl.float32)
         half = tl.load(source + other, inside, 0.0).to(tl.float32)
@@ -74,4 +74,4 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kerne
         if row < num_heads:
             tl.store(q + (token * num_heads + row) * WIDTH + d, rotated * scale, inside)
         else:
-            tl.store(keys + place + (row - num_heads) * h, rotated, inside)
+            tl.store(keys + offset + (row - num_heads) * h, rotated, inside)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["PROMPT_ROWS", "GpuTiles", "cut_prompts", "most_tiles", "tile_rows", "tile_tokens"]
+__all__ = ["PROMPT_ROWS", "GpuTiles", "cut_prompts", "max_tiles", "tile_rows", "tile_tokens"]
 
 # Shape suffixes: N tokens, C tiles.
 
@@ -48,7 +48,7 @@ def cut_prompts(num_decode: int, sizes: Sequence[int], group: int) -> NDArray[np
     return np.stack([np.concatenate(firsts), np.concatenate(counts)]) if sizes else np.zeros((2, 0), np.int64)
 
 
-def most_tiles(num_tokens: int, num_prompts: int, group: int) -> int:
+def max_tiles(num_tokens: int, num_prompts: int, group: int) -> int:
     """Returns the most tiles that so many prompts with so many tokens in all are cut into."""
     return min(num_tokens, num_tokens // tile_tokens(group) + num_prompts)
 

@@ -155,17 +155,17 @@ def keep_packed(weights: Iterable[Tensor]) -> None:
 
     They are neighbours in large pages of memory, which are read faster.
     """
-    places: list[tuple[Tensor, int, int]] = []
+    spans: list[tuple[Tensor, int, int]] = []
     end = 0
     for weight in weights:
         kernel = _kernel_for(weight)
         if kernel and weight.ndim == 2 and not weight.is_inference() and weight not in _packed_by_weight:
             num_numbers = -(-weight.shape[0] // kernel.width) * kernel.width * weight.shape[1]
-            places.append((weight, end, num_numbers))
+            spans.append((weight, end, num_numbers))
             end += -(-num_numbers * weight.element_size() // _LINE_BYTES) * _LINE_BYTES
     if end:
         pages = lazy_zeros(end)
-        for weight, start, num_numbers in places:
+        for weight, start, num_numbers in spans:
             numbers = torch.frombuffer(pages, dtype=weight.dtype, offset=start, count=num_numbers)
             _packed_by_weight[weight] = _Packed(numbers, pages)
 
@@ -176,21 +176,21 @@ def forget_packed(weights: Iterable[Tensor], *, free: bool = False) -> None:
     Without it, they are made again after each change in place that autograd counts.
     """
     for weight in weights:
-        kept: _Packed | None = _packed_by_weight.get(weight)
-        if kept is not None:
-            kept.version = -1
+        copy: _Packed | None = _packed_by_weight.get(weight)
+        if copy is not None:
+            copy.version = -1
             if free:
-                kept.pages.madvise(mmap.MADV_DONTNEED)  # of all at once, which may be repeated
+                copy.pages.madvise(mmap.MADV_DONTNEED)  # of all at once, which may be repeated
 
 
 def packed_copy(weight_OI: Tensor) -> int | None:
     """Returns the address of the copy of a weight that is current; None for weights that are given without one."""
-    kept: _Packed | None = _packed_by_weight.get(weight_OI)
-    if kept is None:
+    copy: _Packed | None = _packed_by_weight.get(weight_OI)
+    if copy is None:
         return None
-    if kept.version != weight_OI._version:
+    if copy.version != weight_OI._version:
         kernel = _kernel_for(weight_OI)
         assert kernel is not None, "it made the copies"
-        kernel.pack(*_weight_arguments(weight_OI), kept.numbers.data_ptr())
-        kept.version = weight_OI._version
-    return kept.numbers.data_ptr()
+        kernel.pack(*_weight_arguments(weight_OI), copy.numbers.data_ptr())
+        copy.version = weight_OI._version
+    return copy.numbers.data_ptr()

@@ -123,13 +123,13 @@ class TextGame(ToolEnv):
         """A player who does anything that can be done."""
         return Wanderer()
 
-    def _answer(self, said: str) -> str:
+    def _answer(self, text: str) -> str:
         if self.play.over:
             self.end(success=self.play.is_won, reward=1.0 if self.play.is_won else 0.0)
         elif self.shaped:
             self.reward += PROGRESS_REWARD * (len(self.play.milestones) - self._paid)
         self._paid = len(self.play.milestones)
-        return f"{said}\n{self.play.describe()}" if said else self.play.describe()
+        return f"{text}\n{self.play.describe()}" if text else self.play.describe()
 
 
 def _command(words: list[str]) -> GameCall | None:

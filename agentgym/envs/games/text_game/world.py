@@ -98,8 +98,8 @@ class TextGameWorld:
     @property
     def quest(self) -> str:
         """The goal as the first observation states it: the treasure, what locks it away, where to bring it."""
-        places = ", ".join(place for place in (self.chest, self.door) if place)
-        where = f" ({places})" if places else ""
+        items = ", ".join(item for item in (self.chest, self.door) if item)
+        where = f" ({items})" if items else ""
         back = f", back to {self.start}" if self.level.bring_back else ""
         return f"Quest: {self.treasure}{where}{back}"
 
@@ -163,20 +163,20 @@ def _choice(rng: np.random.Generator, things: list[str]) -> str:
 def _draw_rooms(rng: np.random.Generator, num_rooms: int) -> dict[str, dict[str, Exit]]:
     """A random tree of rooms on a grid; the first room is the start."""
     names = [str(name) for name in rng.permutation(ROOMS)[:num_rooms]]
-    place = {(0, 0): names[0]}
+    name_at = {(0, 0): names[0]}
     plan: dict[str, dict[str, Exit]] = {names[0]: {}}
     for name in names[1:]:
         free = [
             (x, y, direction)
-            for (x, y) in place
+            for (x, y) in name_at
             for direction, (dx, dy) in DIRECTIONS.items()
-            if (x + dx, y + dy) not in place
+            if (x + dx, y + dy) not in name_at
         ]
         x, y, direction = free[int(rng.integers(len(free)))]
         dx, dy = DIRECTIONS[direction]
-        place[x + dx, y + dy] = name
-        plan[name] = {OPPOSITE[direction]: Exit(place[x, y])}
-        plan[place[x, y]][direction] = Exit(name)
+        name_at[x + dx, y + dy] = name
+        plan[name] = {OPPOSITE[direction]: Exit(name_at[x, y])}
+        plan[name_at[x, y]][direction] = Exit(name)
     return {room: {way: exits[way] for way in DIRECTIONS if way in exits} for room, exits in plan.items()}
 
 

@@ -136,10 +136,10 @@ class CodeTasks(ToolEnv):
         return Trickster("submit", _tricks)
 
     def _find_problem(self, name: object) -> CodeProblem:
-        found = [problem for problem in humaneval_problems() if problem.name == name]
-        if not found:
+        problems = [problem for problem in humaneval_problems() if problem.name == name]
+        if not problems:
             raise ConfigError(f"there is no problem {name!r}: HumanEval/0 to HumanEval/{len(humaneval_problems()) - 1}")
-        return found[0]
+        return problems[0]
 
     def _next(self) -> CodeProblem:
         """The problem with the number of the reset's seed; resets without a seed go on from there."""
@@ -180,8 +180,8 @@ FORGERIES = (
 def _tricks(env: TextEnv) -> list[Message]:
     problem = game_of(env, CodeTasks).problem
     programs = [text.replace("{name}", problem.entry_point) for text in FORGERIES]
-    shown = dict(re.findall(rf"^{problem.entry_point}\((.*)\) returns (.*)$", problem.prompt, re.MULTILINE))
-    table = f"def {problem.entry_point}(given): return eval({shown!r}.get(repr(given), 'None'))"
+    results = dict(re.findall(rf"^{problem.entry_point}\((.*)\) returns (.*)$", problem.prompt, re.MULTILINE))
+    table = f"def {problem.entry_point}(given): return eval({results!r}.get(repr(given), 'None'))"
     looks = "import gc, os; print([os.listdir(one) for one in ('.', '/box', '/proc')], len(gc.get_objects()))"
     return [
         tool_call_reply("python", code=looks),

@@ -110,16 +110,16 @@ def draw_problem(level: int, draw: np.random.Generator) -> CodeProblem:
         cases = [((argument,), names[name](_copy(argument))) for argument in arguments]
         if len({repr(value) for _, value in cases}) >= MIN_VALUES:
             break
-    shown, hidden = cases[:NUM_SHOWN], cases[NUM_SHOWN:]
-    examples = "\n".join(f"{name}({given!r}) returns {value!r}" for (given,), value in shown)
+    examples_shown, hidden = cases[:NUM_SHOWN], cases[NUM_SHOWN:]
+    examples = "\n".join(f"{name}({argument!r}) returns {value!r}" for (argument,), value in examples_shown)
     prompt = f"Write a Python function {name}({task.parameter}) that {task.told}\n\n{examples}"
     return CodeProblem(name=f"level {level}", entry_point=name, prompt=prompt, solution=solution, cases=tuple(hidden))
 
 
 def _choice(draw: np.random.Generator) -> _Task:
     (predicate, test), (fold, value) = _fill_entry(_pick(PREDICATES, draw), draw), _pick(FOLDS, draw)
-    told = f"{LISTED}, looks at those that are {predicate}, and returns {fold}."
-    return _Task(told, "numbers", f"    chosen = [x for x in numbers if {test}]\n    return {value}\n", _numbers)
+    description = f"{LISTED}, looks at those that are {predicate}, and returns {fold}."
+    return _Task(description, "numbers", f"    chosen = [x for x in numbers if {test}]\n    return {value}\n", _numbers)
 
 
 def _chain(draw: np.random.Generator) -> _Task:
@@ -129,21 +129,21 @@ def _chain(draw: np.random.Generator) -> _Task:
     keep = f"    chosen = [x for x in chosen if {test}]\n"
     turn = f"    chosen = [{changed} for x in chosen]\n"
     if draw.integers(2):
-        told, body = f"Those that are {predicate} are kept, and each of these is {change}", keep + turn
+        description, body = f"Those that are {predicate} are kept, and each of these is {change}", keep + turn
     else:
-        told, body = f"Each is {change}, and those that are then {predicate} are kept", turn + keep
-    told = f"{LISTED}. {told}. It returns {fold}."
-    return _Task(told, "numbers", f"    chosen = list(numbers)\n{body}    return {value}\n", _numbers)
+        description, body = f"Each is {change}, and those that are then {predicate} are kept", turn + keep
+    description = f"{LISTED}. {description}. It returns {fold}."
+    return _Task(description, "numbers", f"    chosen = list(numbers)\n{body}    return {value}\n", _numbers)
 
 
 def _scan(draw: np.random.Generator) -> _Task:
     if draw.integers(2):
-        told, body, argument = draw_machine(draw)
-        return _Task(told, "commands", body, argument)
+        description, body, argument = draw_machine(draw)
+        return _Task(description, "commands", body, argument)
     predicate, test = _fill_entry(_pick(PREDICATES, draw), draw)
-    told, body = _pick(SCANS, draw)
+    description, body = _pick(SCANS, draw)
     values = {"d": int(draw.integers(2, 8)), "w": int(draw.integers(2, 5)), "predicate": predicate, "test": test}
-    return _Task(f"{LISTED} and returns {told.format(**values)}.", "numbers", body.format(**values), _numbers)
+    return _Task(f"{LISTED} and returns {description.format(**values)}.", "numbers", body.format(**values), _numbers)
 
 
 LEVELS: dict[int, Callable[[np.random.Generator], _Task]] = {1: _choice, 2: _chain, 3: _scan}
@@ -152,8 +152,8 @@ LEVELS: dict[int, Callable[[np.random.Generator], _Task]] = {1: _choice, 2: _cha
 
 def _fill_entry(entry: tuple[str, str], draw: np.random.Generator) -> tuple[str, str]:
     values = {"k": int(draw.integers(-9, 10)), "d": int(draw.integers(2, 10))}
-    told, code = (part.format(**values) for part in entry)
-    return told, code
+    description, code = (part.format(**values) for part in entry)
+    return description, code
 
 
 def _numbers(draw: np.random.Generator) -> list[int]:

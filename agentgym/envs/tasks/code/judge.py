@@ -90,8 +90,8 @@ class ProgramVerdict:
 def judge_program(program: str, problem: CodeProblem, sandbox: Sandbox) -> ProgramVerdict:
     """Judges a program; raises EnvironmentFault if the problem's own tests do not run."""
     calls = [dumps(arguments) for arguments, _ in problem.cases] or _calls_of(problem, sandbox)
-    asked = dumps((problem.entry_point, [loads(call) for call in calls]))
-    outcome = _run(sandbox, CALLER, {"solution.py": program, "calls.json": asked}, "answers.json")
+    calls_text = dumps((problem.entry_point, [loads(call) for call in calls]))
+    outcome = _run(sandbox, CALLER, {"solution.py": program, "calls.json": calls_text}, "answers.json")
     written = outcome.files.get("answers.json")
     if outcome.ended is not Ended.EXITED:
         return ProgramVerdict(False, STOPPED[outcome.ended])
@@ -105,13 +105,13 @@ def judge_program(program: str, problem: CodeProblem, sandbox: Sandbox) -> Progr
     raised = next((value for kind, value in answers if kind != "gave"), None)
     if raised is not None:
         return ProgramVerdict(False, f"it raises {_public(raised)}")
-    told = [value for _, value in answers]
+    results = [value for _, value in answers]
     if problem.cases:
-        wanted = [value for _, value in problem.cases]
-        num_right = sum(_gives(text, value) for text, value in zip(told, wanted, strict=True))
-        return ProgramVerdict(num_right == len(wanted), f"it is right on {num_right} of {len(wanted)}")
-    passed, made = _run_tests(problem, sandbox, told)
-    if passed and made != calls:
+        expected = [value for _, value in problem.cases]
+        num_right = sum(_gives(text, value) for text, value in zip(results, expected, strict=True))
+        return ProgramVerdict(num_right == len(expected), f"it is right on {num_right} of {len(expected)}")
+    passed, num_calls = _run_tests(problem, sandbox, results)
+    if passed and num_calls != calls:
         raise EnvironmentFault(f"the tests of {problem.name} do not make the same calls twice")
     return ProgramVerdict(passed, "" if passed else "a value is wrong")
 
@@ -131,9 +131,9 @@ def _answers(written: bytes, number: int) -> list[tuple[str, str]] | None:
     return answers if fits else None
 
 
-def _gives(told: str, wanted: object) -> bool:
+def _gives(result: str, expected: object) -> bool:
     try:
-        return bool(loads(told) == wanted)
+        return bool(loads(result) == expected)
     except NotPlain:
         return False
 
@@ -144,10 +144,10 @@ def _public(name: str) -> str:
 
 
 def _error_of(outcome: Outcome) -> str:
-    found = re.search(r"^(\w+)(?::|$)", (outcome.stderr.strip().splitlines() or [""])[-1])
-    if found is None or not outcome.exit_code:
+    match = re.search(r"^(\w+)(?::|$)", (outcome.stderr.strip().splitlines() or [""])[-1])
+    if match is None or not outcome.exit_code:
         return "it ends before it is called"
-    return f"it does not run: {_public(found.group(1))}"
+    return f"it does not run: {_public(match.group(1))}"
 
 
 _learned: dict[str, list[str]] = {}
@@ -166,9 +166,9 @@ def _calls_of(problem: CodeProblem, sandbox: Sandbox) -> list[str]:
 
 def _run_tests(problem: CodeProblem, sandbox: Sandbox, answers: Sequence[str] | None) -> tuple[bool, list[str]]:
     """Runs the test on answers (None: on the solution); returns whether it passes, and the calls that it makes."""
-    given = dumps((problem.entry_point, None if answers is None else list(answers)))
-    sent = {"solution.py": problem.solution, "test.py": problem.test, "answers.json": given}
-    outcome = _run(sandbox, TESTER, sent, "verdict.json")
+    answers_text = dumps((problem.entry_point, None if answers is None else list(answers)))
+    contents = {"solution.py": problem.solution, "test.py": problem.test, "answers.json": answers_text}
+    outcome = _run(sandbox, TESTER, contents, "verdict.json")
     if not outcome.ok or "verdict.json" not in outcome.files:
         if answers is not None:  # a value of the program may be too much for the test
             return False, []
@@ -177,7 +177,7 @@ def _run_tests(problem: CodeProblem, sandbox: Sandbox, answers: Sequence[str] | 
     return passed, calls
 
 
-def _run(sandbox: Sandbox, code: str, texts: dict[str, str], wanted: str) -> Outcome:
-    sent: dict[str, Any] = {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
-    sent["plain_values.py"] = files("agentgym.envs.tasks.code").joinpath("plain_values.py").read_bytes()
-    return sandbox.run(code, files=sent, collect=[wanted])
+def _run(sandbox: Sandbox, code: str, texts: dict[str, str], result_name: str) -> Outcome:
+    contents: dict[str, Any] = {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
+    contents["plain_values.py"] = files("agentgym.envs.tasks.code").joinpath("plain_values.py").read_bytes()
+    return sandbox.run(code, files=contents, collect=[result_name])

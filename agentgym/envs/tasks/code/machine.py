@@ -31,7 +31,7 @@ def draw_machine(draw: np.random.Generator) -> tuple[str, str, Callable[[np.rand
     words = [WORDS[int(index)] for index in draw.choice(len(WORDS), NUM_COMMANDS, replace=False)]
     chosen = [OPERATIONS[int(index)] for index in draw.choice(len(OPERATIONS), NUM_COMMANDS, replace=False)]
     values = [{"a": int(draw.integers(1, 10)), "b": int(draw.integers(2, 4)), "start": start} for _ in words]
-    told = [
+    descriptions = [
         f"- {word!r} {text.format(**numbers)}" for word, (text, _), numbers in zip(words, chosen, values, strict=True)
     ]
     lines = [f"    value, store = {start}, 0", "    for command in commands:"]
@@ -39,7 +39,7 @@ def draw_machine(draw: np.random.Generator) -> tuple[str, str, Callable[[np.rand
         lines += [f"        if command == {word!r}:", f"            {code.format(**numbers)}"]
     sentence = (
         f"takes a list of commands and returns the value after them. The value begins at {start}; "
-        "any other command does nothing.\n" + "\n".join(told)
+        "any other command does nothing.\n" + "\n".join(descriptions)
     )
     return sentence, "\n".join([*lines, "    return value\n"]), _commands([*words, _stranger(words)])
 

@@ -53,12 +53,12 @@ def _to_json(value: Any) -> Any:
     raise NotPlain(f"a {type(value).__name__} is no plain value")
 
 
-def _read(told: Any) -> Any:
-    if not isinstance(told, dict):
-        if isinstance(told, list):
+def _read(value: Any) -> Any:
+    if not isinstance(value, dict):
+        if isinstance(value, list):
             raise NotPlain("a list stands under its kind")
-        return told
-    ((name, parts),) = told.items()
+        return value
+    ((name, parts),) = value.items()
     if name == "dict":
         pairs = [(_read(key), _read(part)) for key, part in parts]
         _check_hashes([key for key, _ in pairs])

@@ -67,8 +67,8 @@ class Math(TextEnv):
 
     def secrets(self) -> tuple[str, ...]:
         """The answer, unless the question or the instruction contains it anyway."""
-        shown = f"{self.system_prompt} {self.question.text}"
-        return () if self.question.answer in shown else (self.question.answer,)
+        prompt = f"{self.system_prompt} {self.question.text}"
+        return () if self.question.answer in prompt else (self.question.answer,)
 
     def make_oracle(self) -> Policy:
         """A policy that gives the answer."""
@@ -89,12 +89,12 @@ class _Oracle:
 
 class _Cheat(_Oracle):
     def act(self, observation: str) -> Message:
-        answer, asked = self._question.answer, self._question.text.split("$")
+        answer, pieces = self._question.answer, self._question.text.split("$")
         numbers = ",".join(map(str, range(-40, 41)))
         tricks = (
             f"The answer is {answer}.",
             f"\\boxed{{{answer}}} or \\boxed{{{answer} + 1}}",
-            f"\\boxed{{{asked[1] if len(asked) > 1 else asked[0]}}}",
+            f"\\boxed{{{pieces[1] if len(pieces) > 1 else pieces[0]}}}",
             f"\\boxed{{\\frac{{2 \\cdot ({answer})}}{{2}}}}",
             f"\\boxed{{{answer}",
             f"\\boxed{{\\{{{numbers}\\}}}}",

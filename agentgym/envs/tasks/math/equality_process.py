@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 FIRST = [[r"2 + \sqrt{2}", r"\sqrt2+2"], ["x^2 - x", "x(x-1)"], [r"\{-1, \frac{1}{2}\}", "0.5, -1"]]
 """The pairs that are compared first, outside of any time limit: they import and fill what later ones need."""
 
@@ -23,7 +23,7 @@ def main() -> None:
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     kinds = [math_verify.LatexExtractionConfig()]
 
     def equal(*texts: str) -> bool:
@@ -37,9 +37,9 @@ def main() -> None:
     for line in sys.stdin:
         gold, answer, limit_s = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, limit_s)
-        said = equal(gold, answer)
+        verdict = equal(gold, answer)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(said), flush=True)
+        print(json.dumps(verdict), flush=True)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def read_number(text: str) -> Fraction | None:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> Fraction | None:
-    found = pattern.findall(_plain(text))
-    return _value(found[-1]) if found else None
+    matches = pattern.findall(_plain(text))
+    return _value(matches[-1]) if matches else None
 
 
 def _plain(text: str) -> str:

@@ -99,12 +99,12 @@ class GSM8K(ToolEnv):
 
     def on_message(self, text: str) -> str:
         """Judges an answer."""
-        said = marked_number(text)
-        if said is None and self.tool != "none":
+        number = marked_number(text)
+        if number is None and self.tool != "none":
             return f"There is no answer in that reply. End the last reply with {ANSWER_FORM}."
-        right = said == self.problem.answer
+        right = number == self.problem.answer
         self.end(success=right, reward=float(right))
-        if said is None:
+        if number is None:
             return f"That has no answer: a reply ends with {ANSWER_FORM}."
         return "That is right." if right else "That is wrong."
 

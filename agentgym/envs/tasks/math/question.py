@@ -59,12 +59,12 @@ def boxed_answer(reply: str) -> str | None:
     >>> boxed_answer(r"So \boxed{1}, no: \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
-    _, found, rest = reply.rpartition("\\boxed{")
+    _, box, rest = reply.rpartition("\\boxed{")
     depth = 1
-    for place, letter in enumerate(rest):
+    for index, letter in enumerate(rest):
         depth += {"{": 1, "}": -1}.get(letter, 0)
-        if not depth and found:
-            return rest[:place]
+        if not depth and box:
+            return rest[:index]
     return None
 
 

@@ -44,7 +44,7 @@ IDENTIFIER = re.compile(
     r"\bW\d{5}\b|\b(?:visa|mastercard)-\d{4}\b|\b[a-z]+_[a-z]+_\d{4}\b|\bitem #?\d{4}\b", re.IGNORECASE
 )
 """The names of orders, cards, customers and items, which are no numbers that a customer asks for."""
-MOST_NUMBERS = 8
+MAX_NUMBERS = 8
 """A message with more numbers reports none: the customer does not search for the right one."""
 
 
@@ -60,13 +60,13 @@ class Brief:
     def instructions(self) -> str:
         """The same knowledge as a text, for a model that plays the customer."""
         customer = self.customer
-        known = (
+        facts = (
             f"zip code {customer.zip_code}"
             if self.level == 3
             else f"e-mail {customer.email}, zip code {customer.zip_code}"
         )
         lines = [
-            f"You are {customer.first_name} {customer.last_name} ({known}), "
+            f"You are {customer.first_name} {customer.last_name} ({facts}), "
             "a customer who writes to the desk of a shop."
         ]
         for number, wish in enumerate(self.wishes, 1):
@@ -100,20 +100,20 @@ class ScriptedUser:
 
     def begin(self, brief: Brief) -> str:
         """Brings up the first wish."""
-        self._brief, self._place, self._patience = brief, 0, PATIENCE
+        self._brief, self._index, self._patience = brief, 0, PATIENCE
         self.is_over, self._was_told = False, False
         return f"Hello. {self._state_wish()}"
 
     def answer(self, text: str) -> str:
         """Answers what was asked for; if nothing was, the message counts as the answer to the wish."""
         self._was_told = self._was_told or tells(text, self._wish.told)
-        said = text.casefold().replace("’", "'")
-        if not REQUEST.search(said) or CLOSING.search(said):
-            return self._next(is_report=bool(REPORT.search(said) or CLOSING.search(said)))
-        facts = [self._fact(topic) for topic, words in TOPICS.items() if re.search(words, said)]
+        request = text.casefold().replace("’", "'")
+        if not REQUEST.search(request) or CLOSING.search(request):
+            return self._next(is_report=bool(REPORT.search(request) or CLOSING.search(request)))
+        facts = [self._fact(topic) for topic, words in TOPICS.items() if re.search(words, request)]
         facts = [fact for fact in facts if fact != NO_MATTER] or facts
-        is_wanted = not facts or re.search(rf"\b{re.escape(self._wish.insists)}\b", said)
-        if is_wanted and CONFIRM.search(said):
+        is_wanted = not facts or re.search(rf"\b{re.escape(self._wish.insists)}\b", request)
+        if is_wanted and CONFIRM.search(request):
             facts.append("Yes, please.")
         if not facts:
             return self._lose_patience(self._state_wish())
@@ -121,7 +121,7 @@ class ScriptedUser:
 
     @property
     def _wish(self) -> Wish:
-        return self._brief.wishes[self._place]
+        return self._brief.wishes[self._index]
 
     def _state_wish(self) -> str:
         if self._brief.level > 1:
@@ -144,25 +144,25 @@ class ScriptedUser:
             return self._lose_patience("All right. And?")
         if self._wish.told and not self._was_told:
             return self._lose_patience("But you have not told me the number that I asked for.")
-        self._place += 1
-        if self._place == len(self._brief.wishes):
+        self._index += 1
+        if self._index == len(self._brief.wishes):
             self.is_over = True
             return "Thank you, that is all. Goodbye."
         self._was_told = False
         return f"Thank you. There is something else. {self._state_wish()}"
 
-    def _lose_patience(self, said: str) -> str:
+    def _lose_patience(self, text: str) -> str:
         self._patience -= 1
         if self._patience > 0:
-            return said
+            return text
         self.is_over = True
         return "This leads nowhere. Goodbye."
 
 
 def numbers_in(text: str) -> set[str]:
     """The numbers of a message, but for those that name an order, a card, a customer or an item."""
-    found = NUMBER.findall(IDENTIFIER.sub(" ", text))
-    return {number.replace(",", "").removesuffix(".00").removesuffix(".0") for number in found}
+    numbers = NUMBER.findall(IDENTIFIER.sub(" ", text))
+    return {number.replace(",", "").removesuffix(".00").removesuffix(".0") for number in numbers}
 
 
 def tells(text: str, number: str) -> bool:
@@ -172,4 +172,4 @@ def tells(text: str, number: str) -> bool:
     True
     """
     numbers = numbers_in(text)
-    return not number or (number in numbers and len(numbers) <= MOST_NUMBERS)
+    return not number or (number in numbers and len(numbers) <= MAX_NUMBERS)

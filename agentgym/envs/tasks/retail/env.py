@@ -11,7 +11,7 @@ from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
-from agentgym.envs.tasks.retail.customer import MOST_NUMBERS, Brief, ScriptedUser, SimulatedUser, numbers_in, tells
+from agentgym.envs.tasks.retail.customer import MAX_NUMBERS, Brief, ScriptedUser, SimulatedUser, numbers_in, tells
 from agentgym.envs.tasks.retail.shop import Customer, Shop, ShopError
 from agentgym.envs.tasks.retail.stock import NUM_CUSTOMERS, WINDOW_DAYS, draw_shop
 from agentgym.envs.tasks.retail.wishes import CancelReason, EscalationReason, Wish, draw_wishes
@@ -24,7 +24,7 @@ __all__ = ["Retail"]
 
 LEVELS = (1, 2, 3)
 SCRIPTED = "scripted"
-MOST_SAID = 50
+MAX_SAID = 50
 """The most different numbers of an episode: after more, none counts as an answer, as they may be guesses."""
 POLICY = f"""You are the desk of a shop. What you write goes to the customer; tools are for the shop's system. Policy:
 1. Identify the customer first, by e-mail address, or by name and zip code. Serve only orders of this customer.
@@ -55,9 +55,9 @@ class Retail(ToolEnv):
 
     card = EnvCard(
         task="Serve a customer of a shop by its policy: ask, look up, change orders, escalate what is not allowed.",
-        tools=(
-            *("find_by_email", "find_by_name", "get_order", "get_product", "cancel_order"),
-            *("change_item", "exchange_item", "return_items", "escalate"),
+        tools=tuple(
+            "find_by_email find_by_name get_order get_product cancel_order change_item exchange_item return_items "
+            "escalate".split()
         ),
         reward="1 when the customer leaves, all orders are as the policy has them and what was asked was told, else 0.",
         difficulty=Difficulty(
@@ -101,9 +101,9 @@ class Retail(ToolEnv):
     def on_message(self, text: str) -> str:
         """Passes a text to the customer, who answers or leaves."""
         numbers = numbers_in(text)
-        if len(numbers) <= MOST_NUMBERS:
+        if len(numbers) <= MAX_NUMBERS:
             self._numbers |= numbers
-        if self.shop.identified and len(self._numbers) <= MOST_SAID:  # no one else may know
+        if self.shop.identified and len(self._numbers) <= MAX_SAID:  # no one else may know
             self._to_tell = {number for number in self._to_tell if not tells(text, number)}
         answer = self._user.answer(text)
         if self._user.is_over:
@@ -212,13 +212,13 @@ class Retail(ToolEnv):
 
     def _as_it_has_to_be(self) -> Shop:
         """A copy of the shop after the policy was followed."""
-        wanted = copy.deepcopy(self.shop)
-        wanted.identified.add(self.customer.user_id)
+        target = copy.deepcopy(self.shop)
+        target.identified.add(self.customer.user_id)
         for wish in self.wishes:
             if wish.call is not None:
                 name, arguments = wish.call
-                getattr(wanted, DONE_BY[name])(**arguments)
-        return wanted
+                getattr(target, DONE_BY[name])(**arguments)
+        return target
 
     def _made_user(self) -> SimulatedUser:
         user = self._make_user()
@@ -258,8 +258,8 @@ class _Oracle:
             if wish.call is not None:
                 name, arguments = wish.call
                 self._replies += [Message("assistant", "Shall I go ahead?"), tool_call_reply(name, **arguments)]  # type: ignore[arg-type]
-            told = f"It cost {wish.told} dollars in all." if wish.told else "That is dealt with."
-            self._replies.append(Message("assistant", f"{told} Is there anything else?"))
+            outcome = f"It cost {wish.told} dollars in all." if wish.told else "That is dealt with."
+            self._replies.append(Message("assistant", f"{outcome} Is there anything else?"))
 
     def act(self, observation: str) -> Message:
         return self._replies.pop(0)

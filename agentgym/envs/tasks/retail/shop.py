@@ -80,11 +80,11 @@ class Shop:
 
     # What can be looked up
 
-    def find(self, **said: str) -> str:
+    def find(self, **fields: str) -> str:
         """The customer of whom all of this is true."""
-        wanted = {name: value.strip().casefold() for name, value in said.items()}
+        criteria = {name: value.strip().casefold() for name, value in fields.items()}
         for customer in self.customers.values():
-            if all(getattr(customer, name).casefold() == value for name, value in wanted.items()):
+            if all(getattr(customer, name).casefold() == value for name, value in criteria.items()):
                 self.identified.add(customer.user_id)
                 return self.customer(customer.user_id)
         raise ShopError("no customer is known by that")
@@ -110,11 +110,11 @@ class Shop:
 
     def product(self, name: str) -> str:
         """All variants of a product."""
-        found = [str(variant) for variant in self.variants.values() if variant.product == name.strip().casefold()]
-        if not found:
-            known = ", ".join(sorted({variant.product for variant in self.variants.values()}))
-            raise ShopError(f"no product is called {name!r}; there are {known}")
-        return "\n".join(found)
+        variants = [str(variant) for variant in self.variants.values() if variant.product == name.strip().casefold()]
+        if not variants:
+            products = ", ".join(sorted({variant.product for variant in self.variants.values()}))
+            raise ShopError(f"no product is called {name!r}; there are {products}")
+        return "\n".join(variants)
 
     # What can be done
 
@@ -170,10 +170,10 @@ class Shop:
         return sum(self.variants[item].price for item in items)
 
     def _order(self, order_id: str) -> Order:
-        found = self.orders.get(order_id.strip().lstrip("#").upper())
-        if found is None:
+        order = self.orders.get(order_id.strip().lstrip("#").upper())
+        if order is None:
             raise ShopError(f"there is no order {order_id!r}")
-        return found
+        return order
 
     def _for_change(self, order_id: str, status: str) -> Order:
         """An order of that status; it is marked from then on if its owner was not identified."""

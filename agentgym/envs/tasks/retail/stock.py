@@ -45,10 +45,10 @@ def draw_shop(draw: np.random.Generator) -> Shop:
     numbers = iter(draw.choice(np.arange(10000, 100000), NUM_CUSTOMERS * ORDERS_EACH, replace=False).tolist())
     orders = {}
     for customer in customers.values():
-        for place, status in enumerate(STATES):
+        for number, status in enumerate(STATES):
             order_id = f"W{next(numbers)}"
             lately = int(draw.integers(1, WINDOW_DAYS + 1))
-            days = 0 if status != "delivered" else lately if place == 2 else int(draw.integers(WINDOW_DAYS + 1, 90))
+            days = 0 if status != "delivered" else lately if number == 2 else int(draw.integers(WINDOW_DAYS + 1, 90))
             items = _items(draw, variants)
             orders[order_id] = Order(
                 order_id, customer.user_id, items, status, customer.cards[int(draw.integers(2))], days

@@ -77,8 +77,8 @@ class _Counter:
         others = [
             variant for variant in self.shop.variants.values() if variant.product == item.product and variant != item
         ]
-        found = [variant for variant in others if variant.in_stock is in_stock]
-        return found[int(self._draw.integers(len(found)))] if found else None
+        variants = [variant for variant in others if variant.in_stock is in_stock]
+        return variants[int(self._draw.integers(len(variants)))] if variants else None
 
 
 def _cancel(desk: _Counter) -> Wish:

@@ -99,7 +99,7 @@ def make_search_world(draw: np.random.Generator, num_pages: int) -> SearchWorld:
                 others = [other for other in entities if other.kind == relation.object and other != entity]
                 facts[entity, relation] = others[int(draw.integers(len(others)))]
     pages = [_page(draw, entity, facts) for entity in entities]
-    return SearchWorld(tuple(entities), facts, tuple(pages[place] for place in draw.permutation(len(pages))))
+    return SearchWorld(tuple(entities), facts, tuple(pages[index] for index in draw.permutation(len(pages))))
 
 
 def draw_search_question(draw: np.random.Generator, world: SearchWorld, num_hops: int) -> Question:
@@ -117,7 +117,7 @@ def draw_search_question(draw: np.random.Generator, world: SearchWorld, num_hops
 
 
 def _shuffle_items(draw: np.random.Generator, items: list[str]) -> Iterator[str]:
-    return iter([items[place] for place in draw.permutation(len(items))])
+    return iter([items[index] for index in draw.permutation(len(items))])
 
 
 def _names(draw: np.random.Generator, kind: str, count: int, stems: Iterator[str]) -> list[str]:
@@ -144,9 +144,9 @@ def _page(draw: np.random.Generator, entity: Entity, facts: dict[tuple[Entity, R
         "company": f"{name} is a company with {number} workers.",
         "river": f"The {name} is {number} miles long.",
     }
-    told = [
+    sentences = [
         relation.fact.format(subject=name, object=facts[entity, relation].name)
         for relation in RELATIONS
         if relation.subject == entity.kind
     ]
-    return Document(entity.url, name, " ".join([about[entity.kind], *_shuffle_items(draw, told)]))
+    return Document(entity.url, name, " ".join([about[entity.kind], *_shuffle_items(draw, sentences)]))

@@ -133,12 +133,12 @@ class _Oracle:
 
 def _tricks(env: TextEnv) -> list[Message]:
     task = game_of(env, Terminal).task
-    wanted = sorted(set(task.after) - set(task.before)) or sorted(task.after)
+    targets = sorted(set(task.after) - set(task.before)) or sorted(task.after)
     commands = (
         "echo success; exit 0",
-        f"touch {wanted[0]}",
+        f"touch {targets[0]}",
         "exit 1",
         "kill -9 $PPID",
-        f"mkdir -p x; ln -s /etc/passwd x/{wanted[0].rpartition('/')[2]}",
+        f"mkdir -p x; ln -s /etc/passwd x/{targets[0].rpartition('/')[2]}",
     )
     return [*(tool_call_reply("shell", command=command) for command in commands), tool_call_reply("done")]

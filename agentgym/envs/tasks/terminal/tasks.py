@@ -29,8 +29,8 @@ class TerminalTask:
 
     def is_done(self, files: Mapping[str, bytes]) -> bool:
         """True if these are the files that should be there; blanks at the end of a file do not count."""
-        wanted = {path: content.rstrip().encode() for path, content in self.after.items()}
-        return {path: content.rstrip() for path, content in files.items()} == wanted
+        target = {path: content.rstrip().encode() for path, content in self.after.items()}
+        return {path: content.rstrip() for path, content in files.items()} == target
 
 
 class _Draw:
@@ -64,7 +64,7 @@ def _rename(draw: _Draw) -> TerminalTask:
 def _remove(draw: _Draw) -> TerminalTask:
     names = draw.words(6)
     cut = draw.number(1, 5)
-    before = draw.files([f"{name}.{'bak' if place < cut else 'txt'}" for place, name in enumerate(names)])
+    before = draw.files([f"{name}.{'bak' if index < cut else 'txt'}" for index, name in enumerate(names)])
     after = {path: content for path, content in before.items() if path.endswith(".txt")}
     return TerminalTask(text="Remove every file that ends in .bak.", before=before, after=after, solution="rm *.bak")
 
@@ -126,8 +126,8 @@ def _replace(draw: _Draw) -> TerminalTask:
 def _sort_out(draw: _Draw) -> TerminalTask:
     kinds = ("csv", "log", "txt")
     names = draw.words(9)
-    places = [*kinds, *(kinds[draw.number(0, 2)] for _ in names[3:])]
-    before = draw.files([f"{name}.{kind}" for name, kind in zip(names, places, strict=True)])
+    endings = [*kinds, *(kinds[draw.number(0, 2)] for _ in names[3:])]
+    before = draw.files([f"{name}.{kind}" for name, kind in zip(names, endings, strict=True)])
     after = {f"{path.rpartition('.')[2]}/{path}": content for path, content in before.items()}
     return TerminalTask(
         text="Move each file into a folder that is named as its ending: a.csv to csv/a.csv, and so on.",
@@ -160,15 +160,15 @@ def _ranking(draw: _Draw) -> TerminalTask:
 def _merge(draw: _Draw) -> TerminalTask:
     names = draw.words(5)
     before = {f"parts/{name}.txt": draw.text(draw.number(1, 4)) for name in names}
-    kept = [path for path in sorted(before) if before[path].count("\n") > 1]
-    if not kept:
-        kept = [min(before)]
-        before[kept[0]] = draw.text(3)
+    long_paths = [path for path in sorted(before) if before[path].count("\n") > 1]
+    if not long_paths:
+        long_paths = [min(before)]
+        before[long_paths[0]] = draw.text(3)
     return TerminalTask(
         text="Join the files in parts/ that have more than one line, in the order of their names, to whole.txt, and "
         "remove the folder parts.",
         before=before,
-        after={"whole.txt": "".join(before[path] for path in kept)},
+        after={"whole.txt": "".join(before[path] for path in long_paths)},
         solution="for f in parts/*; do [ $(grep -c '' $f) -gt 1 ] && cat $f; done > whole.txt; rm -r parts",
     )
 

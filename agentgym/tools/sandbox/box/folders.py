@@ -10,14 +10,14 @@ __all__ = ["empty_folder", "holds_too_much", "unlinked_bytes"]
 
 ENTERED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAMED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-MOST_DEPTH = 256
+MAX_DEPTH = 256
 """The deepest nesting of folders: the kernel looks every one of them up at each access."""
 
 
-def holds_too_much(folder: str, most_bytes: int, most_files: int) -> bool:
+def holds_too_much(folder: str, max_bytes: int, max_files: int) -> bool:
     """Returns whether a folder's content is over the limits, or cannot be counted in time.
 
-    It cannot be counted if it is deeper than `MOST_DEPTH`, or below a folder that its owner cannot list.
+    It cannot be counted if it is deeper than `MAX_DEPTH`, or below a folder that its owner cannot list.
     """
     size = number = 0
     waiting = [(folder, 0)]
@@ -35,22 +35,22 @@ def holds_too_much(folder: str, most_bytes: int, most_files: int) -> bool:
             continue
         except OSError:
             return True
-        if size > most_bytes or number > most_files or depth > MOST_DEPTH:
+        if size > max_bytes or number > max_files or depth > MAX_DEPTH:
             return True
     return False
 
 
 def unlinked_bytes(pids: Iterable[int]) -> int:
     """Returns the bytes of unlinked files that processes hold open."""
-    held: dict[tuple[int, int], int] = {}
+    bytes_by_file: dict[tuple[int, int], int] = {}
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
             for name in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     about = os.stat(f"/proc/{pid}/fd/{name}")
                     if stat.S_ISREG(about.st_mode) and not about.st_nlink:
-                        held[about.st_dev, about.st_ino] = about.st_blocks * 512
-    return sum(held.values())
+                        bytes_by_file[about.st_dev, about.st_ino] = about.st_blocks * 512
+    return sum(bytes_by_file.values())
 
 
 def empty_folder(folder: str) -> None:
@@ -58,8 +58,8 @@ def empty_folder(folder: str) -> None:
     top = os.open(folder, ENTERED)
     names = (f"{os.urandom(8).hex()}-{number}" for number in itertools.count())
     try:
-        while found := os.listdir(top):
-            for name in found:
+        while entries := os.listdir(top):
+            for name in entries:
                 try:
                     os.unlink(name, dir_fd=top)
                 except IsADirectoryError:

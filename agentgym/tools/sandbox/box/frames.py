@@ -9,7 +9,7 @@ from typing import Protocol
 __all__ = ["Channel", "Frame", "Pipes", "receive", "send"]
 
 HEAD = struct.Struct("!II")
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 
 Frame = tuple[dict[str, object], list[bytes]]
 
@@ -31,13 +31,11 @@ class Pipes:
         self.reading, self._writing = reading, writing
 
     def sendall(self, data: bytes) -> None:
-        """See `Channel.sendall`."""
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(self._writing, rest) :]
 
     def recv(self, size: int) -> bytes:
-        """See `Channel.recv`."""
         return os.read(self.reading, size)
 
 
@@ -53,7 +51,7 @@ def receive(channel: Channel) -> Frame | None:
     if head is None:
         return None
     num_text, num_rest = HEAD.unpack(head)
-    if num_text + num_rest > MOST_BYTES:
+    if num_text + num_rest > MAX_BYTES:
         return None
     body = _exactly(channel, num_text + num_rest)
     if body is None:

@@ -68,8 +68,8 @@ def syscall(number: int, *arguments: object, what: str) -> int:
 
 def prctl(option: int, *arguments: int) -> int:
     """`prctl(2)`."""
-    given = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
-    return _check(_libc.prctl(option, *given), f"prctl({option})")
+    values = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
+    return _check(_libc.prctl(option, *values), f"prctl({option})")
 
 
 def unshare(flags: int) -> None:
@@ -79,8 +79,8 @@ def unshare(flags: int) -> None:
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     """`mount(2)`."""
-    given = [text.encode() for text in (source, target, kind)]
-    _check(_libc.mount(*given, ctypes.c_ulong(flags), options.encode() or None), f"mount({source} on {target})")
+    texts = [text.encode() for text in (source, target, kind)]
+    _check(_libc.mount(*texts, ctypes.c_ulong(flags), options.encode() or None), f"mount({source} on {target})")
 
 
 def unmount(target: str, flags: int) -> None:
@@ -125,9 +125,9 @@ def run_soon() -> None:
     """
     number = SCHED_SETATTR[os.uname().machine]
     for priority in (HIGH_PRIORITY, 0):
-        given = SCHED_ATTR.pack(SCHED_ATTR.size, 0, RESET_ON_FORK, priority, 0, SHORT_SLICE_NS, 0, 0)
+        attributes = SCHED_ATTR.pack(SCHED_ATTR.size, 0, RESET_ON_FORK, priority, 0, SHORT_SLICE_NS, 0, 0)
         with contextlib.suppress(OSError):  # not root, or forbidden by the machine: it stays as it is
-            syscall(number, 0, ctypes.create_string_buffer(given, len(given)), 0, what="sched_setattr")
+            syscall(number, 0, ctypes.create_string_buffer(attributes, len(attributes)), 0, what="sched_setattr")
             return
 
 

@@ -32,20 +32,20 @@ def landlock_version() -> int:
 
 
 def restrict_files(
-    version: int, *, listed: Sequence[str], read: Sequence[str], devices: Sequence[str], write: Sequence[str]
+    version: int, *, listed: Sequence[str], readable: Sequence[str], devices: Sequence[str], write: Sequence[str]
 ) -> None:
     """Leaves this process only names to list, files to read and run, device files, and folders to write.
 
     It needs no_new_privs.
     """
-    known = max(number for number in RIGHTS_BY_VERSION if number <= version)
-    rights = RIGHTS_BY_VERSION[known]
+    newest = max(number for number in RIGHTS_BY_VERSION if number <= version)
+    rights = RIGHTS_BY_VERSION[newest]
     attributes = (ctypes.c_uint64 * 3)(rights, NETWORK_RIGHTS if version >= 4 else 0, SCOPES if version >= 6 else 0)
     size = ctypes.c_size_t(24 if version >= 6 else 16 if version >= 4 else 8)
     ruleset = syscall(CREATE_RULESET, attributes, size, 0, what="landlock_create_ruleset")
     for path in listed:
         _allow(ruleset, path, rights & READ_DIR)
-    for path in read:
+    for path in readable:
         _allow(ruleset, path, rights & (EXECUTE | READ_FILE | READ_DIR))
     for path in devices:
         _allow(ruleset, path, rights & (READ_FILE | WRITE_FILE))

@@ -15,7 +15,7 @@ import traceback
 
 from agentgym.tools.sandbox.box import frames, kernel
 from agentgym.tools.sandbox.box.folders import empty_folder
-from agentgym.tools.sandbox.box.landlocked import LandlockBox
+from agentgym.tools.sandbox.box.landlock_box import LandlockBox
 from agentgym.tools.sandbox.box.namespaces import NamespaceBox, enter_namespaces
 from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone

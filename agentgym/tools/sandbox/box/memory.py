@@ -33,24 +33,24 @@ class MemoryWatch:
     again when the bound passes the limit.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes // PAGE
+    def __init__(self, max_bytes: int) -> None:
+        self._most = max_bytes // PAGE
         self._exact = 0
         self._known: dict[int, _Usage] = {}
-        self.headroom_bytes = most_bytes
+        self.headroom_bytes = max_bytes
         """The bytes that can certainly be added before the limit is passed."""
         self.num_running = 0
         """The number of processes that computed, or waited for a core to do so, at the last check."""
 
-    def is_passed(self, pids: Iterable[int], pause: Callable[[], None], held: int | None = None) -> bool:
+    def is_passed(self, pids: Iterable[int], pause: Callable[[], None], num_bytes: int | None = None) -> bool:
         """Returns whether processes use more than the limit; they are paused for an exact sum, and stay so after it.
 
-        `held` is their memory in bytes, if a cgroup knows it.
+        `num_bytes` is their memory in bytes, if a cgroup knows it.
         """
         now = _usages(pids)
         self.num_running = sum(usage.is_running for usage in now.values())
-        bound = self._upper_bound(now) if held is None else held // PAGE
-        if held is None and bound > self._most:
+        bound = self._upper_bound(now) if num_bytes is None else num_bytes // PAGE
+        if num_bytes is None and bound > self._most:
             pause()
             self._known = _usages(now)
             self._exact = bound = self._sum(self._known)

@@ -1,4 +1,4 @@
-"""Box 1: kernel namespaces. A program has a read-only system, one folder, its own processes and no network.
+"""Kernel namespaces. A program has a read-only system, one folder, its own processes and no network.
 
 The server runs in a user, mount, network, IPC, UTS and PID namespace and has no other files than the box's. Each
 execution has a PID and a mount namespace in it, and its program a user namespace in that. So the program's processes
@@ -24,7 +24,7 @@ DEVICES = ("null", "zero", "random", "urandom")
 BUILT_ON = ("/mnt", "/srv", "/media", "/sys", "/opt")
 HOME = "/box"
 """The folder where programs may write; /tmp is another name of it."""
-NOBODY = 65534
+NOBODY = 65534  # the ID that Linux shows for users that a namespace does not map
 INSIDE = 1000
 """The user and group ID of programs."""
 SERVER_NAMESPACES = (
@@ -46,7 +46,7 @@ def enter_namespaces() -> None:
     """
     if os.geteuid() == 0:
         os.setgroups([])
-        ready, told = os.pipe()
+        ready, ready_writer = os.pipe()
         mapper = os.fork()
         if mapper == 0:
             os.read(ready, 1)
@@ -54,10 +54,10 @@ def enter_namespaces() -> None:
         try:
             kernel.unshare(SERVER_NAMESPACES)
         finally:
-            os.write(told, b"x")
+            os.write(ready_writer, b"x")
             mapped = os.waitpid(mapper, 0)[1] == 0
             os.close(ready)
-            os.close(told)
+            os.close(ready_writer)
         if mapped:
             return
         _map_self(0, 0)  # in another root's container there is one user

@@ -37,8 +37,8 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Reads a plan that `to_json` wrote."""
-        given = json.loads(text)
-        return cls(**{**given, "packages": tuple(given["packages"])})
+        settings = json.loads(text)
+        return cls(**{**settings, "packages": tuple(settings["packages"])})
 
     def environment(self, home: str) -> dict[str, str]:
         """Returns the whole environment of a program: nothing in it comes from the process that started us."""
@@ -55,10 +55,10 @@ class Plan:
 
 def readable_folders(plan: Plan) -> list[str]:
     """Returns the folders to read and run from: the system's, Python's and the packages'; none is inside another."""
-    wanted = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives"]
-    wanted += [os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix, *plan.packages)]
+    folders = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives"]
+    folders += [os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix, *plan.packages)]
     chosen: list[str] = []
-    for folder in sorted({path for path in wanted if os.path.isdir(path) and not os.path.islink(path)}):
+    for folder in sorted({path for path in folders if os.path.isdir(path) and not os.path.islink(path)}):
         if not any(folder.startswith(f"{other}/") for other in chosen):
             chosen.append(folder)
     return chosen

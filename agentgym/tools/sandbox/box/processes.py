@@ -32,17 +32,17 @@ def descendants(root: int, most: int = 1 << 22) -> list[int]:
 
     Orphans of a subreaper are its children.
     """
-    found: list[int] = []
+    pids: list[int] = []
     waiting = [root]
-    while waiting and len(found) < most:
+    while waiting and len(pids) < most:
         pid = waiting.pop()
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as children:
                     waiting += map(int, children.read().split())
         if pid != root:
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 def num_tasks(pids: Iterable[int]) -> int:

@@ -13,7 +13,7 @@ import types
 
 __all__ = ["Cell", "adopt", "new_main", "run_python", "run_to_the_end"]
 
-MOST_FRAMES = 100
+MAX_FRAMES = 100
 """The number of a traceback's last frames that are shown: an endless recursion has a million."""
 
 Cell = tuple[str, str]
@@ -98,7 +98,7 @@ def _show(error: BaseException, name: str) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
     try:
-        traceback.print_exception(type(error), error, trace, limit=-MOST_FRAMES)
+        traceback.print_exception(type(error), error, trace, limit=-MAX_FRAMES)
     except BaseException:  # noqa: BLE001  # no memory is left, or its own __str__ raises
         os.write(2, f"{type(error).__name__}\n".encode())
 

@@ -15,7 +15,7 @@ import time
 import traceback
 
 from agentgym.tools.sandbox.box import frames
-from agentgym.tools.sandbox.box.contained import ContainerBox
+from agentgym.tools.sandbox.box.container_box import ContainerBox
 from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.box.supervisor import grace_s, supervise
 

@@ -14,8 +14,8 @@ import sys
 from pathlib import PurePosixPath
 
 from agentgym.tools.sandbox.box import frames
-from agentgym.tools.sandbox.box.contained import ContainerBox
-from agentgym.tools.sandbox.box.landlocked import LandlockBox
+from agentgym.tools.sandbox.box.container_box import ContainerBox
+from agentgym.tools.sandbox.box.landlock_box import LandlockBox
 from agentgym.tools.sandbox.box.namespaces import NamespaceBox
 from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.box.program import adopt, new_main, run_python, run_to_the_end
@@ -33,7 +33,7 @@ REPORT = struct.Struct("!iii")
 
 def run_once(box: Box, plan: Plan, output: Output, cell: frames.Frame) -> None:
     """Becomes the program; does not return."""
-    _enter(box, plan, output, kept=())
+    _enter(box, plan, output, descriptors=())
     header, blobs = cell
     _put_files(header, blobs)
     if header["language"] == "shell":
@@ -43,19 +43,19 @@ def run_once(box: Box, plan: Plan, output: Output, cell: frames.Frame) -> None:
 
 def run_session(box: Box, plan: Plan, output: Output, cells: socket.socket, reports: socket.socket) -> None:
     """Runs cells until there are no more; does not return."""
-    _enter(box, plan, output, kept=(cells.fileno(), reports.fileno()))
+    _enter(box, plan, output, descriptors=(cells.fileno(), reports.fileno()))
     names = new_main()
     reports.send(REPORT.pack(os.getpid(), 0, 0))
     while (cell := frames.receive(cells)) is not None:
-        kept, committed = os.pipe()
+        commit_reader, committed = os.pipe()
         child = os.fork()
         if child:
             os.close(committed)
-            code = _wait(child, kept)
-            os.close(kept)
+            code = _wait(child, commit_reader)
+            os.close(commit_reader)
             reports.send(REPORT.pack(os.getpid(), code, 1))
             continue
-        os.close(kept)
+        os.close(commit_reader)
         code = _run_cell(cell, names)
         os.write(committed, b"x")
         os.close(committed)
@@ -63,23 +63,23 @@ def run_session(box: Box, plan: Plan, output: Output, cells: socket.socket, repo
     os._exit(0)
 
 
-def _enter(box: Box, plan: Plan, output: Output, kept: tuple[int, ...]) -> None:
-    """Confines this process, with nothing open but its streams and the descriptors in `kept`."""
+def _enter(box: Box, plan: Plan, output: Output, descriptors: tuple[int, ...]) -> None:
+    """Confines this process, with nothing open but its streams and the descriptors in `descriptors`."""
     nothing = os.open("/dev/null", os.O_RDONLY)
     for target, source in enumerate((nothing, *output)):
         os.dup2(source, target)
-    borders = [2, *sorted(kept), 1 << 16]
+    borders = [2, *sorted(descriptors), 1 << 16]
     for low, high in itertools.pairwise(borders):
         os.closerange(low + 1, high)
     box.confine()
     adopt(box.home, plan.environment(box.home), plan.packages)
 
 
-def _wait(child: int, kept: int) -> int:
+def _wait(child: int, commit_reader: int) -> int:
     """Returns the exit code of a copy that died; ends this process if the copy finished its cell."""
     ended = os.pidfd_open(child)
-    ready, _, _ = select.select([kept, ended], [], [])
-    if kept in ready and os.read(kept, 1):
+    ready, _, _ = select.select([commit_reader, ended], [], [])
+    if commit_reader in ready and os.read(commit_reader, 1):
         os._exit(0)
     os.close(ended)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

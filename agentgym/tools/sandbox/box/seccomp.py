@@ -24,13 +24,13 @@ from agentgym.tools.sandbox.box.syscalls import (
 __all__ = ["assemble", "install_filter"]
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-X32_BIT = 0x40000000
+X32_BIT = 0x40000000  # set in calls of the x32 ABI, which have numbers of their own
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN, AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 
-NEW_NAMESPACES = 0x7E020080
+NEW_NAMESPACES = 0x7E020080  # all flags CLONE_NEW* of clone(2)
 AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET, SOCK_TYPE = 1, 1, 5, 0xF
 TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into the terminal."""
@@ -74,7 +74,7 @@ def _allow() -> Instruction:
 
 def _one_of(index: int, values: tuple[int, ...], *, allowed: bool, mask: int = 0xFFFFFFFF) -> list[Instruction]:
     """Allows a call whose argument is one of `values`, or (if not `allowed`) all others."""
-    tests = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    tests = [(EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
     ends = [_refuse(errno.EPERM), _allow()] if allowed else [_allow(), _refuse(errno.EPERM)]
     return [_load(index), (AND, 0, 0, mask), *tests, *ends]
 
@@ -135,5 +135,5 @@ def install_filter(program: bytes) -> None:
     """Applies `program` permanently to this process and its future children; needs no_new_privs."""
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(code))
-    held = ctypes.create_string_buffer(header, len(header))
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(held))
+    buffer = ctypes.create_string_buffer(header, len(header))
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffer))

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 
 from agentgym.tools.sandbox.box import frames
-from agentgym.tools.sandbox.box.keeper import Job, keep
+from agentgym.tools.sandbox.box.init_process import Job, run_init
 from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.box.runner import REPORT, Box, run_once, run_session
 from agentgym.tools.sandbox.box.watch import WATCH_S, BoxWatch
@@ -29,7 +29,7 @@ NICE_S = 0.1
 """The shortest time in seconds between two orders to lower a box's priority."""
 END_S = 2.0
 """The seconds that a box's first process may take to end the others before it is killed."""
-CHUNK, MOST_CHUNKS = 1 << 16, 32
+CHUNK, MAX_CHUNKS = 1 << 16, 32
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Running:
     deadline: float
     settled_by: float
     """The time by which the box must be at rest, however it ended."""
-    most_output: int
+    max_output: int
     num_ended_before: int
     """The number of processes that had been killed for memory when it began."""
     output: dict[int, bytearray] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class _Running:
             part = os.read(pipe, CHUNK)
         except BlockingIOError:
             return True
-        room = self.most_output - sum(map(len, self.output.values()))
+        room = self.max_output - sum(map(len, self.output.values()))
         self.output[pipe] += part[:room]
         if len(part) > room:
             self.why = "output_limit" if self.why in ("", "exited") else self.why
@@ -68,7 +68,7 @@ class _Running:
     def drain(self) -> None:
         """Reads what ended processes have left in the pipes: no more of each than fits into it."""
         for pipe in self.output:
-            for _ in range(MOST_CHUNKS):
+            for _ in range(MAX_CHUNKS):
                 if not select.select([pipe], [], [], 0)[0] or not self.take(pipe):
                     break
 
@@ -108,7 +108,7 @@ class _Supervisor:
             collect = [] if self._is_session else cell[0]["collect"]
             assert isinstance(collect, list)
             _run_guarded(
-                lambda: keep(self._box, inner, Job(become, self._is_session, collect, self._plan.scratch_bytes))
+                lambda: run_init(self._box, inner, Job(become, self._is_session, collect, self._plan.scratch_bytes))
             )
         for channel in (inner, inner_cells, inner_reports):
             channel.close()
@@ -177,16 +177,16 @@ class _Supervisor:
             running.why = self._overrun(running)
 
     def _hear_keeper(self, running: _Running) -> None:
-        said = frames.receive(self._orders)
-        if said is None:
+        message = frames.receive(self._orders)
+        if message is None:
             running.why, running.is_over, running.code = running.why or "killed", True, -signal.SIGKILL
-        elif "ended" in said[0]:
-            code, names = said[0]["ended"], said[0]["files"]
+        elif "ended" in message[0]:
+            code, names = message[0]["ended"], message[0]["files"]
             assert isinstance(code, int) and isinstance(names, list)
             running.why, running.is_over, running.code = running.why or "exited", True, code
-            running.files = (names, said[1])
+            running.files = (names, message[1])
         else:
-            program = said[0]["ready"]
+            program = message[0]["ready"]
             assert isinstance(program, int)
             self._box.set_program(program)
             self._is_up = True
@@ -194,13 +194,13 @@ class _Supervisor:
     def _hear_report(self, running: _Running) -> None:
         """Reads the report of the program's process. It may lie: then its own state is lost."""
         try:
-            said = self._reports.recv(64)
+            report = self._reports.recv(64)
         except OSError:
-            said = b""
-        if len(said) != REPORT.size:
+            report = b""
+        if len(report) != REPORT.size:
             running.why, running.is_over, running.code = "killed", True, -signal.SIGKILL
             return
-        holder, running.code, rolled_back = REPORT.unpack(said)
+        holder, running.code, rolled_back = REPORT.unpack(report)
         running.holder, running.rolled_back, running.why = holder, bool(rolled_back), "exited"
 
     def _overrun(self, running: _Running) -> str:
@@ -209,10 +209,10 @@ class _Supervisor:
             return "time_limit"
         if not self._is_up or self._watch.wait_s():
             return ""
-        found = self._watch.look(self._first) or ("memory" if self._ran_out_of_memory(running) else "")
-        if not found:
+        reason = self._watch.look(self._first) or ("memory" if self._ran_out_of_memory(running) else "")
+        if not reason:
             self._make_way()
-        return found
+        return reason
 
     def _make_way(self) -> None:
         """Lowers the priority of a box in which many processes compute: many machines share cores by process."""

@@ -64,21 +64,21 @@ class BoxWatch:
             kernel.run_soon()
             self._runs_soon = True
         pids = self._pids(first)
-        found = ""
+        reason = ""
         if num_tasks(pids) > self._plan.num_processes:
-            found = "process_limit"
+            reason = "process_limit"
         elif self._memory.is_passed(pids, lambda: self._pause(first, pids), self._box.held_bytes()):
-            found = "memory"
+            reason = "memory"
         took = time.thread_time() - before
         until_full = self._memory.headroom_bytes / (BYTES_PER_CORE_S * min(self._cores, len(pids) or 1))
         # However long a look took: 28 processes that share pages are summed in 100 ms, and fill a box in less than 400.
         # And time in which others had the core is part of the pause.
         pause = max(SOONEST_S, min(WATCH_S, max(until_full, SHARE * took)))
-        if self._paused and not found:
+        if self._paused and not reason:
             self._resume_some(pids)
             pause = SOONEST_S
         self._next_look = now + took + pause
-        return found or self._look_at_disk(pids)
+        return reason or self._look_at_disk(pids)
 
     def _pause(self, first: int, pids: list[int]) -> None:
         self._box.pause(first)
@@ -91,9 +91,9 @@ class BoxWatch:
         """
         number = -(-len(self._paused) // RESUMED_SHARE)
         resumed, self._paused = self._paused[:number], self._paused[number:]
-        known = [pid for pid in resumed if pid in pids]
-        if known or not self._paused:
-            self._resume(known if self._paused else [])
+        paused_pids = [pid for pid in resumed if pid in pids]
+        if paused_pids or not self._paused:
+            self._resume(paused_pids if self._paused else [])
 
     def _look_at_disk(self, pids: list[int]) -> str:
         if time.monotonic() < self._next_disk:

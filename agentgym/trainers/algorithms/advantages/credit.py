@@ -212,5 +212,5 @@ def _format_tensor(tensor: Tensor) -> str:
 
 def _first_not_finite(tensor: Tensor) -> str:
     """The first number that is not finite, with its index."""
-    place = tuple((~tensor.isfinite()).nonzero()[0].tolist())
-    return f"{float(tensor[place])} at {place}"
+    index = tuple((~tensor.isfinite()).nonzero()[0].tolist())
+    return f"{float(tensor[index])} at {index}"

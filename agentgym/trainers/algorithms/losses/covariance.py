@@ -39,10 +39,10 @@ def clip_cov(  # noqa: PLR0913 - six settings, which a run sets by these names
     loss, clipped = clipped_surrogate(tokens.ratio, tokens.gain, clip_low, clip_high)
     covariance = _covariance(tokens)
     candidates = tokens.mask & ~clipped & (covariance > cov_low) & (covariance < cov_high)
-    place = candidates.reshape(-1).nonzero()[:, 0]
-    order = torch.randperm(len(place), generator=torch.Generator().manual_seed(seed)).to(place.device)
+    index = candidates.reshape(-1).nonzero()[:, 0]
+    order = torch.randperm(len(index), generator=torch.Generator().manual_seed(seed)).to(index.device)
     dropped = torch.zeros_like(tokens.mask).reshape(-1)
-    dropped[place[order[: _share(fraction, tokens.mask)]]] = True
+    dropped[index[order[: _share(fraction, tokens.mask)]]] = True
     dropped = dropped.reshape(tokens.mask.shape)
     return PolicyLoss(torch.where(dropped, 0.0, loss), loss_stats(tokens, clipped | dropped))
 
@@ -65,8 +65,8 @@ def kl_cov(tokens: Tokens, *, fraction: float = 2e-4, kl_coefficient: float = 1.
     chosen = torch.zeros_like(tokens.mask).reshape(-1)
     chosen[first] = True
     chosen = chosen.reshape(tokens.mask.shape) & tokens.mask
-    held = kl_coefficient * torch.where(chosen, tokens.difference, 0.0).abs()
-    return PolicyLoss(held - tokens.gain * tokens.ratio, loss_stats(tokens, chosen))
+    penalty = kl_coefficient * torch.where(chosen, tokens.difference, 0.0).abs()
+    return PolicyLoss(penalty - tokens.gain * tokens.ratio, loss_stats(tokens, chosen))
 
 
 def _share(fraction: float, mask: Tensor) -> int:

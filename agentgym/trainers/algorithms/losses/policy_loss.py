@@ -185,36 +185,36 @@ def loss_with(name: str, settings: Mapping[str, object]) -> PolicyLossFn:
     ) -> PolicyLoss:
         check_shapes(mask, logp=logp, old_logp=old_logp, advantages=advantages)
         with convert_function_errors(f"the policy loss {name!r}", function):
-            found = bound(logp, old_logp, advantages, mask, sequences=sequences)
-        _check_result(name, found, logp)
-        return found
+            result = bound(logp, old_logp, advantages, mask, sequences=sequences)
+        _check_result(name, result, logp)
+        return result
 
     with torch.enable_grad():
         logp, gain = torch.full((4,), -1.0, requires_grad=True), torch.tensor([1.0, -1.0, 0.5, -0.5])
         sequences = torch.tensor([0, 0, 1, 1])
-        found = call_loss(logp, logp.detach(), gain, torch.ones(4, dtype=torch.bool), sequences=sequences)
-    if not found.loss.requires_grad:
+        result = call_loss(logp, logp.detach(), gain, torch.ones(4, dtype=torch.bool), sequences=sequences)
+    if not result.loss.requires_grad:
         raise ConfigError(f"policy loss {name!r} gives a loss without gradient: it must follow from logp, undetached")
     return bound if is_bundled(function) else call_loss
 
 
-def _check_result(name: str, found: object, logp: Tensor) -> None:
+def _check_result(name: str, result: object, logp: Tensor) -> None:
     """Raises ConfigError for a result that is no PolicyLoss with one number for each token."""
-    if not isinstance(found, PolicyLoss):
+    if not isinstance(result, PolicyLoss):
         raise ConfigError(
-            f"policy loss {name!r} gives a {type(found).__name__}, and PolicyLoss(loss, loss_stats(tokens)) was wanted"
+            f"policy loss {name!r} gives a {type(result).__name__}, and PolicyLoss(loss, loss_stats(tokens)) was wanted"
         )
-    if found.loss.shape != logp.shape:
+    if result.loss.shape != logp.shape:
         raise ConfigError(
-            f"policy loss {name!r} gives a loss of shape {tuple(found.loss.shape)}, and one number for each token, "
+            f"policy loss {name!r} gives a loss of shape {tuple(result.loss.shape)}, and one number for each token, "
             f"{tuple(logp.shape)}, was wanted: an aggregation sums them"
         )
 
 
-def require(holds: bool, setting: str, value: object, wanted: str) -> None:
+def require(holds: bool, setting: str, value: object, condition: str) -> None:
     """Raises ConfigError unless `holds`: `<setting> is <value>; it must <wanted>`."""
     if not holds:
-        raise ConfigError(f"{setting} is {value}; it must {wanted}")
+        raise ConfigError(f"{setting} is {value}; it must {condition}")
 
 
 def check_shapes(mask: Tensor, **tensors: Tensor) -> None:
@@ -277,12 +277,12 @@ def bundled_loss(name: str, **properties: bool) -> Callable[[PolicyLossFn], Poli
 def loss_stats(tokens: Tokens, clipped: Tensor | None = None, dual_clipped: Tensor | None = None) -> LossStats:
     """The statistics of a loss; `clipped` and `dual_clipped` are bool per token, None for none."""
     mask, nothing = tokens.mask, torch.zeros_like(tokens.mask)
-    kept = torch.where(mask, tokens.ratio, 0.0)
+    ratio = torch.where(mask, tokens.ratio, 0.0)
     return LossStats(
         num_tokens=mask.sum(),
         clipped=(nothing if clipped is None else clipped & mask).sum(),
         dual_clipped=(nothing if dual_clipped is None else dual_clipped & mask).sum(),
-        ratio_sum=kept.sum(),
-        ratio_max=kept.max() if kept.numel() else kept.sum(),
+        ratio_sum=ratio.sum(),
+        ratio_max=ratio.max() if ratio.numel() else ratio.sum(),
         kl_sum=k3(torch.zeros_like(tokens.log_ratio), tokens.log_ratio).sum(),
     )

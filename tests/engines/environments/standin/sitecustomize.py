@@ -16,8 +16,8 @@ _LIBRARY.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor
 
 
 def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def made(*given: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        return make(*given, **options)
+    def made(*arguments: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return make(*arguments, **options)
 
     return made
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.engines.local.kernels.gpu_tiles import cut_prompts, most_tiles, tile_rows, tile_tokens
+from agentgym.engines.local.kernels.gpu_tiles import cut_prompts, max_tiles, tile_rows, tile_tokens
 
 GROUPS = st.sampled_from([1, 2, 3, 4, 6, 8, 16, 64, 100])
 
@@ -20,9 +20,9 @@ def test_every_token_is_in_one_tile_and_there_is_room_for_all(
     assert tokens.tolist() == list(range(decoded, decoded + sum(sizes)))
     assert count_C.min() > 0 and count_C.max() * group <= tile_rows(64, group)
     num_rows = decoded + sum(sizes) + padding
-    assert len(first_C) <= most_tiles(num_rows, decoded + len(sizes), group) <= num_rows
+    assert len(first_C) <= max_tiles(num_rows, decoded + len(sizes), group) <= num_rows
 
 
 def test_a_long_prompt_has_few_tiles() -> None:
     assert tile_tokens(2) == 32
-    assert most_tiles(1024, 128, 2) == 160
+    assert max_tiles(1024, 128, 2) == 160

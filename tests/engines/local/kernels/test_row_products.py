@@ -32,8 +32,8 @@ def x_NI() -> Tensor:
 
 def copy_of(weight: Tensor) -> Tensor | None:
     """The copy that is kept of a weight."""
-    kept = row_products._packed_by_weight[weight]
-    return kept.numbers if kept.version >= 0 else None
+    copy = row_products._packed_by_weight[weight]
+    return copy.numbers if copy.version >= 0 else None
 
 
 def right(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
@@ -94,10 +94,10 @@ def test_products_use_the_copy_and_are_the_same(num_rows: int, weight_OI: nn.Par
     assert copy_of(weight_OI) is None
     rows_NI = x_NI[:num_rows]
     product_NO = row_product(rows_NI, weight_OI)
-    kept = copy_of(weight_OI)
-    assert kept is not None and kept.numel() == weight_OI.numel()
+    copy = copy_of(weight_OI)
+    assert copy is not None and copy.numel() == weight_OI.numel()
     torch.testing.assert_close(product_NO, right(rows_NI, weight_OI), rtol=1e-4, atol=1e-4)
-    assert copy_of(weight_OI) is kept
+    assert copy_of(weight_OI) is copy
     added_NO = row_product(rows_NI, weight_OI, torch.ones_like(product_NO))
     torch.testing.assert_close(added_NO, 1 + product_NO, rtol=1e-5, atol=1e-5)
 

@@ -101,8 +101,8 @@ def test_it_is_attention_and_a_token_alone_has_the_same_bits(
 ) -> None:
     qkv, stored = tensors(shape, dtype, len(ROWS.slot_N))
     assert attends_compiled(stored)
-    out_NHD, given = attend(qkv, stored, ROWS, variant)
-    right_NHD = reference(qkv[0], shape[2:], stored, *given)
+    out_NHD, inputs = attend(qkv, stored, ROWS, variant)
+    right_NHD = reference(qkv[0], shape[2:], stored, *inputs)
     torch.testing.assert_close(out_NHD.double(), right_NHD, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     for number in (0, 63, 64, 150, 299, 300, 301, 302, 303, 380, 492, 493):  # at the ends of tiles and blocks too
         own = slice(number, number + 1)
@@ -164,8 +164,8 @@ def test_what_later_positions_hold_is_not_seen() -> None:
 
 def test_large_scores_stay_finite() -> None:
     qkv, stored = tensors((4, 2, 32, 32), FLOAT32, len(ROWS.slot_N))
-    out_NHD, given = attend([qkv[0] * 3e4, *qkv[1:]], stored, ROWS, {})
-    right_NHD = reference(qkv[0] * 3e4, (32, 32), stored, *given)
+    out_NHD, inputs = attend([qkv[0] * 3e4, *qkv[1:]], stored, ROWS, {})
+    right_NHD = reference(qkv[0] * 3e4, (32, 32), stored, *inputs)
     torch.testing.assert_close(out_NHD.double(), right_NHD, atol=2e-2, rtol=0)  # scores of 1e5 end at 0.008
 
 
@@ -185,8 +185,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_library_is_compiled_once_and_again_for_another_source(source: Path) -> None:
     library = build(source)
-    made = library.stat().st_mtime_ns
-    assert build(source).stat().st_mtime_ns == made
+    built_ns = library.stat().st_mtime_ns
+    assert build(source).stat().st_mtime_ns == built_ns
     source.write_text('extern "C" int one() { return 2; }\n')
     assert build(source) != library
     assert sorted(path.suffix for path in library.parent.iterdir()) == [".so", ".so"]

@@ -154,8 +154,8 @@ def test_progress_is_paid_once_and_only_when_asked_for(level: int) -> None:
         assert [step[0] for step in plain] == [step[0] for step in shaped]
         assert [step[1] for step in plain] == [0.0] * (len(plain) - 1) + [1.0]
         progress = [round(step[1], 6) for step in shaped[:-1]]
-        said = [step[0].startswith(("Taken.", "Opened.")) for step in shaped[:-1]]
-        assert progress == [0.1 if done else 0.0 for done in said]
+        is_progress = [step[0].startswith(("Taken.", "Opened.")) for step in shaped[:-1]]
+        assert progress == [0.1 if done else 0.0 for done in is_progress]
         assert shaped[-1][1] == 1.0
 
 
@@ -218,9 +218,9 @@ def test_typed_commands_do_what_calls_do(level: int) -> None:
     ],
 )
 def test_commands_have_short_and_long_forms(text: str, call: GameCall) -> None:
-    (read,) = TextGame().parse_command(text)
-    assert isinstance(read, ToolCall)
-    assert (read.name, dict(read.arguments)) == call
+    (call_read,) = TextGame().parse_command(text)
+    assert isinstance(call_read, ToolCall)
+    assert (call_read.name, dict(call_read.arguments)) == call
 
 
 @pytest.mark.parametrize("text", ["", " ", ".", "dance", "red key", "look around"])

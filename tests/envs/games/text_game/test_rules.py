@@ -59,7 +59,7 @@ def small() -> Play:
 
 
 def test_a_quest_from_beginning_to_end(small: Play) -> None:
-    said = [
+    answers = [
         small.take("blue key"),
         small.go("north"),
         small.open("box"),
@@ -70,13 +70,13 @@ def test_a_quest_from_beginning_to_end(small: Play) -> None:
         small.use("red key", "red chest"),
         small.take("crown"),
     ]
-    assert said == ["Taken.", "", "Opened.", "Taken.", "", "Opened.", "", "Opened.", "Taken."]
+    assert answers == ["Taken.", "", "Opened.", "Taken.", "", "Opened.", "", "Opened.", "Taken."]
     assert small.is_won and small.over and not small.lost
     assert len(small.milestones) == 6
 
 
 @pytest.mark.parametrize(
-    ("do", "said"),
+    ("do", "answer"),
     [
         (lambda game: game.go("west"), "There is no exit west."),
         (lambda game: game.go("east"), "The blue door is locked."),
@@ -92,8 +92,8 @@ def test_a_quest_from_beginning_to_end(small: Play) -> None:
         (lambda game: (game.take("blue key"), game.use("blue key", ""))[1], "There is no locked  here."),
     ],
 )
-def test_what_cannot_be_done_is_said_and_changes_nothing(do: Callable[[Play], str], said: str, small: Play) -> None:
-    assert do(small) == said
+def test_what_cannot_be_done_is_said_and_changes_nothing(do: Callable[[Play], str], answer: str, small: Play) -> None:
+    assert do(small) == answer
     assert small.room == "hall"
     assert not small.over
     assert small.milestones <= {"take blue key"}
@@ -132,14 +132,14 @@ def test_a_cursed_thing_loses(cursed: str, small: Play) -> None:
 
 def test_a_treasure_that_has_to_be_brought_back_wins_at_the_start_only(small: Play) -> None:
     game = Play(replace(small.world, level=LEVELS[5]))
-    said = []
+    answers = []
     while not game.over:
         name, arguments = explore(game)
-        said.append(getattr(game, name)(**arguments))
+        answers.append(getattr(game, name)(**arguments))
         if "crown" in game.bag:
             assert game.is_won == (game.room == "hall")
     assert game.is_won
-    assert said[-2:] == ["Taken.", ""]
+    assert answers[-2:] == ["Taken.", ""]
 
 
 # ---- what is shown and what is not

@@ -202,10 +202,10 @@ def test_problems_are_many_and_their_cases_tell_constants_apart(level: int) -> N
     assert len({one.prompt for one in problems}) == 200
     assert len({one.solution for one in problems}) > 100
     for one in problems:
-        shown = one.prompt.split("\n\n")[-1]
+        example_text = one.prompt.split("\n\n")[-1]
         values = [repr(value) for _, value in one.cases]
         assert len(values) >= 20 and max(map(values.count, values)) < len(values)
-        assert not any(f"({arguments[0]!r}) returns" in shown for arguments, _ in one.cases)
+        assert not any(f"({arguments[0]!r}) returns" in example_text for arguments, _ in one.cases)
 
 
 # ---- the environment
@@ -267,7 +267,7 @@ def test_wrong_keywords_and_a_machine_without_a_sandbox_are_told(monkeypatch: py
 def test_oracle_and_cheat_over_several_tasks(level: int) -> None:
     env = make_env("CodeTasks-v0", {"level": level})
     for seed in range(16):
-        for kind, wanted in (("oracle", 1.0), ("cheat", 0.0)):
+        for kind, expected in (("oracle", 1.0), ("cheat", 0.0)):
             observation, _ = env.reset(seed=seed)
             policy = policy_for(env, kind)
             policy.reset(env, observation, seed)
@@ -276,7 +276,7 @@ def test_oracle_and_cheat_over_several_tasks(level: int) -> None:
                 reply = Action.from_message(policy.act(observation))
                 observation, reward, terminated, truncated, info = env.step(reply)
                 total, ended = total + reward, terminated or truncated
-            assert (total, info["metrics"]["success"]) == (wanted, wanted)
+            assert (total, info["metrics"]["success"]) == (expected, expected)
     env.close()
 
 

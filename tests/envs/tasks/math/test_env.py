@@ -157,8 +157,8 @@ def value_of(polynomial: str, x: float) -> float:
 
 
 def number_of(latex: str) -> float:
-    found = re.fullmatch(r"(-?)\\frac\{(\d+)\}\{(\d+)\}", latex)
-    return float(latex) if found is None else float(f"{found[1]}{int(found[2]) / int(found[3])}")
+    match = re.fullmatch(r"(-?)\\frac\{(\d+)\}\{(\d+)\}", latex)
+    return float(latex) if match is None else float(f"{match[1]}{int(match[2]) / int(match[3])}")
 
 
 def test_truths_are_confirmed_in_another_way() -> None:
@@ -172,14 +172,14 @@ def test_truths_are_confirmed_in_another_way() -> None:
                     slope = (value_of(formula, x + 1e-4) - value_of(formula, x - 1e-4)) / 2e-4
                     assert value_of(one.answer, x) == pytest.approx(slope, abs=1e-3)
                 seen["derivative"] += 1
-            elif found := re.search(r"int_\{(-?\d+)\}\^\{(-?\d+)\} \((.*)\) ", one.text):
-                low, high = int(found[1]), int(found[2])
-                ends = value_of(found[3], low) + value_of(found[3], high)
-                simpson = (high - low) / 6 * (ends + 4 * value_of(found[3], (low + high) / 2))
+            elif match := re.search(r"int_\{(-?\d+)\}\^\{(-?\d+)\} \((.*)\) ", one.text):
+                low, high = int(match[1]), int(match[2])
+                ends = value_of(match[3], low) + value_of(match[3], high)
+                simpson = (high - low) / 6 * (ends + 4 * value_of(match[3], (low + high) / 2))
                 assert number_of(one.answer) == pytest.approx(simpson)
                 seen["integral"] += 1
-            elif found := re.search(r"when \$(\d+)\^\{(\d+)\}\$ is divided by (\d+)", one.text):
-                assert int(found[1]) ** int(found[2]) % int(found[3]) == int(one.answer)
+            elif match := re.search(r"when \$(\d+)\^\{(\d+)\}\$ is divided by (\d+)", one.text):
+                assert int(match[1]) ** int(match[2]) % int(match[3]) == int(one.answer)
                 seen["power"] += 1
             elif one.form == "set":
                 formula = one.text.partition("$")[2].partition(" = 0")[0]
@@ -198,12 +198,12 @@ def test_truths_are_confirmed_in_another_way() -> None:
 def test_oracle_and_cheat_over_many_tasks(level: int) -> None:
     env = make_env("Math-v0", {"level": level})
     for seed in (*range(60), *range(EVAL_SEED_START, EVAL_SEED_START + 10)):
-        for kind, wanted in (("oracle", 1.0), ("cheat", 0.0)):
+        for kind, expected in (("oracle", 1.0), ("cheat", 0.0)):
             observation, _ = env.reset(seed=seed)
             policy = policy_for(env, kind)
             policy.reset(env, observation, seed)
             _, reward, terminated, _, info = env.step(Action.from_message(policy.act(observation)))
-            assert (reward, terminated, info["metrics"]["success"]) == (wanted, True, wanted)
+            assert (reward, terminated, info["metrics"]["success"]) == (expected, True, expected)
     env.close()
 
 

@@ -24,8 +24,8 @@ OFFICIAL = re.compile(r"#### (\-?[0-9\.\,]+)")
 
 
 def official(text: str) -> str | None:
-    found = OFFICIAL.search(text)
-    return found.group(1).strip().replace(",", "") if found else None
+    match = OFFICIAL.search(text)
+    return match.group(1).strip().replace(",", "") if match else None
 
 
 def say(env: TextEnv, text: str, *calls: ToolCall) -> tuple[str, float, bool, dict[str, Any]]:

@@ -31,15 +31,15 @@ def call(env: Retail, tool: str, /, **arguments: Any) -> str:
     return env.step(Action.from_message(message))[0]
 
 
-def begun(level: int, wanted: Any, *, allowed: bool = True) -> Retail:
-    """An episode whose first wish is dealt with by the tool `wanted` (None: by an answer)."""
+def begun(level: int, name: Any, *, allowed: bool = True) -> Retail:
+    """An episode whose first wish is dealt with by the tool `name` (None: by an answer)."""
     env = Retail(level=level)
     for seed in range(500):
         env.reset(seed=seed)
         wish = env.wishes[0]
-        if len(env.wishes) == 1 and (wish.call and wish.call[0]) == wanted and wish.is_allowed is allowed:
+        if len(env.wishes) == 1 and (wish.call and wish.call[0]) == name and wish.is_allowed is allowed:
             return env
-    raise AssertionError(f"no task of 500 wants {wanted}")
+    raise AssertionError(f"no task of 500 wants {name}")
 
 
 @pytest.mark.long
@@ -47,7 +47,7 @@ def begun(level: int, wanted: Any, *, allowed: bool = True) -> Retail:
 def test_oracle_and_cheat_over_many_tasks(level: int) -> None:
     env = make_env("Retail-v0", {"level": level})
     for seed in (*range(80), *range(EVAL_SEED_START, EVAL_SEED_START + 10)):
-        for kind, wanted in (("oracle", 1.0), ("cheat", 0.0)):
+        for kind, expected in (("oracle", 1.0), ("cheat", 0.0)):
             observation, _ = env.reset(seed=seed)
             policy = policy_for(env, kind)
             policy.reset(env, observation, seed)
@@ -57,7 +57,7 @@ def test_oracle_and_cheat_over_many_tasks(level: int) -> None:
                     Action.from_message(policy.act(observation))
                 )
                 total, ended = total + reward, terminated or truncated
-            assert (total, info["metrics"]["success"]) == (wanted, wanted)
+            assert (total, info["metrics"]["success"]) == (expected, expected)
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_a_clerk_who_only_asks_and_looks_up_serves_a_return() -> None:
     order_id = say(env, "Which order is it?")[0].split()[-1].removesuffix(".")
     product = say(env, "Which item do you want to return?")[0].split()[-1].removesuffix(".")
     refund = say(env, "Where shall the refund go?")[0].partition("my ")[2].partition(" and")[0]
-    shown = call(env, "get_order", order_id=order_id)
-    item = next(part for part in shown.split("item ")[1:] if f": {product}," in part)[:4]
+    order = call(env, "get_order", order_id=order_id)
+    item = next(part for part in order.split("item ")[1:] if f": {product}," in part)[:4]
     assert "come back" in call(env, "return_items", order_id=order_id, items=[item], refund_to=refund)
     assert say(env, CLOSING) == ("Thank you, that is all. Goodbye.", 1.0, True)
 
@@ -116,8 +116,8 @@ def test_a_change_for_somebody_who_was_not_identified_is_wrong() -> None:
 
 def test_what_is_escalated_or_told_before_anybody_was_identified_is_wrong() -> None:
     for is_first in (True, False):
-        for wanted in ("escalate", None):
-            env = begun(2, wanted, allowed=wanted is None)
+        for call_name in ("escalate", None):
+            env = begun(2, call_name, allowed=call_name is None)
             if is_first:
                 call(env, "find_by_email", email=env.customer.email)
             name, arguments = env.wishes[0].call or ("get_order", {"order_id": env.wishes[0].order_id})
@@ -169,7 +169,7 @@ def test_a_number_that_was_asked_for_has_to_be_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "is_told"),
     [
         ("It is 1,250 dollars.", True),
         ("$1250.00", True),
@@ -178,8 +178,8 @@ def test_a_number_that_was_asked_for_has_to_be_told() -> None:
         ("1 2 3 4 5 6 7 8 1250", False),
     ],
 )
-def test_a_number_is_told_as_a_whole_and_among_few(text: str, told: bool) -> None:
-    assert tells(text, "1250") is told
+def test_a_number_is_told_as_a_whole_and_among_few(text: str, is_told: bool) -> None:
+    assert tells(text, "1250") is is_told
 
 
 def test_a_number_among_many_guesses_is_not_told() -> None:
@@ -210,7 +210,7 @@ def test_the_system_refuses_what_cannot_be() -> None:
     own = {one.status: one for one in env.shop.orders.values() if one.user_id == env.customer.user_id}
     pending, delivered = own["pending"], own["delivered"]
     before = repr(env.shop)
-    for name, arguments, said in (
+    for name, arguments, message in (
         ("find_by_email", {"email": "nobody@mail.example"}, "no customer is known"),
         ("find_by_name", {"first_name": "", "last_name": "", "zip_code": ""}, "no customer is known"),
         ("get_order", {"order_id": "W1"}, "there is no order 'W1'"),
@@ -230,7 +230,7 @@ def test_the_system_refuses_what_cannot_be() -> None:
         ),
         ("return_items", {"order_id": delivered.order_id, "items": delivered.items[:1], "refund_to": "x"}, "gift card"),
     ):
-        assert said in call(env, name, **arguments)
+        assert message in call(env, name, **arguments)
     assert repr(env.shop) == before
     assert "pending" in call(env, "get_order", order_id=f" #{pending.order_id.lower()} ")
 
@@ -295,8 +295,8 @@ def test_the_customer_understands_a_desk_that_writes_as_desks_do(question: str, 
 
 def test_a_customer_who_has_a_preference_does_not_deny_it() -> None:
     env = begun(2, "return_items")
-    said = say(env, "Would you like a gift card instead, or the money on a card?")[0]
-    assert said == env.wishes[0].facts["refund"]
+    answer = say(env, "Would you like a gift card instead, or the money on a card?")[0]
+    assert answer == env.wishes[0].facts["refund"]
     assert say(env, "Which size?")[0] == "I have no preference about that."
 
 
@@ -308,18 +308,18 @@ def test_the_customer_says_yes_to_nothing_but_what_was_wanted() -> None:
         env = begun(2, tool)
         wish = env.wishes[0]
         assert wish.insists and wish.insists not in wrong.split()
-        said = say(env, f"I can only offer {wrong}. Shall I go ahead?")[0]
-        assert wish.insists in said and "Yes" not in said
-        said = say(env, f"It is {wish.insists}, not {wrong}. Shall I go ahead?")[0]
-        assert said.endswith("Yes, please.")
+        answer = say(env, f"I can only offer {wrong}. Shall I go ahead?")[0]
+        assert wish.insists in answer and "Yes" not in answer
+        answer = say(env, f"It is {wish.insists}, not {wrong}. Shall I go ahead?")[0]
+        assert answer.endswith("Yes, please.")
         assert say(env, "Shall I proceed?")[0] == "Yes, please."
 
 
 def test_a_customer_who_is_led_nowhere_leaves(brief: Brief) -> None:
     user = ScriptedUser()
     user.begin(brief)
-    said = [user.answer("Hm.") for _ in range(4)]
-    assert user.is_over and said[-1] == "This leads nowhere. Goodbye."
+    answers = [user.answer("Hm.") for _ in range(4)]
+    assert user.is_over and answers[-1] == "This leads nowhere. Goodbye."
 
 
 def test_another_customer_is_named_by_its_place(tmp_path: Path) -> None:
@@ -351,8 +351,8 @@ def test_a_model_behind_an_endpoint_plays_the_customer(
     endpoint = chat_endpoint(customer)
     monkeypatch.setenv("CUSTOMER_URL", endpoint.url)
     place = f"{Path(__file__).parents[4] / 'examples/model_customer.py'}:ModelCustomer"
-    wanted = ["eval", "--env", "Retail-v0", "--env-kwargs", f"user={place}", "--policy", "oracle", "-n", "1"]
-    assert main([*wanted, "--seed", "3", "--json", "--output", str(tmp_path / "eval")]) == 0
+    options = ["eval", "--env", "Retail-v0", "--env-kwargs", f"user={place}", "--policy", "oracle", "-n", "1"]
+    assert main([*options, "--seed", "3", "--json", "--output", str(tmp_path / "eval")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["success"] == 1.0
     last = endpoint.bodies[-1]["messages"]
     assert [one["role"] for one in last[:4]] == ["system", "user", "assistant", "user"]
@@ -367,8 +367,8 @@ def test_an_endpoint_that_fails_is_no_loss_of_the_desk(
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=401, body={"error": "no such key"}))
     monkeypatch.setenv("CUSTOMER_URL", endpoint.url)
     place = f"{Path(__file__).parents[4] / 'examples/model_customer.py'}:ModelCustomer"
-    wanted = ["eval", "--env", "Retail-v0", "--env-kwargs", f"user={place}", "--policy", "oracle", "-n", "1"]
-    assert main([*wanted, "--output", str(tmp_path / "eval")]) != 0
+    options = ["eval", "--env", "Retail-v0", "--env-kwargs", f"user={place}", "--policy", "oracle", "-n", "1"]
+    assert main([*options, "--output", str(tmp_path / "eval")]) != 0
     (episode,) = (json.loads(line) for line in (tmp_path / "eval" / "episodes.jsonl").read_text().splitlines())
     assert (episode["status"], episode["reward"]) == ("env_error", None)
     assert "no such key" in episode["error"]

@@ -27,8 +27,8 @@ class Batch:
 
     def estimate(self, name: str, **settings: object) -> Credit:
         estimator = ADVANTAGES[name]
-        named = inspect.signature(estimator).parameters
-        further = {key: tensor for key, tensor in self.further.items() if key in named}
+        parameters = inspect.signature(estimator).parameters
+        further = {key: tensor for key, tensor in self.further.items() if key in parameters}
         return estimator(self.rewards_BT, self.mask_BT, self.groups_B, **further, **settings)
 
     def take(self, rows: Sequence[int]) -> Batch:
@@ -138,9 +138,9 @@ def as_episodes(batch: Batch) -> list[Episode]:
 
 def expect(credit: Credit, batch: Batch, advantages: list[list[float]], returns: list[list[float]]) -> None:
     """Holds a result against lists with one number for each trained token."""
-    for given_BT, wanted in zip(credit, (advantages, returns), strict=True):
+    for given_BT, expected in zip(credit, (advantages, returns), strict=True):
         full = torch.zeros_like(batch.rewards_BT)
-        for row, (episode, numbers) in enumerate(zip(as_episodes(batch), wanted, strict=True)):
+        for row, (episode, numbers) in enumerate(zip(as_episodes(batch), expected, strict=True)):
             full[row, episode.places] = torch.tensor(numbers, dtype=full.dtype)
         torch.testing.assert_close(given_BT, full, rtol=1e-10, atol=1e-10)
         assert not given_BT[~batch.mask_BT].any()

@@ -123,8 +123,8 @@ def test_gdpo_counts_a_component_among_the_episodes_that_have_it() -> None:
     )
     combined = [-(0.5**0.5), 0.5**0.5, 0.0, -(2.0**0.5), 2.0**0.5, 0.0]
     deviation = statistics.stdev(combined)
-    wanted = [value / deviation for value in combined]
-    assert credit.advantages_BT[:, 0].tolist() == pytest.approx(wanted, abs=1e-5)
+    expected = [value / deviation for value in combined]
+    assert credit.advantages_BT[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_gdpo_wants_a_weight_for_each_component(make_batch: Any) -> None:

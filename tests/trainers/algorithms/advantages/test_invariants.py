@@ -43,14 +43,14 @@ def compacted(batch: Any) -> tuple[Any, list[list[int]]]:
 
     def squeezed(tensor: Tensor) -> Tensor:
         rows = torch.zeros(tensor.shape[0], longest, *tensor.shape[2:], dtype=tensor.dtype)
-        for row, kept in enumerate(places):
-            rows[row, : len(kept)] = tensor[row, kept]
+        for row, indices in enumerate(places):
+            rows[row, : len(indices)] = tensor[row, indices]
         return rows
 
     rewards_BT = torch.zeros_like(batch.rewards_BT)
-    for row, kept in enumerate(places):
+    for row, indices in enumerate(places):
         for place, reward in enumerate(batch.rewards_BT[row].tolist()):
-            nearest = max([one for one in kept if one <= place], default=kept[0])
+            nearest = max([one for one in indices if one <= place], default=indices[0])
             rewards_BT[row, nearest] += reward
     further = {key: squeezed(t) if key.endswith(("_BT", "_BTK")) else t for key, t in batch.further.items()}
     # the reward's components count by episode, so that those of the holes must stay in the sum
@@ -94,8 +94,8 @@ def test_holes_in_the_mask_change_nothing(name: str, seed: int, make_batch: Any)
     assert batch.mask_BT.any(-1).all()
     short, places = compacted(batch)
     for full_BT, short_BT in zip(batch.estimate(name), short.estimate(name), strict=True):
-        for row, kept in enumerate(places):
-            torch.testing.assert_close(full_BT[row, kept], short_BT[row, : len(kept)], rtol=1e-12, atol=1e-12)
+        for row, indices in enumerate(places):
+            torch.testing.assert_close(full_BT[row, indices], short_BT[row, : len(indices)], rtol=1e-12, atol=1e-12)
         assert not full_BT[~batch.mask_BT].any()
 
 
@@ -249,9 +249,9 @@ def test_the_result_has_the_dtype_and_the_statistics_are_float64(name: str, make
     batch = batch_for(name, 0, make_batch)
     narrow = batch.to(torch.float32)
     exact = narrow.to(torch.float64).estimate(name)
-    for tensor, wanted in zip(narrow.estimate(name), exact, strict=True):
+    for tensor, expected in zip(narrow.estimate(name), exact, strict=True):
         assert tensor.dtype == torch.float32
-        torch.testing.assert_close(tensor, wanted.to(torch.float32), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(tensor, expected.to(torch.float32), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", NAMES)

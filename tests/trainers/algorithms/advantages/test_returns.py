@@ -92,8 +92,10 @@ def test_the_tail_that_only_the_longest_episode_has_gets_its_raw_return_only_wit
     rewards_BT = torch.tensor([[0.0, 0.0, 2.0], [1.0, 0.0, 0.0]])
     mask_BT = torch.tensor([[True, True, True], [True, False, False]])
     inputs = (rewards_BT, mask_BT, torch.zeros(2, dtype=torch.int64), torch.ones(2, 3))
-    kept, zeroed = (optimal_token_baseline(*inputs, zero_tail=zero_tail).advantages_BT for zero_tail in (False, True))
-    assert kept[0].tolist() == pytest.approx([0.5, 0.0, 0.0], abs=1e-6)
+    with_tail, zeroed = (
+        optimal_token_baseline(*inputs, zero_tail=zero_tail).advantages_BT for zero_tail in (False, True)
+    )
+    assert with_tail[0].tolist() == pytest.approx([0.5, 0.0, 0.0], abs=1e-6)
     assert zeroed[0].tolist() == pytest.approx([0.5, 2.0, 2.0], abs=1e-6)
 
 

@@ -204,7 +204,7 @@ class Episodes:
         if name == "maxrl":
             rewards_BT = self.table(lambda one, step: step * SUCCESS[one[0]][one[1]])
         steps_BT = torch.arange(2).expand_as(rewards_BT)
-        known = {
+        all_inputs = {
             "values_BT": self.table(value if critic is None else critic),
             "bootstrap_B": self.table(lambda one, _: BOOTSTRAP[one[0]][one[1]])[:, 0],
             "turns_BT": steps_BT,
@@ -214,7 +214,7 @@ class Episodes:
             "components_BTK": torch.diag_embed(rewards_BT),
         }
         mask_BT = torch.ones_like(steps_BT, dtype=torch.bool)
-        further = {key: known[key] for key in inputs}
+        further = {key: all_inputs[key] for key in inputs}
         credit = ADVANTAGES[name](rewards_BT, mask_BT, self.groups_B, **further, **settings)
         return (credit.advantages_BT[:, :, None] * self.slopes_BTV).flatten(1).unflatten(0, (-1, SIZE)).mean(1)
 

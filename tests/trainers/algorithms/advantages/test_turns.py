@@ -51,8 +51,8 @@ def test_return_batch_norm_counts_every_turn_once(
     flat = [number for row in returns for number in row]
     mean, scale = statistics.fmean(flat), math.sqrt(statistics.variance(flat) + 1e-8)
     advantages = [[(number - mean) / scale for number in row] for row in returns]
-    wanted = at_tokens(episodes, advantages), at_tokens(episodes, returns)
-    check_credit(batch.estimate("return_batch_norm"), batch, *wanted)
+    expected = at_tokens(episodes, advantages), at_tokens(episodes, returns)
+    check_credit(batch.estimate("return_batch_norm"), batch, *expected)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -101,8 +101,8 @@ def test_gigpo_adds_the_episode_and_the_turns_sampled_in_the_same_state(
             for span, number in zip(one.spans, row, strict=True)
         ]
         advantages.append([whole + weight * step for step in steps])
-    wanted = at_tokens(episodes, advantages), at_tokens(episodes, returns)
-    check_credit(batch.estimate("gigpo", **settings), batch, *wanted)
+    expected = at_tokens(episodes, advantages), at_tokens(episodes, returns)
+    check_credit(batch.estimate("gigpo", **settings), batch, *expected)
 
 
 @pytest.mark.parametrize("whiten", [True, False])

@@ -43,9 +43,9 @@ def one_token(ratio: float, advantage: float, settings: Settings) -> tuple[Polic
 
 @pytest.mark.parametrize(("ratio", "advantage", "loss", "gradient"), REGIONS)
 def test_value_and_gradient_in_every_region(ratio: float, advantage: float, loss: float, gradient: float) -> None:
-    result, found = one_token(ratio, advantage, SETTINGS)
+    result, own_gradient = one_token(ratio, advantage, SETTINGS)
     assert result.loss.item() == pytest.approx(loss)
-    assert found == pytest.approx(gradient)
+    assert own_gradient == pytest.approx(gradient)
 
 
 @pytest.mark.parametrize(("ratio", "advantage", "loss", "gradient"), REGIONS)

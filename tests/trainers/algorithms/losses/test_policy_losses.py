@@ -135,9 +135,9 @@ def covariances(logps: Floats, case: Case) -> Floats:
 
 def kl_cov(moving: Floats, frozen: Floats, case: Case, **s: float) -> Floats:
     ranked = sorted(range(len(frozen)), key=lambda i: -covariances(frozen, case)[i])
-    held = ranked[: max(1, int(s["fraction"] * len(frozen)))]
+    penalized = ranked[: max(1, int(s["fraction"] * len(frozen)))]
     return [
-        -math.exp(logp - old) * gain + (s["kl_coefficient"] * abs(logp - old) if i in held else 0.0)
+        -math.exp(logp - old) * gain + (s["kl_coefficient"] * abs(logp - old) if i in penalized else 0.0)
         for i, (logp, old, gain) in enumerate(zip(moving, case.old, case.gain, strict=True))
     ]
 
@@ -260,8 +260,8 @@ def test_the_cases_reach_what_is_clipped_and_what_is_not() -> None:
         if name in ("gpg", "dro", "sapo"):
             continue
         batches = [drawn(seed) for seed in range(4)]
-        found = [LOSSES[name](b.logp_BT, b.old_BT, b.gain_BT, b.mask_BT, **settings).stats for b in batches]
-        assert 0 < sum(one.clip_fraction for one in found) < 4, name
+        stats = [LOSSES[name](b.logp_BT, b.old_BT, b.gain_BT, b.mask_BT, **settings).stats for b in batches]
+        assert 0 < sum(one.clip_fraction for one in stats) < 4, name
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -1,4 +1,4 @@
-"""Box 3: a Docker container, which isolates a program; inside, the same filter and limits apply as in other boxes.
+"""A Docker container, which isolates a program; inside, the same filter and limits apply as in other boxes.
 
 All processes of the container have one user. A program cannot inspect those around it, and cannot kill PID 1. If it
 ends the others, it has ended its own execution, and the container is discarded.

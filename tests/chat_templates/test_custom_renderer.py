@@ -130,7 +130,7 @@ def test_what_reads_recorded_conversations_needs_a_template(own: str, tokenizer_
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "shown"),
+    ("name", "error", "message"),
     [
         ("Plane", UnknownName, "did you mean 'Plain'"),
         ("NUMBER", ConfigError, "is no function that makes a renderer"),
@@ -139,7 +139,9 @@ def test_what_reads_recorded_conversations_needs_a_template(own: str, tokenizer_
         ("broken", UserCodeFault, "broken failed: KeyError: 'no such template'"),
     ],
 )
-def test_mistakes_are_one_line(name: str, error: type[Exception], shown: str, own: str, tokenizer_folder: Path) -> None:
-    with pytest.raises(error, match=shown) as caught:
+def test_mistakes_are_one_line(
+    name: str, error: type[Exception], message: str, own: str, tokenizer_folder: Path
+) -> None:
+    with pytest.raises(error, match=message) as caught:
         open_renderer(tokenizer_folder, f"{own}:{name}")
     assert "\n" not in str(caught.value)

@@ -30,19 +30,13 @@ OF_THE_SETTINGS = (ConfigError, InvalidTrajectory, RenderError, ToolSchemaError,
 PARSERS = frozenset({"_csv", "jsonschema", "lxml", "xml", "yaml", "zlib"})
 """Packages whose errors are about the text that they read."""
 CLIENTS = frozenset(
-    {
-        *("aiobotocore", "aiohttp", "anthropic", "azure", "boto3", "botocore", "docker", "elasticsearch", "grpc"),
-        *("google.api_core", "google.auth", "google.cloud", "google.genai", "http.client", "httpcore", "httpx"),
-        *("kubernetes", "openai", "opensearchpy", "paramiko", "pymongo", "redis", "requests", "urllib.error"),
-        *("urllib.request", "urllib3", "websocket", "websockets"),
-    }
+    "aiobotocore aiohttp anthropic azure boto3 botocore docker elasticsearch grpc google.api_core google.auth "
+    "google.cloud google.genai http.client httpcore httpx kubernetes openai opensearchpy paramiko pymongo redis "
+    "requests urllib.error urllib.request urllib3 websocket websockets".split()
 )
 """Packages that talk to a service: every error that they raise, or that is raised inside of them, is a fault."""
 DATABASES = frozenset(
-    {
-        *("MySQLdb", "asyncpg", "duckdb", "mysql", "oracledb", "psycopg", "psycopg2", "pymysql", "pyodbc"),
-        *("sqlalchemy", "sqlite3"),
-    }
+    "MySQLdb asyncpg duckdb mysql oracledb psycopg psycopg2 pymysql pyodbc sqlalchemy sqlite3".split()
 )
 OF_THE_STATEMENT = frozenset({"DataError", "IntegrityError", "NotSupportedError", "ProgrammingError"})
 """PEP 249's names of errors about the SQL; OperationalError, InterfaceError and InternalError are the database's."""

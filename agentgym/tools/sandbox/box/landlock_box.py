@@ -1,4 +1,4 @@
-"""Box 2: Landlock, the system-call filter and limits, for where namespaces are refused, as in ordinary containers.
+"""Landlock, the system-call filter and limits, for where namespaces are refused, as in ordinary containers.
 
 A program keeps its user and shares the machine's PIDs, but opens no file outside, reaches no socket, and signals no
 process outside. It cannot leave its process group, so killing the group ends everything it started, at once. It also
@@ -22,7 +22,7 @@ from agentgym.tools.sandbox.box.task_count import TaskCount
 __all__ = ["LandlockBox"]
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-MOST_FILES = 16384
+MAX_FILES = 16384
 SIGNALS_STAY_INSIDE = 6
 """The first version of Landlock that keeps signals inside."""
 
@@ -65,7 +65,7 @@ class LandlockBox:
         kernel.drop_capabilities()
         limit_resources(self._plan)
         kernel.forbid_new_privileges()
-        restrict_files(self._version, listed=self._listed, read=self._read, devices=DEVICES, write=[self.home])
+        restrict_files(self._version, listed=self._listed, readable=self._read, devices=DEVICES, write=[self.home])
         if self._version < SIGNALS_STAY_INSIDE:  # then the filter keeps them inside, and names this very process
             install_filter(assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=False))
         else:
@@ -108,7 +108,7 @@ class LandlockBox:
     def scratch_is_full(self, pids: Sequence[int]) -> bool:
         """Returns whether more bytes or more files were written than the box may hold."""
         left = self._plan.scratch_bytes - unlinked_bytes(pids)
-        return holds_too_much(self.home, left, MOST_FILES)
+        return holds_too_much(self.home, left, MAX_FILES)
 
     def held_bytes(self) -> int | None:
         """Returns None: no cgroup counts the memory of a box."""

@@ -18,7 +18,7 @@ import pytest
 
 from agentgym.envs.adapters.reasoning_gym import scored_by
 from agentgym.errors import ConfigError, EngineError, ToolFailure, UnknownName
-from agentgym.tools.calling.blame import is_models_mistake, raised_at
+from agentgym.tools.calling.error_attribution import is_models_mistake, raised_at
 from agentgym.types import JSON
 
 
@@ -136,7 +136,7 @@ def test_the_place_is_the_tools_own_line_though_a_library_raised() -> None:
 
 def test_no_client_is_imported_to_know_its_errors() -> None:
     clients = "[m for m in ('aiohttp', 'requests', 'httpx') if m in sys.modules]"
-    code = f"import sys, agentgym.tools.calling.blame; print({clients})"
+    code = f"import sys, agentgym.tools.calling.error_attribution; print({clients})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
 

@@ -12,9 +12,9 @@ from agentgym.loading import Wanted, load_named
 from agentgym.settings import Contract, convert_function_errors
 from agentgym.types import JSON
 
-__all__ = ["make_own_renderer"]
+__all__ = ["make_custom_renderer"]
 
-OWN_RENDERER = Wanted(
+CUSTOM_RENDERER = Wanted(
     noun="renderer",
     example="function",
     hint="It takes (tokenizer) and returns an agentgym.chat_templates.Renderer.",
@@ -23,21 +23,21 @@ OWN_RENDERER = Wanted(
 CONTRACT = Contract("renderer", ("tokenizer",))
 
 
-def make_own_renderer(place: str, tokenizer: ChatTokenizer, variables: Mapping[str, JSON]) -> Renderer:
+def make_custom_renderer(code_path: str, tokenizer: ChatTokenizer, variables: Mapping[str, JSON]) -> Renderer:
     """Returns the renderer that a user's function or class makes of a tokenizer.
 
     A keyword `variables` gets those of the template, with the run's date. Raises ConfigError for an object that is no
     such function, and for a result without the methods of `Renderer`.
     """
-    make = load_named(place, OWN_RENDERER)
+    make = load_named(code_path, CUSTOM_RENDERER)
     if not callable(make):
-        raise ConfigError(f"{place!r} is no function that makes a renderer. {OWN_RENDERER.hint}")
-    CONTRACT.check(place, make)
-    given = {"variables": variables} if "variables" in inspect.signature(make).parameters else {}
-    with convert_function_errors(place, make):
-        made: object = make(tokenizer, **given)
-    if not isinstance(made, Renderer):
+        raise ConfigError(f"{code_path!r} is no function that makes a renderer. {CUSTOM_RENDERER.hint}")
+    CONTRACT.check(code_path, make)
+    keywords = {"variables": variables} if "variables" in inspect.signature(make).parameters else {}
+    with convert_function_errors(code_path, make):
+        renderer: object = make(tokenizer, **keywords)
+    if not isinstance(renderer, Renderer):
         names = [name for name in vars(Renderer) if not name.startswith("_")]
-        lacking = ", ".join(name for name in names if not hasattr(made, name))
-        raise ConfigError(f"{place!r} returns a {type(made).__name__}, no renderer: it lacks {lacking}")
-    return made
+        lacking = ", ".join(name for name in names if not hasattr(renderer, name))
+        raise ConfigError(f"{code_path!r} returns a {type(renderer).__name__}, no renderer: it lacks {lacking}")
+    return renderer

@@ -17,12 +17,12 @@ from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.processes import lower_priority, reap_children, resume
 from agentgym.tools.sandbox.box.runner import Box
 
-__all__ = ["Job", "keep"]
+__all__ = ["Job", "run_init"]
 
-MOST_FILES_OUT = 256
-MOST_DEPTH = 128
+MAX_FILES_OUT = 256
+MAX_DEPTH = 128
 """The deepest nesting of folders: one descriptor is kept open for each."""
-MOST_FOLDERS = 16384
+MAX_FOLDERS = 16384
 """The most folders that are searched: a thread of a session may keep adding folders meanwhile."""
 
 
@@ -35,11 +35,11 @@ class Job:
     is_session: bool
     collect: list[str]
     """The patterns of the files that are collected at the end."""
-    most_bytes: int
+    max_bytes: int
     """The most bytes of all collected files together."""
 
 
-def keep(box: Box, orders: socket.socket, job: Job) -> None:
+def run_init(box: Box, orders: socket.socket, job: Job) -> None:
     """Runs a box to its end. Does not return.
 
     Its supervisor receives `{"ready": program}`, then `{"ended": exit code}` with the files as blobs. In a session it
@@ -69,11 +69,11 @@ def keep(box: Box, orders: socket.socket, job: Job) -> None:
         ended = dict(reap_children())
         if _is_over(box, program, ended, is_session=job.is_session):
             box.kill_all()
-            names, contents = _collect_files(job.collect, job.most_bytes)
+            names, contents = _collect_files(job.collect, job.max_bytes)
             frames.send(orders, {"ended": ended.get(program, -signal.SIGKILL), "files": names}, contents)
             os._exit(0)
         if orders in ready:
-            _obey(box, orders, program, job.most_bytes)
+            _obey(box, orders, program, job.max_bytes)
 
 
 def _is_over(box: Box, program: int, ended: dict[int, int], is_session: bool) -> bool:
@@ -81,7 +81,7 @@ def _is_over(box: Box, program: int, ended: dict[int, int], is_session: bool) ->
     return bool(ended) and not box.pids(os.getpid()) if is_session else program in ended
 
 
-def _obey(box: Box, orders: socket.socket, program: int, most_bytes: int) -> None:
+def _obey(box: Box, orders: socket.socket, program: int, max_bytes: int) -> None:
     order = frames.receive(orders)
     if order is None:
         _end(box)
@@ -99,7 +99,7 @@ def _obey(box: Box, orders: socket.socket, program: int, most_bytes: int) -> Non
     process, patterns = order[0]["settle"], order[0]["collect"]
     assert isinstance(process, int) and isinstance(patterns, list)
     settled = box.kill_others(process)
-    names, contents = _collect_files(patterns, most_bytes)
+    names, contents = _collect_files(patterns, max_bytes)
     frames.send(orders, {"settled": settled, "files": names}, contents)
 
 
@@ -108,33 +108,33 @@ def _end(box: Box) -> None:
     os._exit(0)
 
 
-def _collect_files(patterns: list[str], most_bytes: int) -> tuple[list[str], list[bytes]]:
+def _collect_files(patterns: list[str], max_bytes: int) -> tuple[list[str], list[bytes]]:
     """Returns the regular files of the working folder whose paths match; no link is followed."""
     names: list[str] = []
     contents: list[bytes] = []
     if not patterns:
         return names, contents
-    walk = itertools.islice(os.fwalk(".", follow_symlinks=False), MOST_FOLDERS)
-    for folder, folders, found, handle in walk:
-        if folder.count("/") >= MOST_DEPTH:
+    walk = itertools.islice(os.fwalk(".", follow_symlinks=False), MAX_FOLDERS)
+    for folder, folders, file_names, handle in walk:
+        if folder.count("/") >= MAX_DEPTH:
             folders.clear()
-        for name in sorted(found):
+        for name in sorted(file_names):
             path = os.path.normpath(os.path.join(folder, name))
-            if len(names) < MOST_FILES_OUT and any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
-                content = _content(name, handle, most_bytes - sum(map(len, contents)))
+            if len(names) < MAX_FILES_OUT and any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
+                content = _content(name, handle, max_bytes - sum(map(len, contents)))
                 if content is not None:
                     names.append(path)
                     contents.append(content)
     return names, contents
 
 
-def _content(name: str, folder: int, most_bytes: int) -> bytes | None:
+def _content(name: str, folder: int, max_bytes: int) -> bytes | None:
     try:
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
         return None
     with open(handle, "rb") as file:
         about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > most_bytes:
+        if not stat.S_ISREG(about.st_mode) or about.st_size > max_bytes:
             return None
-        return file.read(most_bytes)
+        return file.read(max_bytes)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from agentgym.types import JSON
 
-__all__ = ["Vitals"]
+__all__ = ["StepHealth"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vitals:
+class StepHealth:
     """The numbers of a line of `metrics.jsonl` by which a step is judged; None if the step did not measure it."""
 
     episodes: int = 0
@@ -47,7 +47,7 @@ class Vitals:
         return self.rejects_all or 0 < self.groups == self.dead_groups
 
     @classmethod
-    def of(cls, line: Mapping[str, JSON]) -> Vitals:
+    def of(cls, line: Mapping[str, JSON]) -> StepHealth:
         """Reads the numbers of a line by their flat names."""
         failed = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_arguments")
         entropy = _number(line, "entropy")

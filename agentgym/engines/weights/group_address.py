@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["JOIN_S", "Invitation"]
+__all__ = ["JOIN_S", "GroupAddress"]
 
 JOIN_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Invitation:
+class GroupAddress:
     """The process group that an engine's ranks join, of which the trainer is rank 0.
 
-    Example: `Invitation(address="127.0.0.1", port=29500, num_ranks=2, name="agentgym-1f", backend="gloo")`.
+    Example: `GroupAddress(address="127.0.0.1", port=29500, num_ranks=2, name="agentgym-1f", backend="gloo")`.
     """
 
     address: str

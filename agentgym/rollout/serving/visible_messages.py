@@ -8,17 +8,17 @@ from dataclasses import replace
 
 from agentgym.types import AnyCall, Message, ToolCall
 
-__all__ = ["hide_stop", "shown_messages"]
+__all__ = ["hide_stop", "visible_messages"]
 
 
-def shown_messages(messages: Sequence[Message], tools: Collection[str]) -> list[Message]:
+def visible_messages(messages: Sequence[Message], tools: Collection[str]) -> list[Message]:
     """Returns the messages for an agent that has the tools of these names.
 
     A call that cannot be parsed, or that names another tool, becomes a part of the reply's text, as it was sampled; its
     answer becomes a user message after the results of the reply's other calls. An agent's framework can then neither
     fail at a tool that it does not have nor miss a result.
     """
-    shown: list[Message] = []
+    visible: list[Message] = []
     hidden: set[str] = set()
     answers: list[Message] = []
     for message in messages:
@@ -26,7 +26,7 @@ def shown_messages(messages: Sequence[Message], tools: Collection[str]) -> list[
             answers.append(Message("user", message.content))
             continue
         if message.role != "tool":
-            shown += answers
+            visible += answers
             answers = []
         if message.role == "assistant":
             calls = tuple(call for call in message.tool_calls if _is_runnable(call, tools))
@@ -34,13 +34,13 @@ def shown_messages(messages: Sequence[Message], tools: Collection[str]) -> list[
             hidden = {call.id for call in lost}
             text = "\n".join(part for part in (message.content, *map(_text, lost)) if part)
             message = replace(message, content=text, tool_calls=calls) if lost else message
-        shown.append(message)
-    return shown + answers
+        visible.append(message)
+    return visible + answers
 
 
-def hide_stop(reply: Message, stop: str, asked: Collection[str]) -> Message:
+def hide_stop(reply: Message, stop: str, stop_strings: Collection[str]) -> Message:
     """Returns a reply for an agent, without the stop string that ended its text if the agent asked for that one."""
-    return replace(reply, content=reply.content.removesuffix(stop)) if stop in asked else reply
+    return replace(reply, content=reply.content.removesuffix(stop)) if stop in stop_strings else reply
 
 
 def _is_runnable(call: AnyCall, tools: Collection[str]) -> bool:
