@@ -22,9 +22,8 @@ __all__ = ["DPO_KEYS", "DPO_OWN", "SFT_KEYS", "SFT_OWN"]
 CODE = "code of one's own is for agentgym.trainers from Python"
 MEMORY = "how much memory a step takes; the numbers are the same"
 MEASURED = "validation is measured after every pass"
-SAVED = "checkpoint.every, checkpoint.keep and checkpoint.keep_best, --resume"
 LOSSES = ("sigmoid", "ipo", "hinge")
-SHARED = ("model", "optimizer.", "learner.lora.")
+SHARED = ("model", "optimizer.", "learner.", "checkpoint.", "trackers", "tracking.")
 """The beginnings of the settings that `train`, `sft` and `dpo` have in common."""
 
 
@@ -37,13 +36,11 @@ def lesson_batch(_: Any, theirs: Theirs) -> int:
     return size
 
 
-def lesson_epochs(value: Any, theirs: Theirs) -> int:
-    """Returns the passes over the rows, of which ours are whole."""
+def lesson_epochs(value: Any, theirs: Theirs) -> float:
+    """Returns the passes over the rows."""
     if theirs.get("max_steps", -1) > 0:
         raise SameMeaning("max_steps counts")
-    if value != int(value):
-        raise NoCounterpart("passes are whole: set epochs, or steps")
-    return int(value)
+    return float(value)
 
 
 def lesson_steps(value: Any, _: Theirs) -> int:
@@ -85,13 +82,6 @@ def reference_model(value: Any, theirs: Theirs) -> Any:
     raise (SameMeaning if value == theirs.get("model") else NoCounterpart)("the reference is the model as it begins")
 
 
-def lesson_device(value: Any, _: Theirs) -> str:
-    """Returns the CPU, if that is asked for."""
-    if not value:
-        raise SameMeaning("learner.device: cpu; set it to cuda on a machine with a GPU")
-    return "cpu"
-
-
 def common(rows: str, rate: float) -> tuple[Key, ...]:
     """Returns the keys of both trainers; `rows` is our setting for the files."""
     return (
@@ -117,25 +107,11 @@ def common(rows: str, rate: float) -> tuple[Key, ...]:
         *(same(name, "rows are packed, without padding") for name in ("padding_free", "pad_to_multiple_of")),
         *(same(name, "the model's own tokenizer") for name in ("processing_class", "pad_token", "eos_token")),
         same("dataset_num_proc", "rows are read in this process"),
-        Key("gradient_checkpointing", "learner.activation_checkpointing"),
-        same("gradient_checkpointing_kwargs", "learner.activation_checkpointing"),
         *(same(name, MEMORY) for name in ("activation_offloading", "cast_lm_head_to_fp32")),
-        skip("use_liger_kernel", MEMORY),
-        skip("liger_kernel_config", MEMORY),
-        Key("bf16", "learner.dtype", convert=values.trl_dtype),
-        same("fp16", "learner.dtype is float32 or bfloat16", False),
-        Key("use_cpu", "learner.device", convert=lesson_device),
-        skip("model_init_kwargs", "a commit of a model is named as ID@COMMIT"),
         skip("router_aux_loss_coef", "sft takes that of the model's config.json"),
         same("eval_strategy", MEASURED, "epoch", "no"),
         *(skip(name, MEASURED) for name in ("eval_steps", "per_device_eval_batch_size")),
-        *(skip(name, SAVED) for name in ("save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end")),
-        *(skip(name, SAVED) for name in ("metric_for_best_model", "greater_is_better", "resume_from_checkpoint")),
-        Key("report_to", "trackers", convert=values.trl_trackers),
-        Key("project", "tracking.project"),
         same("remove_unused_columns", "other columns are ignored"),
-        same("do_*", "the command trains"),
-        same("log_*", "metrics.jsonl has a line for each step"),
         *(skip(name, CODE) for name in ("data_collator", "compute_metrics", "callbacks", "optimizers")),
     )
 

@@ -22,6 +22,8 @@ __all__ = ["EvalScore", "RolloutSummary", "StepMetrics", "score"]
 
 NO_UPDATE: Mapping[str, JSON] = {"loss": 0.0, "optimizer_steps": 0, "learned_tokens": 0}
 """What the line of a step without an update has of one."""
+OF_SAMPLES = ("clip_fraction", "ratio_max", "mismatch_", "stale_tokens", "correct")
+"""The beginnings of the numbers that compare the learner with what sampled its tokens, which a lesson does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +198,8 @@ class StepMetrics:
             "warnings": [str(symptom) for symptom in self.symptoms if symptom.step == self.step],
         }
         speed = asdict(self.speed) if self.speed else {}
+        if self.rollout is None:
+            update = {name: value for name, value in update.items() if not name.startswith(OF_SAMPLES)}
         rollout: dict[str, JSON] = asdict(self.rollout) if self.rollout else {}
         return {
             "step": self.step,

@@ -109,7 +109,8 @@ def test_a_script_of_dpo_is_imported_and_learns(agentgym: Command) -> None:
     [
         ("sft", {}, {"optimizer.name": "adamw", "optimizer.learning_rate": 2e-5, "seed": 42, "epochs": None}),
         ("sft", {"max_steps": 7}, {"steps": 7, "epochs": None}),
-        ("sft", {"num_train_epochs": 1}, {"epochs": 1}),
+        ("sft", {"num_train_epochs": 1.5}, {"epochs": 1.5}),
+        ("sft", {"save_steps": 50, "save_total_limit": 3}, {"checkpoint.every": 50, "checkpoint.keep": 3}),
         ("sft", {"per_device_train_batch_size": 4, "num_processes": 8}, {"batch_size": 32}),
         ("sft", {"bf16": True, "use_cpu": True}, {"learner.dtype": "bfloat16", "learner.device": None}),
         ("dpo", {"gradient_checkpointing": True}, {"learner.activation_checkpointing": True}),
@@ -132,7 +133,6 @@ def test_arguments_have_the_meaning_that_they_have_there(
 @pytest.mark.parametrize(
     ("trainer", "arguments"),
     [
-        ("sft", {"num_train_epochs": 1.5}),
         ("sft", {"loss_type": "dft"}),
         ("sft", {"completion_only_loss": False}),
         ("sft", {"peft_config.use_dora": True}),
