@@ -70,10 +70,10 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--address")
-    given = parser.parse_args()
-    address = given.address or own_nodes(1 + given.engines, int(given.gb * 2.5e9))
+    options = parser.parse_args()
+    address = options.address or own_nodes(1 + options.engines, int(options.gb * 2.5e9))
     ray.init(address=address, log_to_driver=False)
-    print(json.dumps(measure(given.engines, int(given.gb * 1e9), given.rounds), indent=2))
+    print(json.dumps(measure(options.engines, int(options.gb * 1e9), options.rounds), indent=2))
     ray.shutdown()
 
 
@@ -100,16 +100,16 @@ def measure(num_engines: int, num_bytes: int, num_rounds: int) -> dict[str, Any]
     seats = [Seat(invitation, 1 + number) for number in range(num_engines)]
     seconds: dict[str, list[float]] = {"object store": [], "broadcast": []}
     for number in range(num_rounds + 1):  # the first round, in which the group is joined, does not count
-        for way, found in seconds.items():
+        for way, times in seconds.items():
             shipments = ray.get(rank.store.remote(num_bytes, number))
             started = time.perf_counter()
-            sent = [rank.send.remote()] if way == "broadcast" else []
-            places = seats if sent else [None] * num_engines
-            taken = ray.get([engine.take.remote(shipments, seat) for engine, seat in zip(engines, places, strict=True)])
-            ray.get(sent)
+            sending = [rank.send.remote()] if way == "broadcast" else []
+            places = seats if sending else [None] * num_engines
+            sizes = ray.get([engine.take.remote(shipments, seat) for engine, seat in zip(engines, places, strict=True)])
+            ray.get(sending)
             if number:
-                found.append(round((time.perf_counter() - started) / taken[0] * 1e9, 2))
-    return {"engines": num_engines, "GB": round(taken[0] / 1e9, 2), "seconds a GB": seconds}
+                times.append(round((time.perf_counter() - started) / sizes[0] * 1e9, 2))
+    return {"engines": num_engines, "GB": round(sizes[0] / 1e9, 2), "seconds a GB": seconds}
 
 
 if __name__ == "__main__":
