@@ -116,9 +116,9 @@ def ratio(results: Sequence[Result], target: float) -> float | None:
     return needed[TURN_LEVEL] / needed[EPISODE_LEVEL]
 
 
-def parse(given: Sequence[str]) -> argparse.Namespace:
+def parse(words: Sequence[str]) -> argparse.Namespace:
     """Returns the arguments; those after `--` are `rest`."""
-    split = list(given).index("--") if "--" in given else len(given)
+    split = list(words).index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--horizon", action="store_true", help="compare credit on LongRoad-v0")
     parser.add_argument("--algo", nargs="+", metavar="NAME", help=f"of {', '.join(ALGORITHMS)}; by default all")
@@ -131,8 +131,8 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="CPU threads of learning; by default one a core")
     parser.add_argument("--output", type=Path, help="by default runs/algorithms or runs/horizon")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    arguments = parser.parse_args(list(given)[:split])
-    arguments.rest = tuple(list(given)[split + 1 :])
+    arguments = parser.parse_args(list(words)[:split])
+    arguments.rest = tuple(list(words)[split + 1 :])
     usual = (80, "LongRoad-v0", 0.9, Path("runs/horizon"))
     if not arguments.horizon:
         usual = (40, "TextGame-v0", 0.8, Path("runs/algorithms"))
@@ -151,17 +151,17 @@ def main() -> None:
     arguments = parse(sys.argv[1:])
     results = compare_horizon(arguments) if arguments.horizon else compare(arguments, ALGORITHMS)
     show(results, arguments.target)
-    shown: dict[str, object] = {"results": [result.to_json(arguments.target) for result in results]}
+    report: dict[str, object] = {"results": [result.to_json(arguments.target) for result in results]}
     if arguments.horizon:
-        shown["ratio"] = ratio(results, arguments.target)
-        ratio_text = "not known" if shown["ratio"] is None else f"{shown['ratio']:.2f}"
+        report["ratio"] = ratio(results, arguments.target)
+        ratio_text = "not known" if report["ratio"] is None else f"{report['ratio']:.2f}"
         print(f"{TURN_LEVEL} needs {ratio_text} of the episodes of {EPISODE_LEVEL}; wanted: at most 0.5")
     picture = arguments.output / "curves.png"
     draw(results, arguments.target, picture)
-    (arguments.output / "results.json").write_text(json.dumps(shown, indent=1) + "\n")
+    (arguments.output / "results.json").write_text(json.dumps(report, indent=1) + "\n")
     print(f"curves {picture}   numbers {arguments.output / 'results.json'}")
     if arguments.json:
-        print(json.dumps(shown))
+        print(json.dumps(report))
 
 
 if __name__ == "__main__":

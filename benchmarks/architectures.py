@@ -23,7 +23,7 @@ from agentgym.trainers.model_check.server_checks import ServerKind, check_on_ser
 from agentgym.trainers.model_check.small_models import ARCHITECTURES, save_small_model
 
 
-def check(architecture: str, known: KnownModel | None) -> KnownModel:
+def check(architecture: str, model: KnownModel | None) -> KnownModel:
     """Checks one architecture; what servers found stays. One that transformers does not know has a reason instead."""
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -31,16 +31,16 @@ def check(architecture: str, known: KnownModel | None) -> KnownModel:
         except ConfigError as error:
             return KnownModel(architecture, {"loads": (False, str(error))})
         results = {result.name: (result.ok, result.found) for result in check_model(Path(folder))}
-    served = {name: known.results[name] for name in get_args(ServerKind) if known and name in known.results}
+    served = {name: model.results[name] for name in get_args(ServerKind) if model and name in model.results}
     return KnownModel(architecture, results | served)
 
 
-def check_served(known: KnownModel, kind: ServerKind, python: str) -> KnownModel:
+def check_served(model: KnownModel, kind: ServerKind, python: str) -> KnownModel:
     """Checks one architecture on a server."""
     with tempfile.TemporaryDirectory() as folder:
-        save_small_model(known.architecture, Path(folder))
+        save_small_model(model.architecture, Path(folder))
         result = check_on_server(Path(folder), kind, python)
-    return KnownModel(known.architecture, {**known.results, kind: (result.ok, result.found)})
+    return KnownModel(model.architecture, {**model.results, kind: (result.ok, result.found)})
 
 
 def main() -> None:
@@ -49,14 +49,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--engine", choices=get_args(ServerKind))
     parser.add_argument("--python", default="")
-    given = parser.parse_args()
+    options = parser.parse_args()
     models = {model.architecture: model for model in known_models()[1]}
-    for architecture in given.names or ARCHITECTURES:
-        if given.engine:
-            models[architecture] = check_served(models[architecture], given.engine, given.python)
+    for architecture in options.names or ARCHITECTURES:
+        if options.engine:
+            models[architecture] = check_served(models[architecture], options.engine, options.python)
         else:
             models[architecture] = check(architecture, models.get(architecture))
-        failed = {name: found for name, (passed, found) in models[architecture].results.items() if not passed}
+        failed = {name: result for name, (passed, result) in models[architecture].results.items() if not passed}
         print(architecture, failed or "ok", flush=True)
         write_known(transformers.__version__, [models[name] for name in ARCHITECTURES if name in models])
 

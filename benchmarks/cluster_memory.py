@@ -40,21 +40,22 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("more", nargs="*", help="options of agentgym train")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        size = SHAPES[given.size].save(home / "model")
+        size = SHAPES[options.size].save(home / "model")
         copy_tokenizer(embedded_folder(), home / "model")
         (home / "luck.py").write_text(ENV)
         words = [
             *f"train --env TextGame-v0 --model {home / 'model'} --reward.function {home / 'luck.py'}:varied".split(),
-            *f"--executor ray --ray.learners {given.learners} --ray.engines {given.engines} --ray.workers 1".split(),
-            *f"--steps {given.steps} --tasks 2 --group-size 2 --eval.episodes 0 --limits.turn-tokens 12".split(),
+            *f"--executor ray --ray.learners {options.learners} --ray.engines {options.engines}".split(),
+            *"--ray.workers 1".split(),
+            *f"--steps {options.steps} --tasks 2 --group-size 2 --eval.episodes 0 --limits.turn-tokens 12".split(),
             *"--limits.context-window 1024 --limits.max-turns 2 --local.num-slots 4".split(),
             *"--checkpoint.every 1 --checkpoint.keep 1".split(),
             *f"--output {home / 'run'}".split(),
         ]
-        print(json.dumps({"parameters": size} | measure([*words, *given.more], home / "run"), indent=2))
+        print(json.dumps({"parameters": size} | measure([*words, *options.more], home / "run"), indent=2))
 
 
 def measure(words: Sequence[str], run: Path) -> dict[str, object]:
@@ -80,8 +81,8 @@ def measure(words: Sequence[str], run: Path) -> dict[str, object]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     names = ("sync_bytes", "sync_gather_s", "sync_transfer_s", "sync_load_s", "update_s", "elapsed_s")
     return {
-        "private_gb": {kind: round(found, 3) for kind, found in largest.items()},
-        "driver_gb_by_step": {step: round(found, 3) for step, found in by_step.items()},
+        "private_gb": {kind: round(gb, 3) for kind, gb in largest.items()},
+        "driver_gb_by_step": {step: round(gb, 3) for step, gb in by_step.items()},
         "steps": [{name: round(line[name], 2) for name in names if name in line} for line in lines],
         "checkpoint_at_s": {name: round(seconds, 1) for name, seconds in written.items()},
     }

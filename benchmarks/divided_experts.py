@@ -58,47 +58,47 @@ class Received(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def save_mixture(given: argparse.Namespace, folder: Path) -> None:
+def save_mixture(options: argparse.Namespace, folder: Path) -> None:
     """Saves a random mixture."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY,
-        hidden_size=given.width,
-        moe_intermediate_size=given.width,
-        num_hidden_layers=given.layers,
+        hidden_size=options.width,
+        moe_intermediate_size=options.width,
+        num_hidden_layers=options.layers,
         num_attention_heads=8,
         num_key_value_heads=4,
-        head_dim=given.width // 8,
-        num_experts=given.experts,
-        num_experts_per_tok=given.chosen,
+        head_dim=options.width // 8,
+        num_experts=options.experts,
+        num_experts_per_tok=options.chosen,
         max_position_embeddings=2048,
     )
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
-def learn(given: argparse.Namespace, folder: Path, expert: int, rank: int, answer: Any) -> None:
+def learn(options: argparse.Namespace, folder: Path, expert: int, rank: int, answer: Any) -> None:
     """Takes two steps as one of the ranks; rank 0 answers with what it saw of the second."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / f"store-{expert}"), given.ranks)
+    store = dist.FileStore(str(folder / f"store-{expert}"), options.ranks)
     timeout = timedelta(seconds=600)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks, timeout=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks, timeout=timeout)
     config = LearnerConfig(
-        micro_batch_tokens=given.tokens, fsdp=FsdpConfig(gradients=given.gradients), mesh=MeshConfig(expert=expert)
+        micro_batch_tokens=options.tokens, fsdp=FsdpConfig(gradients=options.gradients), mesh=MeshConfig(expert=expert)
     )
     model = Ranks(config.fsdp, mesh=config.mesh).load(folder)
     learner = Learner(model, config, OptimizerConfig(learning_rate=1e-5), total_steps=2)
-    batch = random_batch(VOCABULARY, given.tokens * given.ranks // 16, 16)
+    batch = random_batch(VOCABULARY, options.tokens * options.ranks // 16, 16)
     learner.update(batch)
     memory, received, started = OwnMemory(), Received(expert), time.monotonic()
     memory.largest_mb()
     with received:
         stats = learner.update(batch)
     own = (stack for name, stack in learner.model.named_parameters() if ".experts." in name)
-    held = sum(stack.to_local().nbytes for stack in own if isinstance(stack, DTensor))
+    own_bytes = sum(stack.to_local().nbytes for stack in own if isinstance(stack, DTensor))
     seconds = time.monotonic() - started
     numbers = [received.bytes[name] / MIB for name in ("_allgather_base_", "_reduce_scatter_base_", "alltoall_base_")]
     if rank == 0:
-        answer.put([*numbers, memory.largest_mb(), held / MIB, seconds, stats.grad_norm])
+        answer.put([*numbers, memory.largest_mb(), own_bytes / MIB, seconds, stats.grad_norm])
     dist.destroy_process_group()
 
 
@@ -110,15 +110,15 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--expert", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--gradients", default="sharded")
-    given = parser.parse_args()
+    options = parser.parse_args()
     print("| expert | gathered | gradients | tokens | memory MiB | experts held | seconds | norm |")
     print("|---|---|---|---|---|---|---|---|")
     spawn = get_context("spawn")
-    with tempfile.TemporaryDirectory() as made:
-        save_mixture(given, Path(made))
-        for expert in given.expert:
+    with tempfile.TemporaryDirectory() as temporary:
+        save_mixture(options, Path(temporary))
+        for expert in options.expert:
             answer = spawn.Queue()
-            places = [(given, Path(made), expert, rank, answer) for rank in range(given.ranks)]
+            places = [(options, Path(temporary), expert, rank, answer) for rank in range(options.ranks)]
             ranks = [spawn.Process(target=learn, args=place) for place in places]
             for rank in ranks:
                 rank.start()

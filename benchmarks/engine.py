@@ -236,27 +236,29 @@ def machine_rates(dtype: torch.dtype) -> tuple[float, float]:
     return rates
 
 
-def open_sides(folder: Path, dtype: str, longest: int, given: argparse.Namespace, stack: ExitStack) -> dict[str, Play]:
+def open_sides(
+    folder: Path, dtype: str, longest: int, options: argparse.Namespace, stack: ExitStack
+) -> dict[str, Play]:
     """Returns the players by name, which the stack closes."""
-    own_threads = given.threads if given.threads == 1 else None
+    own_threads = options.threads if options.threads == 1 else None
     sides = {
         backend: stack.enter_context(ours(folder, backend, dtype, own_threads)) for backend in ("fast", "transformers")
     }
-    for mode in ("eager", "inductor") if given.vllm_python else ():
-        sides[f"vllm {mode}"] = stack.enter_context(vllm(given.vllm_python, folder, mode, dtype, longest))
-    if given.llama_python:
-        sides["llama.cpp"] = stack.enter_context(llama_cpp(given.llama_python, folder, dtype, longest))
+    for mode in ("eager", "inductor") if options.vllm_python else ():
+        sides[f"vllm {mode}"] = stack.enter_context(vllm(options.vllm_python, folder, mode, dtype, longest))
+    if options.llama_python:
+        sides["llama.cpp"] = stack.enter_context(llama_cpp(options.llama_python, folder, dtype, longest))
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=getattr(torch, dtype)).eval()
     return {**sides, "generate": generate(model), "generate_batch": generate_batch(model)}
 
 
-def measure(sides: dict[str, Play], job: Job, given: argparse.Namespace) -> dict[str, list[float]]:
+def measure(sides: dict[str, Play], job: Job, options: argparse.Namespace) -> dict[str, list[float]]:
     """Returns the seconds of each side in each round; a side that fails is left out, and its reason is printed."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides if given.sides is None or name in given.sides}
-    for number in range(given.rounds + 1):
+    seconds: dict[str, list[float]] = {name: [] for name in sides if options.sides is None or name in options.sides}
+    for number in range(options.rounds + 1):
         for name in list(seconds):
             try:
-                spent = sides[name](job)[given.cpu]
+                spent = sides[name](job)[options.cpu]
             except RuntimeError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 del seconds[name]
@@ -294,34 +296,34 @@ def main() -> None:
     parser.add_argument("--vllm-python", help="has a CPU build of vLLM, which is left out without it")
     parser.add_argument("--llama-python", help="has llama-cpp-python and gguf, which are left out without it")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    longest = max(given.prompt) * 14 // 10 + REPLY[1]
+    longest = max(options.prompt) * 14 // 10 + REPLY[1]
     results = []
-    for size in [given.model] if given.model else given.size:
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(given.model or made)
-            if not given.model:
+    for size in [options.model] if options.model else options.size:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(options.model or temporary)
+            if not options.model:
                 replace(SHAPES[size], context_window=max(1024, longest)).save(folder)
-            for dtype in given.dtype:
+            for dtype in options.dtype:
                 with ExitStack() as stack:
-                    sides = open_sides(folder, dtype, longest, given, stack)
+                    sides = open_sides(folder, dtype, longest, options, stack)
                     model = load_decoder(folder, dtype=getattr(torch, dtype))
                     rates = machine_rates(getattr(torch, dtype))
-                    print(f"{size}, {dtype}, {given.threads} thread(s), {'CPU' if given.cpu else 'wall'} seconds")
+                    print(f"{size}, {dtype}, {options.threads} thread(s), {'CPU' if options.cpu else 'wall'} seconds")
                     print(f"  one thread reads {rates[0] / 1e9:.1f} GB/s and computes {rates[1] / 1e9:.0f} GFLOP/s")
-                    for prompt in given.prompt:
-                        for count in given.requests:
+                    for prompt in options.prompt:
+                        for count in options.requests:
                             job = Job.draw(count, model.vocab_size, prompt)
                             print(f" {count} requests, prompts of {prompt}, {job.num_tokens} tokens", flush=True)
-                            seconds = measure(sides, job, given)
+                            seconds = measure(sides, job, options)
                             limits_s = job.limits_s(model, *rates)
                             show(job, seconds, limits_s)
                             where = {"size": size, "dtype": dtype, "prompt": prompt, "requests": count}
                             results.append({**where, "tokens": job.num_tokens, "seconds": seconds, "limits": limits_s})
-    if given.json:
+    if options.json:
         print(json.dumps(results))
 
 

@@ -108,16 +108,16 @@ class Model:
         batch = api.llama_batch_init(room, 0, 1)
         samplers = [api.llama_sampler_init_dist(seed) for seed in range(len(prompts))]
         wall, cpu = time.perf_counter(), time.process_time()
-        given = [list(prompt) for prompt in prompts]
-        read, sampled = [0] * len(prompts), [0] * len(prompts)
+        rows = [list(prompt) for prompt in prompts]
+        num_read, sampled = [0] * len(prompts), [0] * len(prompts)
         while any(map(int.__lt__, sampled, max_tokens)):
-            reads = fill(batch, room, given, read)
+            reads = fill(batch, room, rows, num_read)
             assert api.llama_decode(context, batch) == 0, "llama.cpp cannot compute a step"
             for number, place in reads:
-                given[number].append(api.llama_sampler_sample(samplers[number], context, place))
+                rows[number].append(api.llama_sampler_sample(samplers[number], context, place))
                 sampled[number] += 1
                 if sampled[number] == max_tokens[number]:
-                    read[number] = len(given[number])
+                    num_read[number] = len(rows[number])
         spent = time.perf_counter() - wall, time.process_time() - cpu
         for sampler in samplers:
             api.llama_sampler_free(sampler)
@@ -129,19 +129,19 @@ class Model:
 IGNORE = api.llama_log_callback(lambda level, text, data: None)
 
 
-def fill(batch: api.llama_batch, room: int, given: list[list[int]], read: list[int]) -> list[tuple[int, int]]:
+def fill(batch: api.llama_batch, room: int, rows: list[list[int]], num_read: list[int]) -> list[tuple[int, int]]:
     """Fills the batch with what is given and was not read; returns the sequences that have a token to sample, with the
     places of their logits."""
     reads: list[tuple[int, int]] = []
     size = 0
-    for number, ids in sorted(enumerate(given), key=lambda pair: len(pair[1]) - read[pair[0]]):
-        first, last = read[number], min(len(ids), read[number] + room - size)
+    for number, ids in sorted(enumerate(rows), key=lambda pair: len(pair[1]) - num_read[pair[0]]):
+        first, last = num_read[number], min(len(ids), num_read[number] + room - size)
         for position in range(first, last):
             batch.token[size], batch.pos[size] = ids[position], position
             batch.n_seq_id[size], batch.seq_id[size][0] = 1, number
             batch.logits[size] = position == len(ids) - 1
             size += 1
-        read[number] = last
+        num_read[number] = last
         if first < last == len(ids):
             reads.append((number, size - 1))
     batch.n_tokens = size
@@ -151,8 +151,8 @@ def fill(batch: api.llama_batch, room: int, given: list[list[int]], read: list[i
 def main() -> None:
     """Plays each job of the input."""
     folder, dtype, threads, longest = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    with tempfile.TemporaryDirectory() as made:
-        path = Path(made) / "model.gguf"
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "model.gguf"
         write_gguf(folder, path, dtype)
         model = Model(path, threads, longest)
         for line in sys.stdin:

@@ -178,11 +178,11 @@ def find_marks() -> list[str]:
 def tasks(first: int, number: int) -> list[Task]:
     """Returns tasks, every tenth with an attack, of one kind after the other."""
     names = list(ATTACKS)
-    made = []
+    drawn_tasks = []
     for seed in range(first, first + number):
         attack = names[seed // HOSTILE_SHARE % len(names)] if seed % HOSTILE_SHARE == 0 else ""
-        made.append(Task("Desk-v0", seed, options={"attack": attack} if attack else {}))
-    return made
+        drawn_tasks.append(Task("Desk-v0", seed, options={"attack": attack} if attack else {}))
+    return drawn_tasks
 
 
 async def play_episodes(sampler: Sampler, first: int, number: int) -> list[tuple[str, Trajectory]]:

@@ -79,23 +79,23 @@ def stand_in(template: str, name: str) -> ChatTokenizer:
 
     The first and last tokens of the shared templates are known by their names; others get invented ones.
     """
-    known = STAND_INS.get(name, UNKNOWN)
+    stand_in_marks = STAND_INS.get(name, UNKNOWN)
     backend = Tokenizer.from_str(ChatTokenizer.load(embedded_folder()).backend.to_str())
     family = family_of(ChatTokenizer(backend, template, name=name))
-    special = {"bos_token": known.bos, "eos_token": known.eos}
+    special = {"bos_token": stand_in_marks.bos, "eos_token": stand_in_marks.eos}
     spells = template + _written_text(template, special)
     own: tuple[str, ...] = ()
     if family is not None:
         own = tuple(text for text in (*FORMATS[family.name].marks, *FORMATS[family.name].ends) if text in spells)
-        if known is UNKNOWN and "eos_token" in template:
+        if stand_in_marks is UNKNOWN and "eos_token" in template:
             ends = (end for end in FORMATS[family.name].ends if end in spells)
-            known = replace(known, eos=next(ends, known.eos))
-    special["eos_token"] = known.eos
+            stand_in_marks = replace(stand_in_marks, eos=next(ends, stand_in_marks.eos))
+    special["eos_token"] = stand_in_marks.eos
     stops = [mark for mark in CALL_STOPS if mark in spells]
     spelled = {mark for mark in MARK.findall(spells) if not NOT_MARKS.fullmatch(mark)}
-    marks = sorted({*spelled, *own, known.bos, known.eos, *known.stops} - {""})
+    marks = sorted({*spelled, *own, stand_in_marks.bos, stand_in_marks.eos, *stand_in_marks.stops} - {""})
     backend.add_special_tokens([mark for mark in marks if backend.token_to_id(mark) is None])
-    return ChatTokenizer(backend, template, "", special, (known.eos, *known.stops, *stops), name)
+    return ChatTokenizer(backend, template, "", special, (stand_in_marks.eos, *stand_in_marks.stops, *stops), name)
 
 
 def _written_text(template: str, special: Mapping[str, JSON]) -> str:
@@ -136,11 +136,11 @@ def _cost(tokenizer: ChatTokenizer, clock: Callable[[], float]) -> TurnCost | No
 
 def _turn(renderer: TemplateRenderer, turns: int, clock: Callable[[], float]) -> float:
     """Returns the seconds of a turn in a conversation of `turns` turns."""
-    said = [*renderer.tokenizer.encode("In a cave."), renderer.stop_ids[0]]
+    reply = [*renderer.tokenizer.encode("In a cave."), renderer.stop_ids[0]]
     start = clock()
     ids = renderer.render([Message("user", "Where are you?")], renderer.probe_tools)
     for number in range(turns):
-        ids += said
+        ids += reply
         ids += renderer.extend(ids, [Message("user", f"And now, at turn {number}?")])
     return (clock() - start) / turns
 
@@ -154,11 +154,11 @@ def matrix_markdown(rows: Iterable[MatrixRow]) -> str:
     for row in ordered:
         results = {result.name: result for result in row.report.results}
         cells = [_cell(results[name], notes) for name in COLUMNS]
-        known = [row.family, row.template, row.report.renderer, *cells, _cost_cell(row.cost)]
-        lines.append("| " + " | ".join(known) + " |")
-    shown = {row.family for row in ordered}
+        columns = [row.family, row.template, row.report.renderer, *cells, _cost_cell(row.cost)]
+        lines.append("| " + " | ".join(columns) + " |")
+    families = {row.family for row in ordered}
     numbered = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
-    rest = _unshown([entry for entry in dict.fromkeys(FORMATS.values()) if entry.name not in shown])
+    rest = _unshown([entry for entry in dict.fromkeys(FORMATS.values()) if entry.name not in families])
     return "\n".join([TEXT, *lines, "", "## Notes", "", *numbered, "", REST, *rest, ""])
 
 

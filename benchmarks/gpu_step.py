@@ -91,11 +91,11 @@ class Job:
     sglang_args: str
 
     @classmethod
-    def of(cls, given: argparse.Namespace, folder: Path) -> Job:
+    def of(cls, options: argparse.Namespace, folder: Path) -> Job:
         """Returns the job of the command line; `folder` has or gets the model."""
-        sizes = (given.tasks, given.group, given.reply, given.steps + WARMUP)
-        more = (given.head_kernel, given.lora_rank, given.sglang_python, given.sglang_args)
-        return cls(shape_of(given.shape), folder / "model", given.device, *sizes, *more)
+        sizes = (options.tasks, options.group, options.reply, options.steps + WARMUP)
+        more = (options.head_kernel, options.lora_rank, options.sglang_python, options.sglang_args)
+        return cls(shape_of(options.shape), folder / "model", options.device, *sizes, *more)
 
     def config(self, engine: str) -> TrainConfig:
         """Returns the settings of our run."""
@@ -154,8 +154,8 @@ def run_ours(job: Job, engine: str, folder: Path) -> dict[str, float | None]:
     steps: list[dict[str, Any]] = list(trainer.metrics[WARMUP:])
 
     def middle(name: str, times: str | None = None) -> float | None:
-        found = [step[name] * (step[times] if times else 1) for step in steps if step[name] is not None]
-        return median(found) if found else None
+        values = [step[name] * (step[times] if times else 1) for step in steps if step[name] is not None]
+        return median(values) if values else None
 
     return {
         "step_s": middle("step_s"),
@@ -172,12 +172,12 @@ def run_ours(job: Job, engine: str, folder: Path) -> dict[str, float | None]:
 
 def prompts_of(folder: Path, tasks: int) -> list[list[int]]:
     """Returns the prompts of the first step of a run, one for each of its tasks."""
-    found: dict[str, list[int]] = {}
+    prompts: dict[str, list[int]] = {}
     for episode in read_episodes(folder):
         if episode.phase == "train" and episode.step == 1:
-            found[episode.trajectory.group] = list(episode.trajectory.rows[0].spans[0].ids)
-    assert len(found) == tasks, f"{len(found)} groups in step 1, {tasks} were played"
-    return list(found.values())
+            prompts[episode.trajectory.group] = list(episode.trajectory.rows[0].spans[0].ids)
+    assert len(prompts) == tasks, f"{len(prompts)} groups in step 1, {tasks} were played"
+    return list(prompts.values())
 
 
 def run_trl(job: Job, side: str, prompts: list[list[int]]) -> dict[str, float | None]:
@@ -213,11 +213,11 @@ def run_trl(job: Job, side: str, prompts: list[list[int]]) -> dict[str, float | 
     }
 
 
-def aside(given: argparse.Namespace, folder: Path, engine: str) -> dict[str, float | None]:
+def aside(options: argparse.Namespace, folder: Path, engine: str) -> dict[str, float | None]:
     """Returns the result of this file in a process of its own, with the GPU to itself."""
     arguments = ["--side", engine, "--output", str(folder)]
     names = "shape device tasks group reply steps head_kernel lora_rank sglang_python sglang_args".split()
-    arguments += [f"--{name.replace('_', '-')}={getattr(given, name)}" for name in names]
+    arguments += [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
     done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"{engine} failed with exit status {done.returncode}")
@@ -225,25 +225,25 @@ def aside(given: argparse.Namespace, folder: Path, engine: str) -> dict[str, flo
     return measured
 
 
-def compare(given: argparse.Namespace, folder: Path) -> None:
+def compare(options: argparse.Namespace, folder: Path) -> None:
     """Measures all sides, a line each."""
-    job = Job.of(given, folder)
+    job = Job.of(options, folder)
     make_model(job)
-    name = torch.cuda.get_device_name(given.device) if given.device.startswith("cuda") else given.device
-    print(f"{given.shape} on {name}: {job.tasks} groups of {job.group} replies of {job.reply} tokens, bfloat16")
+    name = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else options.device
+    print(f"{options.shape} on {name}: {job.tasks} groups of {job.group} replies of {job.reply} tokens, bfloat16")
     print(f"{'':12}" + "".join(f"{title:>11}" for title in COLUMNS.values()), flush=True)
-    found: dict[str, dict[str, float | None]] = {}
-    has_sglang = given.sglang_python or find_spec("sglang")
-    for engine in given.engines or (ENGINES if has_sglang else ENGINES[:1]):
-        found[engine] = show(engine, aside(given, folder, engine))
-    prompts = prompts_of(folder / next(iter(found)), job.tasks)
-    for side in TRL_SIDES if given.trl else ():
-        found[side] = show(side, run_trl(job, side, prompts))
+    results: dict[str, dict[str, float | None]] = {}
+    has_sglang = options.sglang_python or find_spec("sglang")
+    for engine in options.engines or (ENGINES if has_sglang else ENGINES[:1]):
+        results[engine] = show(engine, aside(options, folder, engine))
+    prompts = prompts_of(folder / next(iter(results)), job.tasks)
+    for side in TRL_SIDES if options.trl else ():
+        results[side] = show(side, run_trl(job, side, prompts))
     report = {
         "device": name,
-        "shape": given.shape,
+        "shape": options.shape,
         "prompt_tokens": [len(prompt) for prompt in prompts],
-        "sides": found,
+        "sides": results,
     }
     (folder / "gpu_step.json").write_text(json.dumps(report, indent=2) + "\n")
     print(f"in {folder / 'gpu_step.json'}")
@@ -280,18 +280,18 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     """Compares, or is one side."""
-    given = parse()
-    if given.device.startswith("cuda") and not torch.cuda.is_available():
+    options = parse()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("torch finds no GPU here: --device cpu --shape tiny runs the same, small")
-    if given.side:
-        measured = run_ours(Job.of(given, given.output), given.side, given.output / given.side)
+    if options.side:
+        measured = run_ours(Job.of(options, options.output), options.side, options.output / options.side)
         print(json.dumps(measured))
-    elif given.output:
-        given.output.mkdir(parents=True, exist_ok=True)
-        compare(given, given.output)
+    elif options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        compare(options, options.output)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            compare(given, Path(folder))
+            compare(options, Path(folder))
 
 
 if __name__ == "__main__":

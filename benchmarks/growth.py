@@ -199,22 +199,22 @@ def main() -> None:
     parser.add_argument("--size", choices=list(SHAPES), default="1M", help="the parameters of the learner's model")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.getLogger("agentgym").setLevel(logging.ERROR)  # `Walk` has one prompt for all tasks
     renderer = make_renderer()
     with tempfile.TemporaryDirectory() as folder:
-        replace(SHAPES[given.size], context_window=max(given.tokens)).save(Path(folder))
+        replace(SHAPES[options.size], context_window=max(options.tokens)).save(Path(folder))
         learner = make_learner(Path(folder), "fast", "float32")
     measure(renderer, learner, GROUP, FEW_TOKENS, GROUP, 1)
     by_tokens = [
-        measure(renderer, learner, FEW_EPISODES, tokens, LEARNED_ROWS, given.repeats) for tokens in given.tokens
+        measure(renderer, learner, FEW_EPISODES, tokens, LEARNED_ROWS, options.repeats) for tokens in options.tokens
     ]
-    slopes = print_curves(f"tokens, {FEW_EPISODES} episodes", given.tokens, by_tokens)
+    slopes = print_curves(f"tokens, {FEW_EPISODES} episodes", options.tokens, by_tokens)
     by_episodes = [
-        measure(renderer, learner, episodes, FEW_TOKENS, episodes, given.repeats) for episodes in given.episodes
+        measure(renderer, learner, episodes, FEW_TOKENS, episodes, options.repeats) for episodes in options.episodes
     ]
-    more = print_curves(f"episodes of {FEW_TOKENS} tokens", given.episodes, by_episodes)
-    if given.json:
+    more = print_curves(f"episodes of {FEW_TOKENS} tokens", options.episodes, by_episodes)
+    if options.json:
         print(json.dumps({"tokens": by_tokens, "episodes": by_episodes, "exponents": [slopes, more]}))
 
 

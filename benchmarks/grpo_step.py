@@ -248,12 +248,14 @@ def grad_norm_on(first: dict[str, Any], model: Decoder) -> float:
     def batch(logprobs: dict[int, list[float]]) -> TrainingBatch:
         groups, credits = [], []
         for number, (prompt, members) in enumerate(group_of.items()):
-            made = []
+            trajectories = []
             for place, index in enumerate(members):
                 ids = tuple(first["completion_ids"][index])
                 old = tuple(logprobs.get(index, [-1.0] * len(ids)))
-                made.append(trajectory(prompt, Completion(ids, old, (0,) * len(ids), "length"), f"{number}", place))
-            groups.append(Group(f"{number}", TASK, tuple(made)))
+                trajectories.append(
+                    trajectory(prompt, Completion(ids, old, (0,) * len(ids), "length"), f"{number}", place)
+                )
+            groups.append(Group(f"{number}", TASK, tuple(trajectories)))
             credits.append(flat_credit(groups[-1], [float(first["advantages"][index]) for index in members]))
         return build_batch(groups, credits, aggregation="token-mean")
 
@@ -276,16 +278,18 @@ def compare(size: Size, model: Path, rounds: Rounds) -> dict[str, list[Cost]]:
             costs.setdefault(name, []).append(cost)
         for tried in settings:
             try:
-                found = run_trl(size, model, rounds.all_steps, tried)
+                theirs_now = run_trl(size, model, rounds.all_steps, tried)
             except SystemExit as error:
                 print(f"    {tried} fails: {str(error).splitlines()[-1][:120]}", flush=True)
                 continue
             if not (number or tried.bf16 or agrees):
                 agrees = True
-                theirs, norm = found["grad_norms"][0], grad_norm_on(found["first"], load_decoder(model))
+                theirs, norm = theirs_now["grad_norms"][0], grad_norm_on(theirs_now["first"], load_decoder(model))
                 assert abs(norm / theirs - 1) < AGREEMENT, f"gradient norm {norm} of ours against TRL's {theirs}"
                 print(f"    gradient norms: {norm:.6f} of ours, {theirs:.6f} of TRL's", flush=True)
-            costs.setdefault(str(tried), []).append(Cost.of(found["generation_s"], found["update_s"], rounds.steps))
+            costs.setdefault(str(tried), []).append(
+                Cost.of(theirs_now["generation_s"], theirs_now["update_s"], rounds.steps)
+            )
         if not number:
             settings = [fastest(costs, bf16=bf16) for bf16 in (False, True)]
     return costs
@@ -307,10 +311,12 @@ def show(costs: Mapping[str, Sequence[Cost]]) -> None:
     ours = [cost for name, cost in costs.items() if name.startswith("ours")]
     best = [min(each, key=lambda cost: cost.total_s) for each in zip(*ours, strict=True)]
     print(f"    {'':38}{'generate s':>26}{'update s':>26}{'total s':>26}{'ours is, total':>26}{'update':>26}")
-    for name, found in costs.items():
+    for name, side_costs in costs.items():
         own = best if name.startswith("ours") else _same_dtype(costs, name)
-        pairs = list(zip(own, found, strict=False))
-        columns = [spread([getattr(cost, f"{part}_s") for cost in found]) for part in ("generation", "update", "total")]
+        pairs = list(zip(own, side_costs, strict=False))
+        columns = [
+            spread([getattr(cost, f"{part}_s") for cost in side_costs]) for part in ("generation", "update", "total")
+        ]
         if not name.startswith("ours"):
             columns += [spread([mine.total_s / cost.total_s for mine, cost in pairs])]
             columns += [spread([mine.update_s / cost.update_s for mine, cost in pairs])]
@@ -321,7 +327,7 @@ def show(costs: Mapping[str, Sequence[Cost]]) -> None:
 
 
 def _same_dtype(costs: Mapping[str, Sequence[Cost]], name: str) -> Sequence[Cost]:
-    return next(found for own, found in costs.items() if own.startswith("ours " + name.split()[1].strip(",")))
+    return next(side_costs for own, side_costs in costs.items() if own.startswith("ours " + name.split()[1].strip(",")))
 
 
 def main() -> None:
@@ -342,7 +348,7 @@ def main() -> None:
     if {settings.bf16 for settings in tried} != {False, True}:
         parser.error("--trl: settings of both dtypes are needed")
     rounds = Rounds(arguments.rounds, arguments.steps, arguments.warmup, tried)
-    found = {}
+    report = {}
     for model, name in product(arguments.models, arguments.sizes):
         size = replace(SIZES[name], prompt_tokens=arguments.prompt)
         with tempfile.TemporaryDirectory() as folder:
@@ -350,9 +356,9 @@ def main() -> None:
             print(f"{count / 1e6:.2f} million parameters, {size} tokens, prompts of {arguments.prompt}", flush=True)
             costs = compare(size, Path(folder, "model"), rounds)
         show(costs)
-        found[f"{model} {name}"] = {side: [asdict(cost) for cost in each] for side, each in costs.items()}
+        report[f"{model} {name}"] = {side: [asdict(cost) for cost in each] for side, each in costs.items()}
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -46,18 +46,18 @@ def import_script(script: Path) -> TrainConfig:
     """Returns the run that the import writes."""
     written = script.with_suffix(".yaml")
     assert agentgym(["import", "trl", str(script), "--output", str(written)]) == 0
-    given = yaml.safe_load(written.read_text())
-    return resolve_config(config_from_mapping(TrainConfig, {**given, "env": "Prompt-v0"}))
+    settings = yaml.safe_load(written.read_text())
+    return resolve_config(config_from_mapping(TrainConfig, {**settings, "env": "Prompt-v0"}))
 
 
 def rows_of(seen: dict[str, Any], tokenizer: ChatTokenizer) -> Rows:
     """Returns TRL's episodes without padding, each with the script's reward."""
     rows = []
-    for prompt, shown, reply, kept in zip(*(seen[name] for name in PARTS), strict=True):
-        ids = tuple(index for index, mask in zip(reply, kept, strict=True) if mask)
+    for prompt, prompt_mask, reply, reply_mask in zip(*(seen[name] for name in PARTS), strict=True):
+        ids = tuple(index for index, mask in zip(reply, reply_mask, strict=True) if mask)
         text = tokenizer.backend.decode(list(ids), skip_special_tokens=True)
         reward = sum(letter in "aeiou" for letter in text) / (1 + len(text))
-        rows.append((tuple(index for index, mask in zip(prompt, shown, strict=True) if mask), ids, reward))
+        rows.append((tuple(index for index, mask in zip(prompt, prompt_mask, strict=True) if mask), ids, reward))
     return rows
 
 

@@ -148,20 +148,20 @@ def step_seconds(run: Path) -> float:
 
 def differences(whole: Path, other: Path) -> list[str]:
     """Returns the parts of two runs that are not bitwise equal."""
-    found = []
+    files = []
     if (whole / "episodes.jsonl.zst").read_bytes() != (other / "episodes.jsonl.zst").read_bytes():
-        found.append("episodes.jsonl.zst")
+        files.append("episodes.jsonl.zst")
     if lines_without_times(whole) != lines_without_times(other):
-        found.append("metrics.jsonl")
+        files.append("metrics.jsonl")
     names = sorted(path.name for path in (whole / "checkpoints").glob("step-*"))
     if names != sorted(path.name for path in (other / "checkpoints").glob("step-*")):
-        found.append("the checkpoints there are")
+        files.append("the checkpoints there are")
     for name in names:
         first, second = whole / "checkpoints" / name, other / "checkpoints" / name
         for file in ("model.safetensors", "state.json", "learner/structure.json", "learner/__0_0.distcp"):
             if first.exists() and second.exists() and (first / file).read_bytes() != (second / file).read_bytes():
-                found.append(f"{name}/{file}")
-    return found
+                files.append(f"{name}/{file}")
+    return files
 
 
 def lines_without_times(run: Path) -> list[Mapping[str, object]]:

@@ -35,8 +35,8 @@ class OwnMemory:
 
     def largest_mb(self) -> float:
         """Returns the largest size in megabytes, and forgets it."""
-        found, self._largest_kb = max(self._largest_kb, _status_kb("RssAnon")), 0
-        return found / 1024
+        largest, self._largest_kb = max(self._largest_kb, _status_kb("RssAnon")), 0
+        return largest / 1024
 
     def _watch(self) -> None:
         pause = threading.Event()

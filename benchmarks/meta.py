@@ -89,18 +89,18 @@ class Counter(TorchDispatchMode):
         self._most_bytes = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
-        known = {x.untyped_storage()._cdata for x in inputs}
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        storages = {x.untyped_storage()._cdata for x in inputs}
         writes = func._schema.is_mutable
-        if not writes and all(x.untyped_storage()._cdata in known for x in outputs):
+        if not writes and all(x.untyped_storage()._cdata in storages for x in outputs):
             self.counts.views += 1
-            return found
+            return result
         moved = float(sum(_size(x) for x in (*inputs, *outputs)))
         self.add(moved, *self._flops(func, inputs, outputs))
         self._follow(outputs)
-        return found
+        return result
 
     def add(self, moved: float, flops: float = 0.0, rate: float = FLOPS_S) -> None:
         """Counts a kernel by the bytes that it reads and writes, and its operations at so many a second."""
@@ -242,8 +242,8 @@ def planned_gib(name: str, backend: str, number: int, length: int) -> float:
         shape = replace(shape, refusal="it is to be computed by transformers")
     episode = EpisodeSpec(prompt_tokens=1, reply_tokens=length - 1, tool_tokens=0, turns=1)
     learner = LearnerConfig(micro_batch_tokens=number * length)
-    found = learner_memory(shape, PlanConfig(model=name, tasks=number, group_size=1, episode=episode, learner=learner))
-    return (found.kept + found.logits) / 2**30
+    memory = learner_memory(shape, PlanConfig(model=name, tasks=number, group_size=1, episode=episode, learner=learner))
+    return (memory.kept + memory.logits) / 2**30
 
 
 def show(title: str, counts: dict[str, Counts], planned: float, note: str = "") -> None:
@@ -263,11 +263,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["0.6B", "8B", "32B", "qwen3-30b-a3b"])
     parser.add_argument("--rows", nargs="+", default=["8x2048", "1x16384", "1x32768"])
-    given = parser.parse_args()
+    options = parser.parse_args()
     gib = f"{'GiB':>5} {'forward':>8} {'planned':>8}"
     print(f"{'':34} {'launches':>13} {'TB':>6} {'TFLOP':>7} {gib} {'s':>7} measured s")
-    for shape in given.shapes:
-        for rows in given.rows:
+    for shape in options.shapes:
+        for rows in options.rows:
             number, length = map(int, rows.split("x"))
             for backend in ("transformers",) if shape in PUBLISHED else ("fast", "transformers"):
                 counts = count_step(model_of(shape, backend), [length] * number)

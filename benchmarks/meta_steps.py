@@ -53,24 +53,24 @@ def prompt(length: int) -> Rows:
 
 def steps() -> dict[str, Rows]:
     """Returns the steps of the table by name."""
-    found = {
+    cases = {
         f"decode {size} at {position}": decode(size, position)
         for size, position in ((1, 1024), (128, 1024), (64, 16_384))
     }
-    return found | {f"prompt of {length}": prompt(length) for length in (1024, 8192)}
+    return cases | {f"prompt of {length}": prompt(length) for length in (1024, 8192)}
 
 
 def count_attention(counter: Counter, rows: Rows, q_NHD: Tensor, kv: Tensor) -> None:
     """Adds what attention to a layer's `[2, S, K, W, D]` reads and computes."""
     num_heads, width = q_NHD.shape[1:]
     decoded = int((rows.position_N[: rows.num_decode] + 1).sum())
-    pairs, read = decoded, decoded
+    pairs, num_read = decoded, decoded
     tokens = tile_tokens(num_heads // kv.shape[2])
     for _, first, size in rows.extends:
         ends = np.minimum(np.arange(tokens, size + tokens, tokens), size) + first
         pairs += size * first + size * (size + 1) // 2
-        read += int(ends.sum())
-    moved = 2.0 * read * kv.shape[2] * kv.shape[4] * kv.element_size() + 2.0 * q_NHD.numel() * q_NHD.element_size()
+        num_read += int(ends.sum())
+    moved = 2.0 * num_read * kv.shape[2] * kv.shape[4] * kv.element_size() + 2.0 * q_NHD.numel() * q_NHD.element_size()
     counter.add(moved, 4.0 * pairs * num_heads * width, TILE_FLOPS_S)
 
 
@@ -160,9 +160,9 @@ def main(words: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["0.6B", "8B", "32B", "qwen3-30b-a3b"])
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     print(f"{'':49} {'kernels':>7} {'GB':>8} {'TFLOP':>8} {'ms':>8} {'measured':>9}")
-    for shape in given.shapes:
+    for shape in options.shapes:
         for backend in ("transformers",) if shape in PUBLISHED else ("fast", "transformers"):
             for name, rows in steps().items():
                 show(shape, backend, name, count_engine_step(shape, backend, rows))

@@ -128,37 +128,37 @@ def teach(model_type: str, folder: Path, threads: int) -> Path:
     return model
 
 
-def parse(given: Sequence[str]) -> argparse.Namespace:
+def parse(words: Sequence[str]) -> argparse.Namespace:
     """Returns the arguments; those after `--` are `rest`."""
-    split = list(given).index("--") if "--" in given else len(given)
+    split = list(words).index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--seed", type=int, default=0, help="of `agentgym train`")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of learning")
     parser.add_argument("--output", type=Path, default=Path("runs/models"))
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    arguments = parser.parse_args(list(given)[:split])
-    arguments.rest = tuple(list(given)[split + 1 :])
+    arguments = parser.parse_args(list(words)[:split])
+    arguments.rest = tuple(list(words)[split + 1 :])
     return arguments
 
 
 def main() -> None:
     """Plays what is missing, then prints the table and draws the picture."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, its children too
-    given = parse(sys.argv[1:])
-    given.output.mkdir(parents=True, exist_ok=True)
+    command = parse(sys.argv[1:])
+    command.output.mkdir(parents=True, exist_ok=True)
     results = []
-    for name in given.models:
-        model = teach(name, given.output, given.threads)
-        options = (*ENV, "--model", str(model), "--learner.threads", str(given.threads), "--seed", str(given.seed))
-        run = Run(name, given.seed, (*options, *given.rest), given.output / name)
+    for name in command.models:
+        model = teach(name, command.output, command.threads)
+        options = (*ENV, "--model", str(model), "--learner.threads", str(command.threads), "--seed", str(command.seed))
+        run = Run(name, command.seed, (*options, *command.rest), command.output / name)
         result = Result(name)
         results.append(result)
         result.play(run)
     show(results, TARGET)
-    draw(results, TARGET, given.output / "curves.png")
-    print(f"curves {given.output / 'curves.png'}")
-    if given.json:
+    draw(results, TARGET, command.output / "curves.png")
+    print(f"curves {command.output / 'curves.png'}")
+    if command.json:
         print(json.dumps({"results": [result.to_json(TARGET) for result in results]}))
 
 

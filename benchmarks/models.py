@@ -78,8 +78,8 @@ class Rows:
     def batch(self, logprobs: Sequence[float] | None = None) -> TrainingBatch:
         """Returns the batch of a learner; `logprobs` are those of all replies under the weights that sampled."""
         left = iter([-1.0] * self.num_tokens if logprobs is None else logprobs)
-        made = tuple(self._episode(number, left) for number in range(len(self.ids)))
-        group = Group("rows", TASK, made)
+        episodes = tuple(self._episode(number, left) for number in range(len(self.ids)))
+        group = Group("rows", TASK, episodes)
         return build_batch([group], [flat_credit(group, self.advantages)], aggregation="token-mean")
 
     def _episode(self, number: int, left: Iterator[float]) -> Trajectory:
@@ -142,29 +142,29 @@ def check(folder: Path, vocab_size: int, scratch: Path) -> tuple[float, float]:
     for backend in BACKENDS:
         learner = make_learner(folder, backend, "float32")
         logp_M: Tensor = learner.logprobs(rows.batch()).clamp(max=0.0)
-        found = learner.update(rows.batch(logp_M.tolist())).grad_norm
+        own_norm = learner.update(rows.batch(logp_M.tolist())).grad_norm
         learner.close()
         nats = max(nats, float((logp_M - wanted_M).abs().max()))
-        share = max(share, abs(found / norm - 1))
+        share = max(share, abs(own_norm / norm - 1))
     assert nats < LOGPROB_NATS and share < AGREEMENT, f"the trainers differ: {nats:.2g} nats, gradients by {share:.2g}"
     return nats, share
 
 
-def measure_steps(folder: Path, vocab_size: int, given: argparse.Namespace) -> dict[str, float]:
+def measure_steps(folder: Path, vocab_size: int, options: argparse.Namespace) -> dict[str, float]:
     """Returns the tokens a second of every trainer, and prints a line for each."""
-    found: dict[str, float] = {}
+    speeds: dict[str, float] = {}
     for shared in (False, True):
-        rows = Rows.draw(given.rows, given.prompt, vocab_size, shared=shared)
+        rows = Rows.draw(options.rows, options.prompt, vocab_size, shared=shared)
         for backend in BACKENDS:
             for dtype in DTYPES:
                 name = f"{backend}, {dtype}, {'one prompt' if shared else 'own prompts'}"
-                found[name] = rows.num_tokens / step_s(folder, backend, dtype, rows, given.repeats)
-                print(f"    {name:42}{found[name]:10,.0f} tokens/s", flush=True)
+                speeds[name] = rows.num_tokens / step_s(folder, backend, dtype, rows, options.repeats)
+                print(f"    {name:42}{speeds[name]:10,.0f} tokens/s", flush=True)
     for dtype in DTYPES:
-        seconds = run_trl(folder, rows, bf16=dtype == "bfloat16", repeats=given.repeats)
-        found[f"TRL, {dtype}"] = rows.num_tokens / seconds
+        seconds = run_trl(folder, rows, bf16=dtype == "bfloat16", repeats=options.repeats)
+        speeds[f"TRL, {dtype}"] = rows.num_tokens / seconds
         print(f"    {'TRL, ' + dtype:42}{rows.num_tokens / seconds:10,.0f} tokens/s", flush=True)
-    return found
+    return speeds
 
 
 def main() -> None:
@@ -175,12 +175,12 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=500, help="its tokens")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     results = {}
-    for name in given.sizes:
+    for name in options.sizes:
         shape = SHAPES[name]
         with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as scratch:
             folder = Path(model)
@@ -189,10 +189,10 @@ def main() -> None:
             print(
                 f"{num_parameters / 1e6:.2f} million parameters: logprobs differ by {nats:.1e} nats at most,", end=" "
             )
-            print(f"gradient norms by {share:.1e}\n  an update of {given.rows} rows", flush=True)
-            steps = measure_steps(folder, shape.vocab_size, given)
+            print(f"gradient norms by {share:.1e}\n  an update of {options.rows} rows", flush=True)
+            steps = measure_steps(folder, shape.vocab_size, options)
         results[name] = {"parameters": num_parameters, "steps": steps}
-    if given.json:
+    if options.json:
         print(json.dumps(results))
 
 

@@ -63,7 +63,7 @@ class Gaps:
 class Rule(Protocol):
     """A rule that halts runs."""
 
-    def halts(self, found: Mismatch) -> bool:
+    def halts(self, mismatch: Mismatch) -> bool:
         """Returns whether a run ends with this comparison; the first is that of the start."""
 
 
@@ -73,9 +73,9 @@ class NewRule:
     def __init__(self, is_mixture: bool) -> None:
         self._bound = RoundedBound.of(ParityConfig(), is_mixture=is_mixture)
 
-    def halts(self, found: Mismatch) -> bool:
-        is_over = self._bound.now.excess(found) is not None
-        self._bound.seen.append(found.rms)
+    def halts(self, mismatch: Mismatch) -> bool:
+        is_over = self._bound.now.excess(mismatch) is not None
+        self._bound.seen.append(mismatch.rms)
         return is_over
 
 
@@ -85,11 +85,11 @@ class OldRule:
     def __init__(self, is_mixture: bool) -> None:
         self._bound: float | None = None
 
-    def halts(self, found: Mismatch) -> bool:
+    def halts(self, mismatch: Mismatch) -> bool:
         if self._bound is None:
-            self._bound = max(0.125, 10 * found.max)
-            return found.mean > 0.02
-        return found.max > self._bound
+            self._bound = max(0.125, 10 * mismatch.max)
+            return mismatch.mean > 0.02
+        return mismatch.max > self._bound
 
 
 @torch.no_grad()
@@ -120,7 +120,7 @@ def record(folder: Path, steps: int) -> None:
 
 def measure(folder: Path, steps: int) -> dict[str, list[Gaps]]:
     """Returns the differences of each step, by the engine."""
-    found: dict[str, list[Gaps]] = {}
+    gaps_by_name: dict[str, list[Gaps]] = {}
     random = np.random.default_rng(0)
     episodes = [episode for episode in read_episodes(folder) if episode.phase == "train"]
     weights = [embedded_folder(), *(folder / "checkpoints" / f"step-{step:06d}" for step in range(1, steps))]
@@ -148,8 +148,10 @@ def measure(folder: Path, steps: int) -> dict[str, list[Gaps]]:
             if "before" in name and step <= int(name.split()[2]):
                 continue
             gap_M = (trained_M - other_M).numpy()
-            found.setdefault(name, []).append(Gaps([gap_M[episode_M == number] for number in np.unique(episode_M)]))
-    return found
+            gaps_by_name.setdefault(name, []).append(
+                Gaps([gap_M[episode_M == number] for number in np.unique(episode_M)])
+            )
+    return gaps_by_name
 
 
 def lognormal_gaps(mean: float, sigma: float) -> list[Gaps]:
@@ -162,7 +164,7 @@ def lognormal_gaps(mean: float, sigma: float) -> list[Gaps]:
 def play(
     rule: Callable[[bool], Rule],
     steps: tuple[list[Gaps], list[Gaps]],
-    given: argparse.Namespace,
+    options: argparse.Namespace,
     is_mixture: bool,
 ) -> tuple[float, list[int]]:
     """Returns the share of starts that are refused, and of each other run the steps until it was halted.
@@ -171,36 +173,38 @@ def play(
     """
     random, refused, delays = np.random.default_rng(2), 0, []
     first, later = steps
-    for _ in range(given.runs):
+    for _ in range(options.runs):
         gate = rule(is_mixture)
         if gate.halts(first[random.integers(len(first))].draw(random, START_EPISODES)):
             refused += 1
             continue
         for _ in range(HEALTHY_STEPS):
-            gate.halts(first[random.integers(len(first))].draw(random, given.episodes))
-        steps_played = (later[random.integers(len(later))].draw(random, given.episodes) for _ in range(RUN_STEPS))
-        delays.append(next((number for number, found in enumerate(steps_played) if gate.halts(found)), RUN_STEPS))
-    return refused / given.runs, delays
+            gate.halts(first[random.integers(len(first))].draw(random, options.episodes))
+        steps_played = (later[random.integers(len(later))].draw(random, options.episodes) for _ in range(RUN_STEPS))
+        delays.append(
+            next((number for number, step_gaps in enumerate(steps_played) if gate.halts(step_gaps)), RUN_STEPS)
+        )
+    return refused / options.runs, delays
 
 
-def show(found: Mapping[str, list[Gaps]], given: argparse.Namespace) -> None:
+def show(gaps_by_name: Mapping[str, list[Gaps]], options: argparse.Namespace) -> None:
     """Prints the table."""
-    healthy = found["healthy"]
+    healthy = gaps_by_name["healthy"]
     drawn = {
         "drawn, dense, mean 0.036": lognormal_gaps(0.036, 1.0),
         "drawn, mixture, mean 0.064": lognormal_gaps(0.064, 1.5),
     }
     titles = f"{'starts refused':>15} {'halts per 1,000 steps':>22} {'found after':>12}"
     print(f"{'engine':28} {'mean':>7} {'rule':>6} {titles}")
-    for name, gaps in {**found, **drawn}.items():
+    for name, gaps in {**gaps_by_name, **drawn}.items():
         is_healthy = name == "healthy" or name.startswith("drawn")
         mean = float(np.mean([np.abs(np.concatenate(step.tokens)).mean() for step in gaps]))
         for label, rule in (("token", OldRule), ("square", NewRule)):
             steps = (gaps if is_healthy else healthy, gaps)
-            refused, delays = play(rule, steps, given, "mixture" in name)
+            refused, delays = play(rule, steps, options, "mixture" in name)
             halted = [delay for delay in delays if delay < RUN_STEPS]
-            taken = sum(delays) + len(halted)
-            rate = f"{1000 * len(halted) / taken:.1f}" if taken and is_healthy else "-"
+            num_steps = sum(delays) + len(halted)
+            rate = f"{1000 * len(halted) / num_steps:.1f}" if num_steps and is_healthy else "-"
             when = "-" if is_healthy else after(delays)
             print(f"{name:28} {mean:7.4f} {label:>6} {refused:15.1%} {rate:>22} {when:>12}", flush=True)
 
@@ -218,12 +222,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200, help="that are drawn for each row of the table")
     parser.add_argument("--episodes", type=int, default=64, help="of a step")
     parser.add_argument("--folder", type=Path, help="of the recorded run; played if it is not there")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary, "run")
+        folder = options.folder or Path(temporary, "run")
         if not folder.exists():
-            record(folder, given.steps)
-        show(measure(folder, given.steps), given)
+            record(folder, options.steps)
+        show(measure(folder, options.steps), options)
 
 
 if __name__ == "__main__":

@@ -50,22 +50,22 @@ def reply(rng: random.Random) -> str:
     return f"<think>\n{thought}\n</think>\n\n{words(20)}.\n" + "\n".join(calls)
 
 
-def seconds(read: Callable[[], object], repeats: int = 3) -> float:
+def seconds(call: Callable[[], object], repeats: int = 3) -> float:
     """Returns CPU seconds, the best of some runs."""
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()
-        read()
+        call()
         best = min(best, time.process_time() - start)
     return best
 
 
 def throughput(
-    texts: Sequence[tuple[str, Sequence[ToolSpec]]], read: Callable[[str, Sequence[ToolSpec]], object]
+    texts: Sequence[tuple[str, Sequence[ToolSpec]]], read_text: Callable[[str, Sequence[ToolSpec]], object]
 ) -> float:
     """Returns MB of UTF-8 a second."""
     size = sum(len(text.encode()) for text, _ in texts)
-    return size / MB / seconds(lambda: [read(text, tools) for text, tools in texts])
+    return size / MB / seconds(lambda: [read_text(text, tools) for text, tools in texts])
 
 
 def least(text: str, tools: Sequence[ToolSpec]) -> list[object]:
@@ -135,15 +135,15 @@ def growth(reply_format: ReplyFormat, name: str, text: str, sizes: Sequence[floa
         return seconds(lambda: reply_format.parse(whole), 3 if size < 3 else 1) / size
 
     first = cost(sizes[0])
-    found = Growth(name, 1.0, first, sizes[0])
+    curve = Growth(name, 1.0, first, sizes[0])
     for size in sizes[1:]:
-        found = Growth(name, (last := cost(size)) / first, last, size)
-        if not found.is_linear:  # or the machine was busy
+        curve = Growth(name, (last := cost(size)) / first, last, size)
+        if not curve.is_linear:  # or the machine was busy
             first, last = min(first, cost(sizes[0])), min(last, cost(size), cost(size))
-            found = Growth(name, last / first, last, size)
-        if not found.is_linear:
+            curve = Growth(name, last / first, last, size)
+        if not curve.is_linear:
             break
-    return found
+    return curve
 
 
 def measure_growth(reply_format: ReplyFormat, largest: float) -> list[Growth]:
@@ -180,12 +180,12 @@ def main() -> None:
     parser.add_argument("--replies", type=Path, help="folder of FAMILY.jsonl files")
     parser.add_argument("--family", nargs="*", default=None, help="only these")
     parser.add_argument("--mb", type=float, default=10.0, help="the largest hostile text")
-    given = parser.parse_args()
-    names = list(dict.fromkeys(FORMATS[name].name for name in given.family or FORMATS))
+    options = parser.parse_args()
+    names = list(dict.fromkeys(FORMATS[name].name for name in options.family or FORMATS))
     compare_hermes()
-    if given.replies is not None:
-        read_corpus(given.replies, names)
-    if not show_growth(names, given.mb):
+    if options.replies is not None:
+        read_corpus(options.replies, names)
+    if not show_growth(names, options.mb):
         raise SystemExit("some texts take more than linear time")
 
 

@@ -72,21 +72,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1_024, 4_096, 8_192, 16_384])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    shape = replace(SHAPES[given.size], context_window=max(given.tokens) + STEP_TOKENS)
+    shape = replace(SHAPES[options.size], context_window=max(options.tokens) + STEP_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         shape.save(Path(folder))
-        sides = make_sides(Path(folder), max(given.tokens))
+        sides = make_sides(Path(folder), max(options.tokens))
     seconds: dict[tuple[int, str], list[float]] = {}
     print("tokens", *(f"{name:>30}" for name in sides))
-    for tokens in given.tokens:
+    for tokens in options.tokens:
         ids = torch.randint(shape.vocab_size, (tokens,), generator=torch.Generator().manual_seed(tokens))
         logprobs = [side(ids).log_softmax(-1) for side in sides.values()]
         assert all((other - logprobs[-1]).abs().max() < AGREEMENT for other in logprobs), "the sides disagree"
-        for _ in range(given.rounds):
+        for _ in range(options.rounds):
             for name, side in sides.items():
                 started = time.process_time()
                 side(ids)
@@ -98,7 +98,7 @@ def main() -> None:
             middle = statistics.median(spent)
             cells.append(f"{spent[0]:8.3f} {middle:7.3f} {spent[-1]:7.3f} {middle / reference:5.2f}x")
         print(f"{tokens:>6}", *cells, flush=True)
-    if given.json:
+    if options.json:
         print(
             json.dumps([{"tokens": tokens, "side": side, "cpu_s": spent} for (tokens, side), spent in seconds.items()])
         )

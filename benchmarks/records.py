@@ -49,11 +49,11 @@ def long_replies() -> list[EpisodeRecord]:
     records = []
     for number in range(GROUPS):
         prompt = cut(PROMPT)
-        said = (Message("user", tokenizer.backend.decode(prompt)),)
+        messages = (Message("user", tokenizer.backend.decode(prompt)),)
         for member in range(GROUP):
             reply, logprobs = cut(REPLY), np.log(random.beta(0.6, 0.4, REPLY).clip(1e-6))
             sampled = TokenSpan(reply, Source.POLICY, shortest_floats(logprobs.tolist()), (0,) * REPLY)
-            row = Row((TokenSpan(prompt, Source.PROMPT), sampled), said)
+            row = Row((TokenSpan(prompt, Source.PROMPT), sampled), messages)
             turns = (Turn(Message("assistant", tokenizer.backend.decode(reply)), float(random.integers(2))),)
             ended = Status.COMPLETED, StopReason.TERMINATED
             episode = Trajectory(Task("X-v0", number), f"{number}", member, (row,), turns, *ended)
@@ -123,18 +123,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     workloads = {run.name: list(read_episodes(run)) for run in options.runs} | {"long replies": long_replies()}
-    found = {}
+    report = {}
     for name, records in workloads.items():
-        found[name] = {
+        report[name] = {
             "plain, fp64 digits": measure([widen(record) for record in records]),
             "plain": measure(records),
             "compressed": measure(records, compress=True),
             "compressed, no tokens": measure(records, compress=True, tokens=False),
         }
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(report))
         return
-    for name, forms in found.items():
+    for name, forms in report.items():
         print(
             f"\n{name:<24}" + "".join(f"{column:>12}" for column in ("bytes/token", "write", "read", "view", "verify"))
         )

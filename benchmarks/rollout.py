@@ -159,7 +159,7 @@ def least(renderer: Renderer, make: Callable[[int], TextEnv], num_turns: int, co
 
 def run_peers(tokenizer: ChatTokenizer, num_turns: int, num_rounds: int) -> dict[str, list[float]]:
     """Returns CPU milliseconds per turn of our loop and of its peers', one number for each round."""
-    found: dict[str, list[float]] = {name: [] for name in ("ours", *PEERS)}
+    costs: dict[str, list[float]] = {name: [] for name in ("ours", *PEERS)}
     renderer = renderer_for(tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         PreTrainedTokenizerFast(
@@ -178,10 +178,10 @@ def run_peers(tokenizer: ChatTokenizer, num_turns: int, num_rounds: int) -> dict
             "observation": ROOM,
         }
         for _ in range(num_rounds):
-            found["ours"].append(measure(renderer, Walk, num_turns, CONCURRENT))
+            costs["ours"].append(measure(renderer, Walk, num_turns, CONCURRENT))
             for name, (environment, script) in PEERS.items():
-                found[name].append(run_beside(environment, Path(__file__).with_name(script), spec)["ms"])
-    return found
+                costs[name].append(run_beside(environment, Path(__file__).with_name(script), spec)["ms"])
+    return costs
 
 
 def main() -> None:
@@ -194,13 +194,13 @@ def main() -> None:
     renderer = make_renderer()
     measure(renderer, Walk, 2, 64)
     if arguments.peers:
-        found = run_peers(make_tokenizer(), 16, arguments.rounds)
-        for name, values in found.items():
-            ratio = statistics.median(found["ours"]) / statistics.median(values)
+        costs = run_peers(make_tokenizer(), 16, arguments.rounds)
+        for name, values in costs.items():
+            ratio = statistics.median(costs["ours"]) / statistics.median(values)
             spread = "".join(f"{value:>8.3f}" for value in (min(values), statistics.median(values), max(values)))
             print(f"{name:<8}{spread} ms per turn, ours is {ratio:.2f}")
         if arguments.json:
-            print(json.dumps(found))
+            print(json.dumps(costs))
         return
     rows: dict[str, float] = {}
     print(f"{'environment':<12}{'episodes':>9}{'turns':>7}{'ms/turn':>9}{'bare':>7}{'ratio':>7}")

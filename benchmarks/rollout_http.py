@@ -139,10 +139,10 @@ def prompts(renderer: Renderer) -> list[tuple[list[int], list[dict[str, Any]]]]:
     _, info = env.reset(seed=0)
     messages = [Message("system", env.system_prompt), *info["messages"]]
     chat = [{"role": message.role, "content": message.content} for message in messages]
-    ids, reply, found = renderer.render(messages, env.tool_specs), reply_ids(renderer, MESSAGE), []
+    ids, reply, pairs = renderer.render(messages, env.tool_specs), reply_ids(renderer, MESSAGE), []
     function = {"name": CALL.name, "arguments": json.dumps(CALL.arguments)}
     for turn in range(NUM_TURNS):
-        found.append((list(ids), list(chat)))
+        pairs.append((list(ids), list(chat)))
         _, _, _, _, info = env.step(Action.from_message(renderer.parse(reply)))
         ids += [*reply, *renderer.extend([*ids, *reply], info["messages"])]
         call = {"id": f"c{turn}", "type": "function", "function": function}
@@ -151,7 +151,7 @@ def prompts(renderer: Renderer) -> list[tuple[list[int], list[dict[str, Any]]]]:
             {"role": "tool", "content": message.content, "tool_call_id": f"c{turn}"} for message in info["messages"]
         ]
     env.close()
-    return found
+    return pairs
 
 
 MESSAGE = Message("assistant", "", tool_calls=(CALL,))
@@ -191,24 +191,24 @@ async def together(episode: Callable[[], Awaitable[None]], concurrency: int) -> 
 
 async def cpu_table(url: str, renderer: Renderer) -> dict[str, float]:
     """Returns CPU milliseconds per turn at 1,024 concurrent episodes; the least of three times each, interleaved."""
-    asked = prompts(renderer)
+    pairs = prompts(renderer)
     stops = list(renderer.stop_ids)
     params = {"max_new_tokens": TURN_TOKENS, "temperature": 1.0, "stop_token_ids": stops}
     bodies: list[dict[str, object]] = [
-        {"input_ids": ids, "sampling_params": params, "return_logprob": True} for ids, _ in asked
+        {"input_ids": ids, "sampling_params": params, "return_logprob": True} for ids, _ in pairs
     ]
     reply = reply_ids(renderer, MESSAGE)
-    found: dict[str, list[float]] = {"ours": [], "loop alone": [], "aiohttp alone": []}
+    costs: dict[str, list[float]] = {"ours": [], "loop alone": [], "aiohttp alone": []}
     async with sglang_engine(url) as engine:
         await play(engine, renderer, 64, 64)
         for _ in range(REPEATS):
-            found["ours"].append(await play(engine, renderer, CONCURRENT, CONCURRENT))
+            costs["ours"].append(await play(engine, renderer, CONCURRENT, CONCURRENT))
             scripted = ScriptedEngine(lambda *_: reply)
-            found["loop alone"].append(await play(scripted, renderer, CONCURRENT, CONCURRENT))
-            found["aiohttp alone"].append(await bare_aiohttp(url, bodies, CONCURRENT))
+            costs["loop alone"].append(await play(scripted, renderer, CONCURRENT, CONCURRENT))
+            costs["aiohttp alone"].append(await bare_aiohttp(url, bodies, CONCURRENT))
     turns = CONCURRENT * NUM_TURNS
-    table = {name: 1000 * min(times) / turns for name, times in found.items()}
-    used_s = await openai_client(url, [chat for _, chat in asked[:2]], CONCURRENT)
+    table = {name: 1000 * min(times) / turns for name, times in costs.items()}
+    used_s = await openai_client(url, [chat for _, chat in pairs[:2]], CONCURRENT)
     table["openai client"] = 1000 * used_s / (CONCURRENT * 2)
     return table
 
@@ -243,8 +243,8 @@ async def lag_ms(url: str, renderer: Renderer) -> dict[str, float]:
     lags.sort()
     used.sort()
     half, most = len(lags) // 2, int(0.99 * len(lags))
-    found = {"p50": lags[half], "p99": lags[most], "max": lags[-1], "cpu_p50": used[half], "cpu_p99": used[most]}
-    return {name: 1000 * value for name, value in found.items()} | {"share": share}
+    lags_by_name = {"p50": lags[half], "p99": lags[most], "max": lags[-1], "cpu_p50": used[half], "cpu_p99": used[most]}
+    return {name: 1000 * value for name, value in lags_by_name.items()} | {"share": share}
 
 
 def footprint() -> dict[str, int]:
@@ -270,28 +270,28 @@ async def soak(url: str, renderer: Renderer, num_episodes: int) -> dict[str, dic
     async with sglang_engine(url) as engine:
         await play(engine, renderer, SOAK, SOAK, ThreadedWalk)
     await asyncio.sleep(0.5)
-    held = {"before": footprint()}
+    footprints = {"before": footprint()}
     async with sglang_engine(url) as engine:
         for number in range(1, SOAK_ROUNDS + 1):
             await play(engine, renderer, num_episodes // SOAK_ROUNDS, SOAK, ThreadedWalk)
-            held[f"{number * (num_episodes // SOAK_ROUNDS):,} episodes"] = footprint()
+            footprints[f"{number * (num_episodes // SOAK_ROUNDS):,} episodes"] = footprint()
     await asyncio.sleep(0.5)
-    return held | {"engine closed": footprint()}
+    return footprints | {"engine closed": footprint()}
 
 
-def leftovers(held: dict[str, dict[str, int]]) -> list[str]:
+def leftovers(footprints: dict[str, dict[str, int]]) -> list[str]:
     """Returns what the end of a soak holds more of than its beginning, and of memory than its first round."""
-    before, first, *_, last, closed = held.values()
+    before, first, *_, last, closed = footprints.values()
     names = [name for name in before if name != "rss_mb" and closed[name] > before[name]]
     return names + (["rss_mb"] if last["rss_mb"] > first["rss_mb"] + MAX_GROWTH_MB else [])
 
 
-def print_soak(held: dict[str, dict[str, int]]) -> None:
+def print_soak(footprints: dict[str, dict[str, int]]) -> None:
     """Prints a line for each footprint."""
-    print(f"{'':<16}" + "".join(f"{name:>11}" for name in held["before"]))
-    for when, parts in held.items():
+    print(f"{'':<16}" + "".join(f"{name:>11}" for name in footprints["before"]))
+    for when, parts in footprints.items():
         print(f"{when:<16}" + "".join(f"{value:>11,}" for value in parts.values()))
-    print(f"left over: {', '.join(leftovers(held)) or 'nothing'}")
+    print(f"left over: {', '.join(leftovers(footprints)) or 'nothing'}")
 
 
 def main() -> int:
@@ -304,11 +304,11 @@ def main() -> int:
     if arguments.soak:
         with fake_server() as url, tempfile.TemporaryDirectory() as folder:
             tempfile.tempdir = folder  # temporary files are made here, and counted
-            held = asyncio.run(soak(url, renderer, arguments.soak))
-        print_soak(held)
+            footprints = asyncio.run(soak(url, renderer, arguments.soak))
+        print_soak(footprints)
         if arguments.json:
-            print(json.dumps({"soak": held, "left_over": leftovers(held)}))
-        return 1 if leftovers(held) else 0
+            print(json.dumps({"soak": footprints, "left_over": leftovers(footprints)}))
+        return 1 if leftovers(footprints) else 0
     lengths = [len(ids) for ids, _ in prompts(renderer)]
     result: dict[str, object] = {}
     with fake_server() as url:

@@ -38,9 +38,9 @@ class Walk(BaseTextEnv):
     def step(self, action: str) -> BaseTextEnvStepOutput:
         """Looks in the direction of the call."""
         self.turns += 1
-        found = CALL.search(action)
-        assert found is not None, "no call in the reply"
-        call = json.loads(found[1])
+        match = CALL.search(action)
+        assert match is not None, "no call in the reply"
+        call = json.loads(match[1])
         text = SPEC["observation"].format(**call["arguments"])
         done = self.turns == SPEC["turns"]
         return BaseTextEnvStepOutput(

@@ -88,30 +88,30 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=32)
     parser.add_argument("--replies", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=96)
-    given = parser.parse_args()
+    options = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(VOCAB_SIZE, (given.replies, NUM_PROMPT), generator=generator).tolist()
+    prompts = torch.randint(VOCAB_SIZE, (options.replies, NUM_PROMPT), generator=generator).tolist()
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder), given.experts, getattr(torch, given.dtype))
-    replies = asyncio.run(sample(model, prompts, given.tokens))
+        model = make_model(Path(folder), options.experts, getattr(torch, options.dtype))
+    replies = asyncio.run(sample(model, prompts, options.tokens))
     rows = [torch.tensor([*prompt, *reply.ids]) for prompt, reply in zip(prompts, replies, strict=True)]
     records = [reply.experts for reply in replies if reply.experts is not None]
     experts_NRK = torch.cat([torch.from_numpy(record.experts_TRK.copy()) for record in records])
     sampled_N = torch.cat([torch.tensor([0.0] * (NUM_PROMPT - 1) + list(reply.logprobs)) for reply in replies])
-    is_sampled_N = torch.tensor(([False] * (NUM_PROMPT - 1) + [True] * given.tokens) * given.replies)
+    is_sampled_N = torch.tensor(([False] * (NUM_PROMPT - 1) + [True] * options.tokens) * options.replies)
     stored = sum(len(json.dumps(record.to_json())) for record in records)
-    found: dict[str, object] = {"dtype": given.dtype, "experts": given.experts, "sampled": int(is_sampled_N.sum())}
-    found["bytes_per_token"] = round(stored / len(experts_NRK), 1)
+    report: dict[str, object] = {"dtype": options.dtype, "experts": options.experts, "sampled": int(is_sampled_N.sum())}
+    report["bytes_per_token"] = round(stored / len(experts_NRK), 1)
     for name, replayed in (("own", None), ("replayed", experts_NRK)):
         logp_N, chosen_NRK = learner_logprobs(model, rows, replayed)
         gap_M = (logp_N - sampled_N).abs()[is_sampled_N]
         differs = chosen_NRK.sort(-1)[0] != experts_NRK.sort(-1)[0]
-        found[name] = {
+        report[name] = {
             "mean": float(f"{gap_M.mean():.2g}"),
             "max": float(f"{gap_M.max():.2g}"),
             "choices_that_differ": float(f"{differs.any(-1).float().mean():.2g}"),
         }
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ def main() -> None:
                 rows.append((f"{name}: cell", *measure_ms(lambda: session.run(CODE).stdout, number), 0.0))
     print(f"{'':32}{'median ms':>12}{'p95 ms':>10}{f'a second, {cores} cores':>22}{'ratio':>8}")
     for name, median, late, per_second in rows:
-        shown = f"{per_second:.0f}" if per_second else ""
-        print(f"{name:32}{median:12.2f}{late:10.2f}{shown:>22}{median / base[0]:8.2f}")
+        rate_text = f"{per_second:.0f}" if per_second else ""
+        print(f"{name:32}{median:12.2f}{late:10.2f}{rate_text:>22}{median / base[0]:8.2f}")
 
 
 if __name__ == "__main__":

@@ -74,14 +74,14 @@ def random_batch(vocab_size: int, num_rows: int = NUM_ROWS, num_tokens: int = NU
 class Rank:
     """One of the ranks, with a learner of the model of a folder."""
 
-    def __init__(self, given: argparse.Namespace, home: Path, rank: int, size: int) -> None:
+    def __init__(self, options: argparse.Namespace, home: Path, rank: int, size: int) -> None:
         torch.set_num_threads(1)
         store = dist.FileStore(str(home / f"store-{size}"), size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600))
         self.rank, self.size, self.state = rank, size, home / "state"
         self.memory = OwnMemory()
         config = LearnerConfig(micro_batch_tokens=NUM_TOKENS, activation_checkpointing=True)
-        self.learner = Learner(Ranks().load(home / "model"), config, OPTIMIZERS[given.optimizer], total_steps=4)
+        self.learner = Learner(Ranks().load(home / "model"), config, OPTIMIZERS[options.optimizer], total_steps=4)
         self.batch = random_batch(self.learner.model.vocab_size)
         self.found: dict[str, Any] = {"loaded_mb": self.memory.largest_mb()}
 
@@ -121,9 +121,9 @@ class Rank:
         self.found["read_mb"] = self.memory.largest_mb()
 
 
-def run(given: argparse.Namespace, home: Path, rank: int, size: int, *, resumes: bool) -> None:
+def run(options: argparse.Namespace, home: Path, rank: int, size: int, *, resumes: bool) -> None:
     """Takes the steps of one rank, and writes what it found."""
-    mine = Rank(given, home, rank, size)
+    mine = Rank(options, home, rank, size)
     mine.learn("first")
     if resumes:
         mine.load()
@@ -135,11 +135,12 @@ def run(given: argparse.Namespace, home: Path, rank: int, size: int, *, resumes:
     dist.destroy_process_group()
 
 
-def run_ranks(given: argparse.Namespace, home: Path, size: int, *, resumes: bool) -> list[dict[str, Any]]:
+def run_ranks(options: argparse.Namespace, home: Path, size: int, *, resumes: bool) -> list[dict[str, Any]]:
     """Returns what the ranks found."""
     context = get_context("spawn")
     ranks = [
-        context.Process(target=run, args=(given, home, rank, size), kwargs={"resumes": resumes}) for rank in range(size)
+        context.Process(target=run, args=(options, home, rank, size), kwargs={"resumes": resumes})
+        for rank in range(size)
     ]
     for process in ranks:
         process.start()
@@ -157,20 +158,20 @@ def main() -> None:
     parser.add_argument("--resumed", type=int, default=2)
     parser.add_argument("--optimizer", default="sgd", choices=OPTIMIZERS)
     parser.add_argument("--folder", help="for the model and the state, by default a temporary one")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         home = Path(folder)
-        saving = get_context("spawn").Process(target=SIZES[given.size].save, args=(home / "model",))
+        saving = get_context("spawn").Process(target=SIZES[options.size].save, args=(home / "model",))
         saving.start()
         saving.join()
-        first = run_ranks(given, home, given.ranks, resumes=False)
+        first = run_ranks(options, home, options.ranks, resumes=False)
         state_gb = sum(path.stat().st_size for path in (home / "state").iterdir()) / 1e9
-        resumed = run_ranks(given, home, given.resumed, resumes=True)
+        resumed = run_ranks(options, home, options.resumed, resumes=True)
     print(json.dumps({"state_gb": round(state_gb, 3), "saved": _most(first), "resumed": _most(resumed)}, indent=2))
 
 
-def _most(found: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: round(max(rank[name] for rank in found), 4) for name in found[0]}
+def _most(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: round(max(rank[name] for rank in reports), 4) for name in reports[0]}
 
 
 if __name__ == "__main__":

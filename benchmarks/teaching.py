@@ -85,12 +85,12 @@ def our_gkd(rows: Sequence[dict[str, Any]], teacher_folder: Path, beta: float) -
     mask_N = torch.tensor([flag for row in rows for flag in row["mask"][1:]])
     lengths = [len(row["ids"]) - 1 for row in rows]
     with torch.no_grad():
-        known = teacher(
+        teacher_states = teacher(
             ids_N, PackedLayout(lengths, ids_N=ids_N, wanted_N=mask_N), lambda *states: FinalStates(*states, None)
         )
 
     def compare(hidden_ME: torch.Tensor, head_VE: torch.Tensor) -> torch.Tensor:
-        return whole_divergence(FinalStates(hidden_ME, head_VE, None), known, beta, 1.0)
+        return whole_divergence(FinalStates(hidden_ME, head_VE, None), teacher_states, beta, 1.0)
 
     divergence_M: torch.Tensor = student(ids_N, PackedLayout(lengths, ids_N=ids_N, wanted_N=mask_N), compare)
     loss = divergence_M.mean()
@@ -101,9 +101,9 @@ def our_gkd(rows: Sequence[dict[str, Any]], teacher_folder: Path, beta: float) -
 def agree(run: Path) -> None:
     """Prints the numbers of both sides."""
     renderer, model = renderer_for(embedded_folder()), load_decoder(embedded_folder())
-    found = pairs_of_episodes([run], renderer, model.vocab_size, model.context_window)
-    pairs = [with_whole_replies(pair) for pair in found.pairs[:MAX_PAIRS]]
-    rows = [{"ids": list(pair.chosen.ids), "mask": list(pair.chosen.mask)} for pair in found.pairs[:MAX_PAIRS]]
+    pair_set = pairs_of_episodes([run], renderer, model.vocab_size, model.context_window)
+    pairs = [with_whole_replies(pair) for pair in pair_set.pairs[:MAX_PAIRS]]
+    rows = [{"ids": list(pair.chosen.ids), "mask": list(pair.chosen.mask)} for pair in pair_set.pairs[:MAX_PAIRS]]
     teacher = checkpoint_folders(run)[-1]
     spec = {
         "student": str(embedded_folder()),
@@ -120,19 +120,19 @@ def agree(run: Path) -> None:
     for loss in LOSSES:
         ours = our_dpo(pairs, loss)
         for name in ("losses", "grad_norms"):
-            told = "   ".join(f"{a:.6f} {b:.6f}" for a, b in zip(ours[name], theirs["dpo"][loss][name], strict=True))
-            print(f"DPO {loss:8} {name:10} of two steps, ours and TRL's: {told}")
+            numbers = "   ".join(f"{a:.6f} {b:.6f}" for a, b in zip(ours[name], theirs["dpo"][loss][name], strict=True))
+            print(f"DPO {loss:8} {name:10} of two steps, ours and TRL's: {numbers}")
     for beta in BETAS:
-        mine, told = our_gkd(rows, teacher, beta), theirs["gkd"][str(beta)]
-        pairs_of_numbers = "   ".join(f"{mine[name]:.6f} {told[name]:.6f}" for name in ("loss", "grad_norm"))
+        mine, numbers = our_gkd(rows, teacher, beta), theirs["gkd"][str(beta)]
+        pairs_of_numbers = "   ".join(f"{mine[name]:.6f} {numbers[name]:.6f}" for name in ("loss", "grad_norm"))
         print(f"GKD beta {beta}: loss and gradient norm, ours and TRL's: {pairs_of_numbers}")
 
 
 def success(run: Path, policy: Path | str) -> float:
     """Returns the success of a model on 200 held-out tasks."""
     agentgym("eval", "--env", "TextGame-v0", "-n", 200, "--policy", policy, "--output", run)
-    found = json.loads((run / "result.json").read_text())
-    return float(found["success"])
+    result = json.loads((run / "result.json").read_text())
+    return float(result["success"])
 
 
 def curves(seeds: Sequence[int], folder: Path) -> None:

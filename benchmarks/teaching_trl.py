@@ -85,11 +85,11 @@ def run_gkd(beta: float) -> dict[str, float]:
 
 def main() -> None:
     """Prints the numbers of all losses."""
-    found = {
+    report = {
         "dpo": {loss: run_dpo(loss) for loss in SPEC["losses"]},
         "gkd": {str(beta): run_gkd(beta) for beta in SPEC["betas"]},
     }
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def microseconds(call: Callable[[], object], number: int) -> float:
 def main() -> None:
     """Prints the table."""
     arguments = {"direction": "north", "steps": 2}
-    made = as_tool(Door.go)
-    schema = dict(made.spec.parameters)
+    go_tool = as_tool(Door.go)
+    schema = dict(go_tool.spec.parameters)
     validator = jsonschema.Draft202012Validator(schema)
     message = Message("assistant", "", tool_calls=(ToolCall("call_0", "go", arguments),))
     action = Action.from_message(message)
@@ -54,7 +54,7 @@ def main() -> None:
     inline.reset(seed=0)
     threaded.reset(seed=0)
     rows = [
-        ("check: ours", microseconds(lambda: made.check(arguments), 20_000)),
+        ("check: ours", microseconds(lambda: go_tool.check(arguments), 20_000)),
         ("check: jsonschema, compiled once", microseconds(lambda: validator.is_valid(arguments), 2_000)),
         ("check: jsonschema.validate", microseconds(lambda: jsonschema.validate(arguments, schema), 50)),
         ("step: inline", microseconds(lambda: inline.step(action), 5_000)),

@@ -107,7 +107,7 @@ def parts_of(rows: Rows, *, shares: bool) -> list[list[int]]:
 
 def ours(model: Decoder, rows: Rows, *, shares: bool) -> Tensor:
     """Runs one pass forward and backward, micro-batch by micro-batch; returns the logprobs of the trained tokens."""
-    found = []
+    logps = []
     for part in parts_of(rows, shares=shares):
         ids_N = torch.tensor([token for number in part for token in rows.ids[number][:-1]])
         lengths = [len(rows.ids[number]) - 1 for number in part]
@@ -118,8 +118,8 @@ def ours(model: Decoder, rows: Rows, *, shares: bool) -> Tensor:
         layout = PackedLayout(lengths, ids_N=ids_N if shares else None, wanted_N=mask_N)
         logp_M = score_targets(model.hidden_states(ids_N, layout), model.head_weight, target_M).logp_N
         (-weight_M * logp_M).sum().backward()
-        found.append(logp_M.detach())
-    return torch.cat(found)
+        logps.append(logp_M.detach())
+    return torch.cat(logps)
 
 
 def run_padded(model: torch.nn.Module, rows: Rows) -> Tensor:
@@ -193,17 +193,17 @@ def check(folder: Path, vocab_size: int, *, trl: bool) -> float:
     Compares logprobs, and gradients relative to the largest of a tensor.
     """
     rows = Rows.draw(4, 200, vocab_size, seed=1)
-    found = {side: run_side(side, folder, rows) for side in SIDES}
+    results = {side: run_side(side, folder, rows) for side in SIDES}
     for side in TRL_SIDES if trl else ():
         run_trl(side, folder, rows, save=folder / "trl.safetensors")
         tensors = load_file(folder / "trl.safetensors")
-        found[side] = (tensors.pop("logprobs"), tensors)
+        results[side] = (tensors.pop("logprobs"), tensors)
         (folder / "trl.safetensors").unlink()  # the folder is a model's
-    logp_M, wanted = found.pop("padded")
+    logp_M, expected = results.pop("padded")
     worst = 0.0
-    for other_M, other in found.values():
+    for other_M, other in results.values():
         worst = max(worst, float((other_M - logp_M).abs().max()))
-        for name, gradient in wanted.items():
+        for name, gradient in expected.items():
             worst = max(worst, float((other[name] - gradient).abs().max() / gradient.abs().max().clamp(min=1e-12)))
     if worst > AGREEMENT:
         sys.exit(f"the sides differ by {worst:.2g}, more than {AGREEMENT:g}: nothing was timed")
@@ -257,25 +257,27 @@ def aside(arguments: Sequence[str]) -> dict[str, float]:
     return answer
 
 
-def compare(given: argparse.Namespace) -> dict[str, dict[str, float]]:
+def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Compares the sides, a line each."""
-    rows = Rows.draw(given.group, given.prompt, given.words)
+    rows = Rows.draw(options.group, options.prompt, options.words)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model_folder(Decoder(config_of(given.words, given.prompt + 128)).initialize(0), folder)
-        print(f"logprobs and gradients of the sides differ by {check(folder, given.words, trl=given.trl):.1e} at most")
-        sizes = ["--group", str(given.group), "--prompt", str(given.prompt), "--repeats", str(given.repeats)]
-        found = {side: aside([*sizes, "--side", side, "--folder", name]) for side in SIDES}
-        for side in TRL_SIDES if given.trl else ():
-            found[side] = run_trl(side, folder, rows, repeats=given.repeats)
-    print(f"{given.group} rows, {given.prompt} tokens of prompt, {rows.num_trained} trained tokens")
-    for side, measured in found.items():
+        save_model_folder(Decoder(config_of(options.words, options.prompt + 128)).initialize(0), folder)
+        print(
+            f"logprobs and gradients of the sides differ by {check(folder, options.words, trl=options.trl):.1e} at most"
+        )
+        sizes = ["--group", str(options.group), "--prompt", str(options.prompt), "--repeats", str(options.repeats)]
+        results = {side: aside([*sizes, "--side", side, "--folder", name]) for side in SIDES}
+        for side in TRL_SIDES if options.trl else ():
+            results[side] = run_trl(side, folder, rows, repeats=options.repeats)
+    print(f"{options.group} rows, {options.prompt} tokens of prompt, {rows.num_trained} trained tokens")
+    for side, measured in results.items():
         measured["trained_tokens_per_s"] = rows.num_trained / measured["seconds"]
-        measured["times_slower"] = measured["seconds"] / found["shared"]["seconds"]
+        measured["times_slower"] = measured["seconds"] / results["shared"]["seconds"]
         numbers = f"{measured['seconds']:7.3f} s {measured['cpu_seconds']:7.3f} CPU s"
         numbers += f"  {measured['trained_tokens_per_s']:7,.0f} trained tokens/s  {measured['memory_mb']:7,.0f} MB"
         print(f"{side:11}{numbers}  {measured['times_slower']:.2f}x the time of shared")
-    return found
+    return results
 
 
 def parse() -> argparse.Namespace:
@@ -296,28 +298,28 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     """Measures, or is one side of a measurement."""
-    given = parse()
+    options = parse()
     torch.set_num_threads(1)
-    shown: object
-    if given.side in SIDES:
-        rows = Rows.draw(given.group, given.prompt, given.words)
-        print(json.dumps(time_side(given.side, given.folder, rows, given.repeats)))
+    report: object
+    if options.side in SIDES:
+        rows = Rows.draw(options.group, options.prompt, options.words)
+        print(json.dumps(time_side(options.side, options.folder, rows, options.repeats)))
         return
-    if given.side:
-        memory_mb = measure_vocabulary(given.vocabulary, given.tokens, scores=given.side == "scores")
+    if options.side:
+        memory_mb = measure_vocabulary(options.vocabulary, options.tokens, scores=options.side == "scores")
         print(json.dumps({"memory_mb": memory_mb}))
         return
-    if given.vocabulary:
-        sizes = ["--vocabulary", str(given.vocabulary), "--tokens", str(given.tokens)]
+    if options.vocabulary:
+        sizes = ["--vocabulary", str(options.vocabulary), "--tokens", str(options.tokens)]
         model_mb, scores_mb = (aside([*sizes, "--side", side])["memory_mb"] for side in ("model", "scores"))
-        whole_mb = given.vocabulary * given.tokens * 4 / 2**20
-        print(f"{given.tokens} tokens, {given.vocabulary} words: whole logits would be {whole_mb:,.0f} MB")
+        whole_mb = options.vocabulary * options.tokens * 4 / 2**20
+        print(f"{options.tokens} tokens, {options.vocabulary} words: whole logits would be {whole_mb:,.0f} MB")
         print(f"the model alone {model_mb:,.0f} MB, with logprobs {scores_mb:,.0f} MB: {scores_mb / model_mb:.2f}x")
-        shown = {"model_mb": model_mb, "scores_mb": scores_mb, "ratio": scores_mb / model_mb}
+        report = {"model_mb": model_mb, "scores_mb": scores_mb, "ratio": scores_mb / model_mb}
     else:
-        shown = compare(given)
-    if given.json:
-        print(json.dumps(shown))
+        report = compare(options)
+    if options.json:
+        print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -87,14 +87,14 @@ class Run:
         """Returns the successes of the evaluation after training, and the tasks they belong to."""
         if find_episodes(self.folder) is None:
             return [], []
-        kept = [
+        episodes = [
             episode
             for episode in read_run(self.folder).episodes
             if episode.phase == "eval_after" and episode.reward is not None
         ]
-        last = max((episode.step for episode in kept), default=0)  # a run that went on was also evaluated before
-        kept = [episode for episode in kept if episode.step == last]
-        return [float(bool(episode.success)) for episode in kept], [episode.group for episode in kept]
+        last = max((episode.step for episode in episodes), default=0)  # a run that went on was also evaluated before
+        episodes = [episode for episode in episodes if episode.step == last]
+        return [float(bool(episode.success)) for episode in episodes], [episode.group for episode in episodes]
 
 
 @dataclass

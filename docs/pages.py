@@ -46,13 +46,13 @@ def algorithms_page() -> str:
         "`agentgym.trainers` has the tables; `ADVANTAGES.register(name)` and its like add a function of yours, and",
         "every option takes one by its place too, `path/to/file.py:name` ([how](write_your_own.md)).",
     ]
-    found = all_algorithms()
+    algorithms = all_algorithms()
     lines += ["", "## Presets", "", "`train` takes them as `--algo NAME`; what is set beside it wins.", ""]
-    for preset in (algorithm for algorithm in found if algorithm.kind == "preset"):
+    for preset in (algorithm for algorithm in algorithms if algorithm.kind == "preset"):
         lines.append(f"- **{preset.name}**: {preset.summary} {_settings_text(preset)}")
     for table in TABLES:
         lines += ["", f"## `{table.variable}`", "", f"`train` takes it as `{table.option}`."]
-        for entry in (algorithm for algorithm in found if algorithm.kind == table.kind):
+        for entry in (algorithm for algorithm in algorithms if algorithm.kind == table.kind):
             lines += ["", f"### {entry.name}", "", entry.summary, ""]
             lines += [
                 *([entry.details, ""] if entry.details else []),
@@ -62,19 +62,19 @@ def algorithms_page() -> str:
 
 
 def _settings_text(algorithm: Algorithm) -> str:
-    given = [f"`{name}={default!r}`" for name, default in algorithm.settings.items()]
-    return f"Settings: {', '.join(given)}." if given else "No settings."
+    settings = [f"`{name}={default!r}`" for name, default in algorithm.settings.items()]
+    return f"Settings: {', '.join(settings)}." if settings else "No settings."
 
 
 def environments_page() -> str:
     """Returns the page `docs/environments.md`: the bundled environments, by their cards."""
-    found = [describe_env(env_id) for env_id in BUNDLED]
-    return "\n".join([PAGE_HEAD, *_table(found), *(line for entry in found for line in _section(entry))]) + "\n"
+    entries = [describe_env(env_id) for env_id in BUNDLED]
+    return "\n".join([PAGE_HEAD, *_table(entries), *(line for entry in entries for line in _section(entry))]) + "\n"
 
 
-def _table(found: Iterable[Listed]) -> list[str]:
+def _table(entries: Iterable[Listed]) -> list[str]:
     lines = ["| environment | difficulty | tools | random |", "|---|---|---|---|"]
-    for entry in found:
+    for entry in entries:
         if entry.card is not None:
             difficulty = f"`{entry.card.difficulty}`".replace("|", ", ") if entry.card.difficulty else ""
             random = entry.card.baseline.get("random")
@@ -136,8 +136,8 @@ def architectures_page() -> str:
         cells += [_cell(model, name) for name in NUMBERS]
         lines.append(f"| {' | '.join([*cells, model.family])} |")
         reasons += [
-            f"- `{model.architecture}`, {name}: {found}"
-            for name, (passed, found) in model.results.items()
+            f"- `{model.architecture}`, {name}: {result}"
+            for name, (passed, result) in model.results.items()
             if not passed
         ]
     return "\n".join([*lines, "", "## What does not work", "", *reasons]) + "\n"
@@ -146,10 +146,10 @@ def architectures_page() -> str:
 def _cell(model: KnownModel, check: str) -> str:
     if check not in model.results:
         return ""
-    passed, found = model.results[check]
+    passed, result = model.results[check]
     if check in ("same bits", "replay") and passed:
         return "yes"
-    return found.removesuffix(" nats").removesuffix(" of the largest").partition(" nats")[0] if passed else "**no**"
+    return result.removesuffix(" nats").removesuffix(" of the largest").partition(" nats")[0] if passed else "**no**"
 
 
 def _rows_cell(model: KnownModel) -> str:

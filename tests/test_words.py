@@ -32,8 +32,6 @@ NAMED_BY_STATES = (
         for name in ("batch", "checkpoints", "cluster", "learner", "loop", "parallel", "parts")
     ),
     *(f"agentgym/trainers/{name}" for name in ("preferences", "sft", "tasks", "config.py", "resolve.py")),
-    "benchmarks",
-    "docs",
 )
 """Folders and files whose variables are still named by states."""
 STATES_ALLOWED = {"agentgym/evaluation/play/chat.py: said"}

@@ -43,13 +43,13 @@ def attend(probe: Probe, layout: PackedLayout, is_flash: bool) -> None:
 
 def measure(probe: Probe, kind: str, is_flash: bool) -> dict[str, Any]:
     """Attends three fresh batches, each twice."""
-    found: dict[str, list[float]] = {"layout_s": [], "first_s": [], "again_s": []}
+    report: dict[str, list[float]] = {"layout_s": [], "first_s": [], "again_s": []}
     for seed in range(3):
         layout, built_s = layout_of(probe, kind, seed)
-        found["layout_s"].append(round(built_s, 4))
+        report["layout_s"].append(round(built_s, 4))
         for name in ("first_s", "again_s"):
-            found[name].append(round(probe.seconds(lambda layout=layout: attend(probe, layout, is_flash), 1, 0), 4))
-    return {**found, "peak_gb": probe.peak_gb()}
+            report[name].append(round(probe.seconds(lambda layout=layout: attend(probe, layout, is_flash), 1, 0), 4))
+    return {**report, "peak_gb": probe.peak_gb()}
 
 
 def rows_apart(probe: Probe, kind: str, backend: str) -> dict[str, Any]:

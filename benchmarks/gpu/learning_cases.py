@@ -36,7 +36,7 @@ def learn(
             probe.sync()
             fresh.append(round(time.perf_counter() - started, 3))
         seconds, flops = probe.seconds(lambda: learner.update(batch), 2, 0), works[-1].step_flops(model.config)
-        found = {
+        report = {
             "first_s": fresh[0],
             "fresh_s": fresh[1:],
             "seconds": round(seconds, 3),
@@ -48,7 +48,7 @@ def learn(
             "mfu_fresh": round(flops / statistics.median(fresh[1:]) / PEAK_FLOPS, 4),
             "peak_gb": probe.peak_gb(),
         }
-        return found | (probe.kernels(lambda: learner.update(batch)) if kernels else {})
+        return report | (probe.kernels(lambda: learner.update(batch)) if kernels else {})
     finally:
         decoder.is_flash_attention = is_flash
         learner.close()

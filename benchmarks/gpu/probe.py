@@ -22,15 +22,15 @@ STEPS = ("smoke", "sampling", "learning", "attention", "ranks", "sizes", "compil
 HERE = Path(__file__).parent
 
 
-def run(step: str, given: argparse.Namespace) -> bool:
+def run(step: str, options: argparse.Namespace) -> bool:
     """Runs a step, copies its lines to the output, and returns whether it ended by itself and well."""
-    command = [sys.executable, str(HERE / f"{step}_cases.py"), "--device", given.device, "--shape", given.shape]
-    command += ["--limit-s", str(given.limit_s)]
+    command = [sys.executable, str(HERE / f"{step}_cases.py"), "--device", options.device, "--shape", options.shape]
+    command += ["--limit-s", str(options.limit_s)]
     paths = [str(HERE.parents[1]), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     print(f"== {step}, {time.strftime('%T')}", flush=True)
-    errors = given.output / f"{step}.err"
-    with (given.output / f"{step}.jsonl").open("a") as lines, errors.open("w") as log:
+    errors = options.output / f"{step}.err"
+    with (options.output / f"{step}.jsonl").open("a") as lines, errors.open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         assert process.stdout is not None
         for line in process.stdout:
@@ -50,11 +50,11 @@ def main() -> None:
     parser.add_argument("--shape", default="0.6B", help="tiny, 0.6B, 1.7B, 4B or 8B")
     parser.add_argument("--limit-s", type=float, default=120.0, help="no case of a step begins after so many seconds")
     parser.add_argument("--output", type=Path, default=Path("gpu_probe"), help="a folder for the lines")
-    given = parser.parse_args()
-    given.output.mkdir(parents=True, exist_ok=True)
-    if unknown := set(given.steps) - set(STEPS):
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    if unknown := set(options.steps) - set(STEPS):
         parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
-    results = [run(step, given) for step in given.steps or STEPS]
+    results = [run(step, options) for step in options.steps or STEPS]
     sys.exit(0 if all(results) else 1)
 
 

@@ -163,12 +163,12 @@ class Probe:
         parser.add_argument("--device", default="cuda")
         parser.add_argument("--shape", default="0.6B")
         parser.add_argument("--limit-s", type=float, default=120.0)
-        given = parser.parse_args()
-        self.device: str = given.device
-        self.shape: str = given.shape
+        options = parser.parse_args()
+        self.device: str = options.device
+        self.shape: str = options.shape
         self.is_cuda = self.device.startswith("cuda")
         self.is_tiny = self.shape == "tiny"
-        self._limit_s: float = given.limit_s
+        self._limit_s: float = options.limit_s
         self._began = time.monotonic()
 
     @property
@@ -203,16 +203,16 @@ class Probe:
 
     def seconds(self, work: Callable[[], object], repeats: int = 3, warmup: int = 1) -> float:
         """Returns the median seconds of some calls, after others that are not counted."""
-        found = []
+        times = []
         for number in range(repeats + warmup):
             self.sync()
             started = time.perf_counter()
             work()
             self.sync()
-            found.append(time.perf_counter() - started)
+            times.append(time.perf_counter() - started)
             if number < warmup:
-                found.clear()
-        return statistics.median(found)
+                times.clear()
+        return statistics.median(times)
 
     def peak_gb(self) -> float | None:
         """Returns the most memory of the GPU in use since the last call or case."""
@@ -232,19 +232,19 @@ class Probe:
             work()
             self.sync()
         events = profiler.key_averages()
-        found = [event for event in events if str(event.device_type).endswith("CUDA")]
-        found.sort(key=lambda event: -event.self_device_time_total)
-        busy_s = sum(event.self_device_time_total for event in found) / 1e6
-        top = [(event.key[:60], event.count, round(event.self_device_time_total / 1e3, 2)) for event in found[:24]]
-        return {"kernels": sum(event.count for event in found), "gpu_busy_s": round(busy_s, 4), "top_ms": top}
+        kernels = [event for event in events if str(event.device_type).endswith("CUDA")]
+        kernels.sort(key=lambda event: -event.self_device_time_total)
+        busy_s = sum(event.self_device_time_total for event in kernels) / 1e6
+        top = [(event.key[:60], event.count, round(event.self_device_time_total / 1e3, 2)) for event in kernels[:24]]
+        return {"kernels": sum(event.count for event in kernels), "gpu_busy_s": round(busy_s, 4), "top_ms": top}
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of what the measurements depend on."""
-    found = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    libraries = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": str(torch.version.cuda)}
     for name in ("transformers", "triton", "liger_kernel", "sglang", "vllm", "trl"):
         try:
-            found[name] = __import__(name).__version__
+            libraries[name] = __import__(name).__version__
         except Exception as error:  # noqa: BLE001  a broken library is told, not used
-            found[name] = f"no ({type(error).__name__})"
-    return found
+            libraries[name] = f"no ({type(error).__name__})"
+    return libraries

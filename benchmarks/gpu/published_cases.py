@@ -23,11 +23,13 @@ def learn(
         pass_attention.is_flash_attention = lambda *_: False
     is_ours = "-" not in model
     started = time.perf_counter()
-    made = make_model("tiny" if probe.is_tiny else model, probe.device) if is_ours else make_published(model, probe)
-    size = sum(parameter.numel() for parameter in made.parameters())
+    model_here = (
+        make_model("tiny" if probe.is_tiny else model, probe.device) if is_ours else make_published(model, probe)
+    )
+    size = sum(parameter.numel() for parameter in model_here.parameters())
     probe.sync()
     made_s = time.perf_counter() - started
-    learner = make_learner(made, device=probe.device, lora=LoraConfig(rank=lora_rank, seed=0), **config)
+    learner = make_learner(model_here, device=probe.device, lora=LoraConfig(rank=lora_rank, seed=0), **config)
     try:
         work = Workload(kind, probe.shape)
         batch = work.batch()

@@ -23,14 +23,14 @@ def train(probe: Probe, config: FsdpConfig | None, **settings: Any) -> dict[str,
         sharded = Ranks(config, "cuda" if probe.is_cuda else "cpu").shard(model)
         learner = make_learner(sharded, dtype="float32", fsdp=config, **settings)
     stats = learner.update(batch)
-    found = {"loss": stats.loss, "grad_norm": stats.grad_norm, "peak_gb": probe.peak_gb()}
+    report = {"loss": stats.loss, "grad_norm": stats.grad_norm, "peak_gb": probe.peak_gb()}
     seconds = probe.seconds(lambda: learner.update(batch), 1, 0)
-    found |= {"seconds": round(seconds, 3), "mfu": round(work.step_flops(model.config) / seconds / PEAK_FLOPS, 4)}
+    report |= {"seconds": round(seconds, 3), "mfu": round(work.step_flops(model.config) / seconds / PEAK_FLOPS, 4)}
     if config is not None:
-        taken = probe.seconds(lambda: [tensor.cpu() for _, tensor in learner.weights()], 1, 0)
-        found |= {"weights_s": round(taken, 2), "weights_peak_gb": probe.peak_gb()}
-        found |= {"state_s": round(probe.seconds(learner.state_dict, 1, 0), 2), "state_peak_gb": probe.peak_gb()}
-    return found
+        weights_s = probe.seconds(lambda: [tensor.cpu() for _, tensor in learner.weights()], 1, 0)
+        report |= {"weights_s": round(weights_s, 2), "weights_peak_gb": probe.peak_gb()}
+        report |= {"state_s": round(probe.seconds(learner.state_dict, 1, 0), 2), "state_peak_gb": probe.peak_gb()}
+    return report
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def measure_steps(probe: Probe) -> None:
         "kernels": StepRunner(model, cache),
         "plain": plain_runner(model, cache),
     }
-    found: dict[str, torch.Tensor] = {}
+    first_logps: dict[str, torch.Tensor] = {}
     for side, runner in runners.items():
         generator = torch.Generator(device=probe.device).manual_seed(0)
         for kv in cache.kv:
@@ -66,7 +66,7 @@ def measure_steps(probe: Probe) -> None:
                         return runner.forward(rows)
 
                 logp_RV = work().float().log_softmax(-1).clone()
-                reference = found.setdefault(name, logp_RV)
+                reference = first_logps.setdefault(name, logp_RV)
                 result = {
                     "ms": round(probe.seconds(work, 5, 1) * 1e3, 2),
                     "differs_by": float((logp_RV - reference).abs().max()),
@@ -144,9 +144,9 @@ def measure_replies(probe: Probe) -> None:
         await play(engine, 1, longest - 1, 1)
         for count, prompt, num_tokens in jobs:
             if probe.has_time:
-                found = await play(engine, count, prompt, num_tokens)
+                result = await play(engine, count, prompt, num_tokens)
                 about = {"concurrency": count, "prompt": prompt, "reply": num_tokens, "shape": probe.shape}
-                probe.case("replies", lambda found=found: found, **about)
+                probe.case("replies", lambda result=result: result, **about)
         await engine.close()
 
     jobs = [(count, 32, reply) for count in (1, 8, num_slots // 2, num_slots)]

@@ -50,14 +50,14 @@ def save(probe: Probe) -> dict[str, Any]:
     model = make_model(probe.shape, probe.device)
     learner = make_learner(model, device=probe.device)
     learner.update(Workload("single", "tiny").batch())
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
 
     def measure(name: str, work: Callable[[], Any]) -> Any:
         probe.sync()
         started = time.perf_counter()
         result = work()
         probe.sync()
-        found[f"{name}_s"] = round(time.perf_counter() - started, 3)
+        report[f"{name}_s"] = round(time.perf_counter() - started, 3)
         return result
 
     state = measure("state_dict", learner.state_dict)
@@ -70,7 +70,7 @@ def save(probe: Probe) -> dict[str, Any]:
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     weights = {name: tensor.detach() for name, tensor in published_views(model)}
     measure("digests", lambda: fused_digests(weights))
-    return found | {"saved_gb": round(size / 1e9, 2), "weights_gb": sum(w.nbytes for w in weights.values()) / 1e9}
+    return report | {"saved_gb": round(size / 1e9, 2), "weights_gb": sum(w.nbytes for w in weights.values()) / 1e9}
 
 
 def send_handles(probe: Probe) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def send_handles(probe: Probe) -> dict[str, Any]:
     model = make_model(probe.shape, probe.device)
     weights = {name: tensor.detach() for name, tensor in published_views(model)}
     command = [sys.executable, "-c", RECEIVER]
-    sent, seconds = 0, 0.0
+    num_sent, seconds = 0, 0.0
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         for number, part in enumerate(portions(weights, 512_000_000)):
@@ -88,12 +88,16 @@ def send_handles(probe: Probe) -> dict[str, Any]:
             process.stdin.flush()
             answer = process.stdout.readline()
             assert answer == "read\n", answer
-            sent += len(line)
+            num_sent += len(line)
             seconds += (time.perf_counter() - started) if number else 0.0  # the first waits for the other to start
         process.stdin.close()
         total = float(process.stdout.read())
-    wanted = sum(float(tensor.float().abs().sum()) for tensor in weights.values())
-    return {"sent_bytes": sent, "seconds_after_the_first": round(seconds, 3), "equal": abs(total / wanted - 1) < 1e-5}
+    expected = sum(float(tensor.float().abs().sum()) for tensor in weights.values())
+    return {
+        "sent_bytes": num_sent,
+        "seconds_after_the_first": round(seconds, 3),
+        "equal": abs(total / expected - 1) < 1e-5,
+    }
 
 
 def main() -> None:

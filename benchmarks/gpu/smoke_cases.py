@@ -17,9 +17,9 @@ from agentgym.engines.protocol import Completion, Sampling
 
 def machine(probe: Probe) -> dict[str, Any]:
     """Returns the versions, and what the GPU reaches at most: products, copies, small operators."""
-    found: dict[str, Any] = dict(versions())
+    report: dict[str, Any] = dict(versions())
     if probe.is_cuda:
-        found |= {"gpu": torch.cuda.get_device_name(), "free_gb": round(torch.cuda.mem_get_info()[0] / 1e9, 1)}
+        report |= {"gpu": torch.cuda.get_device_name(), "free_gb": round(torch.cuda.mem_get_info()[0] / 1e9, 1)}
     size = 8192 if probe.is_cuda else 512
     a, b = (torch.randn(size, size, device=probe.device, dtype=torch.bfloat16) for _ in range(2))
     product_s = probe.seconds(lambda: a @ b, 5, 3)
@@ -28,7 +28,7 @@ def machine(probe: Probe) -> dict[str, Any]:
     small = torch.zeros(8, device=probe.device)
     small_s = probe.seconds(lambda: [small.add_(1) for _ in range(1000)])
     host_s = probe.seconds(source.cpu)
-    return found | {
+    return report | {
         "product_tflops": round(2 * size**3 / product_s / 1e12, 1),
         "copy_gb_s": round(2 * source.nbytes / copy_s / 1e9),
         "us_of_a_small_operator": round(small_s * 1e3, 2),
@@ -57,13 +57,13 @@ def parity(probe: Probe) -> dict[str, Any]:
         model.embed.mul_(2.0)  # random weights give nearly even distributions
     num_tokens, random = 16 if probe.is_tiny else 128, np.random.default_rng(0)
     prompts = [random.integers(0, model.vocab_size, 64 + 16 * number).tolist() for number in range(8)]
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
 
     async def play() -> list[Completion]:
         engine = LocalEngine(model, LocalEngineConfig(num_slots=16, window=1024, max_step_tokens=2048))
         started = time.perf_counter()
         await engine.prepare()
-        found["prepare_s"] = round(time.perf_counter() - started, 2)
+        report["prepare_s"] = round(time.perf_counter() - started, 2)
 
         async def replies(count: int, tag: str) -> list[Completion]:
             samplings = [Sampling(max_tokens=num_tokens, temperature=1.0, seed=number) for number in range(count)]
@@ -71,7 +71,7 @@ def parity(probe: Probe) -> dict[str, Any]:
             return list(await asyncio.gather(*jobs))
 
         every, few = await replies(8, "a"), await replies(3, "b")
-        found["same_in_other_company"] = [a.ids == b.ids for a, b in zip(every, few, strict=False)]
+        report["same_in_other_company"] = [a.ids == b.ids for a, b in zip(every, few, strict=False)]
         await engine.close()
         return every
 
@@ -82,7 +82,7 @@ def parity(probe: Probe) -> dict[str, Any]:
     sampled_M = torch.cat([torch.tensor(reply.logprobs) for reply in replies])
     logp_M = make_learner(model, device=probe.device).logprobs(work.batch(sampled_M.clamp(max=0))).float().cpu()
     gap_M = (logp_M - sampled_M).abs()
-    return found | {"mean": float(gap_M.mean()), "max": float(gap_M.max()), "num_tokens": len(gap_M)}
+    return report | {"mean": float(gap_M.mean()), "max": float(gap_M.max()), "num_tokens": len(gap_M)}
 
 
 def gradients(probe: Probe) -> dict[str, Any]:
@@ -102,19 +102,19 @@ def gradients(probe: Probe) -> dict[str, Any]:
         learner.world.accumulate(
             learner._parts(batch, share), learner._compute, learner.optimizer.parameters, share.sizes
         )
-        found = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
+        gradients_now = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
         for parameter in model.parameters():
             parameter.grad = None
         logp_M = learner.logprobs(batch).float().cpu()
         learner.close()
-        return logp_M, found
+        return logp_M, gradients_now
 
-    logp_M, wanted = compute(torch.float32, False)
+    logp_M, expected = compute(torch.float32, False)
     results: dict[str, Any] = {}
     for name, arguments in {"bfloat16": (torch.bfloat16, False), "tf32": (torch.float32, True)}.items():
-        other_M, found = compute(*arguments)
+        other_M, gradients_now = compute(*arguments)
         gap_M = (other_M - logp_M).abs()
-        errors = {key: float((found[key] - wanted[key]).norm() / wanted[key].norm()) for key in wanted}
+        errors = {key: float((gradients_now[key] - expected[key]).norm() / expected[key].norm()) for key in expected}
         worst = max(errors, key=lambda key: errors[key])
         results[name] = {
             "logprob_mean": float(gap_M.mean()),

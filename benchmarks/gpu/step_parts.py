@@ -75,11 +75,11 @@ def time_parts() -> None:
         plain = getattr(owner, name)
 
         @functools.wraps(plain)
-        def run_and_tell(*given: Any, plain: Callable[..., Any] = plain, part: str = name, **options: Any) -> Any:
+        def run_and_tell(*arguments: Any, plain: Callable[..., Any] = plain, part: str = name, **options: Any) -> Any:
             synchronize()
             begun = (time.perf_counter(), time.process_time(), gigabytes())
             try:
-                return plain(*given, **options)
+                return plain(*arguments, **options)
             finally:
                 tell(part, *begun)
 
@@ -89,12 +89,12 @@ def time_parts() -> None:
 
         @functools.wraps(awaited)
         async def run_and_tell_later(
-            *given: Any, plain: Callable[..., Any] = awaited, part: str = name, **options: Any
+            *arguments: Any, plain: Callable[..., Any] = awaited, part: str = name, **options: Any
         ) -> Any:
             synchronize()
             begun = (time.perf_counter(), time.process_time(), gigabytes())
             try:
-                return await plain(*given, **options)
+                return await plain(*arguments, **options)
             finally:
                 tell(part, *begun)
 
@@ -105,14 +105,14 @@ def profile_update(number: int, path: Path) -> None:
     """Has the update of this number write a table of its operators."""
     plain, calls = Learner.update, iter(range(1, 1_000_000))
 
-    def update(*given: Any, **options: Any) -> Any:
+    def update(*arguments: Any, **options: Any) -> Any:
         if next(calls) != number:
-            return plain(*given, **options)
-        with torch.profiler.profile() as found:
-            stats = plain(*given, **options)
+            return plain(*arguments, **options)
+        with torch.profiler.profile() as profiler:
+            stats = plain(*arguments, **options)
             synchronize()
         by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        path.write_text(found.key_averages().table(sort_by=by, row_limit=60, max_name_column_width=70))
+        path.write_text(profiler.key_averages().table(sort_by=by, row_limit=60, max_name_column_width=70))
         return stats
 
     Learner.update = update  # type: ignore[assignment]
@@ -133,17 +133,17 @@ def main() -> None:
     parser.add_argument("--sglang-args", default="", help="further arguments of SGLang's server, as one word")
     parser.add_argument("--profile", type=int, default=0, metavar="N", help="the update whose operators are counted")
     parser.add_argument("--output", type=Path, required=True, help="folder of the model and the runs")
-    given = parser.parse_args()
-    given.head_kernel = "torch"
-    given.output.mkdir(parents=True, exist_ok=True)
-    job = replace(Job.of(given, given.output), steps=given.steps)
+    options = parser.parse_args()
+    options.head_kernel = "torch"
+    options.output.mkdir(parents=True, exist_ok=True)
+    job = replace(Job.of(options, options.output), steps=options.steps)
     if not (job.model / "config.json").exists():
         make_model(job)
         torch.cuda.empty_cache()
-    if given.profile:
-        profile_update(given.profile, given.output / "operators.txt")
+    if options.profile:
+        profile_update(options.profile, options.output / "operators.txt")
     time_parts()
-    Trainer(job.config(given.engine), given.output / given.engine, reward=even_ids).fit()
+    Trainer(job.config(options.engine), options.output / options.engine, reward=even_ids).fit()
 
 
 if __name__ == "__main__":
