@@ -10,28 +10,18 @@ from dataclasses import dataclass
 
 from agentgym.trainers.cluster.actors import Parcel
 
-__all__ = ["Bucket", "PackedTensor", "Shipment"]
-
-
-@dataclass(frozen=True)
-class PackedTensor:
-    """The position of a tensor in the bytes of its bucket."""
-
-    name: str
-    """The published name of the parameter."""
-    dtype: str
-    """The type by its name in torch, such as `bfloat16`."""
-    shape: tuple[int, ...]
-    start: int
-    num_bytes: int
+__all__ = ["Bucket", "Shipment"]
 
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Tensors that are stored and sent as one array of bytes."""
+    """Tensors that are stored and sent as one object."""
 
-    tensors: tuple[PackedTensor, ...]
+    names: tuple[str, ...]
+    """The published names of the parameters."""
+    num_bytes: int
     parcel: Parcel
+    """Their bytes, the name of their type in torch, and their shape, by name."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
@@ -24,7 +23,7 @@ from torch import Tensor
 from agentgym.engines.weights.buckets import fused_digests
 from agentgym.model.model_folder import write_model_config
 from agentgym.trainers.cluster.actors import Parcel
-from agentgym.trainers.cluster.shipment import Bucket, PackedTensor, Shipment
+from agentgym.trainers.cluster.shipment import Bucket, Shipment
 from agentgym.types import JSON
 
 __all__ = ["read_weights", "store_weights", "write_weights"]
@@ -32,7 +31,8 @@ __all__ = ["read_weights", "store_weights", "write_weights"]
 BUCKET_BYTES = 2**28
 FILE_BUCKETS = 4
 """The number of buckets in a file of weights."""
-ALIGNMENT = 64
+PackedTensor: TypeAlias = tuple[NDArray[Any], str, tuple[int, ...]]
+"""The bytes of a tensor, the name of its type in torch, such as `bfloat16`, and its shape."""
 _LAYER = re.compile(r"^.*?\.\d+\.")
 
 
@@ -42,13 +42,12 @@ def store_weights(weights: Iterable[tuple[str, Tensor]], max_bytes: int = BUCKET
     A bucket is larger than `max_bytes` only if a layer is.
     """
     started = time.perf_counter()
-    buckets: list[Bucket] = []
-    digests, memory = {}, np.empty(0, np.uint8)
-    for tensors in _portions(weights, max_bytes):
-        places, size = _places_of(tensors)
-        if size > len(memory):  # new memory is slow: the system clears each page of it
-            memory = np.zeros(size, np.uint8)
-        buckets.append(_pack(tensors, places, memory[:size]))
+    buckets, digests = [], {}
+    for portion in _portions(weights, max_bytes):
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in portion.items()}
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        packed = {name: _pack(tensor) for name, tensor in tensors.items()}
+        buckets.append(Bucket(tuple(tensors), num_bytes, Parcel.of(packed)))
         digests.update(fused_digests(tensors))
     return Shipment(buckets=tuple(buckets), digests=digests, gather_s=time.perf_counter() - started)
 
@@ -58,9 +57,8 @@ async def read_weights(shipment: Shipment) -> dict[str, Tensor]:
 
     They are sent to the node first if they are on another one. Raises ParcelLost if they are gone.
     """
-    arrays = await asyncio.gather(*(bucket.parcel.open() for bucket in shipment.buckets))
-    pairs = zip(shipment.buckets, arrays, strict=True)
-    return {name: tensor for bucket, packed in pairs for name, tensor in _unpack(bucket, packed).items()}
+    opened = await asyncio.gather(*(bucket.parcel.open() for bucket in shipment.buckets))
+    return {name: tensor for packed in opened for name, tensor in _unpack(packed).items()}
 
 
 def write_weights(shipment: Shipment, config: Mapping[str, JSON], folder: Path) -> None:
@@ -73,11 +71,12 @@ def write_weights(shipment: Shipment, config: Mapping[str, JSON], folder: Path) 
     names, number = ["model.safetensors"], len(parts)
     if number > 1:
         names = [f"model-{index + 1:05}-of-{number:05}.safetensors" for index in range(number)]
-    write_model_config(config, getattr(torch, shipment.buckets[0].tensors[0].dtype), folder)
     for name, part in zip(names, parts, strict=True):
         tensors: dict[str, Tensor] = {}
         for bucket in part:
-            tensors |= _unpack(bucket, bucket.parcel.take())
+            tensors |= _unpack(bucket.parcel.take())
+        if name == names[0]:
+            write_model_config(config, next(iter(tensors.values())).dtype, folder)
         save_file(tensors, folder / name, metadata={"format": "pt"})
     if number > 1:
         _write_index(folder, names, parts)
@@ -95,42 +94,25 @@ def _portions(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator
     yield portion
 
 
-def _places_of(tensors: Mapping[str, Tensor]) -> tuple[tuple[PackedTensor, ...], int]:
-    """Returns the positions of tensors in a bucket, and its size in bytes."""
-    places, end = [], 0
-    for name, tensor in tensors.items():
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + tensor.nbytes
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        places.append(PackedTensor(name, dtype, tuple(tensor.shape), start, tensor.nbytes))
-    return tuple(places), end
+def _pack(tensor: Tensor) -> PackedTensor:
+    """Returns a tensor on the CPU as numpy's bytes, which the object store gives to its readers without a copy."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return tensor.reshape(-1).view(torch.uint8).numpy(), dtype, tuple(tensor.shape)
 
 
-def _pack(tensors: Mapping[str, Tensor], places: tuple[PackedTensor, ...], packed: NDArray[Any]) -> Bucket:
-    """Stores tensors, which are copied to `packed` on their way."""
-    for place, tensor in zip(places, tensors.values(), strict=True):
-        part = torch.from_numpy(packed[place.start : place.start + place.num_bytes])
-        part.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-    return Bucket(places, Parcel.of(packed))
-
-
-def _unpack(bucket: Bucket, packed: NDArray[Any]) -> dict[str, Tensor]:
+def _unpack(packed: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is the object store's memory
-        whole = torch.from_numpy(packed)
-    return {
-        place.name: whole[place.start : place.start + place.num_bytes]
-        .view(getattr(torch, place.dtype))
-        .view(place.shape)
-        for place in bucket.tensors
-    }
+        return {
+            name: torch.from_numpy(content).view(getattr(torch, dtype)).view(shape)
+            for name, (content, dtype, shape) in packed.items()
+        }
 
 
 def _write_index(folder: Path, names: Sequence[str], parts: Sequence[Sequence[Bucket]]) -> None:
-    pairs = zip(names, parts, strict=True)
-    tensors = [(place, name) for name, part in pairs for bucket in part for place in bucket.tensors]
+    files = [(name, bucket) for name, part in zip(names, parts, strict=True) for bucket in part]
     index = {
-        "metadata": {"total_size": sum(place.num_bytes for place, _ in tensors)},
-        "weight_map": {place.name: name for place, name in tensors},
+        "metadata": {"total_size": sum(bucket.num_bytes for _, bucket in files)},
+        "weight_map": {parameter: name for name, bucket in files for parameter in bucket.names},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")

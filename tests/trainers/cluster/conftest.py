@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Stored:
 
     @classmethod
     def of(cls, content: Any) -> Stored:
-        return cls(content.copy())
+        return cls(copy.deepcopy(content))
 
     async def open(self) -> Any:
         return self.content
