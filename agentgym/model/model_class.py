@@ -10,7 +10,15 @@ from typing import Any
 from agentgym.errors import ConfigError, UserCodeFault
 from agentgym.loading import Wanted, load_named
 
-__all__ = ["FOLDER_ALONE", "auto_class", "class_of_model", "first_line", "load_fault", "own_class", "quiet_transformers"]
+__all__ = [
+    "FOLDER_ALONE",
+    "auto_class",
+    "class_of_model",
+    "first_line",
+    "load_fault",
+    "own_class",
+    "quiet_transformers",
+]
 
 FOLDER_ALONE = {"local_files_only": True, "trust_remote_code": False}
 """Options of transformers that fetch nothing, and neither run code that a folder brings nor ask whether to."""
