@@ -40,6 +40,11 @@ def model_folder(name: str, chat_template: str = "", *, may_fetch: bool = True) 
     Raises ConfigError for one that cannot be read, or that is given for a checkpoint.
     """
     folder = _find(name, may_fetch)
+    if (folder / "adapter_config.json").is_file():  # transformers would put it on the model that this file names
+        raise RunFolderError(
+            f"{name!r} has an adapter that is not merged into a model: `agentgym export RUN DIR` writes the merged one,"
+            " and so does `merge_and_unload` of peft"
+        )
     return _with_template(folder, chat_template) if chat_template else folder
 
 
@@ -81,10 +86,6 @@ def _find(name: str, may_fetch: bool) -> Path:
     checkpoints = sorted((folder / "checkpoints").glob("step-*"))
     if checkpoints and not (folder / "config.json").is_file():
         raise RunFolderError(f"{name!r} is a run folder: name one of its checkpoints, such as {str(checkpoints[-1])!r}")
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise RunFolderError(
-            f"{name!r} is an adapter without its model: `agentgym export RUN DIR` writes the model with it merged in"
-        )
     return folder
 
 

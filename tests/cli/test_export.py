@@ -58,7 +58,7 @@ def test_an_adapter_is_exported_alone_or_merged(
     assert f"adapter of step 1 (bfloat16): {out}" in capsys.readouterr().out
     assert {path.name for path in Path(out).iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     assert main(["eval", "--env", "TextGame-v0", "--policy", out, "--output", str(tmp_path / "eval")]) == 2
-    assert "is an adapter without its model" in capsys.readouterr().err
+    assert "has an adapter that is not merged into a model" in capsys.readouterr().err
     assert main(["export", run, str(tmp_path / "merged")]) == 0
     assert (tmp_path / "merged" / "model.safetensors").is_file()
     assert f"--policy {tmp_path / 'merged'} --family granite4\n" in capsys.readouterr().out
