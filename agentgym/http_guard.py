@@ -185,8 +185,8 @@ class HttpGuard:
         for connection, transport in transports.items():
             waiting = transport.get_write_buffer_size() if connection in self._asked else -1
             if waiting:
-                known, since = before.get(connection, (0, now))
-                self._halted[connection] = (waiting, since if waiting == known else now)
+                waiting_before, since = before.get(connection, (0, now))
+                self._halted[connection] = (waiting, since if waiting == waiting_before else now)
                 if now - self._halted[connection][1] > (self.limits.headers_s if waiting < 0 else self.limits.idle_s):
                     transport.abort()
         asyncio.get_running_loop().call_later(min(SWEEP_S, self.limits.headers_s), self.watch, runner)

@@ -116,11 +116,11 @@ def check_pair(name: str, numbers: Sequence[object]) -> None:
         raise ConfigError(f"{name} is two numbers, got {' '.join(map(str, numbers)) or 'none'}")
 
 
-def check_named_numbers(name: str, numbers: Mapping[str, object], known: Collection[str]) -> None:
-    """Raises ConfigError for a mapping with a name that is not `known`, or with a value that is no number."""
+def check_named_numbers(name: str, numbers: Mapping[str, object], names: Collection[str]) -> None:
+    """Raises ConfigError for a mapping with a name that is not `names`, or with a value that is no number."""
     for key, value in numbers.items():
-        if key not in known:
-            raise ConfigError(f"{name} has no {key!r}{nearest(key, known) or '.'} Known: {', '.join(known)}")
+        if key not in names:
+            raise ConfigError(f"{name} has no {key!r}{nearest(key, names) or '.'} Known: {', '.join(names)}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{name} {key} is a number, got {value!r}")
 
@@ -172,14 +172,14 @@ def with_inputs(function: Callable[..., R], gather: Callable[..., object]) -> Ca
 
 
 def check_setting_names(
-    name: str, settings: Collection[str], known: Collection[str], *, all_but: Collection[str] | None = None
+    name: str, settings: Collection[str], setting_names: Collection[str], *, all_but: Collection[str] | None = None
 ) -> None:
-    """Raises ConfigError for settings that are not `known`; with `all_but`, other names than those are settings too."""
+    """Raises ConfigError for settings without such a name; with `all_but`, other names than those are settings too."""
     for setting in settings:
-        if setting not in known and (all_but is None or setting in all_but):
-            choices = ", ".join(known) or "none"
+        if setting not in setting_names and (all_but is None or setting in all_but):
+            choices = ", ".join(setting_names) or "none"
             raise ConfigError(
-                f"{name} has no setting {setting!r}{nearest(setting, known) or '.'} Its settings: {choices}"
+                f"{name} has no setting {setting!r}{nearest(setting, setting_names) or '.'} Its settings: {choices}"
             )
 
 

@@ -64,8 +64,8 @@ def _rows() -> Iterator[_Row]:
         try:
             row = _row(json.loads(line))
         except NOT_JSON as error:
-            wanted = f"one JSON object a line was wanted, {EXAMPLE}"
-            raise ConfigError(f"line {number} of standard input cannot be read: {error}; {wanted}") from None
+            expectation = f"one JSON object a line was wanted, {EXAMPLE}"
+            raise ConfigError(f"line {number} of standard input cannot be read: {error}; {expectation}") from None
         yield row
 
 

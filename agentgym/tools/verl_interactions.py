@@ -101,8 +101,8 @@ class VerlInteraction:
         if self._instance is None:
             self._instance = f"agentgym-{next(_INSTANCES)}"
             if hasattr(self._user, "start_interaction"):
-                made = await settle(self._user.start_interaction(self._instance, **self._kwargs))
-                self._instance = made if isinstance(made, str) else self._instance
+                instance = await settle(self._user.start_interaction(self._instance, **self._kwargs))
+                self._instance = instance if isinstance(instance, str) else self._instance
         self.note(())
         messages = [dict(message) for message in self._messages]
         answer = await settle(self._user.generate_response(self._instance, messages, **self._kwargs))
@@ -138,7 +138,7 @@ def verl_interactions(path: Path, entries: object) -> Callable[[], VerlInteracti
     return partial(VerlInteraction, classes)
 
 
-def verl_class(where: str, entry: object, method: str, wanted: Wanted) -> tuple[str, Any, Mapping[str, Any]]:
+def verl_class(where: str, entry: object, method: str, expectation: Wanted) -> tuple[str, Any, Mapping[str, Any]]:
     """Returns the class name of an entry of verl's files, the class, and the entry.
 
     Raises ConfigError for an entry without a class that has `method`; `where` names the entry.
@@ -146,7 +146,7 @@ def verl_class(where: str, entry: object, method: str, wanted: Wanted) -> tuple[
     name = entry.get("class_name") if isinstance(entry, Mapping) else None
     if not isinstance(entry, Mapping) or not isinstance(name, str):
         raise ConfigError(f"{where}: an object with class_name was wanted, got {entry!r:.80}")
-    kind: Any = load_named(name if ":" in name else ":".join(name.rsplit(".", 1)), wanted)
+    kind: Any = load_named(name if ":" in name else ":".join(name.rsplit(".", 1)), expectation)
     if not callable(kind) or not hasattr(kind, method):
         raise ConfigError(f"{where}: {name!r} is no class with a method {method}")
     return name, kind, entry

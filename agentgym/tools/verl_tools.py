@@ -115,9 +115,9 @@ class VerlTools:
         if each.name not in self._made:
             tool, instance = each.kind(dict(each.config), each.schema), f"agentgym-{next(_INSTANCES)}"
             if hasattr(tool, "create"):
-                made = await settle(tool.create(instance, **dict(self.create_kwargs.get(each.name, {}))))
-                told = made[0] if isinstance(made, tuple) else made
-                instance = told if isinstance(told, str) else instance
+                creation = await settle(tool.create(instance, **dict(self.create_kwargs.get(each.name, {}))))
+                creation_id = creation[0] if isinstance(creation, tuple) else creation
+                instance = creation_id if isinstance(creation_id, str) else instance
             self._made[each.name] = (tool, instance)
         tool, instance = self._made[each.name]
         answer = await settle(tool.execute(instance, parameters))

@@ -120,8 +120,8 @@ def with_shared(own: tuple[Key, ...]) -> tuple[Key, ...]:
     """Returns a trainer's own keys, and those that it shares with GRPO's."""
     names = {key.theirs for key in own}
     shared = [key for key in (*TRAINER, *OPTIMIZER, *RUN) if key.theirs not in names]
-    known = [key for key in shared if key.kind != "translated" or key.ours.startswith(SHARED)]
-    return (*own, *known)
+    translated_keys = [key for key in shared if key.kind != "translated" or key.ours.startswith(SHARED)]
+    return (*own, *translated_keys)
 
 
 SFT_OWN = (

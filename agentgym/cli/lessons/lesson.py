@@ -49,8 +49,10 @@ class LessonOptions:
     """Print one line of JSON, and all else on standard error."""
 
 
-def read_lesson(kind: type[Options], config: type[LessonConfig], args: Sequence[str], shown: Sequence[str]) -> Options:
-    """Reads the options of the command of a kind of settings; `shown` are settings of its own that `--help` shows.
+def read_lesson(
+    kind: type[Options], config: type[LessonConfig], args: Sequence[str], main_options: Sequence[str]
+) -> Options:
+    """Reads the options of the command of a kind of settings; `--help` shows its `main_options`.
 
     Raises ConfigError, UnknownName or RunFolderError for what cannot be read, or not be resumed.
     """
@@ -59,7 +61,7 @@ def read_lesson(kind: type[Options], config: type[LessonConfig], args: Sequence[
     args = [_full_name(arg) for arg in args]
     default = _defaults(kind, config, args)
     options = parse_options(
-        kind, args, prog=f"agentgym {command}", default=default, main_options=(*shown, *MAIN_SETTINGS)
+        kind, args, prog=f"agentgym {command}", default=default, main_options=(*main_options, *MAIN_SETTINGS)
     )
     run = options.run
     for path in map(Path, (*run.episodes, *(run.validation if run.episodes else ()))):
@@ -82,13 +84,13 @@ def _defaults(kind: type[Options], config: type[LessonConfig], args: Sequence[st
     resumed = resumed_config(args)
     if path is None and resumed is None:
         return None
-    given = read_mapping(path or cast(Path, resumed))
+    recorded = read_mapping(path or cast(Path, resumed))
     if resumed is not None and "kind" in read_mapping(resumed):
         folder = str(resumed.parent)
         remedy = f"begin a new one with its weights, --model {folder}"
         raise RunFolderError(f"{folder!r} is of an earlier version, and cannot be resumed: {remedy}")
-    settings = with_current_lesson_names(given, logger.warning)
+    settings = with_current_lesson_names(recorded, logger.warning)
     if not any(settings.get(name) for name in config.sources):
-        named = {name: text for name in config.sources if (text := text_after(f"--{name}", args))}
-        settings |= {name: text if name == "env" else (text,) for name, text in named.items()}
+        sources = {name: text for name in config.sources if (text := text_after(f"--{name}", args))}
+        settings |= {name: text if name == "env" else (text,) for name, text in sources.items()}
     return kind(run=config_from_mapping(config, settings), config=path)

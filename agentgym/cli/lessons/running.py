@@ -105,14 +105,14 @@ def _numbers(lesson: Lesson[object], lines: Sequence[Mapping[str, Any]]) -> dict
     def last(name: str) -> Any:
         return next((line[name] for line in reversed(lines) if line.get(name) is not None), None)
 
-    known = [line["success"] for line in lines if "success" in line]
+    outcomes = [line["success"] for line in lines if "success" in line]
     numbers: dict[str, JSON] = {
         "steps": len(lines),
         lesson.noun if lesson.num_items else "rows": lesson.num_items or None,
         "loss_first": lines[0]["loss"] if lines else None,
         "tokens": sum(line["tokens"] for line in lines),
         "imitated_tokens": sum(line.get("imitated_tokens", 0) for line in lines) or None,
-        "demonstration_success": sum(known) / len(known) if known else None,
+        "demonstration_success": sum(outcomes) / len(outcomes) if outcomes else None,
     }
     names = ("loss", "accuracy", "margin", "validation_loss", "validation_accuracy", "elapsed_s")
     return numbers | {name: last(name) for name in names}
@@ -133,12 +133,12 @@ def _lines(config: LessonConfig, lesson: Lesson[object], numbers: Mapping[str, A
         lines.append(f"validation loss {numbers['validation_loss']:.4f}{text}")
     number = steps * config.batch_size
     if num_items:
-        shown = f"{number} {lesson.noun}, {number / num_items:.1f} passes over {num_items}"
+        learned_items = f"{number} {lesson.noun}, {number / num_items:.1f} passes over {num_items}"
     else:
         success = numbers["demonstration_success"] or 0.0
-        shown = f"{number} demonstrations, success {success:.3f}"
+        learned_items = f"{number} demonstrations, success {success:.3f}"
     learned = f"{numbers['imitated_tokens']:,} of " if numbers["imitated_tokens"] else ""
-    return [*lines, f"{shown}: {learned}{numbers['tokens']:,} tokens learned"]
+    return [*lines, f"{learned_items}: {learned}{numbers['tokens']:,} tokens learned"]
 
 
 def _play_options(task: Task | None) -> str:

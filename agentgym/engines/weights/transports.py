@@ -79,14 +79,14 @@ class _Memory:
             for part in portions(weights, self.max_bytes):
                 num_sent += len(part)
                 await self._send(part, end if num_sent == len(weights) else None)
-            sent = time.perf_counter()
+            transferred = time.perf_counter()
         return WeightSync(
             version=end.version,
             num_tensors=len(weights),
             num_bytes=sum(tensor.nbytes for tensor in weights.values()),
             gather_s=prepared - started,
-            transfer_s=sent - prepared,
-            load_s=time.perf_counter() - sent,
+            transfer_s=transferred - prepared,
+            load_s=time.perf_counter() - transferred,
         )
 
     async def close(self) -> None:

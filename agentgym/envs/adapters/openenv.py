@@ -227,8 +227,8 @@ class _Session:
         if answer.get("type") == "error":
             if content.get("code") == "CAPACITY_REACHED":
                 raise _ServerFull(f"the OpenEnv server has no free session: {content.get('message')}")
-            told = Secrets(self._http.headers, {}).mask_secrets(f"{content.get('code')}: {content}")
-            raise EnvironmentFault(f"the OpenEnv server answers {kind!r} with {told}")
+            reason_text = Secrets(self._http.headers, {}).mask_secrets(f"{content.get('code')}: {content}")
+            raise EnvironmentFault(f"the OpenEnv server answers {kind!r} with {reason_text}")
         return content
 
     async def close(self) -> None:

@@ -81,8 +81,8 @@ class Tool:
             object.__setattr__(self, "on_timeout", "raise")
         for setting, kind in (("on_error", OnError), ("on_timeout", OnTimeout)):
             if getattr(self, setting) not in get_args(kind):
-                known = ", ".join(get_args(kind))
-                raise ConfigError(f"tool {self.name!r}: {setting} is one of {known}; got {getattr(self, setting)!r}")
+                choices = ", ".join(get_args(kind))
+                raise ConfigError(f"tool {self.name!r}: {setting} is one of {choices}; got {getattr(self, setting)!r}")
         where = f"tool {self.name!r}: "
         check_above_zero(self, "timeout_s", "rate_limit_per_s", where=where)
         check_at_least(1, self, "max_concurrency", where=where)

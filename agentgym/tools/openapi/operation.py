@@ -84,9 +84,11 @@ class Operation:
             self._add(target, schema, body.get("description"), properties)
             if body.get("required"):
                 required.append(list(properties)[-1])
-        sent = path.partition("#")[0]
+        path_alone = path.partition("#")[0]
         filled = {
-            target.name for target in self._targets.values() if target.where == "path" and f"{{{target.name}}}" in sent
+            target.name
+            for target in self._targets.values()
+            if target.where == "path" and f"{{{target.name}}}" in path_alone
         }
         if empty := set(re.findall(r"{([^{}]*)}", path)) - filled:
             raise ToolSchemaError(f"{document.name}: no parameter of {self.name!r} fills {{{min(empty)}}} of its path")

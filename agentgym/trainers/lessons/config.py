@@ -68,8 +68,8 @@ class LessonConfig(TrainConfig):
     @property
     def paths(self) -> tuple[str, ...]:
         """The files or folders that are learned from; empty for demonstrations."""
-        named = getattr(self, self.source)
-        return named if isinstance(named, tuple) else ()
+        paths = getattr(self, self.source)
+        return paths if isinstance(paths, tuple) else ()
 
     @property
     def loss_settings(self) -> Mapping[str, object]:
@@ -126,11 +126,11 @@ class LessonConfig(TrainConfig):
         check_at_least(1, self, "batch_size")
         if self.plays and not (self.env or self.eval.mix):
             raise ConfigError("eval.episodes are of an environment, and none is named: add --eval.mix ENV=1")
-        named = [name for name in self.sources if getattr(self, name)]
-        if len(named) != 1:
+        sources = [name for name in self.sources if getattr(self, name)]
+        if len(sources) != 1:
             options = {"env": "--env ID (demonstrations)", "episodes": "--episodes RUN"}
             first, *rest = (options.get(name, f"--{name} FILE") for name in self.sources)
-            got = f"got {' and '.join(f'--{name}' for name in named) or 'none'}"
+            got = f"got {' and '.join(f'--{name}' for name in sources) or 'none'}"
             raise ConfigError(f"one source is learned from: {', '.join([first, *rest[:-1]])} or {rest[-1]}; {got}")
 
 

@@ -147,7 +147,7 @@ def _check(messages: Sequence[Message], raw: Sequence[object]) -> None:
     """Raises ConfigError for a conversation without replies, or with a reply that must not be learned."""
     if not any(message.role == "assistant" for message in messages):
         raise ConfigError(f"{MESSAGES} holds no reply: at least one message of the role assistant is learned")
-    for place, (message, given) in enumerate(zip(messages, raw, strict=True)):
+    for place, (message, row_message) in enumerate(zip(messages, raw, strict=True)):
         if message.role != "assistant":
             continue
         where = f"{MESSAGES}[{place}]"
@@ -155,7 +155,7 @@ def _check(messages: Sequence[Message], raw: Sequence[object]) -> None:
             raise ConfigError(f"{where} is a reply to nothing: a message of another role comes before it")
         if not (message.content.strip() or message.tool_calls):
             raise ConfigError(f"{where} is an empty reply, with neither content nor calls")
-        if isinstance(given, Mapping) and given.get("weight") == 0:
+        if isinstance(row_message, Mapping) and row_message.get("weight") == 0:
             raise ConfigError(f"{where} has the weight 0: every reply is learned, and none can be left out")
         for number, call in enumerate(message.tool_calls):
             if isinstance(call, MalformedCall):
@@ -167,7 +167,7 @@ def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
 
     A result answers the latest call of its id: some servers count the ids of each reply from 0.
     """
-    named: list[Message] = []
+    messages_out: list[Message] = []
     names: dict[str, list[str]] = {}
     for message in messages:
         names |= {call.id: [] for call in message.tool_calls}
@@ -177,5 +177,5 @@ def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
             waiting = names.get(message.tool_call_id or "", [])
             name = waiting.pop(0) if len(waiting) > 1 else next(iter(waiting), None)
             message = Message("tool", message.content, tool_call_id=message.tool_call_id, name=name)
-        named.append(message)
-    return tuple(named)
+        messages_out.append(message)
+    return tuple(messages_out)

@@ -165,7 +165,7 @@ class ReplyEncoder:
     """`reply_ids` of a renderer with a cache, since players repeat the same few replies."""
 
     def __init__(self, renderer: Renderer) -> None:
-        self._encode = functools.lru_cache(50_000)(lambda said: reply_ids(renderer, said.message))
+        self._encode = functools.lru_cache(50_000)(lambda key: reply_ids(renderer, key.message))
 
     def __call__(self, message: Message) -> tuple[int, ...]:
         return self._encode(_Said(message))

@@ -104,8 +104,8 @@ def _of_demonstrations(config: SftConfig, renderer: TemplateRenderer, sizes: Lan
     first_seed = derive(config.seed, "sft") % (EVAL_SEED_START // 2)
 
     def items_after(number: int) -> Iterator[Demonstration]:
-        shown = stream([env], renderer, first_seed + number, config.demonstrations)
-        return (row.first(sizes.context_window + 1) for row in shown)
+        demonstrations = stream([env], renderer, first_seed + number, config.demonstrations)
+        return (row.first(sizes.context_window + 1) for row in demonstrations)
 
     return Lesson(
         items_after=items_after,
@@ -121,12 +121,12 @@ def _of_rows(config: SftConfig, renderer: TemplateRenderer, sizes: LanguageModel
     def read(paths: Sequence[str]) -> Learned[Demonstration]:
         if config.conversations:
             files = ConversationSource(paths=tuple(paths), skip_malformed=config.skip_malformed)
-            found = SftRows.of_conversations(files, renderer, sizes.context_window)
+            rows = SftRows.of_conversations(files, renderer, sizes.context_window)
         else:
             runs = tuple(map(Path, paths))
             episodes = EpisodeSource(paths=runs, min_reward=config.min_reward, best_per_task=config.best_per_task)
-            found = SftRows.of_episodes(episodes, renderer, sizes.vocab_size, sizes.context_window)
-        return found.rows, found.report, found.task
+            rows = SftRows.of_episodes(episodes, renderer, sizes.vocab_size, sizes.context_window)
+        return rows.rows, rows.report, rows.task
 
     return _repeat_items(config, read, imitation_batch, _summarize_rows, "rows")
 
@@ -134,11 +134,11 @@ def _of_rows(config: SftConfig, renderer: TemplateRenderer, sizes: LanguageModel
 def _of_pairs(config: DpoConfig, renderer: TemplateRenderer, sizes: LanguageModel) -> Lesson[Pair]:
     def read(paths: Sequence[str]) -> Learned[Pair]:
         if config.pairs:
-            found = pairs_of_files(paths, renderer, sizes.context_window)
+            pair_set = pairs_of_files(paths, renderer, sizes.context_window)
         else:
             numbers = (sizes.vocab_size, sizes.context_window)
-            found = pairs_of_episodes([*map(Path, paths)], renderer, *numbers, per_task=config.pairs_per_task)
-        return found.pairs, found.report, found.task
+            pair_set = pairs_of_episodes([*map(Path, paths)], renderer, *numbers, per_task=config.pairs_per_task)
+        return pair_set.pairs, pair_set.report, pair_set.task
 
     return _repeat_items(
         config, read, pair_batch, lambda pairs: {"tokens": sum(pair.num_tokens for pair in pairs)}, "pairs"
@@ -151,16 +151,16 @@ Learned: TypeAlias = tuple[Sequence[T], tuple[str, ...], Task | None]
 
 def _repeat_items(
     config: LessonConfig,
-    read: Callable[[Sequence[str]], Learned[T]],
+    read_items: Callable[[Sequence[str]], Learned[T]],
     to_batch: Callable[[Sequence[T]], TrainingBatch],
     summarize: Callable[[Sequence[T]], Mapping[str, float]],
     noun: str,
 ) -> Lesson[T]:
-    """Returns the lesson of rows or pairs that `read` returns for files or folders, in passes over them."""
-    items, report, task = read(config.paths)
+    """Returns the lesson of rows or pairs that `read_items` returns for files or folders, in passes over them."""
+    items, report, task = read_items(config.paths)
     validation = None
     if config.validation:
-        measured, lines, _ = read(config.validation)
+        measured, lines, _ = read_items(config.validation)
         validation, report = to_batch(measured), (*report, *lines)
     return Lesson(
         items_after=lambda number: itertools.islice(passes(items, config.seed), number, None),

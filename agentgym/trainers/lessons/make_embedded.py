@@ -147,9 +147,9 @@ def imitate(
 ) -> None:
     """Trains the model in place on fresh demonstrations, the environments in turn; no task is seen twice."""
     learner = Learner(model, LearnerConfig(loss="reinforce"), lesson.optimizer, total_steps=lesson.steps)
-    shown = stream(envs, renderer, first_seed, lesson.demonstrations)
+    demonstrations = stream(envs, renderer, first_seed, lesson.demonstrations)
     for step in range(lesson.steps):
-        rows = [row.first(model.context_window + 1) for row in islice(shown, lesson.batch_size)]
+        rows = [row.first(model.context_window + 1) for row in islice(demonstrations, lesson.batch_size)]
         stats = learner.update(imitation_batch(rows), version=step)
         if (step + 1) % 50 == 0:
             _log.info("step %d  loss %.4f", step + 1, stats.loss)
@@ -228,8 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         """Folder for the model and tokenizer."""
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    given = tyro.cli(Recipe, args=arguments)
-    make_embedded(given.output, given)
+    recipe = tyro.cli(Recipe, args=arguments)
+    make_embedded(recipe.output, recipe)
 
 
 if __name__ == "__main__":

@@ -89,9 +89,9 @@ def pairs_of_episodes(
                 members_of[id(pairs[-1])] = (better, worse)
     line = f"{len(pairs)} pairs of {len(played)} episodes of {len(tasks)} tasks"
     task = next(iter(tasks.values()))[0].task if tasks else None
-    found = _keep_fitting(pairs, window, line)
-    learned = [episode for pair in found.pairs for episode in members_of[id(pair)]]
-    return PairSet(found.pairs, (*found.report, *held_out_lines(learned)), task)
+    pair_set = _keep_fitting(pairs, window, line)
+    learned = [episode for pair in pair_set.pairs for episode in members_of[id(pair)]]
+    return PairSet(pair_set.pairs, (*pair_set.report, *held_out_lines(learned)), task)
 
 
 def _messages(value: object, role: str) -> list[object]:
@@ -115,9 +115,9 @@ def _row(conversation: Conversation, shared: int, renderer: TemplateRenderer) ->
 
 def _keep_fitting(pairs: Sequence[Pair], window: int, line: str) -> PairSet:
     """Returns the pairs that fit into the model's window; raises ConfigError if none is left."""
-    kept = tuple(pair for pair in pairs if max(len(pair.chosen.ids), len(pair.rejected.ids)) <= window + 1)
-    num_long = len(pairs) - len(kept)
+    fitting = tuple(pair for pair in pairs if max(len(pair.chosen.ids), len(pair.rejected.ids)) <= window + 1)
+    num_long = len(pairs) - len(fitting)
     left_out = f"; left out: {num_long} longer than the window of {window}" if num_long else ""
-    if not kept:
+    if not fitting:
         raise ConfigError(f"nothing is left to learn: {line}{left_out}")
-    return PairSet(kept, (line + left_out,))
+    return PairSet(fitting, (line + left_out,))

@@ -97,19 +97,19 @@ def _refusal(episode: Trajectory, min_reward: float | None) -> str:
 
 
 def _check_ids(renderer: Renderer, vocab_size: int, row: Row) -> None:
-    read = row.ids[~row.mask]  # a model may sample an id that pads its vocabulary, beyond those of the tokenizer
-    for ids, size in ((row.ids, vocab_size), (read, min(vocab_size, renderer.vocab_size))):
+    context_ids = row.ids[~row.mask]  # a model may sample an id that pads its vocabulary, beyond those of the tokenizer
+    for ids, size in ((row.ids, vocab_size), (context_ids, min(vocab_size, renderer.vocab_size))):
         if ids.size and int(ids.max()) >= size:
             raise ConfigError(
                 f"it holds the id {int(ids.max())}, and the model has {size}: recorded ids are learned by the model"
                 " that has their tokenizer"
             )
-    said = [
+    tool_texts = [
         message.content.strip()
         for message in row.messages or ()
         if message.role in ("system", "user") and message.content.strip()
     ]
-    if said and not any(text in renderer.decode(list(row.spans[0].ids)) for text in said):
+    if tool_texts and not any(text in renderer.decode(list(row.spans[0].ids)) for text in tool_texts):
         raise ConfigError(
             "the model's tokenizer reads its ids as something else than what was said: recorded ids are learned by the"
             " model that has their tokenizer"

@@ -84,12 +84,12 @@ class SftRows:
         return replace(_rows_in_window(rows, window, report), task=chosen.episodes[0].task)
 
 
-def rows_of_file(path: str, wanted: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yields each row of a file with its location; raises ConfigError for a task, where `wanted` was."""
+def rows_of_file(path: str, expectation: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yields each row of a file with its location; raises ConfigError for a task, where `expectation` was."""
     for table in open_sources((path,)):
         for where, row in table.rows(table.columns):
             if isinstance(row, Task):
-                raise ConfigError(f"{where} is a task, and a {wanted} was wanted")
+                raise ConfigError(f"{where} is a task, and a {expectation} was wanted")
             yield where, {name: _without_null_keywords(cell) if name == TOOLS else cell for name, cell in row.items()}
 
 
@@ -106,17 +106,17 @@ def _without_null_keywords(schema: object) -> object:
 
 def _rows_in_window(rows: Sequence[Demonstration], window: int, report: Sequence[str]) -> SftRows:
     """Returns the rows that fit into the model's context window; raises ConfigError if none is left."""
-    kept = tuple(row for row in rows if len(row.ids) <= window + 1)
+    fitting = tuple(row for row in rows if len(row.ids) <= window + 1)
     lines = list(report)
-    if len(kept) < len(rows):
+    if len(fitting) < len(rows):
         longest = max((len(row.ids) for row in rows), default=0)
         too_long = {
-            f"longer than the context window of {window} (the longest has {longest} ids)": len(rows) - len(kept)
+            f"longer than the context window of {window} (the longest has {longest} ids)": len(rows) - len(fitting)
         }
-        lines.append(_report_line("rows", len(kept), len(rows), +Counter(too_long)))
-    if not kept:
+        lines.append(_report_line("rows", len(fitting), len(rows), +Counter(too_long)))
+    if not fitting:
         raise ConfigError(f"nothing is left to learn: {'; '.join(lines)}")
-    return SftRows(rows=kept, report=tuple(lines))
+    return SftRows(rows=fitting, report=tuple(lines))
 
 
 def _report_line(what: str, num_kept: int, num: int, dropped: Mapping[str, int]) -> str:

@@ -116,9 +116,9 @@ def _reason(error: Exception) -> str:
 
 
 def _load_theirs(folder: Path, backend: str) -> Any:
-    given = {"dtype": torch.float32, "attn_implementation": "eager", **FOLDER_ALONE}
-    given |= dequantization(folder_config(folder))
-    theirs = class_of_model(folder, backend if is_code_path(backend) else None)[1].from_pretrained(folder, **given)
+    settings = {"dtype": torch.float32, "attn_implementation": "eager", **FOLDER_ALONE}
+    settings |= dequantization(folder_config(folder))
+    theirs = class_of_model(folder, backend if is_code_path(backend) else None)[1].from_pretrained(folder, **settings)
     if hasattr(theirs, "_weight_conversions") and quantization(folder_config(folder)):
         del theirs._weight_conversions
     return theirs.eval()

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def test_training_wants_its_small_model_compiled_where_a_compiler_is_found(
     small_run: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    engine = LocalEngine(Decoder(config("llama")).initialize(0), small_run.local)
+    engine = LocalEngine(Decoder(config("llama")).initialize(0), LocalEngineConfig(**asdict(small_run.local)))
     assert engine.compiles
     asyncio.run(engine.close())
 

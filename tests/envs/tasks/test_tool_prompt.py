@@ -356,7 +356,7 @@ def test_methods_of_an_environment_of_trl_are_tools_and_it_pays_at_the_end(tmp_p
         ("bad.json", '[{"call": "own.py:plus"}]', ToolSchemaError, 'a tool schema has a "name"'),
         ("bad.json", '{"mcpServers": {"one": {}}}', ConfigError, "server 'one' has a command or a url"),
         ("bad.yaml", "tools: 3", ConfigError, "holds no `tools`"),
-        ("bad.yaml", "tools: [{class_name: json.loads}]", ConfigError, "tool_schema is OpenAI's"),
+        ("bad.yaml", "tools: [{class_name: json.loads}]", ConfigError, "is no class with a method execute"),
         (
             "bad.yaml",
             "tools: [{class_name: json.loads, tool_schema: {function: {name: x}}}]",

@@ -157,8 +157,8 @@ def traits(
 
 def traits_of(loss: PolicyLossFn) -> Traits:
     """Returns the declared properties of a loss."""
-    found: Traits = getattr(loss, "traits", Traits())
-    return found
+    declared: Traits = getattr(loss, "traits", Traits())
+    return declared
 
 
 def is_elementwise(loss: PolicyLossFn) -> bool:

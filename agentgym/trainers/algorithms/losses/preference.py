@@ -63,5 +63,5 @@ def preference(
     loss = pairs.spread(loss_S + sft_weight * imitation_S).to(tokens.logp.dtype)
     rewards = (beta * chosen_S, beta * rejected_S)
     sums = [value_S.detach().sum() for value_S in ((chosen_S > rejected_S).double(), *rewards, loss_S, imitation_S)]
-    found = PairSums(torch.full_like(sums[0], pairs.num_sequences), *sums)
-    return PolicyLoss(torch.where(tokens.mask, loss, 0.0), loss_stats(tokens), found)
+    pair_sums = PairSums(torch.full_like(sums[0], pairs.num_sequences), *sums)
+    return PolicyLoss(torch.where(tokens.mask, loss, 0.0), loss_stats(tokens), pair_sums)
