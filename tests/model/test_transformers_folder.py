@@ -252,8 +252,13 @@ def test_code_that_a_folder_brings_is_neither_run_nor_asked_about(
     config |= {"model_type": kind, "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    questions: list[object] = []
-    monkeypatch.setattr("builtins.input", lambda *words: questions.append(words) or "y")
+    questions: list[str] = []
+
+    def agree(question: str) -> str:
+        questions.append(question)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", agree)
     if kind == "evil":
         with pytest.raises(ConfigError, match="contains custom code"):
             load_policy(tmp_path, backend="transformers")
