@@ -10,7 +10,6 @@ import faulthandler
 import mmap
 import os
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -19,16 +18,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
-from agentgym.rollout.hosting.watchdog_process import ENDING
+from agentgym.rollout.hosting.watchdog_process import COUNT, ENDING, SLOT
 from agentgym.tools.calling.worker import AROUND_CALLS
 
 __all__ = ["named_call", "watch_call", "watch_calls"]
 
 T = TypeVar("T")
 
-SLOT = struct.Struct("<QQ240s")
-"""A call in progress: the system's and Python's number of its thread (0 for a free slot), and its label."""
-COUNT = struct.Struct("<Q")
 NUM_SLOTS, FEW_SLOTS = 4095, 63
 """The number of calls on the board, and the number if the process may write only small files (`ulimit -f`)."""
 _PROCESS = Path(__file__).with_name("watchdog_process.py")

@@ -19,7 +19,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-SLOT, COUNT = struct.Struct("<QQ240s"), struct.Struct("<Q")
+SLOT = struct.Struct("<QQ240s")
+"""A call in progress: the system's and Python's number of its thread (0 for a free slot), and its label."""
+COUNT = struct.Struct("<Q")
 INTERRUPT_S = 5.0
 """Seconds after which Ctrl-C or SIGTERM ends a run that is blocked."""
 ENDING = (signal.SIGINT, signal.SIGTERM)

@@ -197,7 +197,7 @@ def test_the_coefficient_settles_where_the_divergence_is_the_target() -> None:
 
 @pytest.mark.parametrize("setting", ["coefficient", "target", "horizon"])
 def test_controllers_that_cannot_work_are_refused(setting: str) -> None:
-    with pytest.raises(ConfigError, match=f"{setting} must be at least 1, got 0|{setting} must be above 0, got 0"):
+    with pytest.raises(ConfigError, match=f"{setting} must be .*, got 0"):
         AdaptiveKL(**{"coefficient": 0.1, "target": 6.0, "horizon": 10, setting: 0})
     with pytest.raises(ConfigError, match="needs a horizon above 20"):
         AdaptiveKL(coefficient=0.1, target=6.0, horizon=20).update(0.0, 100)
