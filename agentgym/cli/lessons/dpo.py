@@ -17,6 +17,7 @@ __all__ = ["DpoOptions", "main"]
 @dataclass(frozen=True, kw_only=True)
 class DpoOptions(LessonOptions):
     """Trains a model to prefer better replies over worse ones to the same prompts (direct preference optimization).
+
     Name --pairs or --episodes."""
 
     run: Annotated[DpoConfig, tyro.conf.arg(name="")]

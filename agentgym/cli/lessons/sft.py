@@ -16,8 +16,9 @@ __all__ = ["SftOptions", "main"]
 
 @dataclass(frozen=True, kw_only=True)
 class SftOptions(LessonOptions):
-    """Trains a model to imitate the replies of a policy that plays, of conversations from files, or of good recorded
-    episodes. Name one of --env, --conversations and --episodes."""
+    """Trains a model to imitate replies: of a policy that plays, of conversations in files, or of recorded episodes.
+
+    Name one of --env, --conversations and --episodes."""
 
     run: Annotated[SftConfig, tyro.conf.arg(name="")]
 
