@@ -23,7 +23,7 @@ def short_help(options: type[object], names: Sequence[str], prog: str) -> str:
     A setting that `options` itself does not have is one of its field `run`.
     """
     width = min(shutil.get_terminal_size().columns, 120)
-    summary = textwrap.fill((options.__doc__ or "").partition("\n\n")[0], width)
+    summary = textwrap.fill(" ".join((options.__doc__ or "").split()), width)
     lines = [f"usage: {prog} [OPTIONS]", "", summary, "", "The settings that matter most:"]
     for name in names:
         kind, setting = _find_setting(options, name.split("."))
