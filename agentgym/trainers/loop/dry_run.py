@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.local.kv_cache import fitting_slots
 from agentgym.envs.catalog.resolve import make_env
@@ -25,9 +24,8 @@ from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.learner.pass_tokens import activation_numbers
 from agentgym.trainers.loop.observer import own_observers
 from agentgym.trainers.loop.open_parts import import_cluster
-from agentgym.trainers.loop.run_tasks import open_tasks
+from agentgym.trainers.loop.resolve_run import resolve_run
 from agentgym.trainers.loop.self_play import rival_folder
-from agentgym.trainers.loop.token_budget import with_token_budget
 from agentgym.trainers.parts.engine import (
     check_model_settings,
     engine_window,
@@ -35,7 +33,6 @@ from agentgym.trainers.parts.engine import (
     load_model,
     require_engine,
 )
-from agentgym.trainers.resolve import with_optimizer
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import apportion
 from agentgym.trainers.trackers import Tracking
@@ -52,14 +49,12 @@ PROCESS_MB = 750
 
 def describe_plan(config: TrainConfig) -> list[PlanLine]:
     """Returns the counts of a run and a rough bound of its memory; makes one environment and loads the model."""
-    folder = model_folder(config.model, config.chat_template)
-    config = with_optimizer(with_token_budget(config), folder)
-    renderer = open_renderer(folder, config.family, date=config.date, variables=config.chat_template_kwargs)
+    run = resolve_run(config)
+    config, folder, renderer, source = run.config, run.model_folder, run.renderer, run.source
     model = load_model(folder, config)
     check_model_settings(model, config)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
     held_out = config.eval.episodes
-    source, config = open_tasks(config, renderer)
     if config.data.has_files:
         tasks, held_out = source.train_tasks(1, range(config.tasks)), len(source.eval_tasks(held_out))
     else:
