@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, TypeVar
 
 import tyro
 
@@ -82,14 +82,14 @@ def _defaults(kind: type[Options], config: type[LessonConfig], args: Sequence[st
     """Returns the options of the file after `--config`, or of the run that is resumed; None without either."""
     path = path_after("--config", args)
     resumed = resumed_config(args)
-    if path is None and resumed is None:
+    if path is not None:
+        settings = with_current_lesson_names(read_mapping(path), logger.warning)
+    elif resumed is not None:
+        from agentgym.trainers.checkpoints.run_folder import read_settings  # here: it needs torch
+
+        settings = read_settings(resumed.parent)
+    else:
         return None
-    recorded = read_mapping(path or cast(Path, resumed))
-    if resumed is not None and "kind" in read_mapping(resumed):
-        folder = str(resumed.parent)
-        remedy = f"begin a new one with its weights, --model {folder}"
-        raise RunFolderError(f"{folder!r} is of an earlier version, and cannot be resumed: {remedy}")
-    settings = with_current_lesson_names(recorded, logger.warning)
     if not any(settings.get(name) for name in config.sources):
         sources = {name: text for name in config.sources if (text := text_after(f"--{name}", args))}
         settings |= {name: text if name == "env" else (text,) for name, text in sources.items()}
