@@ -324,7 +324,7 @@ def flatten_settings(settings: Mapping[str, Any], where: str = "") -> dict[str, 
     return flat
 
 
-def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str = "", default: C | None = None) -> C:
+def config_from_mapping(kind: type[C], mapping: Mapping[str, object], where: str = "", default: C | None = None) -> C:
     """Builds a configuration from nested mappings, such as those of a YAML file; others are those of `default`.
 
     Raises ConfigError for an unknown key, naming the nearest known one, for a missing one, and for a value of another
@@ -332,13 +332,13 @@ def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str =
     """
     if not is_dataclass(kind):
         raise ConfigError(f"{where or 'the configuration'} holds no settings of its own")
-    known = {setting.name for setting in fields(kind)}
+    names = {setting.name for setting in fields(kind)}
     hints = get_type_hints(kind)
     values: dict[str, object] = {}
-    for key, value in given.items():
-        if key not in known:
-            hint = nearest(key, known) or "."
-            raise ConfigError(f"unknown setting {where + key!r}{hint} Known: {', '.join(sorted(known))}")
+    for key, value in mapping.items():
+        if key not in names:
+            hint = nearest(key, names) or "."
+            raise ConfigError(f"unknown setting {where + key!r}{hint} Known: {', '.join(sorted(names))}")
         part = hints[key]
         if isinstance(part, type) and is_dataclass(part):
             if not isinstance(value, Mapping):
@@ -368,10 +368,10 @@ def _coerce_value(hint: object, value: object, name: str) -> object:
         if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
             with suppress(ValueError):
                 return float(value)
-        wanted = get_origin(kind) or kind
-        if wanted is tuple and isinstance(value, list | tuple):
+        origin = get_origin(kind) or kind
+        if origin is tuple and isinstance(value, list | tuple):
             return tuple(value)
-        if isinstance(wanted, type) and isinstance(value, wanted) and (kind is bool or not isinstance(value, bool)):
+        if isinstance(origin, type) and isinstance(value, origin) and (kind is bool or not isinstance(value, bool)):
             return value
     wanted_type = " or ".join(_format_type(kind) for kind in kinds)
     raise ConfigError(f"setting {name!r} is {wanted_type}, got {value!r}")
@@ -383,4 +383,4 @@ def _format_type(kind: object) -> str:
     if get_origin(kind) is tuple:
         return "a list"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
-    return next((word for known, word in words.items() if known is kind), "a mapping of names to values")
+    return next((word for key, word in words.items() if key is kind), "a mapping of names to values")

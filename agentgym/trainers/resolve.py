@@ -105,8 +105,8 @@ def with_optimizer(config: TrainConfig, folder: Path, resumed: Path | None = Non
 
 def _with_recorded(settings: S, recorded: object, *names: str) -> S:
     """Returns the settings, with the recorded ones for those of the names that are None."""
-    known = recorded if isinstance(recorded, Mapping) else {}
-    missing: dict[str, Any] = {name: known.get(name) for name in names if getattr(settings, name) is None}
+    values = recorded if isinstance(recorded, Mapping) else {}
+    missing: dict[str, Any] = {name: values.get(name) for name in names if getattr(settings, name) is None}
     return replace(settings, **missing)
 
 

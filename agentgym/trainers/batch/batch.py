@@ -161,8 +161,8 @@ class TrainingBatch:
     ) -> TrainingBatch:
         """The batch of changed tensors, and `further` ones as they are."""
         tensors = {name: change(tensor) for name, tensor in self._tensors().items()} | dict(further or {})
-        known = {"experts_NRK": self.experts_NRK, "reference_logp_N": self.reference_logp_N}
-        tensors |= {name: change(tensor) for name, tensor in known.items() if tensor is not None}
+        further_tensors = {"experts_NRK": self.experts_NRK, "reference_logp_N": self.reference_logp_N}
+        tensors |= {name: change(tensor) for name, tensor in further_tensors.items() if tensor is not None}
         divides = self.divides_trajectories
         return TrainingBatch(**tensors, seqlens=tuple(seqlens), totals=self.totals, divides_trajectories=divides)
 
@@ -264,17 +264,17 @@ def batch_of_rows(
     )
     weights_B = turn_weights(aggregation, counts, totals, norm_tokens=norm_tokens)
     loud = {trained.trajectory_index for trained in rows if trained.advantages.any()}
-    kept = [pair for pair in zip(rows, weights_B, strict=True) if pair[0].trajectory_index in loud or not drop_zero]
-    columns = [trained.columns(weights) for trained, weights in kept]
+    pairs = [pair for pair in zip(rows, weights_B, strict=True) if pair[0].trajectory_index in loud or not drop_zero]
+    columns = [trained.columns(weights) for trained, weights in pairs]
     tensors: dict[str, Any] = {
         name: torch.cat([torch.zeros(0, dtype=dtype), *(column[name].to(dtype) for column in columns)])
         for name, dtype in DTYPES.items()
     }
     return TrainingBatch(
         **tensors,
-        seqlens=tuple(len(trained.row) - 1 for trained, _ in kept),
+        seqlens=tuple(len(trained.row) - 1 for trained, _ in pairs),
         totals=counts.totals if totals is None else totals,
-        experts_NRK=_experts_of_rows([trained.row for trained, _ in kept]),
+        experts_NRK=_experts_of_rows([trained.row for trained, _ in pairs]),
     )
 
 
@@ -337,9 +337,9 @@ def _check_trainable(trajectory: Trajectory, member: Advantages) -> None:
             f"member {trajectory.member} of group {trajectory.group!r} ended as {trajectory.status} and has no reward, "
             "but it has advantages; compute them with credit_groups"
         )
-    sampled, given = [int(row.sampled_mask.sum()) for row in trajectory.rows], [len(row) for row in member]
-    if sampled != given:
+    sampled, num_advantages = [int(row.sampled_mask.sum()) for row in trajectory.rows], [len(row) for row in member]
+    if sampled != num_advantages:
         raise InvalidTrajectory(
             f"member {trajectory.member} of group {trajectory.group!r} sampled {sampled} ids in its rows, and has "
-            f"{given} advantages"
+            f"{num_advantages} advantages"
         )

@@ -89,8 +89,8 @@ def trained_episodes(groups: Sequence[Group], name: str, greedy: Mapping[str, fl
     since they would have no baseline.
     """
     left_out = needs_input(name, "greedy_B")
-    kept = [group for group in groups if not left_out or group.id in (greedy or {})]
-    return [episode for group in kept for episode in _trained_members(group)]
+    compared = [group for group in groups if not left_out or group.id in (greedy or {})]
+    return [episode for group in compared for episode in _trained_members(group)]
 
 
 def credit_groups(
@@ -108,8 +108,8 @@ def credit_groups(
     it. Components of rewards are the metrics `reward/NAME` of an episode. Raises ConfigError for a group of one unless
     `allow_single` and where `inputs` lack an input of the estimator, and what `check_settings` and `estimate` raise.
     """
-    given, inputs = dict(settings or {}), inputs or CreditInputs()
-    check_settings(name, given)
+    options, inputs = dict(settings or {}), inputs or CreditInputs()
+    check_settings(name, options)
     for group in groups:
         if len(group.trajectories) == 1 and not allow_single and needs_groups(name):
             raise ConfigError(
@@ -122,7 +122,7 @@ def credit_groups(
     numbers = {id(episode): number for number, group in enumerate(groups) for episode in group.trajectories}
     episodes = [_Episode.of(episode, numbers[id(episode)]) for episode in trained]
     tensors = _tensors(episodes, inputs, name)
-    credit = estimate(name, given, tensors)
+    credit = estimate(name, options, tensors)
     advantages = dict(zip(map(id, trained), _cut(credit.advantages_BT, episodes), strict=True))
     members = [tuple(advantages.get(id(episode)) for episode in group.trajectories) for group in groups]
     if inputs.values is None:
@@ -143,8 +143,8 @@ def credit_of_all(
     played: Sequence[Group], learned_from: Sequence[Group], credits: Sequence[GroupCredit]
 ) -> list[GroupCredit]:
     """The credit of each played group; in those that were not learned from, no member is trained."""
-    known = {group.id: credit for group, credit in zip(learned_from, credits, strict=True)}
-    return [known.get(group.id, GroupCredit((None,) * len(group.trajectories))) for group in played]
+    credit_by_id = {group.id: credit for group, credit in zip(learned_from, credits, strict=True)}
+    return [credit_by_id.get(group.id, GroupCredit((None,) * len(group.trajectories))) for group in played]
 
 
 def flat_credit(group: Group, advantages: Sequence[float | None]) -> GroupCredit:
@@ -183,8 +183,8 @@ class _Episode:
         for end, turn in zip(accumulate(lengths), trajectory.turns, strict=True):
             rewards[max(end, 1) - 1] += turn.reward or 0.0
         mask = np.concatenate([row.mask[row.sampled_mask] for row in trajectory.rows])
-        shown = ("", *(turn.observation for turn in trajectory.turns))
-        states = shown[: len(lengths)]
+        observations = ("", *(turn.observation for turn in trajectory.turns))
+        states = observations[: len(lengths)]
         components = components_of(trajectory)
         return cls(trajectory.rows, group, rewards, mask, turns, states, trajectory.group, components)
 
@@ -197,11 +197,11 @@ class _Episode:
 def _cut(numbers_BT: Tensor, episodes: Sequence[_Episode]) -> list[Advantages]:
     """The numbers of each episode, 0 wherever the loss does not count the id."""
     rows = numbers_BT.detach().to(torch.float32).numpy()
-    found = []
+    parts = []
     for episode, row_T in zip(episodes, rows, strict=True):
-        kept = np.where(episode.mask, row_T[: len(episode.mask)], np.float32(0))
-        found.append(episode.cut(kept))
-    return found
+        counted_T = np.where(episode.mask, row_T[: len(episode.mask)], np.float32(0))
+        parts.append(episode.cut(counted_T))
+    return parts
 
 
 def _trained_members(group: Group) -> Iterator[Trajectory]:

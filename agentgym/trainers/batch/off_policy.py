@@ -71,16 +71,16 @@ def _correct(
     sampled each target, and the newest.
     """
     function, (old_M, sampled_M) = CORRECTIONS[name], logps
-    given = dict(zip(CORRECTION_INPUTS, (trajectory_M, *versions), strict=True))
-    taken = inspect.signature(function).parameters
-    keywords = {key: value for key, value in given.items() if key in taken or key == "sequences"}
+    inputs = dict(zip(CORRECTION_INPUTS, (trajectory_M, *versions), strict=True))
+    parameters = inspect.signature(function).parameters
+    keywords = {key: value for key, value in inputs.items() if key in parameters or key == "sequences"}
     all_M = torch.ones_like(old_M, dtype=torch.bool)
     with convert_function_errors(f"the off-policy correction {name!r}", function):
-        found: object = function(old_M, sampled_M, all_M, **keywords, **settings)
-    if not isinstance(found, Correction):
-        wanted = "Correction(weights, kept) was wanted"
-        raise ConfigError(f"off-policy correction {name!r} gives a {type(found).__name__}, and {wanted}")
-    weights: object = found.weights
+        correction: object = function(old_M, sampled_M, all_M, **keywords, **settings)
+    if not isinstance(correction, Correction):
+        expectation = "Correction(weights, kept) was wanted"
+        raise ConfigError(f"off-policy correction {name!r} gives a {type(correction).__name__}, and {expectation}")
+    weights: object = correction.weights
     if not isinstance(weights, Tensor) or weights.shape != old_M.shape:
         kind = f"shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else f"type {type(weights).__name__}"
         raise ConfigError(

@@ -97,7 +97,7 @@ class LocalContent:
         return cls(model.to_hf(), copies["model"], copies["learner"])
 
     def write(self, folder: Path) -> None:
-        """See `SnapshotContent`."""
+        """Writes the model and the learner's state to a folder."""
         write_model(self.config, self.model, folder)
         from agentgym.trainers.checkpoints.sharded_state import save_state  # here: it takes a second
 
@@ -164,13 +164,13 @@ def newest_whole(run: Path) -> Checkpoint | None:
     refused: list[str] = []
     for folder in reversed(folders):
         try:
-            found = Checkpoint(folder)
+            checkpoint = Checkpoint(folder)
         except RunFolderError as error:
             refused.append(str(error))
             continue
         if refused:
-            logger.warning("%s. The one before is taken, step %d", ". ".join(refused), found.step)
-        return found
+            logger.warning("%s. The one before is taken, step %d", ". ".join(refused), checkpoint.step)
+        return checkpoint
     if refused:
         raise RunFolderError(
             f"{'. '.join(refused)}. No checkpoint of the run is whole: get one back from a copy, or delete"
@@ -194,8 +194,8 @@ def copy_tokenizer(source: Path, folder: Path, renderer: Renderer | None = None)
         return
     # Without a file, transformers takes these from config.json.
     config = read_json_object(folder / "config.json")
-    known = {name: config[name] for name in ("bos_token_id", "pad_token_id") if name in config}
-    generation = (read_json_object(folder / GENERATION) or known) | {"eos_token_id": list(renderer.stop_ids)}
+    token_ids = {name: config[name] for name in ("bos_token_id", "pad_token_id") if name in config}
+    generation = (read_json_object(folder / GENERATION) or token_ids) | {"eos_token_id": list(renderer.stop_ids)}
     replace_file(folder / GENERATION, json.dumps(generation, indent=2) + "\n")
     templates = [file.read_text(encoding="utf-8") for pattern in TEMPLATES for file in folder.glob(pattern)]
     files = {name: read_json_object(folder / name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)}

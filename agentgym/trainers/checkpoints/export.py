@@ -81,11 +81,11 @@ def find_checkpoint(source: Path, *, step: int | None = None, best: bool = False
     if step is not None and best:
         raise ConfigError("step and best name two checkpoints: give one of them")
     if step is not None:
-        found = [folder for folder in folders if step_of(folder) == step]
-        if not found:
-            kept = ", ".join(str(step_of(folder)) for folder in folders)
-            raise ConfigError(f"the run in {str(source)!r} has no checkpoint of step {step}; there are those of {kept}")
-        return Checkpoint(found[0])
+        matches = [folder for folder in folders if step_of(folder) == step]
+        if not matches:
+            rest = ", ".join(str(step_of(folder)) for folder in folders)
+            raise ConfigError(f"the run in {str(source)!r} has no checkpoint of step {step}; there are those of {rest}")
+        return Checkpoint(matches[0])
     if best:
         try:
             return Checkpoint(source / "checkpoints" / (source / "checkpoints" / BEST).read_text().strip())
@@ -164,7 +164,7 @@ def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtyp
     settings = state["settings"]
     alpha = float(settings["alpha"])
     alpha = int(alpha) if alpha.is_integer() else alpha
-    found = _PeftAdapter.of(state["tensors"], state.get("stacks", {}))
+    adapter = _PeftAdapter.of(state["tensors"], state.get("stacks", {}))
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -172,10 +172,10 @@ def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtyp
         "r": settings["rank"],
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
-        "target_modules": sorted(found.modules),
-        "target_parameters": sorted(found.parameters) or None,
-        "rank_pattern": {name: factor * settings["rank"] for name, factor in found.parameters.items() if factor > 1},
-        "alpha_pattern": {name: factor * alpha for name, factor in found.parameters.items() if factor > 1},
+        "target_modules": sorted(adapter.modules),
+        "target_parameters": sorted(adapter.parameters) or None,
+        "rank_pattern": {name: factor * settings["rank"] for name, factor in adapter.parameters.items() if factor > 1},
+        "alpha_pattern": {name: factor * alpha for name, factor in adapter.parameters.items() if factor > 1},
         "bias": "none",
         "fan_in_fan_out": bool(state.get("transposed")),
         "inference_mode": True,
@@ -183,7 +183,7 @@ def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtyp
         "modules_to_save": None,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found.tensors.items()}
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in adapter.tensors.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
@@ -205,12 +205,12 @@ class _PeftAdapter:
         parameters is wrapped once for each, the first one inside. Layers that are called as a projection of the experts
         are given as parameters, since peft takes their names for those of the experts.
         """
-        taken = {name for names in stacks.values() for name in names}
-        projections = {name.rpartition(".")[2] for name in taken}
-        plain = {key: tensor for key, tensor in tensors.items() if _layer_of(key) not in taken}
+        expert_names = {name for names in stacks.values() for name in names}
+        projections = {name.rpartition(".")[2] for name in expert_names}
+        plain = {key: tensor for key, tensor in tensors.items() if _layer_of(key) not in expert_names}
         own = {name: name.rpartition(".")[2] for name in map(_layer_of, plain)}
         parameters = {f"{_ending(name, 2)}.weight": 1 for name in own if own[name] in projections}
-        found = cls(plain, set(own.values()) - projections, parameters)
+        adapter = cls(plain, set(own.values()) - projections, parameters)
         owners = [name.rpartition(".")[0] for name in stacks]
         for number, (name, names) in enumerate(stacks.items()):
             owner = owners[number]
@@ -218,10 +218,10 @@ class _PeftAdapter:
             pairs = [None if low is None or high is None else (low, high) for low, high in matrices]
             left_XOR, right_XRI = join_adapters(pairs)
             wrapper = owner + ".base_layer" * owners[number + 1 :].count(owner)
-            found.tensors[_KEY.format(wrapper, "A")] = right_XRI.flatten(0, 1)
-            found.tensors[_KEY.format(wrapper, "B")] = left_XOR.permute(1, 2, 0).flatten(1)
-            found.parameters[_ending(name, 2)] = sum(pair is not None for pair in pairs)
-        return found
+            adapter.tensors[_KEY.format(wrapper, "A")] = right_XRI.flatten(0, 1)
+            adapter.tensors[_KEY.format(wrapper, "B")] = left_XOR.permute(1, 2, 0).flatten(1)
+            adapter.parameters[_ending(name, 2)] = sum(pair is not None for pair in pairs)
+        return adapter
 
 
 def _layer_of(key: str) -> str:

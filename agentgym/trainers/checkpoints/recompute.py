@@ -77,13 +77,13 @@ class RecomputedAdvantages:
         self._finish(ledger)
 
     def _finish(self, ledger: Ledger) -> None:
-        found, self._groups = self._groups, {}
+        groups_of_step, self._groups = self._groups, {}
         greedy, self._greedy = self._greedy, {}
-        if not found:
+        if not groups_of_step:
             return
         groups = [
             Group(name, members[0][1].trajectory.task, tuple(record.trajectory for _, record in members))
-            for name, members in found.items()
+            for name, members in groups_of_step.items()
         ]
         try:
             credits = self._compute_credits(groups, greedy)
@@ -92,10 +92,10 @@ class RecomputedAdvantages:
                 ADVANTAGES.name, Violation(None, problem=f"step {self._step} cannot be credited again: {error}")
             )
             return
-        for members, credit in zip(found.values(), credits, strict=True):
-            for (line, record), wanted in zip(members, credit.members, strict=True):
-                said = _advantage_problem(record.advantages or (), wanted or ())
-                ledger.check(ADVANTAGES.name, Violation(line, problem=said) if said else None)
+        for members, credit in zip(groups_of_step.values(), credits, strict=True):
+            for (line, record), advantages in zip(members, credit.members, strict=True):
+                problem = _advantage_problem(record.advantages or (), advantages or ())
+                ledger.check(ADVANTAGES.name, Violation(line, problem=problem) if problem else None)
 
     def _compute_credits(self, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
         config = self._config
@@ -132,28 +132,28 @@ class RecomputedLogprobs:
         if version not in self._folders:
             ledger.skip(LOGPROBS.name, "no checkpoint has the weights")
             return
-        kept = self._kept.setdefault(version, [])
+        sample = self._kept.setdefault(version, [])
         self._seen[version] = self._seen.get(version, 0) + 1
-        if len(kept) < self._most:
-            kept.append((line, trajectory))
+        if len(sample) < self._most:
+            sample.append((line, trajectory))
             return
         place = self._random.randrange(self._seen[version])
         if place < self._most:
-            kept[place] = (line, trajectory)
+            sample[place] = (line, trajectory)
 
     def close(self, ledger: Ledger) -> None:
         """Computes the logprobs of the kept episodes."""
-        for version, kept in sorted(self._kept.items()):
+        for version, sample in sorted(self._kept.items()):
             try:
-                problems = self._problems(self._folders[version], [trajectory for _, trajectory in kept])
+                problems = self._problems(self._folders[version], [trajectory for _, trajectory in sample])
             except (AgentGymError, OSError) as error:
                 ledger.skip(LOGPROBS.name, f"the weights of version {version} cannot be loaded: {error}")
                 continue
-            for (line, _), said in zip(kept, problems, strict=True):
+            for (line, _), problem in zip(sample, problems, strict=True):
                 ledger.check(
-                    LOGPROBS.name, Violation(line, problem=f"{said} ({self._folders[version]})") if said else None
+                    LOGPROBS.name, Violation(line, problem=f"{problem} ({self._folders[version]})") if problem else None
                 )
-            if left := self._seen[version] - len(kept):
+            if left := self._seen[version] - len(sample):
                 reason = f"a sample of {self._most} of each version is taken"
                 skipped = ledger.tally(LOGPROBS.name).skipped
                 skipped[reason] = skipped.get(reason, 0) + left
@@ -173,10 +173,10 @@ class RecomputedLogprobs:
         )
         try:
             batch = plain_batch(trajectories)
-            found = learner.logprobs(batch).cpu()
+            logp_M = learner.logprobs(batch).cpu()
         finally:
             learner.close()
-        off = (found - batch.sampled_logp_N[batch.mask_N]).abs()
+        off = (logp_M - batch.sampled_logp_N[batch.mask_N]).abs()
         episode = batch.trajectory_N[batch.mask_N]
         return [self._problem(off[episode == number]) for number in range(len(trajectories))]
 
@@ -210,11 +210,11 @@ def _why_not_credited(config: TrainConfig) -> str:
     return ""
 
 
-def _advantage_problem(recorded: Sequence[Sequence[float]], wanted: Advantages | tuple[()]) -> str:
+def _advantage_problem(recorded: Sequence[Sequence[float]], recomputed: Advantages | tuple[()]) -> str:
     """Returns the difference between recorded and recomputed advantages, as text; "" for none."""
-    if [len(row) for row in recorded] != [len(row) for row in wanted]:
+    if [len(row) for row in recorded] != [len(row) for row in recomputed]:
         return "the estimator gives advantages for other ids"
-    for number, (row, other) in enumerate(zip(recorded, wanted, strict=True)):
+    for number, (row, other) in enumerate(zip(recorded, recomputed, strict=True)):
         off = ~np.isclose(np.asarray(row), other, rtol=RELATIVE, atol=ABSOLUTE)
         if off.any():
             place = int(off.argmax())

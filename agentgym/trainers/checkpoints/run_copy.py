@@ -82,10 +82,10 @@ class RunCopy:
         names = [folder.name for folder in checkpoints]
         index = {"checkpoints": names, "pieces": self._pieces}
         self.remote.write(INDEX, json.dumps(index, indent=1).encode())
-        kept = {piece for pieces in self._pieces.values() for piece in pieces}
+        listed_pieces = {piece for pieces in self._pieces.values() for piece in pieces}
         for path in self.remote.listing():
             is_gone = path.startswith("checkpoints/step-") and path.split("/")[1] not in names
-            if is_gone or (path.startswith(tuple(f"{name}." for name in RECORDS)) and path not in kept):
+            if is_gone or (path.startswith(tuple(f"{name}." for name in RECORDS)) and path not in listed_pieces):
                 self.remote.delete(path)
 
     def _send_checkpoint(self, folder: Path) -> None:
@@ -127,8 +127,8 @@ def fetch_missing_run(run: Path, address: str | None) -> bool:
     if index is None:
         raise RunFolderError(f"{str(run)!r} holds no run, and neither does {address!r}")
     try:
-        found = json.loads(index)
-        checkpoints, pieces = [str(name) for name in found["checkpoints"]], dict(found["pieces"])
+        contents = json.loads(index)
+        checkpoints, pieces = [str(name) for name in contents["checkpoints"]], dict(contents["pieces"])
     except (*NOT_JSON, KeyError, TypeError) as error:
         raise RunFolderError(f"{INDEX} of {address!r} is torn ({error}): get it back from a copy") from error
     listed = remote.listing()

@@ -86,19 +86,19 @@ class RunFolder:
     @classmethod
     def reopen(cls, path: Path, config: TrainConfig) -> tuple[RunFolder, Checkpoint | None]:
         """Opens a run and its newest checkpoint; refuses a configuration that differs in more than the run's length."""
-        stored, given = (
+        stored, current = (
             flatten_settings(_fill_defaults(read_settings(path), type(config))),
             flatten_settings(json.loads(json.dumps(asdict(config)))),
         )
         free = {"steps", "epochs", "max_minutes", "target_success"}
-        names = [*given, *(name for name in stored if name not in given)]
+        names = [*current, *(name for name in stored if name not in current)]
         if stored.get("date") is None:  # no date was recorded: each process used its own
             free.add("date")
-        changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
+        changed = [name for name in names if name not in free and stored.get(name) != current.get(name)]
         prefixes = (*FREE, *OF_PLAY) if config.is_lesson else FREE
         changed = [name for name in changed if not name.startswith(prefixes)]
         if changed:
-            diff = "; ".join(f"{name}: {stored.get(name)!r} there, {given.get(name)!r} here" for name in changed)
+            diff = "; ".join(f"{name}: {stored.get(name)!r} there, {current.get(name)!r} here" for name in changed)
             raise RunFolderError(f"the run in {str(path)!r} has other settings ({diff}); resume with the same ones")
         folder = cls(path, config.checkpoint)
         folder.lock.take()
@@ -164,13 +164,13 @@ class RunFolder:
         if not self.metrics_path.exists():
             return
         with guard_writes(self.path), ChainedFile(self.metrics_path) as file:
-            kept = 0
+            num_bytes = 0
             for number, line in enumerate(self.metrics_path.read_bytes().splitlines(keepends=True), 1):
                 if _step_of_line(line, number, self.metrics_path) > step:
                     discard_digests(self.path)
-                    file.cut(kept)
+                    file.cut(num_bytes)
                     break
-                kept += len(line)
+                num_bytes += len(line)
 
 
 def _environments_of(config: TrainConfig) -> list[str]:

@@ -142,9 +142,9 @@ class _PartPlanner(DefaultSavePlanner):
 
     def take_parts(self, names: set[str], memory: CopyMemory | None) -> None:
         """Keeps these tensors or their local parts, or copies of them, and forgets the others."""
-        found = {name: self.state_dict[name] for name in names}
-        parts = [tensor.to_local() if is_sharded(tensor) else tensor for tensor in found.values()]
-        self._parts = dict(zip(found, memory.copy(parts) if memory else parts, strict=True))
+        tensors = {name: self.state_dict[name] for name in names}
+        parts = [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors.values()]
+        self._parts = dict(zip(tensors, memory.copy(parts) if memory else parts, strict=True))
         self.state_dict = {}
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
@@ -168,8 +168,8 @@ def _without_tensors(state: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = state
         return {"tensor": name}
     if isinstance(state, Mapping):
-        named = {key: quote(key, safe="") if isinstance(key, str) else f"[{key}]" for key in state}
-        items = [[key, _without_tensors(value, f"{name}/{named[key]}", tensors)] for key, value in state.items()]
+        labels = {key: quote(key, safe="") if isinstance(key, str) else f"[{key}]" for key in state}
+        items = [[key, _without_tensors(value, f"{name}/{labels[key]}", tensors)] for key, value in state.items()]
         return {"items": items}
     if isinstance(state, list | tuple):
         return [_without_tensors(value, f"{name}/{index}", tensors) for index, value in enumerate(state)]

@@ -70,16 +70,16 @@ class Checkpoints:
         What a kill left half-written is deleted. Torn checkpoints are renamed, so that their steps may be written
         again. Raises RunFolderError if there are checkpoints, but none of them is complete.
         """
-        found = newest_whole(self.run)
+        checkpoint = newest_whole(self.run)
         with guard_writes(self.run):
             for left in self.folder.glob(".*"):  # the run alone writes here
                 left.unlink() if left.is_file() else shutil.rmtree(left, ignore_errors=True)
-            if found is not None:
+            if checkpoint is not None:
                 for torn in checkpoint_folders(self.run):
-                    if step_of(torn) > found.step:
+                    if step_of(torn) > checkpoint.step:
                         _put_aside(torn)
-                self._newest = found.path
-        return found
+                self._newest = checkpoint.path
+        return checkpoint
 
     def save(self, snapshot: Snapshot, metrics: Sequence[Mapping[str, JSON]]) -> Path:
         """Starts to write the snapshot, after waiting for the previous one.
@@ -199,15 +199,15 @@ def best_step(steps: Sequence[int], metrics: Sequence[Mapping[str, JSON]], name:
     window of 2 make 3 the best of steps 2, 3 and 4. A number of the held-out tasks is that of the step before the line
     that has it, alone.
     """
-    found: dict[int, float] = {}
+    means: dict[int, float] = {}
     is_held_out = name.startswith("eval_")
     for step in steps:
         first, last = (step + 1, step + 1) if is_held_out else (step - window + 1, step)
         lines = [line for line in metrics if first <= cast(int, line["step"]) <= last]
         values = [value for line in lines if isinstance(value := line.get(name), int | float) and isfinite(value)]
         if values:
-            found[step] = sum(values) / len(values)
-    return max(found, key=lambda step: (found[step], step), default=None)
+            means[step] = sum(values) / len(values)
+    return max(means, key=lambda step: (means[step], step), default=None)
 
 
 def _put_aside(torn: Path) -> None:

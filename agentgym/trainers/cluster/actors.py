@@ -118,13 +118,13 @@ class Actor(Generic[A]):
         # By name: a reference to a handle would be in the object store, where a restarted actor does not find it.
         return Actor.find, (self.label, self.name)
 
-    async def call(self, method: Callable[Concatenate[A, P], Awaitable[R]], *arguments: P.args, **named: P.kwargs) -> R:
+    async def call(self, method: Callable[Concatenate[A, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Returns the method's result.
 
         Raises ActorLost if the actor's process is gone, an AgentGymError as it was raised, and ActorFailed with the
         traceback for anything else. Cancelling cancels the method.
         """
-        ref = getattr(self.handle, method.__name__).remote(*arguments, **named)
+        ref = getattr(self.handle, method.__name__).remote(*args, **kwargs)
         with self.errors():
             try:
                 result: R = await ref
@@ -134,9 +134,9 @@ class Actor(Generic[A]):
                     ray.cancel(ref)
                 raise
 
-    def tell(self, method: Callable[Concatenate[A, P], object], *arguments: P.args, **named: P.kwargs) -> None:
+    def tell(self, method: Callable[Concatenate[A, P], object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Calls the method without waiting for its result."""
-        getattr(self.handle, method.__name__).remote(*arguments, **named)
+        getattr(self.handle, method.__name__).remote(*args, **kwargs)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ class Actor(Generic[A]):
 
 
 def together(
-    actors: Sequence[Actor[A]], method: Callable[Concatenate[A, P], R], *arguments: P.args, **named: P.kwargs
+    actors: Sequence[Actor[A]], method: Callable[Concatenate[A, P], R], *arguments: P.args, **kwargs: P.kwargs
 ) -> list[R]:
     """Calls the method on all actors at once, blocks, and returns each actor's result.
 
@@ -174,39 +174,39 @@ def together(
     it is raised instead.
     """
     shared = [ray.put(argument) for argument in arguments]
-    shared_named = {name: ray.put(argument) for name, argument in named.items()}
-    asked = {getattr(actor.handle, method.__name__).remote(*shared, **shared_named): actor for actor in actors}
-    waiting, results = list(asked), {}
+    shared_kwargs = {name: ray.put(argument) for name, argument in kwargs.items()}
+    actors_by_ref = {getattr(actor.handle, method.__name__).remote(*shared, **shared_kwargs): actor for actor in actors}
+    waiting, results = list(actors_by_ref), {}
     while waiting:
         (done,), waiting = ray.wait(waiting, num_returns=1)
         try:
-            with asked[done].errors():
+            with actors_by_ref[done].errors():
                 results[done] = ray.get(done)
         except ActorFailed:
-            _raise_deaths({ref: asked[ref] for ref in waiting})
+            _raise_deaths({ref: actors_by_ref[ref] for ref in waiting})
             raise
-    return [results[ref] for ref in asked]
+    return [results[ref] for ref in actors_by_ref]
 
 
-def _raise_deaths(asked: Mapping[Any, Actor[Any]]) -> None:
+def _raise_deaths(actors_by_ref: Mapping[Any, Actor[Any]]) -> None:
     """Raises ActorLost if one of the actors dies within FAREWELL_S."""
-    waiting, ends = list(asked), time.monotonic() + FAREWELL_S
+    waiting, ends = list(actors_by_ref), time.monotonic() + FAREWELL_S
     while waiting and time.monotonic() < ends:
         done, waiting = ray.wait(waiting, num_returns=1, timeout=ends - time.monotonic())
         for ref in done:
             try:
                 ray.get(ref)
             except RayActorError as error:
-                raise ActorLost(f"{asked[ref].label} is gone: its process died") from error
+                raise ActorLost(f"{actors_by_ref[ref].label} is gone: its process died") from error
             except OutOfMemoryError as error:
-                raise ActorLost(f"{asked[ref].label} is gone: {_shortage(error)}") from error
+                raise ActorLost(f"{actors_by_ref[ref].label} is gone: {_shortage(error)}") from error
             except RayTaskError:
                 continue
 
 
 def _shortage(error: RayError) -> str:
-    found = re.search(r"was (\S+) used / (\S+) limit", str(error))
-    used = f" ({found[1]} of {found[2]} used)" if found else ""
+    match = re.search(r"was (\S+) used / (\S+) limit", str(error))
+    used = f" ({match[1]} of {match[2]} used)" if match else ""
     return f"Ray ended it, because its node was low on memory{used}: have fewer actors there, or fewer other processes"
 
 
@@ -302,9 +302,9 @@ class Cluster:
     def _begin(self, label: str, kind: type[Made], arguments: Sequence[object], **options: Any) -> Actor[Made]:
         name = f"agentgym-{self.run}-{label.replace(' ', '-')}"
         remote: Any = ray.remote(kind)
-        made: Actor[Made] = Actor(label, name, remote.options(name=name, **options).remote(*arguments))
-        self._actors.append(made)
-        return made
+        actor: Actor[Made] = Actor(label, name, remote.options(name=name, **options).remote(*arguments))
+        self._actors.append(actor)
+        return actor
 
     def nodes(self) -> list[str]:
         """Returns the address of each reserved bundle's node, in the order of `ClusterConfig.bundles`."""
@@ -351,9 +351,9 @@ class Cluster:
         try:
             ray.get(self._group.ready(), timeout=self.config.start_s)
         except GetTimeoutError as error:
-            wanted = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
+            resources = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
             raise EngineError(
-                f"the cluster did not give {wanted} in {len(bundles)} bundles ({self.config.placement}) within"
+                f"the cluster did not give {resources} in {len(bundles)} bundles ({self.config.placement}) within"
                 f" {self.config.start_s:g} s; it has {_resources()}: ask for less (--ray.*), or add nodes"
             ) from error
 
@@ -383,8 +383,8 @@ def _is_no_default(record: logging.LogRecord) -> bool:
 
 
 def _resources() -> dict[str, float]:
-    found: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return {name: number for name, number in found.items() if name in ("CPU", "GPU")}
+    resources: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return {name: number for name, number in resources.items() if name in ("CPU", "GPU")}
 
 
 def _first_line(error: BaseException) -> str:

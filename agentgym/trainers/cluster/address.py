@@ -16,11 +16,11 @@ ANSWER_S = 20.0
 
 def check_answers(address: str) -> None:
     """Raises EngineError if no process listens at `HOST:PORT`: Ray would try for many minutes."""
-    named = re.fullmatch(r"([^:/]+):(\d+)", address)
-    if named is None:  # `auto`, or a form that Ray knows
+    match = re.fullmatch(r"([^:/]+):(\d+)", address)
+    if match is None:  # `auto`, or a form that Ray knows
         return
     try:
-        socket.create_connection((named[1], int(named[2])), timeout=ANSWER_S).close()
+        socket.create_connection((match[1], int(match[2])), timeout=ANSWER_S).close()
     except (OSError, OverflowError) as error:
         raise EngineError(f"cannot join the Ray cluster at {address!r}: nothing answers there ({error})") from error
 

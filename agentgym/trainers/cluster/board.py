@@ -48,9 +48,9 @@ class Board:
 
     async def news(self) -> tuple[bool, list[tuple[str, int, str]]]:
         """Returns whether weights are stored, and the warnings since the last call."""
-        found = list(self._news)
+        warnings = list(self._news)
         self._news.clear()
-        return self._posted is not None, found
+        return self._posted is not None, warnings
 
 
 class _Reporter(logging.Handler):

@@ -42,14 +42,14 @@ class RankGroup(Generic[K]):
         (address,) = together(self.ranks[:1], RankProcess.meeting_place)
         self.ask(RankProcess.begin, replace(beginning, address=address))
 
-    def ask(self, method: Callable[Concatenate[K, P], R], *arguments: P.args, **named: P.kwargs) -> R:
+    def ask(self, method: Callable[Concatenate[K, P], R], *arguments: P.args, **kwargs: P.kwargs) -> R:
         """Calls the same method on all ranks and returns rank 0's result; raises LearnerLost if a rank is gone."""
-        return self.ask_all(method, *arguments, **named)[0]
+        return self.ask_all(method, *arguments, **kwargs)[0]
 
-    def ask_all(self, method: Callable[Concatenate[K, P], R], *arguments: P.args, **named: P.kwargs) -> list[R]:
+    def ask_all(self, method: Callable[Concatenate[K, P], R], *arguments: P.args, **kwargs: P.kwargs) -> list[R]:
         """Calls the same method on all ranks and returns their results; raises LearnerLost if a rank is gone."""
         try:
-            return together(self.ranks, method, *arguments, **named)
+            return together(self.ranks, method, *arguments, **kwargs)
         except ActorLost as error:
             raise LearnerLost(f"{error}; the other ranks cannot go on without it") from error
 
@@ -87,16 +87,16 @@ class ClusterLearner:
                 group.begin(beginning)
 
     def update(self, batch: TrainingBatch, *, version: int = 0, bound: MismatchBound = UNBOUNDED) -> StepStats:
-        """See `Learner.update`."""
+        """Updates the policy on a batch, on all ranks at once; errors are those of `Learner.update`."""
         update = partial(Learner.update, version=version, bound=bound)
         return self.ranks.ask(RankActor.act_on, update, self._with_reference(batch))
 
     def measure(self, batch: TrainingBatch) -> StepStats:
-        """See `Learner.measure`."""
+        """The statistics of a batch under the current weights, without an update."""
         return self.ranks.ask(RankActor.act_on, Learner.measure, self._with_reference(batch))
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
-        """See `Learner.update_critic`."""
+        """Updates the critic on a batch, on the ranks that have it; returns None without a critic."""
         if self.critic is None:
             return None
         if self._critics is not None:
@@ -104,20 +104,20 @@ class ClusterLearner:
         return self.ranks.ask(RankActor.act_on, Learner.update_critic, batch)
 
     def logprobs(self, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
-        """See `Learner.logprobs`."""
+        """The logprobs of the batch's trained targets, `[M]`, at the temperature of training or at another one."""
         return self.ranks.ask(RankActor.act_on, partial(Learner.logprobs, temperature=temperature), batch)
 
     def penalties(self, batch: TrainingBatch) -> Tensor:
-        """See `Learner.penalties`."""
+        """The KL penalty to subtract from the reward of each trained target, `[M]`."""
         return self.ranks.ask(RankActor.act_on, Learner.penalties, self._with_reference(batch))
 
     def gradient_proxies(self, batch: TrainingBatch) -> Tensor:
-        """See `Learner.gradient_proxies`."""
+        """The squared norms of the gradients by the logits of the trained targets, `[M]`."""
         return self.ranks.ask(RankActor.act_on, Learner.gradient_proxies, batch)
 
     @property
     def num_steps(self) -> int:
-        """See `Learner.num_steps`."""
+        """The number of optimizer steps so far, those of a critic on ranks of its own included."""
         return sum(group.ask(SavingRank.num_steps) for group in self.saved_groups)
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class _DistantCritic:
     own: RankGroup[CriticActor] | None
 
     def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """See `Critic.read`."""
+        """The values of the trained targets, `[M]`, and those after the last id of each row, `[R]`."""
         if self.own is not None:
             return self.own.ask(CriticActor.read, batch)
         return self.learner.ask(RankActor.read_values, batch)

@@ -58,8 +58,8 @@ class ActorReplica:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
         """Samples one reply; the actor decodes with a tokenizer of its own."""
-        sent = replace(sampling, decode=None)
-        return await self._call(EngineActor.generate, prompt_ids, sent, process_session(rid))
+        plain_sampling = replace(sampling, decode=None)
+        return await self._call(EngineActor.generate, prompt_ids, plain_sampling, process_session(rid))
 
     async def abort(self, rid: str | None) -> None:
         """Aborts the request of a session."""
@@ -100,10 +100,10 @@ class ActorReplica:
         """Does nothing: the cluster ends its actors."""
 
     async def _call(
-        self, method: Callable[Concatenate[EngineActor, P], Awaitable[T]], *arguments: P.args, **named: P.kwargs
+        self, method: Callable[Concatenate[EngineActor, P], Awaitable[T]], *arguments: P.args, **kwargs: P.kwargs
     ) -> T:
         try:
-            return await self.actor.call(method, *arguments, **named)
+            return await self.actor.call(method, *arguments, **kwargs)
         except ActorLost as error:
             raise HttpUnreachable(str(error)) from error
 

@@ -85,17 +85,17 @@ class EngineActor:
         return False
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
-        """See `Engine.generate`."""
+        """Samples one reply, once the engine answers."""
         async with self._engine_that_answers() as inner:
             return await inner.generate(prompt_ids, sampling, session)
 
     async def abort(self, session: str) -> None:
-        """See `Engine.abort`."""
+        """Ends the generation of a session, if the engine is open."""
         if self._inner is not None:
             await self._inner.engine.abort(session)
 
     async def pause(self) -> None:
-        """See `Engine.pause`."""
+        """Pauses generation; an engine that shares its GPUs with the learner releases its memory."""
         async with self._engine_that_answers() as inner:
             await inner.engine.pause()
             self._is_paused = True
@@ -104,7 +104,7 @@ class EngineActor:
                 self._is_released = True
 
     async def resume(self) -> None:
-        """See `Engine.resume`; an engine whose memory was released takes the newest weights first."""
+        """Continues after `pause`; an engine whose memory was released takes the newest weights first."""
         async with self._engine_that_answers() as inner:
             if self._is_released and (posted := await self._newest()) is not None:
                 await self._take(inner, posted)

@@ -95,11 +95,11 @@ class ClusterStage:
         self._recovering: dict[Actor[EpisodeActor], asyncio.Task[None]] = {}
 
     def loop(self, part: Part) -> EpisodeLoop:
-        """See `Stage.loop`."""
+        """Returns the loop that plays each episode in an actor."""
         return _DistantLoop(self, part, self._config)
 
     def sampler(self, loop: EpisodeLoop, env_host: EnvHost | None = None) -> Sampler:
-        """See `Stage.sampler`."""
+        """Returns a sampler that plays many episodes in the actors."""
         return _DistantSampler(loop, config=self._config.sampler)
 
     async def play(self, episode: Episode, part: Part) -> Trajectory:

@@ -80,7 +80,7 @@ class NodeFiles:
         files = self._ask(FileServer.listing, path)
         if _listing(Path(path)) == files:
             return Path(path)
-        wanted = [name for name, _, _ in files if has_weights or not name.endswith(WEIGHTS)]
+        names = [name for name, _, _ in files if has_weights or not name.endswith(WEIGHTS)]
         home = self._home()
         copy = home / hashlib.sha256(f"{path} {has_weights}".encode()).hexdigest()[:16]
         with _exclusive_lock(copy.with_suffix(".lock")):
@@ -88,7 +88,7 @@ class NodeFiles:
                 part = copy.with_suffix(".part")
                 shutil.rmtree(part, ignore_errors=True)
                 part.mkdir()
-                for name in wanted:
+                for name in names:
                     self._download(os.path.join(path, name), part / name)
                 os.replace(part, copy)
         return copy
@@ -120,9 +120,9 @@ class NodeFiles:
                 start += max(1, len(piece))
                 piece = opened.read(PIECE_BYTES)
 
-    def _ask(self, method: Callable[Concatenate[FileServer, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+    def _ask(self, method: Callable[Concatenate[FileServer, P], T], *arguments: P.args, **kwargs: P.kwargs) -> T:
         assert self.server is not None
-        return together([self.server], method, *arguments, **named)[0]
+        return together([self.server], method, *arguments, **kwargs)[0]
 
     def _home(self) -> Path:
         """Returns the folder of this run's copies on this node, and removes those of runs that have ended."""

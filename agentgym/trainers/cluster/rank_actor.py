@@ -130,11 +130,11 @@ class ReferenceActor(RankProcess):
         config, learner = beginning.config, self._join(beginning)
         name = learner.kl.reference
         if name is None:
-            given = self._load(beginning.reference_folder, config.model_backend)
+            source = self._load(beginning.reference_folder, config.model_backend)
         else:
-            given = self._load(str(model_folder(name)), "auto", is_of_run=False)
-        model = model_of(given)
-        temperature, world = config.sampling.temperature, learner_ranks(given, learner)
+            source = self._load(str(model_folder(name)), "auto", is_of_run=False)
+        model = model_of(source)
+        temperature, world = config.sampling.temperature, learner_ranks(source, learner)
         self._model = ReferenceModel(model.requires_grad_(False), learner, temperature, world, beginning.vocab_size)
         return os.getpid()
 
@@ -152,8 +152,8 @@ class CriticActor(SavingRank):
         """Joins the other ranks and makes the critic of the run's first weights; returns the process id."""
         config, learner = beginning.config, self._join(beginning)
         lora = learner.lora if learner.lora.rank else None
-        given = self._load(beginning.reference_folder, config.model_backend, lora)
-        model = ready_to_train(model_of(given), learner)
+        source = self._load(beginning.reference_folder, config.model_backend, lora)
+        model = ready_to_train(model_of(source), learner)
         self._epochs = learner.epochs, learner.minibatches
         self._critic = Critic(
             model,
@@ -161,7 +161,7 @@ class CriticActor(SavingRank):
             config.optimizer.for_size(model.num_parameters),
             total_steps=config.steps * learner.steps_per_batch,
             micro_batch_tokens=learner.pass_tokens,
-            world=learner_ranks(given, learner),
+            world=learner_ranks(source, learner),
         )
         return os.getpid()
 

@@ -103,23 +103,23 @@ class _Beginning:
         return Beginning(self.config, *folders, origin.model.vocab_size, self.files)
 
     def engines(self) -> list[Actor[EngineActor]]:
-        made, origin, ray = [], self.origin, self.cluster.config
+        actors, origin, ray = [], self.origin, self.cluster.config
         is_model = self.config.engine == "local"  # a server starts as everywhere, with the run's first weights
         folder = str((origin.weights_folder if is_model else origin.model_folder).absolute())
         logs, version = str(origin.logs.absolute()), origin.version
         for number in range(ray.engines):
             part = Part(config=self.config, number=number, folder=folder, logs=logs, version=version, files=self.files)
             most = self.config.sampler.concurrency + 64
-            made.append(self.cluster.actor("engine", number, EngineActor, part, self.board, max_concurrency=most))
-        return made
+            actors.append(self.cluster.actor("engine", number, EngineActor, part, self.board, max_concurrency=most))
+        return actors
 
     def workers(self, engines: Engines) -> list[Actor[EpisodeActor]]:
-        ray, made = self.cluster.config, []
+        ray, actors = self.cluster.config, []
         part = Cast(self.config, str(self.origin.model_folder.absolute()), engines, self.board, self.files)
         for number in range(ray.workers):
             most = self.config.sampler.concurrency + 16
-            made.append(self.cluster.actor("worker", number, EpisodeActor, part, max_concurrency=most))
-        return made
+            actors.append(self.cluster.actor("worker", number, EpisodeActor, part, max_concurrency=most))
+        return actors
 
 
 async def _gather_engines(actors: Sequence[Actor[EngineActor]], config: TrainConfig) -> Engines:

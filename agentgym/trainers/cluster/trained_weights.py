@@ -27,9 +27,9 @@ POLL_S = 0.2
 
 
 class ClusterWeights:
-    """See `TrainedWeights`; `config` is the contents of the model's `config.json`.
+    """The weights that the ranks train, sent to the engines through the cluster; without an engine only saved.
 
-    Without an engine they are only saved.
+    `config` is the contents of the model's `config.json`.
     """
 
     def __init__(self, engine: ClusterEngine | None, learner: ClusterLearner, config: Mapping[str, JSON]) -> None:
@@ -55,8 +55,8 @@ class ClusterWeights:
         folders, groups = learner_folders(checkpoint), self._learner.saved_groups
         for group in groups:
             own = [folder for folder in folders if folder.name == group.part]
-            wanted = own if own and len(groups) > 1 else folders
-            group.ask(SavingRank.load_state, [str(folder.absolute()) for folder in wanted])
+            sources = own if own and len(groups) > 1 else folders
+            group.ask(SavingRank.load_state, [str(folder.absolute()) for folder in sources])
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +76,8 @@ class _DistantContent:
             try:
                 results = self._write(group, target)
             finally:
-                known = group.ask(SavingRank.end_copy, self.number)
-            finish_state(folder / group.part, *known, results)
+                state_layout = group.ask(SavingRank.end_copy, self.number)
+            finish_state(folder / group.part, *state_layout, results)
         marker.unlink()
 
     def _write(self, group: RankGroup[SavingRank], target: CopyTarget) -> list[list[WriteResult]]:

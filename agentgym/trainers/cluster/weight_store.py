@@ -85,8 +85,8 @@ def write_weights(shipment: Shipment, config: Mapping[str, JSON], folder: Path) 
 def _portions(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[dict[str, Tensor]]:
     """Yields the weights in portions; tensors of a layer stay together, as a server may hold some of them as one."""
     portion: dict[str, Tensor] = {}
-    for _, named in groupby(weights, lambda item: found[0] if (found := _LAYER.match(item[0])) else item[0]):
-        layer = dict(named)
+    for _, items in groupby(weights, lambda item: match[0] if (match := _LAYER.match(item[0])) else item[0]):
+        layer = dict(items)
         if portion and sum(tensor.nbytes for tensor in (*portion.values(), *layer.values())) > max_bytes:
             yield portion
             portion = {}

@@ -93,9 +93,9 @@ class Critic:
     def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """The values of the batch's trained targets, `[M]`, and those after the last id of each row, `[R]`."""
         share = self._world.share(batch, self._micro_batch_tokens)
-        found = self._world.map(self._read, share.parts)[: share.num_own]
-        values_M = self._world.whole([one_M for one_M, _ in found], share.targets)
-        return values_M, self._world.whole([end_R for _, end_R in found], share.rows)
+        pairs = self._world.map(self._read, share.parts)[: share.num_own]
+        values_M = self._world.whole([one_M for one_M, _ in pairs], share.targets)
+        return values_M, self._world.whole([end_R for _, end_R in pairs], share.rows)
 
     def fit(self, batch: TrainingBatch, epochs: int, minibatches: int) -> CriticStats:
         """Updates a backbone of its own `epochs` x `minibatches` times on the batch; returns the statistics of both.
@@ -135,16 +135,16 @@ class Critic:
         place_M = part.trained_M
         values_M = self.head(hidden_OE, exchange)
         old_M, return_M = part.old_value_N[place_M], part.return_N[place_M]
-        found = value_clip(
+        result = value_clip(
             values_M, old_M, return_M, torch.ones_like(values_M, dtype=torch.bool), clip=self.config.clip
         )
-        return (part.weight_N[place_M] * found.loss).sum()
+        return (part.weight_N[place_M] * result.loss).sum()
 
     def stats(self, batch: TrainingBatch, values_M: Tensor, grad_norm: float) -> CriticStats:
         """The statistics of an update; `values_M` are the critic's values after it."""
         mask_N = batch.mask_N.cpu()
         old_M, return_M = batch.old_value_N.cpu()[mask_N], batch.return_N.cpu()[mask_N]
-        found = value_clip(
+        result = value_clip(
             values_M.cpu(), old_M, return_M, torch.ones_like(old_M, dtype=torch.bool), clip=self.config.clip
         )
         spread = float(return_M.double().var(correction=0)) if len(return_M) else 0.0
@@ -152,7 +152,7 @@ class Critic:
         num_tokens = max(1, len(return_M))
         return CriticStats(
             value_loss=0.5 * float((return_M - old_M).square().sum()) / num_tokens,
-            value_clip_fraction=float(found.clipped) / num_tokens,
+            value_clip_fraction=float(result.clipped) / num_tokens,
             value_grad_norm=grad_norm,
             value_mean=float(old_M.sum()) / num_tokens,
             return_mean=float(return_M.sum()) / num_tokens,
@@ -179,12 +179,12 @@ class Critic:
 
     def _read(self, part: TrainingBatch) -> tuple[Tensor, Tensor]:
         """The values of the part; each row is computed with its last id too, for the value after the row."""
-        ids, wanted = [], []
+        ids, target_masks = [], []
         rows = (tensor.split(part.seqlens) for tensor in (part.ids_N, part.target_N, part.mask_N))
         for ids_T, target_T, mask_T in zip(*rows, strict=True):
             ids.append(torch.cat([ids_T, target_T[-1:]]))
-            wanted.append(torch.cat([mask_T, torch.ones_like(mask_T[-1:])]))
-        ids_N, wanted_N = torch.cat(ids), torch.cat(wanted)
+            target_masks.append(torch.cat([mask_T, torch.ones_like(mask_T[-1:])]))
+        ids_N, wanted_N = torch.cat(ids), torch.cat(target_masks)
         seqlens = [length + 1 for length in part.seqlens]
         layout = self._world.layout(seqlens, ids_N, wanted_N)
         value_W: Tensor = self.backbone(ids_N, layout, lambda hidden_OE, _: self.head(hidden_OE, layout.exchange))
@@ -192,8 +192,8 @@ class Critic:
         is_end_W = is_end_N[wanted_N]
         return value_W[~is_end_W], value_W[is_end_W]
 
-    def _compute(self, given: tuple[TrainingBatch, bool]) -> MicroResult[Tensor]:
-        part, is_idle = given
+    def _compute(self, marked_part: tuple[TrainingBatch, bool]) -> MicroResult[Tensor]:
+        part, is_idle = marked_part
         layout = self._world.layout(part.seqlens, part.ids_N, part.mask_N)
         loss: Tensor = self.backbone(
             part.ids_N, layout, lambda hidden_OE, _: self.loss(hidden_OE, part, layout.exchange)

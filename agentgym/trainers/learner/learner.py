@@ -69,10 +69,10 @@ class Learner:
         self.model = model_of(model)
         self.world = learner_ranks(model, config)
         self.config = config
-        given = None if reference is None or reference == "elsewhere" else model_of(reference)
+        initial_model = None if reference is None or reference == "elsewhere" else model_of(reference)
         self.adapters: Adapters | None = None
         if config.lora.rank:
-            self.adapters = Adapters.of(self.model, given, config.lora)
+            self.adapters = Adapters.of(self.model, initial_model, config.lora)
             self.model = self.adapters.model
         self.temperature = temperature
         self.kl = config.kl.controller()
@@ -82,8 +82,8 @@ class Learner:
         self.reference: ReferenceModel | None = None
         self._traits = traits_of(LOSSES[config.loss_name])
         if (config.kl.coefficient or self._traits.against_reference) and reference != "elsewhere":
-            known = self._reference_model(given)
-            self.reference = ReferenceModel(known, config, temperature, self.world, self.model.vocab_size)
+            reference_model = self._reference_model(initial_model)
+            self.reference = ReferenceModel(reference_model, config, temperature, self.world, self.model.vocab_size)
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:
@@ -99,7 +99,7 @@ class Learner:
         self._score = scorer(config.head_kernel, self.model.softcap)
         self._kl_penalty = penalty_of("k2" if config.kl.compares_whole else config.kl.penalty)
 
-    def _reference_model(self, given: LanguageModel | None) -> LanguageModel | Unadapted:
+    def _reference_model(self, initial_model: LanguageModel | None) -> LanguageModel | Unadapted:
         """The model of the KL term: a teacher, the base of adapters, or the first weights."""
         if (name := self.config.kl.reference) is not None:
             teacher = load_teacher(name, self.model)
@@ -108,11 +108,11 @@ class Learner:
             return teacher
         if self.adapters is not None:
             return self.adapters.reference
-        if given is None:
+        if initial_model is None:
             return self.world.copy(self.model).requires_grad_(False)
-        if not is_sharded(given.embed):
-            self.world.spread(given)
-        return given.requires_grad_(False)
+        if not is_sharded(initial_model.embed):
+            self.world.spread(initial_model)
+        return initial_model.requires_grad_(False)
 
     @property
     def _reference(self) -> ReferenceModel:
@@ -261,10 +261,10 @@ class Learner:
         """The sums over all micro-batches of all ranks, the same on each, on the CPU: a GPU is read once."""
         rest = iter(reports)
         portions: list[Report] = [reduce(add, islice(rest, size)) for size in sizes or (len(reports),)]
-        found = [portion.scalars_K for portion in portions]
-        if self.world.size > 1 or len(found) > 1:
-            found = [scalars_K for sums_K in found for scalars_K in self.world.gather_scalars(sums_K)]
-        return reduce(add, [Report.of_scalars(scalars_K.cpu()) for scalars_K in found])
+        sums = [portion.scalars_K for portion in portions]
+        if self.world.size > 1 or len(sums) > 1:
+            sums = [scalars_K for sums_K in sums for scalars_K in self.world.gather_scalars(sums_K)]
+        return reduce(add, [Report.of_scalars(scalars_K.cpu()) for scalars_K in sums])
 
     def _forget_gradients(self) -> None:
         for parameter in self.optimizer.parameters:
@@ -293,8 +293,8 @@ class Learner:
         self, hidden_OE: Tensor, head_VE: Tensor, part: TrainingBatch, exchange: Exchange, temperature: float
     ) -> TargetScores:
         """The policy's scores of all trained targets of a part, on whichever ranks their final states are."""
-        found = self._score(hidden_OE, head_VE, exchange.own(part.target_N[part.trained_M]), temperature)
-        return TargetScores(exchange.gather_entries(found.logp_N), exchange.gather_entries(found.entropy_N))
+        scores = self._score(hidden_OE, head_VE, exchange.own(part.target_N[part.trained_M]), temperature)
+        return TargetScores(exchange.gather_entries(scores.logp_N), exchange.gather_entries(scores.entropy_N))
 
     def _layout(self, part: TrainingBatch) -> PackedLayout:
         layout = self.world.layout(part.seqlens, part.on_cpu.ids_N, part.on_cpu.mask_N)
@@ -314,9 +314,9 @@ class Learner:
 
     @torch.no_grad()
     def _logp(self, part: TrainingBatch, temperature: float | None = None) -> Tensor:
-        layout, wanted = self._layout(part), temperature or self.temperature
+        layout, own_temperature = self._layout(part), temperature or self.temperature
         scores: TargetScores = self.model(
-            part.ids_N, layout, lambda hidden, head: self._scores(hidden, head, part, layout.exchange, wanted)
+            part.ids_N, layout, lambda hidden, head: self._scores(hidden, head, part, layout.exchange, own_temperature)
         )
         return scores.logp_N
 
@@ -333,22 +333,22 @@ class Learner:
     def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor, Tensor, RouterSums]:
         """The policy's scores of the targets, the loss of experts and of a shared critic, whole divergences, sums."""
         layout = self._layout(part)
-        known = self._reference.final_states(part) if self.config.kl.compares_whole else None
+        reference = self._reference.final_states(part) if self.config.kl.compares_whole else None
 
         def read(hidden_OE: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor, Tensor]:
             scores = self._scores(hidden_OE, head_VE, part, layout.exchange, self.temperature)
             further, whole_M = torch.zeros(()), torch.zeros_like(scores.logp_N)
-            if known is not None:
+            if reference is not None:
                 own, beta = FinalStates(hidden_OE, head_VE, self.model.softcap), self.config.kl.beta
-                whole_M = layout.exchange.gather_entries(whole_divergence(own, known, beta, self.temperature))
+                whole_M = layout.exchange.gather_entries(whole_divergence(own, reference, beta, self.temperature))
             if self._shared is not None:
                 further = self._shared.config.coefficient * self._shared.loss(hidden_OE, part)
             if layout.routing is not None and self._balance:
                 further = further + self._balance * (part.row_weight_B * layout.routing.balance_loss_B).sum()
             return scores, further, whole_M
 
-        found: tuple[TargetScores, Tensor, Tensor] = self.model(part.ids_N, layout, read)
-        return *found, RouterSums.of(layout.routing, part.row_weight_B)
+        outputs: tuple[TargetScores, Tensor, Tensor] = self.model(part.ids_N, layout, read)
+        return *outputs, RouterSums.of(layout.routing, part.row_weight_B)
 
     def _compute(self, micro: MicroBatch) -> MicroResult[Report]:
         """The loss of a micro-batch: its share of the step's loss, so shares add up."""

@@ -21,7 +21,10 @@ HOPPER = (9, 0)
 def score_targets_by_liger(
     hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0
 ) -> TargetScores:
-    """See `score_targets`; raises ConfigError if this GPU's kernel misses a library, or takes another type."""
+    """Scores targets as `score_targets` does.
+
+    Raises ConfigError if this GPU's kernel misses a library, or takes another type.
+    """
     if not len(target_N):  # which Liger refuses
         nothing_N = hidden_NE.sum(-1).float()
         return TargetScores(nothing_N, nothing_N.clone())

@@ -53,8 +53,8 @@ def adapt(model: Model, config: LoraConfig) -> Model:
         model.adapt(targets, rank=config.rank, scale=scale)
     for layer in _layers(model):
         if unknown := sorted(set(config.target_modules) - set(layer.projections)):
-            known = ", ".join(layer.projections)
-            raise ConfigError(f"the model has no layer that is called {' or '.join(unknown)}; its layers are {known}")
+            names = ", ".join(layer.projections)
+            raise ConfigError(f"the model has no layer that is called {' or '.join(unknown)}; its layers are {names}")
         layer.adapters = LayerAdapters(layer.projections, config.target_modules, rank=config.rank, scale=scale)
         layer.adapters.to(model.embed.device, model.embed.dtype)
     for name, adapter in _named_adapters(model):
@@ -227,19 +227,19 @@ class Unadapted:
 
     @property
     def softcap(self) -> float | None:
-        """See `LanguageModel`."""
+        """The soft cap of the model's logits; None for none."""
         return self._model.softcap
 
     @property
     def embed(self) -> Tensor:
-        """See `LanguageModel`."""
+        """The `[V, E]` embedding of the model."""
         return self._model.embed
 
-    def __call__(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
-        """See `LanguageModel.forward`."""
+    def __call__(self, ids_N: Tensor, layout: PackedLayout, reader: Callable[[Tensor, Tensor], T]) -> T:
+        """Returns what `LanguageModel.forward` returns without the adapters."""
         with adapters_off():
-            found: T = self._model(ids_N, layout, read)
-            return found
+            result: T = self._model(ids_N, layout, reader)
+            return result
 
 
 def _layers(model: LanguageModel) -> Iterator[DecoderLayer]:

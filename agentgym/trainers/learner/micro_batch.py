@@ -59,8 +59,8 @@ def parts_of_step(
     here, sizes = share.targets.here, [part.num_trained_tokens for part in own]
     losses, slopes = corrected_M.detach()[here].split(sizes), (slope_M / weight_M)[here].split(sizes)
     stats = [policy.stats if world.portion == 0 else policy.stats.nothing, *[policy.stats.nothing] * len(own)]
-    found = (FoundLoss(*numbers) for numbers in zip(losses, slopes, stats, strict=False))
+    loss_parts = (FoundLoss(*numbers) for numbers in zip(losses, slopes, stats, strict=False))
     return [
-        *(MicroBatch(part, found_here) for part, found_here in zip(own, found, strict=True)),
+        *(MicroBatch(part, loss_part) for part, loss_part in zip(own, loss_parts, strict=True)),
         *(MicroBatch(part, is_idle=True) for part in idle),
     ]

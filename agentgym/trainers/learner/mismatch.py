@@ -59,16 +59,16 @@ class MismatchBound:
     rms: float = math.inf
     """The bound of the root mean square, for two sides that round differently: single tokens say little of them."""
 
-    def excess(self, found: Mismatch) -> str | None:
+    def excess(self, mismatch: Mismatch) -> str | None:
         """Returns which bound a mismatch is over, or None.
 
         The squares of few tokens must be further over theirs than those of many: by three standard errors.
         """
-        if found.max > self.token:
-            return f"by {found.max:.3g} nats on a token that was just sampled, over the bound of {self.token:.3g}"
-        error = found.square_deviation / math.sqrt(max(1, found.num_tokens))
-        if found.rms**2 - _SIGMAS * error > self.rms**2:
-            return f"by {found.rms:.3g} nats (root mean square), over the bound of {self.rms:.3g}"
+        if mismatch.max > self.token:
+            return f"by {mismatch.max:.3g} nats on a token that was just sampled, over the bound of {self.token:.3g}"
+        error = mismatch.square_deviation / math.sqrt(max(1, mismatch.num_tokens))
+        if mismatch.rms**2 - _SIGMAS * error > self.rms**2:
+            return f"by {mismatch.rms:.3g} nats (root mean square), over the bound of {self.rms:.3g}"
         return None
 
 

@@ -182,7 +182,7 @@ def _ends(model: nn.Module) -> list[nn.Parameter]:
 def _make_parts(
     model: nn.Module, config: OptimizerConfig, further: Sequence[nn.Parameter], masters: MasterWeights
 ) -> list[torch.optim.Optimizer]:
-    named = [(name, masters.of(parameter)) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    pairs = [(name, masters.of(parameter)) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
     def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return PlainAdamW(
@@ -194,20 +194,20 @@ def _make_parts(
         )
 
     if config.name == "adamw":
-        return [adamw(parameter for _, parameter in named)]
+        return [adamw(parameter for _, parameter in pairs)]
     if config.name != "muon":
-        parameters = [*(parameter for _, parameter in named), *map(masters.of, further)]
+        parameters = [*(parameter for _, parameter in pairs), *map(masters.of, further)]
         return [_make_named(config, parameters)]
     # Muon is for the matrices between hidden states; embeddings, head and norms go to AdamW, as its authors say.
     ends = {id(masters.of(parameter)) for parameter in _ends(model)}
-    matrices = [parameter for _, parameter in named if parameter.ndim == 2 and id(parameter) not in ends]
+    matrices = [parameter for _, parameter in pairs if parameter.ndim == 2 and id(parameter) not in ends]
     if not matrices:  # adapters of stacks of experts alone
-        return [adamw(parameter for _, parameter in named)]
+        return [adamw(parameter for _, parameter in pairs)]
     chosen = {id(parameter) for parameter in matrices}
     muon = torch.optim.Muon(
         matrices, lr=config.peak_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
-    rest = [parameter for _, parameter in named if id(parameter) not in chosen]
+    rest = [parameter for _, parameter in pairs if id(parameter) not in chosen]
     return [muon, adamw(rest)] if rest or further else [muon]
 
 
@@ -216,15 +216,15 @@ def _make_named(config: OptimizerConfig, parameters: Sequence[Tensor]) -> torch.
 
     A group of a class without weight decay is marked `decoupled`: its weights are to be decayed before its step.
     """
-    made = make_optimizer(config.name or "", parameters, config.peak_rate, config.settings)
-    for group in made.param_groups:
+    optimizer = make_optimizer(config.name or "", parameters, config.peak_rate, config.settings)
+    for group in optimizer.param_groups:
         if "weight_decay" not in group:
             group |= {"weight_decay": config.weight_decay, "decoupled": True}
         elif config.weight_decay and not config.settings.get("weight_decay"):
             group["weight_decay"] = config.weight_decay
         if "betas" in group and config.own_betas:
             group["betas"] = config.own_betas
-    return made
+    return optimizer
 
 
 @cache
@@ -243,9 +243,9 @@ def check_optimizer(config: OptimizerConfig, *, is_resumed: bool = False) -> Non
             raise ConfigError(f"optimizer.settings are those of other optimizers than {name}: leave them out")
         return
     parameter = torch.zeros(2, 2, requires_grad=True)
-    made = _make_named(replace(config, name=name, learning_rate=config.learning_rate or 1e-6), [parameter])
+    optimizer = _make_named(replace(config, name=name, learning_rate=config.learning_rate or 1e-6), [parameter])
     idle = ""
-    if config.own_betas and not all("betas" in group for group in made.param_groups):
+    if config.own_betas and not all("betas" in group for group in optimizer.param_groups):
         idle = f"optimizer.betas have no effect on {name}, which has no such means"
     elif config.weight_decay and config.settings.get("weight_decay"):
         idle = "optimizer.weight_decay has no effect, since optimizer.settings has one too"
@@ -255,4 +255,4 @@ def check_optimizer(config: OptimizerConfig, *, is_resumed: bool = False) -> Non
         _warn_once(f"{idle}: the run goes on as it began")
     parameter.grad = torch.ones(2, 2)
     with convert_function_errors(name, OPTIMIZERS[name]):
-        made.step()
+        optimizer.step()

@@ -49,19 +49,19 @@ def _own_settings(model: nn.Module, config: OptimizerConfig) -> Iterator[tuple[n
     """Yields the trained parameters with their settings."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     names = _published_names(model)
-    shown = {name: names.get(name, (_plain_name(name),)) for name in trained}
-    rates, decays = (_find_own(values, shown) for values in (config.rates, config.weight_decays))
+    published_by_name = {name: names.get(name, (_plain_name(name),)) for name in trained}
+    rates, decays = (_find_own(values, published_by_name) for values in (config.rates, config.weight_decays))
     heights = _heights(model)
     for name, parameter in trained.items():
         depth_factor = config.layer_decay ** heights.get(name, 0)
         yield parameter, (rates.get(name, 1.0) * depth_factor, decays.get(name))
 
 
-def _find_own(values: Mapping[str, float], shown: Mapping[str, Sequence[str]]) -> dict[str, float]:
+def _find_own(values: Mapping[str, float], published_by_name: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Returns the value of the first pattern that each parameter has in its name, by parameter."""
-    found: dict[str, float] = {}
+    own_values: dict[str, float] = {}
     used: set[str] = set()
-    for name, published in shown.items():
+    for name, published in published_by_name.items():
         first = [next((pattern for pattern in values if re.search(pattern, own)), None) for own in published]
         used |= {pattern for pattern in first if pattern is not None}
         if len({None if pattern is None else values[pattern] for pattern in first}) > 1:
@@ -70,13 +70,13 @@ def _find_own(values: Mapping[str, float], shown: Mapping[str, Sequence[str]]) -
                 " give all of them one value, or train with model_backend transformers"
             )
         if first[0] is not None:
-            found[name] = values[first[0]]
+            own_values[name] = values[first[0]]
     if unused := [pattern for pattern in values if pattern not in used]:
-        examples = [published[0] for published in shown.values()]
+        examples = [published[0] for published in published_by_name.values()]
         raise ConfigError(
             f"no trained parameter has {unused[0]!r} in its name; names are such as {examples[0]}, {examples[-1]}"
         )
-    return found
+    return own_values
 
 
 def _published_names(model: nn.Module) -> dict[str, list[str]]:
@@ -119,8 +119,8 @@ def _heights(model: nn.Module) -> dict[str, int]:
 
 
 def _layer_number(name: str) -> int | None:
-    found = re.search(r"\b(?:layers|layer|blocks|block|h)\.(\d+)\.", name)
-    return int(found[1]) if found else None
+    match = re.search(r"\b(?:layers|layer|blocks|block|h)\.(\d+)\.", name)
+    return int(match[1]) if match else None
 
 
 def ready_to_train(model: LanguageModel, config: LearnerConfig) -> LanguageModel:

@@ -24,16 +24,16 @@ def activation_numbers(model: LanguageModel) -> int:
     return 12 * shape.width + 4 * shape.ffn_width + 4 * shape.num_heads * shape.head_width
 
 
-def fitting_tokens(model: LanguageModel, *, recomputes: bool, kept: float = 0.0, share: float = 1.0) -> int:
+def fitting_tokens(model: LanguageModel, *, recomputes: bool, reserve_bytes: float = 0.0, share: float = 1.0) -> int:
     """Returns the tokens of a forward pass that its activations leave room for: 2,048 to 16,384, and 2,048 on a CPU.
 
-    They get a `share` of the GPU's free memory, without `kept` bytes that others will need.
+    They get a `share` of the GPU's free memory, without the `reserve_bytes` that others will need.
     """
     device = model.embed.device
     if device.type != "cuda":
         return CPU_TOKENS
     layer = activation_numbers(model)
     numbers = model.num_layers * model.width + 2 * layer if recomputes else model.num_layers * layer
-    room = _USED * share * max(0.0, torch.cuda.mem_get_info(device)[0] - kept)
+    room = _USED * share * max(0.0, torch.cuda.mem_get_info(device)[0] - reserve_bytes)
     tokens = int(room / (numbers * model.embed.element_size()))
     return min(GPU_TOKENS, max(CPU_TOKENS, 1 << tokens.bit_length() >> 1))

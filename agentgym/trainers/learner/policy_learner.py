@@ -19,7 +19,7 @@ class ValueEstimator(Protocol):
     """The part of a critic that a run uses."""
 
     def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """See `Critic.read`."""
+        """The values of the trained targets, `[M]`, and those after the last id of each row, `[R]`."""
 
 
 class PolicyLearner(Protocol):

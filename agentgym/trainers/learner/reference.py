@@ -63,8 +63,8 @@ def check_teacher(name: str | None, student: Path) -> None:
             f"the tokenizer of learner.kl.reference {name!r} is not that of the trained model (another"
             f" {different[0]}), so its ids are other texts: give a model with the same tokenizer"
         )
-    known, num_rows = teacher.backend.get_vocab(), teacher.num_sampled
-    rest = [token for token, row in pupil.backend.get_vocab().items() if token not in known or 0 < num_rows <= row]
+    vocabulary, num_rows = teacher.backend.get_vocab(), teacher.num_sampled
+    rest = [token for token, row in pupil.backend.get_vocab().items() if token not in vocabulary or 0 < num_rows <= row]
     if rest:
         raise ConfigError(
             f"learner.kl.reference {name!r} has {num_rows} rows in its embedding, none for the trained model's token"
@@ -120,8 +120,8 @@ class ReferenceModel:
         def read(hidden_OE: Tensor, head_VE: Tensor) -> TargetScores:
             exchange = layout.exchange
             target_M = part.target_N[part.trained_M].clamp(max=self._num_ids - 1)
-            found = self._score(hidden_OE, head_VE[: self._num_ids], exchange.own(target_M), self._temperature)
-            return TargetScores(exchange.gather_entries(found.logp_N), exchange.gather_entries(found.entropy_N))
+            scores = self._score(hidden_OE, head_VE[: self._num_ids], exchange.own(target_M), self._temperature)
+            return TargetScores(exchange.gather_entries(scores.logp_N), exchange.gather_entries(scores.entropy_N))
 
         scores: TargetScores = self._model(self._known_ids(part), layout, read)
         return scores.logp_N

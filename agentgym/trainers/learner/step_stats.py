@@ -111,9 +111,9 @@ class Report:
     @property
     def scalars_K(self) -> Tensor:
         """All sums in the order of their fields, float64, as processes exchange them."""
-        found = [*self._plain, *self.mismatch.scalars, *vars(self.stats).values()]
-        found += [*vars(self.pairs).values(), *self.router.scalars]
-        return torch.stack([scalar.detach().double() for scalar in found])
+        scalars = [*self._plain, *self.mismatch.scalars, *vars(self.stats).values()]
+        scalars += [*vars(self.pairs).values(), *self.router.scalars]
+        return torch.stack([scalar.detach().double() for scalar in scalars])
 
     @property
     def _plain(self) -> list[Tensor]:

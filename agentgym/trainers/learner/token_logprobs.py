@@ -107,8 +107,8 @@ class _ScoreTargets(torch.autograd.Function):
         for part in _chunks(target_N, head_VE):
             if kernels:
                 last_CV = linear(hidden_NE[part], head_VE)
-                found = kernels.normalize(last_CV, target_N[part], temperature, softcap)
-                logp_N[part], entropy_N[part], total_N[part] = found
+                outputs = kernels.normalize(last_CV, target_N[part], temperature, softcap)
+                logp_N[part], entropy_N[part], total_N[part] = outputs
             else:
                 last_CV = _logits(hidden_NE[part], head_VE, temperature, softcap)
                 logp_N[part], entropy_N[part] = _normalize(last_CV, target_N[part])
@@ -131,9 +131,9 @@ class _ScoreTargets(torch.autograd.Function):
             grad_entropy_C = None if grad_entropy_N is None else grad_entropy_N[part]
             if ctx.kernels:
                 logits_CV = linear(hidden_NE[part], head_VE) if last_CV is None else last_CV
-                known, given = (entropy_N[part], total_N[part]), (grad_logp_N[part], grad_entropy_C)
+                scores, part_grads = (entropy_N[part], total_N[part]), (grad_logp_N[part], grad_entropy_C)
                 how = (ctx.temperature, ctx.softcap)
-                grad_CV = ctx.kernels.overwrite_by_slopes(logits_CV, target_N[part], known, given, *how)
+                grad_CV = ctx.kernels.overwrite_by_slopes(logits_CV, target_N[part], scores, part_grads, *how)
             else:
                 p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature, ctx.softcap) if last_CV is None else last_CV
                 sloped = _Slopes(target_N[part], entropy_N[part], grad_logp_N[part], grad_entropy_C)

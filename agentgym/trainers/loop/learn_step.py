@@ -90,9 +90,9 @@ async def _wait_for(evaluation: asyncio.Task[None] | None) -> float:
 
 
 async def _record(
-    session: TrainingSession, groups: StepGroups, credits: Sequence[GroupCredit], known: Mapping[str, Any]
+    session: TrainingSession, groups: StepGroups, credits: Sequence[GroupCredit], update_metrics: Mapping[str, Any]
 ) -> None:
-    """Records the step that was just learned, with its metrics, of which `known` are those of learning."""
+    """Records the step that was just learned, with its metrics, of which `update_metrics` are those of learning."""
     practice = await _finish_groups(session, groups, session.progress.step - 1)
     rollout = await session.record_episodes(groups.groups, credit_of_all(groups.groups, groups.kept, credits))
     metrics = StepMetrics(
@@ -101,7 +101,7 @@ async def _record(
         elapsed_s=session.progress.train_s,
         speed=session.instruments.lap(rollout.trained_tokens),
         practice=practice,
-        **known,
+        **update_metrics,
     )
     session.record_metrics(metrics, groups.groups)
     await session.gate.check(session.progress.step, session.progress.step)

@@ -32,7 +32,7 @@ async def lesson_step(session: TrainingSession, lesson: Lesson[T]) -> None:
         with instruments.doing("generate"):
             items = lesson.take(step)
             batch = lesson.to_batch(items)
-        read = time.perf_counter()
+        learn_start = time.perf_counter()
         stats, numbers = None, dict(lesson.summarize(items))
         with instruments.doing("learn"), one_core():  # other threads compute the passes
             if batch.num_rows:
@@ -52,8 +52,8 @@ async def lesson_step(session: TrainingSession, lesson: Lesson[T]) -> None:
     metrics = StepMetrics(
         step=step,
         update=stats,
-        generate_s=read - started,
-        update_s=time.perf_counter() - read,
+        generate_s=learn_start - started,
+        update_s=time.perf_counter() - learn_start,
         elapsed_s=progress.train_s,
         speed=instruments.lap(0),
         practice=numbers,

@@ -76,7 +76,7 @@ class Observers:
 
 def own_observers(places: Sequence[str]) -> list[Observer]:
     """Returns the observers that a run names; raises ConfigError for a class that is none."""
-    found: list[Observer] = []
+    observers: list[Observer] = []
     for place in places:
         kind = load_named(place, WANTED)
         if not callable(kind):
@@ -85,5 +85,5 @@ def own_observers(places: Sequence[str]) -> list[Observer]:
             observer: object = kind()
         if not isinstance(observer, Observer):
             raise ConfigError(f"{place!r} lacks on_phase, on_episode or on_step. {WANTED.hint}")
-        found.append(observer)
-    return found
+        observers.append(observer)
+    return observers

@@ -83,7 +83,7 @@ def import_cluster() -> ModuleType:
 
 @dataclass(frozen=True, eq=False)
 class LocalWeights:
-    """See `TrainedWeights`: those of a model in this process."""
+    """The trained weights of a model in this process."""
 
     engine: Engine
     model: LanguageModel

@@ -177,15 +177,15 @@ async def open_player(
     probe_sampler.checks_calls = False  # its replies are cut intentionally
     seats = trained_seats(config)
     players = _open_self_play(config, rewards.loop(loop), stack) if seats else sampler
-    shown: list[str] = []
+    notices: list[str] = []
     if config.serve is not None:
         assert isinstance(loop, RolloutLoop)
         served = ServedLoop(loop)
         token = choose_token("127.0.0.1", is_required=config.require_token)
         server = await stack.enter_async_context(EpisodeServer(served, ServeConfig(port=config.serve, token=token)))
-        shown.append(f"serving the episodes of training at {server.url}")
+        notices.append(f"serving the episodes of training at {server.url}")
         if token is not None:
-            shown.append(f"token: {shown_token(token)}    (agents send it as their API key)")
+            notices.append(f"token: {shown_token(token)}    (agents send it as their API key)")
         players = Sampler(rewards.loop(served), config=config.sampler, env_host=sampler.env_host)
     stream = None
     if isinstance(source, AheadTasks):
@@ -200,7 +200,7 @@ async def open_player(
         stack.push_async_callback(stream.close)
     lengths = StepLengths(config.tasks, config.max_staleness)
     samplers = (sampler, evaluator, players, probe_sampler)
-    return Player(config, source, held_out, stage, rewards, seats, *samplers, stream, lengths), shown
+    return Player(config, source, held_out, stage, rewards, seats, *samplers, stream, lengths), notices
 
 
 def _open_self_play(config: TrainConfig, loop: EpisodeLoop, stack: AsyncExitStack) -> Sampler:

@@ -263,8 +263,8 @@ class Run:
         try:
             played = await session.player.groups(step)
         except TooManyFailures as failures:
-            kept = await asyncio.to_thread(keep_episodes, self.folder.path, step, failures.played)
-            logger.warning("what was played of step %d is in %s", step, kept)
+            path = await asyncio.to_thread(keep_episodes, self.folder.path, step, failures.played)
+            logger.warning("what was played of step %d is in %s", step, path)
             raise
         trajectories = [trajectory for group in played.groups for trajectory in group.trajectories]
         session.gate.check_versions(trajectories, self.progress.step, staleness=self.config.max_staleness)

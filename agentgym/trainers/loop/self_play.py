@@ -63,9 +63,9 @@ def trained_seats(config: TrainConfig) -> tuple[str, ...]:
         "executor ray": config.executor == "ray",
         f"the advantage {config.estimator}": needs_input(config.estimator, "greedy_B"),
     }
-    found = [name for name, given in unfit.items() if given] if seats else []
-    if found:
-        raise ConfigError(f"self-play (opponent={SELF}) does not go with {found[0]}: leave it out")
+    conflicts = [name for name, is_set in unfit.items() if is_set] if seats else []
+    if conflicts:
+        raise ConfigError(f"self-play (opponent={SELF}) does not go with {conflicts[0]}: leave it out")
     if seats and config.rival is None and config.sampler.concurrency < len(seats):
         raise ConfigError(
             f"a game of {len(seats)} seats takes sampler.concurrency of at least {len(seats)}, got"
@@ -131,25 +131,25 @@ class SeatedEpisodes:
 
     def groups(self, played: Sequence[Trajectory]) -> list[Group]:
         """Returns the groups of the played `episodes`."""
-        found: dict[str, list[Trajectory]] = {}
+        members: dict[str, list[Trajectory]] = {}
         for trajectory in played:
-            found.setdefault(trajectory.group, []).append(trajectory)
+            members.setdefault(trajectory.group, []).append(trajectory)
         names = [(group_of(request.key, seat), request.task) for request, seat in self._groups]
-        return [Group(name, task, tuple(found[name])) for name, task in names]
+        return [Group(name, task, tuple(members[name])) for name, task in names]
 
 
 def seat_metrics(groups: Sequence[Group], seats: Sequence[str]) -> dict[str, float]:
     """Returns `win/SEAT`, `draw/SEAT` (if the game reports it) and `reward_mean/SEAT` over episodes with a reward."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for seat in seats:
         own = [
             trajectory for group in groups if group.id.endswith(group_of("", seat)) for trajectory in group.trajectories
         ]
-        kept = [trajectory for trajectory in own if trajectory.status.trainable]
-        if not kept:
+        episodes = [trajectory for trajectory in own if trajectory.status.trainable]
+        if not episodes:
             continue
-        found[f"win/{seat}"] = round(mean([float(bool(trajectory.success)) for trajectory in kept]), 4)
-        if any("draw" in trajectory.metrics for trajectory in kept):
-            found[f"draw/{seat}"] = round(mean([trajectory.metrics.get("draw", 0.0) for trajectory in kept]), 4)
-        found[f"reward_mean/{seat}"] = round(mean([trajectory.reward or 0.0 for trajectory in kept]), 4)
-    return found
+        metrics[f"win/{seat}"] = round(mean([float(bool(trajectory.success)) for trajectory in episodes]), 4)
+        if any("draw" in trajectory.metrics for trajectory in episodes):
+            metrics[f"draw/{seat}"] = round(mean([trajectory.metrics.get("draw", 0.0) for trajectory in episodes]), 4)
+        metrics[f"reward_mean/{seat}"] = round(mean([trajectory.reward or 0.0 for trajectory in episodes]), 4)
+    return metrics

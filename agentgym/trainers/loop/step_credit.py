@@ -65,11 +65,11 @@ def _rejected_episodes(trained: Sequence[Trajectory], learner: PolicyLearner, ve
     )
     mask_N = batch.mask_N.cpu()
     is_kept_M = batch.correction_N.cpu()[mask_N] > 0
-    kept = set(batch.trajectory_N.cpu()[mask_N][is_kept_M].tolist())
+    kept_numbers = set(batch.trajectory_N.cpu()[mask_N][is_kept_M].tolist())
     return {
         id(trajectory)
         for number, trajectory in enumerate(trained)
-        if number not in kept and trajectory.num_trained_tokens
+        if number not in kept_numbers and trajectory.num_trained_tokens
     }
 
 
@@ -115,14 +115,14 @@ def _inputs(
 def _by_episode(numbers_M: Tensor, trained: Sequence[Trajectory]) -> list[NDArray[np.float64]]:
     """Splits the numbers of all trained targets by episode, at the ids that each sampled; 0 at untrained ids."""
     numbers = numbers_M.double().cpu().numpy()
-    found, start = [], 0
+    parts, start = [], 0
     for trajectory in trained:
         mask = np.concatenate([row.mask[row.sampled_mask] for row in trajectory.rows])
         own = np.zeros(len(mask))
         own[mask] = numbers[start : start + trajectory.num_trained_tokens]
         start += trajectory.num_trained_tokens
-        found.append(own)
-    return found
+        parts.append(own)
+    return parts
 
 
 def _after(end_R: Tensor, trained: Sequence[Trajectory]) -> list[float]:

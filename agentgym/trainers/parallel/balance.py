@@ -36,11 +36,11 @@ def row_costs(batch: TrainingBatch, model: LanguageModel) -> list[RowCost]:
         return length * token + length * (length + 1) // 2 * pair
 
     shared_B = batch.shared_B if model.packs else [0] * batch.num_rows
-    found = []
+    costs = []
     for rows in batch.units:
         whole = sum(cost(batch.seqlens[row]) for row in rows) - sum(cost(shared_B[row]) for row in rows[1:])
-        found.append(RowCost(whole, whole - cost(shared_B[rows[0]])))
-    return found
+        costs.append(RowCost(whole, whole - cost(shared_B[rows[0]])))
+    return costs
 
 
 def divide_batch(batch: TrainingBatch, model: LanguageModel, num_portions: int) -> list[range]:

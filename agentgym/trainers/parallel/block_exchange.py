@@ -46,9 +46,9 @@ class PassExchange(Exchange):
 
     def max_over_ranks(self, number: int) -> int:
         """The largest of the numbers of all ranks."""
-        found = torch.tensor(number, device=self._device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return int(found)
+        maximum = torch.tensor(number, device=self._device)
+        dist.all_reduce(maximum, dist.ReduceOp.MAX)
+        return int(maximum)
 
 
 class BlockExchange(Exchange):
@@ -126,10 +126,10 @@ class BlockExchange(Exchange):
     def gather_entries(self, x_O: Tensor) -> Tensor:
         """Gathers all entries: this rank's own with their graph, and the others without."""
         padded = F.pad(x_O.detach(), (0, self._most - len(x_O)))
-        found = [torch.empty_like(padded) for _ in range(dist.get_world_size(self._block))]
-        dist.all_gather(found, padded, self._block)
+        blocks = [torch.empty_like(padded) for _ in range(dist.get_world_size(self._block))]
+        dist.all_gather(blocks, padded, self._block)
         joined_M = x_O.new_empty(len(self._owner_M))
-        for rank, theirs in enumerate(found):
+        for rank, theirs in enumerate(blocks):
             is_theirs_M = self._owner_M == rank
             joined_M[is_theirs_M] = theirs[: int(is_theirs_M.sum())]
         return joined_M.index_copy(0, self._own_O, x_O)

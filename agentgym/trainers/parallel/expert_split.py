@@ -49,14 +49,14 @@ def split_experts(model: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:
     Each stack becomes a DTensor of which this rank keeps its part. All ranks must compute the modules together. Experts
     that do not divide, such as those of a teacher, stay whole.
     """
-    found = [module for module in find_experts(model) if _num_experts(module) % mesh.size() == 0]
-    for module in found:
+    modules = [module for module in find_experts(model) if _num_experts(module) % mesh.size() == 0]
+    for module in modules:
         for part, name, stack in list(_named_stacks(module)):
             own = distribute_tensor(stack.detach(), mesh, [Shard(0)], src_data_rank=None)
             setattr(part, name, nn.Parameter(own, requires_grad=stack.requires_grad))
         vars(module)["num_experts"] = _num_experts(module) // mesh.size()
         vars(module)["forward"] = partial(_compute_everywhere, type(module).forward, module, mesh.get_group())
-    return found
+    return modules
 
 
 def _num_experts(module: nn.Module) -> int:
@@ -110,33 +110,33 @@ class _Trip:
 
     def send(self, rows: Tensor) -> Tensor:
         """Returns the rows that the ranks send here, those of rank 0 first."""
-        found: Tensor = _Exchange.apply(rows, self._sent, self._received, self._group)  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = _Exchange.apply(rows, self._sent, self._received, self._group)  # type: ignore[no-untyped-call]
+        return result
 
     def send_back(self, rows: Tensor) -> Tensor:
         """Returns what the ranks send for the rows that they got from here, given that for the rows from there."""
         own = rows[: sum(self._received)]
-        found: Tensor = _Exchange.apply(own, self._received, self._sent, self._group)  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = _Exchange.apply(own, self._received, self._sent, self._group)  # type: ignore[no-untyped-call]
+        return result
 
 
 class _Exchange(torch.autograd.Function):
     """An all-to-all of rows; gradients go the same way back."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-        ctx.way_back = received, sent, group
-        return _swap_rows(rows, sent, received, group)
+    def forward(ctx: Any, rows: Tensor, num_sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.way_back = received, num_sent, group
+        return _swap_rows(rows, num_sent, received, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return _swap_rows(grads[0], *ctx.way_back), None, None, None
 
 
-def _swap_rows(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    found = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
-    return found
+def _swap_rows(rows: Tensor, num_sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    received_rows = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(received_rows, rows.contiguous(), received, num_sent, group=group)
+    return received_rows
 
 
 @contextmanager

@@ -111,5 +111,5 @@ def one_core() -> Iterator[None]:
 
 def gradient_type(parameter: Tensor) -> torch.dtype:
     """The type in which the gradients of a parameter's micro-batches are summed: float32 if it has a master."""
-    found: torch.dtype | None = getattr(parameter, "grad_dtype", None)
-    return found or parameter.dtype
+    dtype: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+    return dtype or parameter.dtype

@@ -137,21 +137,21 @@ class Ranks:
         """
         patient = dist.new_group(backend="gloo", timeout=timedelta(seconds=LOADING_S))
         whole: LanguageModel | None = None
-        told: list[Any] = [None]
+        message: list[Any] = [None]
         if self.rank == 0:
             try:
                 whole = make()
-                told = [whole.like()]
+                message = [whole.like()]
             except AgentGymError as error:
-                told = [error]
+                message = [error]
             except Exception as error:  # noqa: BLE001  whatever it is, the others wait for it
-                told = [ConfigError(f"the first rank cannot load the model: {error!r}")]
-                told[0].__cause__ = error
-        dist.broadcast_object_list(told, group=patient)
+                message = [ConfigError(f"the first rank cannot load the model: {error!r}")]
+                message[0].__cause__ = error
+        dist.broadcast_object_list(message, group=patient)
         dist.destroy_process_group(patient)
-        if isinstance(told[0], AgentGymError):
-            raise told[0]
-        return whole, told[0]
+        if isinstance(message[0], AgentGymError):
+            raise message[0]
+        return whole, message[0]
 
     @torch.no_grad()
     def _fill_from_first(self, model: LanguageModel, whole: LanguageModel | None) -> None:
@@ -159,15 +159,15 @@ class Ranks:
         buffers = [buffer.clone() for buffer in model.buffers()]
         self.shard(model)
         self._give_memory(model)
-        for own, given in zip(model.buffers(), buffers, strict=True):
-            own.copy_(given)
+        for own, saved_buffer in zip(model.buffers(), buffers, strict=True):
+            own.copy_(saved_buffer)
         parameters = list(model.parameters())
         sources = [None] * len(parameters) if whole is None else list(whole.parameters())
         for parameter, source in zip(parameters, sources, strict=True):
-            found = torch.empty(parameter.shape, dtype=parameter.dtype) if source is None else source.detach()
-            sent = found.to(self.device).contiguous()
-            dist.broadcast(sent, 0)
-            parameter.copy_(like(sent, parameter))
+            weight = torch.empty(parameter.shape, dtype=parameter.dtype) if source is None else source.detach()
+            on_device = weight.to(self.device).contiguous()
+            dist.broadcast(on_device, 0)
+            parameter.copy_(like(on_device, parameter))
 
     def _empty_model(self, config: DecoderConfig, dtype: torch.dtype) -> Decoder:
         """A sharded model whose weights are not loaded yet."""
@@ -179,7 +179,7 @@ class Ranks:
 
     def _give_memory(self, model: LanguageModel) -> None:
         """Allocates a sharded model that has none; tied parameters, which `to_empty` unties, are tied again."""
-        slots = [(part, *named) for part in model.modules() for named in part.named_parameters(recurse=False)]
+        slots = [(part, *entry) for part in model.modules() for entry in part.named_parameters(recurse=False)]
         model.to_empty(device="cpu" if self.config.cpu_offload else self.device)
         allocated: dict[int, nn.Parameter] = {}
         for part, name, before in slots:
@@ -238,9 +238,9 @@ class Ranks:
     def _most_micro_batches(self, number: int, batch: TrainingBatch) -> int:
         """The largest number of micro-batches on any rank; raises InvalidTrajectory if the ranks' batches differ."""
         mark = crc32(batch.ids_N.cpu().numpy().tobytes())
-        found = torch.tensor([number, mark, -mark], device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        longest, highest, lowest = found.tolist()
+        extremes = torch.tensor([number, mark, -mark], device=self.device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX)
+        longest, highest, lowest = extremes.tolist()
         if highest != -lowest:
             raise InvalidTrajectory(
                 "the ranks were given different batches: give all of them the same one, and each takes its own share"
@@ -278,9 +278,9 @@ class Ranks:
 
     def map(self, work: Callable[[T], S], parts: Sequence[T]) -> list[S]:
         """Runs `work` on one part after the other, in this thread."""
-        found = [work(part) for part in parts]
+        results = [work(part) for part in parts]
         self._reshard()
-        return found
+        return results
 
     def whole(self, values: Sequence[Tensor], index_range: IndexRange) -> Tensor:
         """The numbers of all shares: each share's are added to zeros, which changes no bit of them."""
@@ -292,9 +292,9 @@ class Ranks:
 
     def gather_scalars(self, scalars_K: Tensor) -> list[Tensor]:
         """The numbers of every share."""
-        found = [torch.empty_like(scalars_K) for _ in range(self._mesh.num_data)]
-        dist.all_gather(found, scalars_K, group=self._mesh.data)
-        return found
+        shares = [torch.empty_like(scalars_K) for _ in range(self._mesh.num_data)]
+        dist.all_gather(shares, scalars_K, group=self._mesh.data)
+        return shares
 
     def run(self, work: Callable[[], S]) -> S:
         """Runs `work` in this thread."""
@@ -307,8 +307,8 @@ class Ranks:
         other = copy.deepcopy(self._empty)
         self.spread(other)
         self._give_memory(other)
-        for own, given in ((other.parameters(), model.parameters()), (other.buffers(), model.buffers())):
-            for mine, theirs in zip(own, given, strict=True):
+        for own, sources in ((other.parameters(), model.parameters()), (other.buffers(), model.buffers())):
+            for mine, theirs in zip(own, sources, strict=True):
                 mine.copy_(theirs)
         return other
 

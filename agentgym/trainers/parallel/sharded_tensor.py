@@ -26,8 +26,8 @@ def whole(tensor: Tensor, of: Tensor | None = None) -> Tensor:
     detached = tensor.detach()
     if not is_sharded(detached):
         return detached
-    order, found = _kept_rows(tensor if of is None else of), detached.full_tensor()
-    return found if order is None else torch.empty_like(found).index_copy_(0, order.to(found.device), found)
+    order, full = _kept_rows(tensor if of is None else of), detached.full_tensor()
+    return full if order is None else torch.empty_like(full).index_copy_(0, order.to(full.device), full)
 
 
 def shard(tensor: Tensor, of: Tensor | None = None) -> Tensor:
@@ -65,9 +65,9 @@ def like(tensor: Tensor | Stored, parameter: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor  # takes most of a second, and settings import this file
 
     mesh = parameter.device_mesh
-    kept = tensor.to(mesh.device_type)
-    kept = kept if order is None else kept[order.to(kept.device)]
-    sharded = distribute_tensor(kept, mesh, parameter.placements, src_data_rank=None).to(parameter.device)
+    rows = tensor.to(mesh.device_type)
+    rows = rows if order is None else rows[order.to(rows.device)]
+    sharded = distribute_tensor(rows, mesh, parameter.placements, src_data_rank=None).to(parameter.device)
     # A part of the columns is a view with gaps, and fused optimizers need contiguous memory.
     return torch.empty_like(parameter, dtype=tensor.dtype).copy_(sharded)
 

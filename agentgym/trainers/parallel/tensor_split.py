@@ -30,10 +30,10 @@ def split_weights(module: nn.Module, mesh: DeviceMesh) -> None:
         orders = row_orders(part, mesh.size())
         for name, parameter in list(part.named_parameters(recurse=False)):
             order = orders.get(name)
-            kept = parameter if order is None else parameter[order.to(parameter.device)]
+            source = parameter if order is None else parameter[order.to(parameter.device)]
             dimension = SPLITS.get(name) if isinstance(part, Decoder | DecoderLayer) else None
             placement: Placement = Replicate() if dimension is None else Shard(dimension)
-            sharded = distribute_tensor(kept.detach(), mesh, [placement], src_data_rank=None)
+            sharded = distribute_tensor(source.detach(), mesh, [placement], src_data_rank=None)
             setattr(part, name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
 
 

@@ -129,9 +129,9 @@ class Sharded:
     ranks: LearnerRanks
 
 
-def model_of(given: LanguageModel | Sharded) -> LanguageModel:
+def model_of(model: LanguageModel | Sharded) -> LanguageModel:
     """Returns a model that is given whole or sharded."""
-    return given.model if isinstance(given, Sharded) else given
+    return model.model if isinstance(model, Sharded) else model
 
 
 class OneProcess(GradientWorkers):

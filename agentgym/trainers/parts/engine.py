@@ -112,8 +112,8 @@ async def open_engine(
         sampled = copy.deepcopy(model).requires_grad_(False) if config.max_staleness else model
         settings = local_settings(config, model)
         if settings.num_slots is None:
-            records, kept = settings.record_experts, learner_bytes(config, model)
-            num_slots = fitting_slots(model, engine_window(config, model), record_experts=records, reserve_bytes=kept)
+            records, room = settings.record_experts, learner_bytes(config, model)
+            num_slots = fitting_slots(model, engine_window(config, model), record_experts=records, reserve_bytes=room)
             settings = replace(settings, num_slots=num_slots)
         return LocalEngine(sampled, settings, version=version)
     if is_code_path(config.engine):
@@ -134,14 +134,14 @@ def learner_bytes(config: TrainConfig, model: LanguageModel) -> int:
 
 def with_pass_tokens(config: TrainConfig, model: LanguageModel) -> TrainConfig:
     """Returns the run with the tokens of a forward pass, which the GPU of this process has memory for."""
-    learner, kept, share = config.learner, float(learner_bytes(config, model)), 1.0
+    learner, reserve, share = config.learner, float(learner_bytes(config, model)), 1.0
     if learner.micro_batch_tokens is not None or config.executor == "ray":
         return config
     if config.on_servers:
-        kept += _SHARED_GPU * _gpu_memory(model) if not config.servers_sleep else 0.0
+        reserve += _SHARED_GPU * _gpu_memory(model) if not config.servers_sleep else 0.0
     elif config.plays:
         share = 0.5  # the engine in process takes as much for keys and values
-    tokens = fitting_tokens(model, recomputes=learner.activation_checkpointing, kept=kept, share=share)
+    tokens = fitting_tokens(model, recomputes=learner.activation_checkpointing, reserve_bytes=reserve, share=share)
     return replace(config, learner=replace(learner, micro_batch_tokens=tokens))
 
 
@@ -160,8 +160,8 @@ async def _load_custom_engine(place: str, model: LanguageModel, model_folder: Pa
     if not callable(make):
         raise ConfigError(f"{place!r} is no function that makes an engine. {OWN_ENGINE.hint}")
     with convert_function_errors(place, make):
-        made = make(model, model_folder, version)
-        engine: object = await made if inspect.isawaitable(made) else made
+        result = make(model, model_folder, version)
+        engine: object = await result if inspect.isawaitable(result) else result
     if not isinstance(engine, Engine):
         raise ConfigError(f"{place!r} returns a {type(engine).__name__}, no engine. {OWN_ENGINE.hint}")
     return engine

@@ -45,11 +45,11 @@ class LocalStage:
         self._renderer = renderer
 
     def loop(self, part: Part) -> RolloutLoop:
-        """See `Stage.loop`."""
+        """Returns the loop that plays an episode in this process."""
         return loop_for(part, self._config, self._engine, self._renderer)
 
     def sampler(self, loop: EpisodeLoop, env_host: EnvHost | None = None) -> Sampler:
-        """See `Stage.sampler`."""
+        """Returns a sampler that plays many episodes in `loop`, in this process."""
         return Sampler(loop, config=self._config.sampler, env_host=env_host)
 
 

@@ -66,8 +66,8 @@ def make_source(
         return sources[env]
     mixed = MixedTasks(sources, [choice.weight for choice in choices], tasks_per_step)
     for choice in choices:
-        held = {mixed.label(Task(choice.env, 0, kwargs=kwargs)) for kwargs in choice.variants}
-        if other := held - {choice.name}:
+        labels = {mixed.label(Task(choice.env, 0, kwargs=kwargs)) for kwargs in choice.variants}
+        if other := labels - {choice.name}:
             raise ConfigError(
                 f"mix: {choice.name!r} and {other.pop()!r} have tasks in common: give them other kwargs or levels"
             )

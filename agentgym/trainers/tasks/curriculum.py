@@ -75,9 +75,9 @@ class Thresholds:
             return
         mean = sum(self._recent) / len(self._recent)
         move = int(mean >= self.raise_at) - int(mean <= self.lower_at)
-        wanted = min(max(self._level + move, 0), self.num_levels - 1)
-        if wanted != self._level:
-            self._level = wanted
+        level = min(max(self._level + move, 0), self.num_levels - 1)
+        if level != self._level:
+            self._level = level
             self._recent.clear()
 
     def state(self) -> Mapping[str, JSON]:

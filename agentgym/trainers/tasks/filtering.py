@@ -36,8 +36,8 @@ class StepGroups:
     @property
     def num_filtered(self) -> int:
         """The number of groups left out for lack of a signal; failed groups do not count."""
-        kept = {group.id for group in self.kept}
-        return sum(group.id not in kept and _num_trainable(group) > 1 for group in self.groups)
+        live_ids = {group.id for group in self.kept}
+        return sum(group.id not in live_ids and _num_trainable(group) > 1 for group in self.groups)
 
     def metrics(self) -> Mapping[str, float]:
         """Returns `filtered_groups` and `refill_episodes`; empty if the filter is off."""
@@ -69,8 +69,8 @@ async def fill_step(
         if not num_lacking:
             break
         groups = [*groups, *await play(num_lacking, groups)]
-    kept = tuple(group for group in groups if is_live(group, mode, truncated_episodes))
-    return StepGroups(groups=tuple(groups), kept=kept, num_wanted=num_wanted, filter=mode)
+    live = tuple(group for group in groups if is_live(group, mode, truncated_episodes))
+    return StepGroups(groups=tuple(groups), kept=live, num_wanted=num_wanted, filter=mode)
 
 
 def is_live(group: Group, mode: Filter, truncated_episodes: Literal["learn", "leave_out"] = "learn") -> bool:
@@ -78,18 +78,18 @@ def is_live(group: Group, mode: Filter, truncated_episodes: Literal["learn", "le
 
     A group of fewer than two such episodes is not live.
     """
-    kept = [
+    episodes = [
         trajectory
         for trajectory in group.trajectories
         if trajectory.status.trainable and (truncated_episodes == "learn" or trajectory.status is not Status.TRUNCATED)
     ]
-    return len({trajectory.reward if mode == "reward" else trajectory.success for trajectory in kept}) > 1
+    return len({trajectory.reward if mode == "reward" else trajectory.success for trajectory in episodes}) > 1
 
 
 def success_rate(group: Group) -> float | None:
     """Returns the share of a group's episodes with a reward that succeeded; None if no episode has a reward."""
-    kept = [bool(trajectory.success) for trajectory in group.trajectories if trajectory.status.trainable]
-    return sum(kept) / len(kept) if kept else None
+    successes = [bool(trajectory.success) for trajectory in group.trajectories if trajectory.status.trainable]
+    return sum(successes) / len(successes) if successes else None
 
 
 def _num_trainable(group: Group) -> int:

@@ -79,13 +79,13 @@ def by_level(tasks: Sequence[Task], path: str, values: Sequence[int | float | st
 
     Raises ConfigError for a value that no task has.
     """
-    found: dict[str, list[Task]] = {str(value): [] for value in values}
+    tasks_by_value: dict[str, list[Task]] = {str(value): [] for value in values}
     for task in tasks:
         option: JSON = task.options
         for name in path.split("."):
             option = option.get(name) if isinstance(option, Mapping) else None
-        if str(option) in found:
-            found[str(option)].append(task)
-    if empty := [value for value, own in found.items() if not own]:
+        if str(option) in tasks_by_value:
+            tasks_by_value[str(option)].append(task)
+    if empty := [value for value, own in tasks_by_value.items() if not own]:
         raise ConfigError(f"no training task has {path}={empty[0]}: curriculum.values are those of the tasks' options")
-    return found
+    return tasks_by_value

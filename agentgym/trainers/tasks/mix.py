@@ -28,13 +28,13 @@ class MixEntry:
 def read_mix(mix: Mapping[str, object]) -> dict[str, MixEntry]:
     """Returns the entries of a mix by name; raises ConfigError for invalid weights and unknown settings."""
     entries = {}
-    known = ("weight", "env", "kwargs", "levels")
-    for name, given in mix.items():
-        settings: Mapping[str, object] = given if isinstance(given, Mapping) else {"weight": given}
+    keys = ("weight", "env", "kwargs", "levels")
+    for name, entry in mix.items():
+        settings: Mapping[str, object] = entry if isinstance(entry, Mapping) else {"weight": entry}
         for key in settings:
-            if key not in known:
-                near = nearest(key, known) or "."
-                raise ConfigError(f"mix: {name!r} has the unknown setting {key!r}{near} Known: {', '.join(known)}")
+            if key not in keys:
+                near = nearest(key, keys) or "."
+                raise ConfigError(f"mix: {name!r} has the unknown setting {key!r}{near} Known: {', '.join(keys)}")
         weight = settings.get("weight", 1)
         kwargs, levels = settings.get("kwargs") or {}, settings.get("levels")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
@@ -58,19 +58,19 @@ def read_mix(mix: Mapping[str, object]) -> dict[str, MixEntry]:
     return entries
 
 
-def apportion(weights: Sequence[float], num_places: int, given: Sequence[int] | None = None) -> list[int]:
+def apportion(weights: Sequence[float], num_places: int, past: Sequence[int] | None = None) -> list[int]:
     """Divides `num_places` by weight, each quota rounded down or up: the largest remainders are rounded up.
 
-    `given` are the places that each weight had before: a deficit from then counts as a remainder now, so that no weight
+    `past` are the places that each weight had before: a deficit from then counts as a remainder now, so that no weight
     ever lacks a whole place.
 
     >>> apportion([2, 1], 4)
     [3, 1]
-    >>> apportion([2, 1], 4, given=[3, 1])
+    >>> apportion([2, 1], 4, past=[3, 1])
     [2, 2]
     """
     total = sum(weights)
-    before = list(given) if given is not None else [0] * len(weights)
+    before = list(past) if past is not None else [0] * len(weights)
     shares = [int(num_places * weight / total + 1e-9) for weight in weights]
     owed = [
         (sum(before) + num_places) * weight / total - had - share
@@ -124,11 +124,11 @@ class MixedTasks:
         for name, source in self.sources.items():
             own = [group for group in groups if self.label(group.task) == name]
             source.finish(step, own)
-            kept = [trajectory for group in own for trajectory in group.trajectories if trajectory.status.trainable]
+            episodes = [trajectory for group in own for trajectory in group.trajectories if trajectory.status.trainable]
             self._metrics[f"episodes/{name}"] = sum(len(group.trajectories) for group in own)
-            if kept:  # without episodes there is no rate
-                self._metrics[f"success/{name}"] = sum(bool(trajectory.success) for trajectory in kept) / len(kept)
-                self._metrics[f"reward_mean/{name}"] = sum(trajectory.reward or 0.0 for trajectory in kept) / len(kept)
+            if num := len(episodes):  # without episodes there is no rate
+                self._metrics[f"success/{name}"] = sum(bool(trajectory.success) for trajectory in episodes) / num
+                self._metrics[f"reward_mean/{name}"] = sum(trajectory.reward or 0.0 for trajectory in episodes) / num
             self._metrics |= {f"{key}/{name}": value for key, value in source.metrics().items()}
 
     def holds(self, task: Task) -> bool:

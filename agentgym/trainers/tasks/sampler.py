@@ -73,8 +73,8 @@ class TaskSampler:
 
 def own_sampler(place: str, source: TaskSource, seed: int) -> TaskSampler:
     """Returns the sampler that a run names; raises ConfigError for a class that is none."""
-    found = load_named(place, WANTED)
-    if not (isinstance(found, type) and issubclass(found, TaskSampler)):
+    kind = load_named(place, WANTED)
+    if not (isinstance(kind, type) and issubclass(kind, TaskSampler)):
         raise ConfigError(f"{place!r} is no class that derives from agentgym.trainers.TaskSampler")
-    with convert_function_errors(place, found):
-        return found(source, seed)
+    with convert_function_errors(place, kind):
+        return kind(source, seed)

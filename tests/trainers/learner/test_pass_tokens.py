@@ -61,7 +61,7 @@ def test_a_pass_takes_what_the_memory_allows(
     free_gb: int, recomputes: bool, tokens: int, on_gpu: OnGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free_gb * 10**9, 140 * 10**9))
-    assert fitting_tokens(on_gpu, recomputes=recomputes, kept=16 * 0.6e9, share=0.5) == tokens
+    assert fitting_tokens(on_gpu, recomputes=recomputes, reserve_bytes=16 * 0.6e9, share=0.5) == tokens
 
 
 def test_a_cpu_a_cluster_and_a_setting_keep_theirs() -> None:
