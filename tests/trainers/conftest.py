@@ -59,8 +59,8 @@ def logprobs_of(model: LanguageModel, ids: Sequence[int], temperature: float = 1
     ids_T = torch.tensor(ids)
     logits_TV = model.logits(model.hidden_states(ids_T[:-1], PackedLayout([len(ids) - 1]))) / temperature
     logp_TV = logits_TV.log_softmax(-1)
-    found: list[float] = logp_TV.gather(1, ids_T[1:, None])[:, 0].tolist()
-    return found
+    logprobs: list[float] = logp_TV.gather(1, ids_T[1:, None])[:, 0].tolist()
+    return logprobs
 
 
 def played(

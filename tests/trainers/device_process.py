@@ -72,11 +72,11 @@ def main(folder: str, device: str) -> None:
     if device == pretend_device.NAME:
         pretend_device.register()
     torch.set_num_threads(2)
-    found, counts, update = {}, [], Learner.update
+    results, counts, update = {}, [], Learner.update
 
-    def count(learner: Learner, *given: Any, **options: Any) -> Any:
+    def count(learner: Learner, *arguments: Any, **options: Any) -> Any:
         pretend_device.WAITS.clear()
-        stats = update(learner, *given, **options)
+        stats = update(learner, *arguments, **options)
         counts.append({"waits": len(pretend_device.WAITS), "cores": torch.get_num_threads()})
         return stats
 
@@ -87,9 +87,9 @@ def main(folder: str, device: str) -> None:
         trainer.fit()
         assert trainer.model.embed.device.type == device
         assert torch.get_num_threads() == 2
-        found[case] = [{**step, **counted} for step, counted in zip(trainer.metrics, counts, strict=True)]
+        results[case] = [{**step, **counted} for step, counted in zip(trainer.metrics, counts, strict=True)]
         counts.clear()
-    print(json.dumps(found), flush=True)
+    print(json.dumps(results), flush=True)
     os._exit(0)  # torch ends its threads for a device of Python by an abort
 
 

@@ -31,18 +31,18 @@ class PretendTensor(torch.Tensor):
     held: torch.Tensor
 
     @staticmethod
-    def __new__(cls, held: torch.Tensor) -> PretendTensor:
-        made = torch.Tensor._make_wrapper_subclass(
+    def __new__(cls, inner: torch.Tensor) -> PretendTensor:
+        wrapper = torch.Tensor._make_wrapper_subclass(
             cls,
-            held.size(),
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
             device=torch.device(NAME, 0),
-            requires_grad=held.requires_grad,
+            requires_grad=inner.requires_grad,
         )
-        made.held = held
-        return made
+        wrapper.held = inner
+        return wrapper
 
     def tolist(self) -> Any:
         WAITS.append("tolist")
@@ -57,25 +57,25 @@ class PretendTensor(torch.Tensor):
 def compute(operator: Any, args: Any, kwargs: Any) -> Any:
     """What an operator gives on the device."""
     moves = operator._schema.name in ("aten::_to_copy", "aten::copy_", "aten::_copy_from")
-    found: list[torch.Tensor] = []
+    plain_tensors: list[torch.Tensor] = []
 
     def held(one: Any) -> Any:
         if isinstance(one, PretendTensor):
             return one.held
         if isinstance(one, torch.Tensor):
-            found.append(one)
+            plain_tensors.append(one)
         return torch.device("cpu") if isinstance(one, torch.device) and one.type == NAME else one
 
-    inner, named = tree_map(held, (args, kwargs))
+    inner, inner_kwargs = tree_map(held, (args, kwargs))
     indexes = operator._schema.name in ("aten::index", "aten::index_put_", "aten::_index_put_impl_")
-    if not moves and any(one.dim() and not indexes for one in found):
-        shapes = [tuple(one.shape) for one in found]
+    if not moves and any(one.dim() and not indexes for one in plain_tensors):
+        shapes = [tuple(one.shape) for one in plain_tensors]
         raise RuntimeError(f"{operator}: tensors on {NAME}:0 and on cpu, of shapes {shapes}")
-    wanted = kwargs.get("device")
-    leaves = wanted is not None and torch.device(wanted).type == "cpu"
+    target = kwargs.get("device")
+    leaves = target is not None and torch.device(target).type == "cpu"
     if leaves or operator._schema.name in _WAITING or (indexes and _has_mask(args)):
         WAITS.append(operator._schema.name)
-    result = operator(*inner, **named)
+    result = operator(*inner, **inner_kwargs)
     returns = operator._schema.returns
     for argument, value in zip(operator._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write and returns and returns[0].alias_info:

@@ -50,8 +50,8 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 def groups_of(folder: Path) -> list[tuple[int, str]]:
     """The step that learned from each group, and the group's name."""
-    found = {(one.step, one.trajectory.group) for one in read_episodes(folder) if one.phase == "train"}
-    return sorted(found)
+    groups = {(one.step, one.trajectory.group) for one in read_episodes(folder) if one.phase == "train"}
+    return sorted(groups)
 
 
 @pytest.mark.slow
@@ -108,8 +108,8 @@ async def by_hand(config: TrainConfig) -> list[StepStats | None]:
 def test_a_bound_of_0_is_the_synchronous_loop_to_the_bit(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     config = replace(small_run)
     _, watcher = train(replace(config, max_staleness=0), tmp_path / "run")
-    wanted = run_async(by_hand(config))
-    assert [step.update for step in watcher.steps] == wanted and None not in wanted
+    expected = run_async(by_hand(config))
+    assert [step.update for step in watcher.steps] == expected and None not in expected
     assert "staleness_max" not in lines_of(tmp_path / "run")[0]
 
 
@@ -169,9 +169,9 @@ def test_a_resumed_run_loses_no_task_and_learns_from_none_twice(
     names = [key for _, key in groups]
     assert len(set(names)) == len(names) == 12
     later = json.loads((tmp_path / "run" / "checkpoints" / "step-000004" / "state.json").read_text())["tasks"]
-    known = set(names) | {key for _, key, _ in later["ahead"]}
+    keys = set(names) | {key for _, key, _ in later["ahead"]}
     step, place = later["next"]
-    assert known == {f"{at // 3 + 1}/{at % 3}" for at in range(3 * (step - 1) + place)}, "a task was lost"
+    assert keys == {f"{at // 3 + 1}/{at % 3}" for at in range(3 * (step - 1) + place)}, "a task was lost"
     assert sum(line["resumed_groups"] for line in lines_of(tmp_path / "run")) > 0
     seeds = {one.trajectory.group: one.trajectory.task.seed for one in read_episodes(tmp_path / "run")}
     again = {key: task["seed"] for _, key, task in stored["ahead"]}

@@ -189,10 +189,10 @@ def test_a_reward_in_python_may_be_a_name_and_what_is_no_configuration_is_refuse
 def test_lengths_and_held_out_rows_are_told_before_anything_is_played(capsys: pytest.CaptureFixture[str]) -> None:
     file, options = str(GSM8K), ["--data.eval-fraction", "0.2", "--data.max-prompt-tokens", "200", "--dry-run"]
     assert main(["train", "--data.train", file, *options]) == 0
-    shown = capsys.readouterr()
-    assert "data: eval_fraction 0.2: 17 tasks train, 3 evaluate" in shown.err
-    assert "data: train: dropped 6 of 17 rows whose prompt is longer than 200 tokens" in shown.err
-    assert "and 6 held-out ones" in shown.out
+    output = capsys.readouterr()
+    assert "data: eval_fraction 0.2: 17 tasks train, 3 evaluate" in output.err
+    assert "data: train: dropped 6 of 17 rows whose prompt is longer than 200 tokens" in output.err
+    assert "and 6 held-out ones" in output.out
 
 
 @pytest.mark.slow
@@ -217,16 +217,16 @@ def test_a_run_ends_well_inside_a_running_event_loop(small_run: TrainConfig, tmp
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (DataConfig(train=str(GSM8K)), "the data holds no tasks to evaluate on.*data.eval_fraction"),
         (DataConfig(eval=str(GSM8K)), "the data holds no tasks to train on"),
     ],
 )
 def test_a_run_without_the_tasks_that_it_needs_is_refused_before_it_writes_anything(
-    on_rows: TrainConfig, data: DataConfig, told: str, tmp_path: Path
+    on_rows: TrainConfig, data: DataConfig, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         Trainer(replace(on_rows, data=data), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -238,8 +238,8 @@ def test_the_command_line_names_the_evaluation_of_what_it_trained(
     run = ["train", "--data.train", str(GSM8K), "--data.eval-fraction", "0.3", "--reward.function", "gsm8k"]
     short = ["--steps", "1", "--tasks", "2", "--group-size", "2", "--eval.episodes", "2", "--limits.turn-tokens", "8"]
     assert main([*run, *short, "--output", str(tmp_path / "run")]) == 0
-    told = capsys.readouterr().out
-    command = next(part for part in " ".join(told.split()).split("agentgym ") if part.startswith("eval "))
+    output = capsys.readouterr().out
+    command = next(part for part in " ".join(output.split()).split("agentgym ") if part.startswith("eval "))
     assert main([*command.split(), "-n", "2", "--turn-tokens", "8", "--output", str(tmp_path / "eval")]) == 0
     assert "--reward.function gsm8k" in command and "--data.eval-fraction 0.3" in command
 

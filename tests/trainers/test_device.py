@@ -36,14 +36,14 @@ def test_a_run_on_another_device_gives_the_numbers_of_the_cpu(tmp_path: Path) ->
         subprocess.Popen([sys.executable, str(PROGRAM), str(tmp_path), device], stdout=subprocess.PIPE, text=True)
         for device in ("cpu", "pretend")
     ]
-    told = [one.communicate()[0] for one in begun]
+    outputs = [one.communicate()[0] for one in begun]
     assert [one.returncode for one in begun] == [0, 0]
-    cpu, other = (json.loads(one.splitlines()[-1]) for one in told)
+    cpu, other = (json.loads(one.splitlines()[-1]) for one in outputs)
     learned = {case: [step["grad_norm"] > 0 for step in steps] for case, steps in other.items()}
     steps = {"regularized": 2, "critic": 2, "sequences": 1, "bfloat16": 1, "micro-batches": 1, "sft": 2, "dpo": 2}
     assert learned == {case: [True] * number for case, number in steps.items()}
     assert [step["waits"] for step in other["micro-batches"]] == [2], "for the gradient's norm and for the statistics"
-    cores = {case: [step["cores"] for step in told] for case, told in other.items()}
+    cores = {case: [step["cores"] for step in steps] for case, steps in other.items()}
     assert cores == {case: [1] * number for case, number in steps.items()}, "threads of an operator wait for each other"
     assert [step["cores"] for step in cpu["critic"]] == [1, 1]
     del cpu["bfloat16"]  # there rounding may turn the choice of a token, and all that follows
@@ -83,11 +83,11 @@ def test_a_gpu_learns_in_bfloat16_unless_another_type_is_given() -> None:
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 @pytest.mark.parametrize(
-    ("learned", "given", "served"),
+    ("learned", "dtype", "served"),
     [("float32", "auto", "float32"), ("bfloat16", "auto", "bfloat16"), ("bfloat16", "float16", "float16")],
 )
 def test_a_server_is_launched_in_the_type_of_the_learner_unless_it_has_another(
-    engine: str, learned: Any, given: str, served: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    engine: str, learned: Any, dtype: str, served: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     launched: list[str] = []
 
@@ -95,7 +95,7 @@ def test_a_server_is_launched_in_the_type_of_the_learner_unless_it_has_another(
         launched.append(settings.weights_dtype)
 
     monkeypatch.setattr(parts, "SERVERS", {engine: replace(SERVERS[engine], open=open_server)})
-    server, learner = ServerConfig(dtype=given), LearnerConfig(dtype=learned)
+    server, learner = ServerConfig(dtype=dtype), LearnerConfig(dtype=learned)
     config = TrainConfig(env="TextGame-v0", engine=engine, learner=learner, server=server)
     asyncio.run(parts.open_servers(config, embedded_folder(), version=0, log_folder=tmp_path))
     assert launched == [served]

@@ -44,8 +44,8 @@ def test_a_setting_that_is_gone_is_left_out_with_its_reason(name: str) -> None:
 
 
 def test_a_former_setting_of_another_name_is_read_with_a_line() -> None:
-    given = {"method": "steps", "values": [1, 2], "window": 4, "raise_at": 0.8}
-    config, (note,) = read({"practice": {"curriculum": given}})
+    curriculum = {"method": "steps", "values": [1, 2], "window": 4, "raise_at": 0.8}
+    config, (note,) = read({"practice": {"curriculum": curriculum}})
     assert config.practice.curriculum == CurriculumConfig(method="steps", values=(1, 2), settings={"window": 4})
     assert note.startswith("the setting practice.curriculum.window is called practice.curriculum.settings.window now")
 

@@ -103,8 +103,8 @@ def config_of(aggregation: str, **settings: Any) -> TrainConfig:
 
 
 def weights_of(batch: TrainingBatch) -> list[float]:
-    found: list[float] = batch.weight_N[batch.mask_N].tolist()
-    return found
+    weights: list[float] = batch.weight_N[batch.mask_N].tolist()
+    return weights
 
 
 def test_every_aggregation_has_its_hand_worked_weights() -> None:
@@ -140,8 +140,8 @@ def test_what_is_left_out_changes_no_credit_of_the_others(algo: str, tiny_model:
     config = resolve_config(TrainConfig(env="X", algo=algo, truncated_episodes="leave_out"))
     _, means = learned(group, tiny_model, config)
     alone = Group("g", TASK, (group.trajectories[0], group.trajectories[2]))
-    _, wanted = learned(alone, tiny_model, config)
-    assert means == (wanted[0], None, wanted[1])
+    _, expected = learned(alone, tiny_model, config)
+    assert means == (expected[0], None, expected[1])
 
 
 def test_a_group_of_truncated_episodes_is_not_learned_from_and_carries_no_signal(tiny_model: Decoder) -> None:
@@ -159,7 +159,7 @@ def test_rejected_episodes_without_a_correction_are_refused() -> None:
 def test_an_update_on_what_is_left_is_the_update_without_the_rejected_episode(tiny_model: Decoder) -> None:
     group = group_of(tiny_model, off=-3.0)
     alone = Group("g", TASK, (group.trajectories[0], group.trajectories[2]))
-    found = []
+    models = []
     for played in (group, alone):
         model = Decoder(tiny_model.config)
         model.load_state_dict(tiny_model.state_dict())
@@ -171,5 +171,5 @@ def test_an_update_on_what_is_left_is_the_update_without_the_rejected_episode(ti
         credits = credit_step([played], config, learner)
         learner.update(build_batch([played], credits, aggregation=config.aggregation or ""))
         learner.close()
-        found.append(model)
-    assert all(torch.equal(one, two) for one, two in zip(*(model.parameters() for model in found), strict=True))
+        models.append(model)
+    assert all(torch.equal(one, two) for one, two in zip(*(model.parameters() for model in models), strict=True))

@@ -180,7 +180,7 @@ def test_an_error_of_a_rank_is_one_line(own: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "shown"),
+    ("name", "error", "message"),
     [
         ("Gate", UnknownName, "did you mean 'Gated'"),
         ("function", ConfigError, "is no class. It derives from transformers.PreTrainedModel"),
@@ -190,8 +190,8 @@ def test_an_error_of_a_rank_is_one_line(own: str) -> None:
         ("Gated", RunFolderError, "4 missing tensors.*Gated has to be saved there with save_pretrained first"),
     ],
 )
-def test_mistakes_are_one_line(name: str, error: type[Exception], shown: str, own: str) -> None:
-    with pytest.raises(error, match=shown) as caught:
+def test_mistakes_are_one_line(name: str, error: type[Exception], message: str, own: str) -> None:
+    with pytest.raises(error, match=message) as caught:
         load_policy(embedded_folder(), backend=f"{own}:{name}")
     assert "\n" not in str(caught.value)
 

@@ -163,9 +163,9 @@ def test_a_sampler_chooses_tasks_by_results_and_a_resumed_run_goes_on_with_them(
 def test_a_sampler_may_ask_what_it_has_just_made_up(quick: TrainConfig, own: str, train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(replace(quick, steps=1, practice=PracticeConfig(sampler=f"{own}:Asked")), run)
-    asked = [record.trajectory.task for record in read_episodes(run)]
-    assert {task.env_id for task in asked} == {"Prompt-v0"}
-    assert [task.options["ground_truth"] for task in asked] == ["1", "1", "2", "2"]
+    tasks = [record.trajectory.task for record in read_episodes(run)]
+    assert {task.env_id for task in tasks} == {"Prompt-v0"}
+    assert [task.options["ground_truth"] for task in tasks] == ["1", "1", "2", "2"]
 
 
 @pytest.mark.long
@@ -276,11 +276,11 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], kind: t
 def test_optimizers_that_cannot_work_are_refused(
     own: str, optimizer: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
-    given = {
+    settings = {
         name: value.replace("{own}", own) if isinstance(value, str) else value for name, value in optimizer.items()
     }
     with pytest.raises(kind, match=message):
-        resolve_config(TrainConfig(env="TextGame-v0", optimizer=OptimizerConfig(**given)))
+        resolve_config(TrainConfig(env="TextGame-v0", optimizer=OptimizerConfig(**settings)))
 
 
 @pytest.mark.parametrize(
@@ -314,8 +314,8 @@ def test_epochs_set_the_steps(
     rows.write_text("".join(json.dumps({"prompt": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(5)))
     result, _ = train(replace(quick, env="", env_kwargs={}, data=DataConfig(train=(str(rows),)), epochs=2.0), run)
     assert result.steps == 5
-    asked = [record.trajectory.task.options["ground_truth"] for record in read_episodes(run)]
-    assert {asked.count(str(n + 1)) for n in range(5)} == {4}  # two epochs of groups of two
+    answers = [record.trajectory.task.options["ground_truth"] for record in read_episodes(run)]
+    assert {answers.count(str(n + 1)) for n in range(5)} == {4}  # two epochs of groups of two
     small = "--tasks 2 --group-size 2 --eval.episodes 0 --limits.turn-tokens 4"
     words = ["train", "--data.train", str(rows), "--epochs", "0.5", *small.split(), "--output", str(tmp_path / "half")]
     assert main([*words, "--dry-run"]) == 0

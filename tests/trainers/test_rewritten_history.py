@@ -27,8 +27,8 @@ NUM_TURNS = 4
 
 
 def ids_of(count: int, generator: torch.Generator) -> Ids:
-    found: Ids = torch.randint(0, 40, (count,), generator=generator).tolist()
-    return found
+    ids: Ids = torch.randint(0, 40, (count,), generator=generator).tolist()
+    return ids
 
 
 def reply_span(model: Decoder, prefix: Ids, reply: Ids, logprobs_of: Logprobs) -> TokenSpan:
@@ -111,8 +111,8 @@ def by_hand(
             logits_TV = model.logits(model.hidden_states(ids_T[:-1], PackedLayout([len(ids_T) - 1])))
             logp_T = logits_TV.log_softmax(-1).gather(1, ids_T[1:, None])[:, 0]
             loss = -(weight * advantage * logp_T[torch.tensor(row.mask)[1:]]).sum()
-            for kept, one in zip(total, torch.autograd.grad(loss, list(model.parameters())), strict=True):
-                kept += one
+            for gradient_sum, one in zip(total, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+                gradient_sum += one
     return total
 
 
@@ -141,14 +141,14 @@ def test_splitting_trajectories_into_rows_leaves_the_gradient(
     whole = [[row] for row in members(0, model, plain_logprobs)]
     split = [split_rows(row) for (row,) in whole]
     assert [len(rows) for rows in split] == [NUM_TURNS] * 4
-    found = []
+    gradients = []
     for rows in (whole, split, [split[0], whole[1], split[2], whole[3]]):
         group, credit = credited(rows)
         batch = build_batch([group], [credit], aggregation=aggregation)
         assert batch.num_trained_tokens == sum(row.num_trained_tokens for (row,) in whole)
-        found.append(gradient(model, batch, micro_batch_tokens))
-    assert_equal(found[1], found[0])
-    assert_equal(found[2], found[0])
+        gradients.append(gradient(model, batch, micro_batch_tokens))
+    assert_equal(gradients[1], gradients[0])
+    assert_equal(gradients[2], gradients[0])
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -165,8 +165,8 @@ def test_rewritten_histories_have_the_gradient_of_each_reply_under_its_own_prefi
         rows.append([whole_row([ids_of(n, generator) for n in one], model, plain_logprobs) for one in lengths])
     group, credit = credited(rows)
     batch = build_batch([group], [credit], aggregation=aggregation)
-    wanted = by_hand(model, rows, first_of(credit), weights_by_hand(aggregation, rows))
-    assert_equal(gradient(model, batch), wanted)
+    expected = by_hand(model, rows, first_of(credit), weights_by_hand(aggregation, rows))
+    assert_equal(gradient(model, batch), expected)
 
 
 def test_an_excluded_reply_is_read_by_the_others_and_has_no_gradient(tiny: Tiny, plain_logprobs: Logprobs) -> None:
@@ -179,5 +179,5 @@ def test_an_excluded_reply_is_read_by_the_others_and_has_no_gradient(tiny: Tiny,
     group, credit = credited(rows)
     batch = build_batch([group], [credit], aggregation="token-mean")
     assert batch.num_trained_tokens == sum(one.num_trained_tokens for (one,) in whole) - len(last.ids)
-    wanted = by_hand(model, rows, first_of(credit), weights_by_hand("token-mean", rows))
-    assert_equal(gradient(model, batch), wanted)
+    expected = by_hand(model, rows, first_of(credit), weights_by_hand("token-mean", rows))
+    assert_equal(gradient(model, batch), expected)

@@ -42,8 +42,8 @@ def test_minibatches_hold_whole_trajectories_once_each_and_weigh_as_much_as_the_
     batch = replace(batch, trajectory_N=batch.row_N // 2)  # two rows a trajectory
     parts = batch.minibatches(number)
     assert len(parts) == min(number, 6)
-    held = [set(part.trajectory_N.tolist()) for part in parts]
-    assert sum(map(len, held)) == len(set.union(*held)) == 6 and max(map(len, held)) - min(map(len, held)) <= 1
+    sets = [set(part.trajectory_N.tolist()) for part in parts]
+    assert sum(map(len, sets)) == len(set.union(*sets)) == 6 and max(map(len, sets)) - min(map(len, sets)) <= 1
     assert sum(part.num_rows for part in parts) == batch.num_rows
     total = sum(float(part.weight_N.sum()) for part in parts) / len(parts)
     assert total == pytest.approx(float(batch.weight_N.sum()))
@@ -85,11 +85,11 @@ def test_a_correction_weighs_what_was_sampled_elsewhere_and_the_ratio_is_to_the_
     batch = fresh_batch(model)
     plain = learner_of(model, loss=loss)
     corrected = learner_of(other, loss=loss, correction="tis_token", correction_settings={"cap": 2.0})
-    wanted, found = plain.update(batch), corrected.update(shifted(batch, nats))
-    assert found.grad_norm == pytest.approx(factor * wanted.grad_norm, rel=1e-3)
-    assert found.ratio_max == pytest.approx(1.0, abs=1e-4) and found.clip_fraction == 0.0
-    assert found.correction_mean == pytest.approx(factor, rel=1e-4) and found.corrected_away == 0.0
-    assert found.mismatch_mean == pytest.approx(nats, abs=1e-4), "the engine is still held against the trainer"
+    plain_stats, stats = plain.update(batch), corrected.update(shifted(batch, nats))
+    assert stats.grad_norm == pytest.approx(factor * plain_stats.grad_norm, rel=1e-3)
+    assert stats.ratio_max == pytest.approx(1.0, abs=1e-4) and stats.clip_fraction == 0.0
+    assert stats.correction_mean == pytest.approx(factor, rel=1e-4) and stats.corrected_away == 0.0
+    assert stats.mismatch_mean == pytest.approx(nats, abs=1e-4), "the engine is still held against the trainer"
     plain.close()
     corrected.close()
 
@@ -179,9 +179,9 @@ def test_every_correction_leaves_samples_of_the_same_weights_as_they_are(
     model, other = tiny(), tiny()
     batch = fresh_batch(model)
     plain, corrected = learner_of(model), learner_of(other, correction=name)
-    wanted, found = plain.update(batch), corrected.update(batch)
-    assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-4)
-    assert found.corrected_away == 0.0
+    plain_stats, corrected_stats = plain.update(batch), corrected.update(batch)
+    assert corrected_stats.grad_norm == pytest.approx(plain_stats.grad_norm, rel=1e-4)
+    assert corrected_stats.corrected_away == 0.0
     plain.close()
     corrected.close()
 

@@ -282,14 +282,14 @@ def test_the_order_of_the_members_does_not_change_the_gradient(mode: str, group:
 def test_dropping_rows_without_advantage_changes_neither_gradient_nor_denominators(
     mode: str, step: tuple[Group, Group]
 ) -> None:
-    whole, kept = batch_of(*step, aggregation=mode), batch_of(*step, aggregation=mode, drop_zero=True)
-    assert kept.totals == whole.totals
-    assert kept.seqlens == tuple(
+    whole, smaller = batch_of(*step, aggregation=mode), batch_of(*step, aggregation=mode, drop_zero=True)
+    assert smaller.totals == whole.totals
+    assert smaller.seqlens == tuple(
         length
         for length, part in zip(whole.seqlens, (whole.select([row]) for row in range(whole.num_rows)), strict=True)
         if part.advantage_N.any()
     )
-    torch.testing.assert_close(table_gradient(kept), table_gradient(whole), rtol=0, atol=1e-6)
+    torch.testing.assert_close(table_gradient(smaller), table_gradient(whole), rtol=0, atol=1e-6)
 
 
 @pytest.mark.long

@@ -28,10 +28,10 @@ def reply(length: int, *, excluded: bool = False) -> TokenSpan:
 
 
 def episode(
-    member: int, rewards: Sequence[float | None], rows: Sequence[Sequence[TokenSpan]], shown: Sequence[str] = ()
+    member: int, rewards: Sequence[float | None], rows: Sequence[Sequence[TokenSpan]], observations: Sequence[str] = ()
 ) -> Trajectory:
     failed = None in rewards
-    texts = [*shown, *[""] * len(rewards)]
+    texts = [*observations, *[""] * len(rewards)]
     return Trajectory(
         task=TASK,
         group="g",
@@ -85,8 +85,8 @@ def test_a_turns_reward_reaches_its_own_reply() -> None:
     credit = credit_of(group_of(first, second), "turn_returns", gamma=0.5)
     assert tokens(credit, 0) == [[1.0, 1.0, 0.0]]
     assert tokens(credit, 1) == [[1.0, 2.0, 2.0]]
-    held = credit_of(group_of(first, second), "turn_group", normalize_by_std=False)
-    assert tokens(held, 0) == [[-0.5, -0.5, -1.0]] and tokens(held, 1) == [[0.5, 1.0, 1.0]]
+    group_credit = credit_of(group_of(first, second), "turn_group", normalize_by_std=False)
+    assert tokens(group_credit, 0) == [[-0.5, -0.5, -1.0]] and tokens(group_credit, 1) == [[0.5, 1.0, 1.0]]
 
 
 def test_turns_are_compared_where_the_environment_showed_the_same() -> None:
@@ -148,10 +148,10 @@ def test_groups_of_one_step_do_not_touch_each_other(rewards: list[float | None])
 
 def test_the_batch_is_whitened_over_all_groups_of_a_step() -> None:
     groups = [of_rewards([0.0, 1.0]), of_rewards([2.0, 3.0])]
-    found = [one or 0.0 for credit in credit_groups(groups, "reinforce_plus_plus") for one in credit.means]
+    means = [one or 0.0 for credit in credit_groups(groups, "reinforce_plus_plus") for one in credit.means]
     values = [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     scale = math.sqrt(statistics.variance(values) + 1e-8)
-    assert found == pytest.approx([(value - 1.5) / scale for value in (0.0, 1.0, 2.0, 3.0)], rel=1e-6)
+    assert means == pytest.approx([(value - 1.5) / scale for value in (0.0, 1.0, 2.0, 3.0)], rel=1e-6)
 
 
 def test_flat_credit_leaves_out_what_the_loss_does() -> None:

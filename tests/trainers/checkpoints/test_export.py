@@ -43,8 +43,8 @@ def trained(tmp_path: Path) -> tuple[Path, Callable[[int], Decoder]]:
     for step in (1, 2, 3):
         model = model_of(step)
         content = LocalContent.of(model, published_views(model), {}, CopyMemory())
-        made = Snapshot(step=step, content=content, tokenizer=embedded_folder(), tasks={}, random={})
-        checkpoints.save(made, metrics[:step])
+        snapshot = Snapshot(step=step, content=content, tokenizer=embedded_folder(), tasks={}, random={})
+        checkpoints.save(snapshot, metrics[:step])
     checkpoints.close()
     (run / "config.yaml").write_text("algo: grpo\n")
     (run / "checkpoints" / "best").write_text("step-000002\n")
@@ -65,10 +65,10 @@ def test_the_logits_of_the_exported_model_are_the_trainers(
     ours = model_of(step)
     ids_T = torch.tensor(ids)
     with torch.no_grad():
-        wanted = ours.logits(ours.hidden_states(ids_T, PackedLayout([len(ids)])))
-        found = theirs(ids_T[None]).logits[0]
-    assert wanted.std() > 0.1
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        expected = ours.logits(ours.hidden_states(ids_T, PackedLayout([len(ids)])))
+        logits = theirs(ids_T[None]).logits[0]
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
     assert not (tmp_path / "out" / "learner").exists() and not (tmp_path / "out" / "state.json").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
 
@@ -151,8 +151,8 @@ def test_a_saved_model_ends_its_replies_where_the_template_does(tmp_path: Path) 
     assert renderer.stop_ids == (2, 0)
     content = LocalContent.of(model := load_decoder(source), published_views(model), {}, CopyMemory())
     checkpoints = Checkpoints(tmp_path / "run", CheckpointConfig())
-    made = Snapshot(step=1, content=content, tokenizer=source, renderer=renderer, tasks={}, random={})
-    checkpoints.save(made, [{"step": 1}])
+    snapshot = Snapshot(step=1, content=content, tokenizer=source, renderer=renderer, tasks={}, random={})
+    checkpoints.save(snapshot, [{"step": 1}])
     checkpoints.close()
     checkpoint = find_checkpoint(tmp_path / "run")
     for folder in (checkpoint.path, export_model(checkpoint, tmp_path / "out").folder):
@@ -217,16 +217,16 @@ def test_adapters_are_merged_in_float32_and_rounded_once(
 ) -> None:
     run, adapters = adapted_run
     written = export_model(find_checkpoint(run), tmp_path / "out", dtype=dtype)
-    found, state = load_file(written.folder / "model.safetensors"), adapters.state_dict()["tensors"]
+    tensors, state = load_file(written.folder / "model.safetensors"), adapters.state_dict()["tensors"]
     base = load_file(tmp_path / "base" / "model.safetensors")
     rounded = load_file(find_checkpoint(run).path / "model.safetensors")
     assert not caplog.records
     for stem in ("model.layers.0.self_attn.q_proj", "model.layers.3.mlp.down_proj"):
         low, high = (state[f"base_model.model.{stem}.lora_{side}.weight"].float() for side in "AB")
         name = f"{stem}.weight"
-        wanted = base[name].float() + high @ low * 8.0
-        torch.testing.assert_close(found[name], wanted.to(found[name].dtype), rtol=0, atol=1e-9)
-        assert (rounded[name].float() - wanted).norm() > 0.5 * (wanted - base[name].float()).norm()
+        expected = base[name].float() + high @ low * 8.0
+        torch.testing.assert_close(tensors[name], expected.to(tensors[name].dtype), rtol=0, atol=1e-9)
+        assert (rounded[name].float() - expected).norm() > 0.5 * (expected - base[name].float()).norm()
 
 
 @pytest.mark.parametrize("change", ["gone", "final_norm", "layers.1.down"])
@@ -242,8 +242,8 @@ def test_without_the_base_the_rounded_weights_are_exported_with_a_warning(
             other.get_parameter(change).mul_(1.01)
         save_model_folder(other, tmp_path / "base", dtype=torch.bfloat16)
     written = export_model(find_checkpoint(run), tmp_path / "out", dtype="bfloat16")
-    found = load_file(written.folder / "model.safetensors")
-    wanted = load_file(find_checkpoint(run).path / "model.safetensors")
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    tensors = load_file(written.folder / "model.safetensors")
+    expected = load_file(find_checkpoint(run).path / "model.safetensors")
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
     (record,) = caplog.records
     assert "the weights are those of the checkpoint, rounded to bfloat16: " in record.message

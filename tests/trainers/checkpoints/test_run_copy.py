@@ -127,7 +127,7 @@ def test_whenever_it_fails_the_copy_is_of_a_whole_checkpoint_and_its_steps(
     copy.begin(is_new=True)
     copy.send()
     shutil.copytree(finished_run, run, dirs_exist_ok=True)
-    found: set[int] = set()
+    steps: set[int] = set()
     for number in range(40):
         failing.left = number  # files that still arrive
         caplog.clear()
@@ -136,14 +136,14 @@ def test_whenever_it_fails_the_copy_is_of_a_whole_checkpoint_and_its_steps(
         assert fetch_missing_run(fetched, "failing://bucket/run")
         newest = newest_whole(fetched)
         assert newest is not None
-        found.add(newest.step)
+        steps.add(newest.step)
         assert len((fetched / "metrics.jsonl").read_text().splitlines()) >= newest.step
         assert max(record.step for record in read_episodes(fetched)) >= newest.step
         shutil.rmtree(fetched)
         if failing.left:
             break
         assert "the network is gone" in caplog.text and "--resume, tries again" in caplog.text
-    assert found == {1, 2} and not caplog.text
+    assert steps == {1, 2} and not caplog.text
 
 
 def test_a_copy_of_another_run_is_never_replaced(finished_run: Path, tmp_path: Path) -> None:
@@ -220,21 +220,21 @@ def test_a_run_is_copied_to_s3_resumed_from_it_and_plays_as_a_model_there(tmp_pa
         refused = agentgym(*TRAIN, *copied, "--steps", "1", "--output", str(tmp_path / "none"))
         assert refused.returncode == 2 and "error: cannot write 's3://bucket/runs/first'" in refused.stderr
         row = json.dumps({"prompt": "What is 1 + 1?", "ground_truth": "2"})
-        made = "import s3fs; files = s3fs.S3FileSystem(); files.mkdir('bucket')"
-        made += f"; files.pipe_file('bucket/rows/a.jsonl', {row.encode()!r})"
-        subprocess.run([sys.executable, "-c", made], env=environ, check=True, timeout=60)
+        script = "import s3fs; files = s3fs.S3FileSystem(); files.mkdir('bucket')"
+        script += f"; files.pipe_file('bucket/rows/a.jsonl', {row.encode()!r})"
+        subprocess.run([sys.executable, "-c", script], env=environ, check=True, timeout=60)
         first = agentgym(*TRAIN, *copied, "--steps", "2", "--output", str(tmp_path / "first"))
         assert first.returncode == 0, first.stderr
-        sent = files_of(tmp_path / "first")
+        files = files_of(tmp_path / "first")
         shutil.rmtree(tmp_path / "first")
         second = agentgym("train", "--resume", "--output", str(tmp_path / "second"), *copied, "--steps", "2")
         assert second.returncode == 0, second.stderr
-        assert files_of(tmp_path / "second") == sent
+        assert files_of(tmp_path / "second") == files
         policy = "s3://bucket/runs/first/checkpoints/step-000002"
         played = agentgym("eval", "--env", "TextGame-v0", "--policy", policy, "--num-tasks", "4")
         assert played.returncode == 0, played.stderr
         rows = ["--data.eval", "s3://bucket/rows/*.jsonl", "--reward.function", "exact_match"]
-        asked = agentgym("eval", *rows, "--policy", policy, "--num-tasks", "1", "--turn-tokens", "8")
-        assert asked.returncode == 0, asked.stderr
+        process = agentgym("eval", *rows, "--policy", policy, "--num-tasks", "1", "--turn-tokens", "8")
+        assert process.returncode == 0, process.stderr
     finally:
         server.stop()

@@ -72,8 +72,8 @@ class Unwritable(Snapshot):
 def snapshot(model: Decoder, step: int, kind: type[Snapshot] = Snapshot, **more: object) -> Snapshot:
     learner = {"optimizer": {"num_steps": step, "state": {0: {"mean": torch.full((3,), float(step))}}}}
     content = LocalContent.of(model, published_views(model), learner, CopyMemory())
-    made = Snapshot(step=step, content=content, tokenizer=embedded_folder(), tasks={"seen": step}, random={})
-    return kind(**vars(made), **more)
+    contents = Snapshot(step=step, content=content, tokenizer=embedded_folder(), tasks={"seen": step}, random={})
+    return kind(**vars(contents), **more)
 
 
 def write(run: Path, model: Decoder, steps: Sequence[int], config: CheckpointConfig | None = None) -> list[str]:
@@ -144,8 +144,8 @@ def test_a_torn_file_is_named_and_the_checkpoint_before_is_taken(
         Checkpoint(newer)
     foreign = harm is of_another_checkpoint and name == "manifest.json"  # then each file is of another checkpoint
     assert str(newer) in str(refused.value) and ("other bytes" if foreign else name) in str(refused.value)
-    found = newest_whole(tmp_path)
-    assert found is not None and found.step == 20 and found.tasks == {"seen": 20}
+    checkpoint = newest_whole(tmp_path)
+    assert checkpoint is not None and checkpoint.step == 20 and checkpoint.tasks == {"seen": 20}
     assert [record.getMessage() for record in caplog.records] == [f"{refused.value}. The one before is taken, step 20"]
     harm(older / name, newer / name)
     if harm is not of_another_checkpoint:
@@ -161,8 +161,8 @@ def test_a_run_that_is_resumed_puts_torn_checkpoints_aside_and_writes_their_step
     (tmp_path / "checkpoints" / ".step-000060.part").mkdir()
     (tmp_path / "checkpoints" / "best").write_text("step-000040\n")
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
-    found = checkpoints.resume()
-    assert found is not None and found.step == 20 and checkpoints.holds(20)
+    checkpoint = checkpoints.resume()
+    assert checkpoint is not None and checkpoint.step == 20 and checkpoints.holds(20)
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step-000020", "torn-step-000040"}
     assert write(tmp_path, tiny(), [40]) == ["step-000020", "step-000040"]
@@ -179,10 +179,10 @@ def test_what_is_written_is_the_model_of_the_step_whatever_became_of_it_meanwhil
     before = [parameter.detach().clone() for parameter in model.parameters()]
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
     content = LocalContent.of(model, published_views(model), {"state": {0: mean, 1: [mean]}}, CopyMemory())
-    made = Snapshot(step=1, content=content, tokenizer=embedded_folder(), tasks={}, random={})
-    held = Held(**vars(made), go=go)
-    path = checkpoints.save(held, [])
-    assert held.begun.wait(60)
+    contents = Snapshot(step=1, content=content, tokenizer=embedded_folder(), tasks={}, random={})
+    snapshot_held = Held(**vars(contents), go=go)
+    path = checkpoints.save(snapshot_held, [])
+    assert snapshot_held.begun.wait(60)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
@@ -227,8 +227,8 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_the_one_bef
         while True:
             checkpoints.check()
     assert not checkpoints.holds(2)
-    found = newest_whole(tmp_path)
-    assert found is not None and found.step == 1
+    checkpoint = newest_whole(tmp_path)
+    assert checkpoint is not None and checkpoint.step == 1
     checkpoints.save(snapshot(model, 3), [])
     checkpoints.close()
     assert not caplog.records, "what was raised is not told again"
@@ -316,8 +316,8 @@ def test_a_learner_goes_on_from_a_file_as_if_nothing_had_been(
     save_state(learner.state_dict(), tmp_path / "learner")
     again = tiny()
     with torch.no_grad():
-        for parameter, wanted in zip(again.parameters(), model.parameters(), strict=True):
-            parameter.copy_(wanted)
+        for parameter, source in zip(again.parameters(), model.parameters(), strict=True):
+            parameter.copy_(source)
     resumed = Learner(again, config, step, total_steps=4, reference=tiny())
     resumed.load_state_dict(load_state(tmp_path / "learner"))
     assert resumed.update(batch) == learner.update(batch)
@@ -359,10 +359,10 @@ def test_copies_take_the_memory_of_copies_that_nothing_refers_to_and_no_other() 
     state["a"] += 1  # type: ignore[operator]
     place, second = first["a"].data_ptr(), memory.copy_tree(state)
     assert first["a"].tolist() == [0, 1, 2, 3, 4, 5] and second["a"].tolist() == [1, 2, 3, 4, 5, 6]
-    kept, place = second["b"][0], second["a"].data_ptr()
+    tensor, place = second["b"][0], second["a"].data_ptr()
     del first, second
     third = memory.copy_tree(state)
-    assert third["a"].data_ptr() != place and kept.tolist() == [1, 1, 1]
+    assert third["a"].data_ptr() != place and tensor.tolist() == [1, 1, 1]
     place = third["a"].data_ptr()
     del third
     assert memory.copy_tree(state)["a"].data_ptr() == place

@@ -54,5 +54,5 @@ def test_weights_are_put_up_again_and_the_loss_is_told_once(
         return await actor.board.newest()
 
     assert asyncio.run(play()) == WEIGHTS
-    wanted = 0 if asker == "post" and not refusals else 1  # a board that is filled by chance has lost no weights
-    assert len([text for text in caplog.messages if text.startswith("the board is gone")]) == wanted
+    expected = 0 if asker == "post" and not refusals else 1  # a board that is filled by chance has lost no weights
+    assert len([text for text in caplog.messages if text.startswith("the board is gone")]) == expected

@@ -134,9 +134,9 @@ def test_an_engine_in_an_actor_ends_a_reply_at_a_stop_string_with_its_own_tokeni
         folder = str(embedded_folder())
         inner = await open_inner(Part(config=small_run, number=0, folder=folder, logs=str(tmp_path), version=0))
         prompt = renderer.render([Message("user", "Hello")])
-        sent = replace(sampling, decode=None)
-        whole = await inner.generate(prompt, replace(sent, stop=()), "a")
-        ended = await inner.generate(prompt, sent, "b")
+        plain_sampling = replace(sampling, decode=None)
+        whole = await inner.generate(prompt, replace(plain_sampling, stop=()), "a")
+        ended = await inner.generate(prompt, plain_sampling, "b")
         await inner.engine.close()
         return renderer.decode(whole.ids), renderer.decode(ended.ids)
 

@@ -35,15 +35,15 @@ GPUS = ClusterConfig(learners=1, engines=1, gpus_per_learner=1, gpus_per_engine=
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Leaves models on the CPU, and returns the devices that they would have been moved to."""
-    asked: list[str] = []
+    seen_devices: list[str] = []
 
     def keep(model: LanguageModel, device: str) -> LanguageModel:
-        asked.append(device)
+        seen_devices.append(device)
         return model
 
     for module in (inner_engine, rank_process):
         monkeypatch.setattr(module, "on_device", keep)
-    return asked
+    return seen_devices
 
 
 @pytest.fixture
@@ -94,5 +94,5 @@ def test_one_learner_with_a_gpu_trains_on_it_in_bfloat16_and_gives_tensors_of_th
     batch, moved = fresh_batch(rank._learner.model), list[Tensor]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "cpu", lambda tensor: moved.append(tensor) or tensor)
-        found = rank.act_on(Learner.logprobs, batch)
-    assert any(tensor is found for tensor in moved)
+        logp_M = rank.act_on(Learner.logprobs, batch)
+    assert any(tensor is logp_M for tensor in moved)

@@ -82,12 +82,12 @@ def test_a_teacher_may_be_of_another_architecture(
     shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     mixture = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", vocab_size=own.vocab_size, **shape))
     mixture.float().eval().save_pretrained(other)
-    wanted = []
+    expected = []
     for ids_T, target_T in zip(batch.ids_N.split(batch.seqlens), batch.target_N.split(batch.seqlens), strict=True):
         with torch.no_grad():
-            wanted.append(mixture(ids_T[None]).logits[0].log_softmax(-1).gather(1, target_T[:, None])[:, 0])
+            expected.append(mixture(ids_T[None]).logits[0].log_softmax(-1).gather(1, target_T[:, None])[:, 0])
     found_M = teacher_of(run, other, begin_rank).logprobs(batch)
-    torch.testing.assert_close(found_M, torch.cat(wanted)[batch.mask_N], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found_M, torch.cat(expected)[batch.mask_N], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["weights", "adapters"])
@@ -131,7 +131,7 @@ def write_state(rank: Any, checkpoint: Path, part: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("learner", "ray", "told"),
+    ("learner", "ray", "message"),
     [
         ({}, {"references": 1}, "its coefficient is 0"),
         ({"kl": KLConfig(coefficient=1, penalty="jsd")}, {"references": 1}, "leave ray.references out"),
@@ -144,10 +144,10 @@ def write_state(rank: Any, checkpoint: Path, part: str) -> None:
     ],
 )
 def test_ranks_that_would_have_nothing_to_do_are_refused(
-    learner: dict[str, Any], ray: dict[str, Any], told: str, ppo: TrainConfig
+    learner: dict[str, Any], ray: dict[str, Any], message: str, ppo: TrainConfig
 ) -> None:
     run = replace(ppo, learner=replace(ppo.learner, **{"kl": KLConfig(), **learner}))
-    with pytest.raises(ConfigError, match=re.escape(told)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         resolve_config(on_ray(run, **ray))
 
 

@@ -186,9 +186,9 @@ def test_an_error_in_an_environment_is_shown_once_with_its_origin(
     broken = replace(run, env="tests.trainers.monitoring.test_halt:Fragile", executor="ray", ray=on(cluster))
     with pytest.raises(AgentGymError, match="a wheel came off"):
         Trainer(replace(broken, sampler=replace(run.sampler, max_failure_rate=0.05)), tmp_path / "run").fit()
-    told = [one for one in caplog.messages if "a wheel came off" in one]
-    assert len(told) == 1
-    assert "test_halt.py" in told[0] and told[0].rstrip().endswith("RuntimeError: a wheel came off")
+    messages = [one for one in caplog.messages if "a wheel came off" in one]
+    assert len(messages) == 1
+    assert "test_halt.py" in messages[0] and messages[0].rstrip().endswith("RuntimeError: a wheel came off")
 
 
 def test_the_only_engine_is_waited_for_when_it_dies(
@@ -227,9 +227,9 @@ def test_an_interrupt_ends_the_run_and_all_that_it_began(
             os.killpg(driver.pid, number)
         else:
             driver.send_signal(number)
-        _, told = driver.communicate(timeout=LIMIT_S)
+        _, stderr = driver.communicate(timeout=LIMIT_S)
         assert driver.returncode == code
-        assert b"interrupted after step" in told and b"Traceback" not in told
+        assert b"interrupted after step" in stderr and b"Traceback" not in stderr
         while left := [one for one in below if not has_ended(one)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)

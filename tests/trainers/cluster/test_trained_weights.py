@@ -67,11 +67,11 @@ def test_weights_are_stored_in_buckets_of_whole_layers_and_written_as_transforme
     shipment = store_weights(views.items(), max_bytes=1)
     assert len(shipment.buckets) == model.num_layers + 2
     assert shipment.digests == fused_digests(views)
-    found = asyncio.run(read_weights(shipment))
-    assert found.keys() == views.keys()
+    weights = asyncio.run(read_weights(shipment))
+    assert weights.keys() == views.keys()
     for name, tensor in views.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
+        assert weights[name].dtype == tensor.dtype
+        assert torch.equal(weights[name], tensor)
     write_weights(shipment, model.to_hf(), tmp_path)
     assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) == math.ceil(len(shipment.buckets) / 4) > 1
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
@@ -91,9 +91,9 @@ def test_engines_are_sent_weights_in_their_own_type_and_a_checkpoint_has_those_t
     for name, tensor in asyncio.run(read_weights(shipment)).items():
         assert torch.equal(tensor, trained[name].bfloat16())
     rank.copy_state(0)
-    kept = rank._copies[0].shipment
-    assert kept is not None
-    for name, tensor in asyncio.run(read_weights(kept)).items():
+    copy_shipment = rank._copies[0].shipment
+    assert copy_shipment is not None
+    for name, tensor in asyncio.run(read_weights(copy_shipment)).items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, trained[name])
     shipment = rank.ship("float32")

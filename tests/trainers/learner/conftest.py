@@ -13,12 +13,12 @@ from agentgym.trainers.model_check.small_models import save_small_model
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`folder_of(name)`: the folder of a small random model of an architecture."""
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def make(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp(name)
-            save_small_model(name, made[name])
-        return made[name]
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp(name)
+            save_small_model(name, folders[name])
+        return folders[name]
 
     return make

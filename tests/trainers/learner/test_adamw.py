@@ -32,10 +32,10 @@ def trained(kind: type[torch.optim.AdamW], *, fused: bool) -> tuple[list[torch.T
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_its_numbers_are_those_of_torch(fused: bool) -> None:
-    (ours, state), (theirs, wanted) = (trained(kind, fused=fused) for kind in (PlainAdamW, torch.optim.AdamW))
+    (ours, state), (theirs, expected) = (trained(kind, fused=fused) for kind in (PlainAdamW, torch.optim.AdamW))
     assert all(map(torch.equal, ours, theirs))
-    torch.testing.assert_close(state["state"], wanted["state"], rtol=0, atol=0)
-    assert state["param_groups"] == wanted["param_groups"]
+    torch.testing.assert_close(state["state"], expected["state"], rtol=0, atol=0)
+    assert state["param_groups"] == expected["param_groups"]
 
 
 @pytest.mark.long

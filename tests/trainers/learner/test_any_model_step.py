@@ -34,8 +34,8 @@ BALANCE = 0.1
 @pytest.fixture
 def batch(fresh_batch: Callable[..., TrainingBatch], tiny: Callable[..., Any]) -> TrainingBatch:
     """Groups of replies with a shared prompt; none has the id 0, whose embedding transformers leaves untrained."""
-    found = fresh_batch(tiny(), shared=40, num_groups=2)
-    return replace(found, ids_N=found.ids_N + 1, target_N=found.target_N + 1)
+    fresh = fresh_batch(tiny(), shared=40, num_groups=2)
+    return replace(fresh, ids_N=fresh.ids_N + 1, target_N=fresh.target_N + 1)
 
 
 def step_of(
@@ -75,11 +75,11 @@ def row_by_row(folder: Path, batch: TrainingBatch, balance: float) -> dict[str, 
     start = 0
     for length, weight in zip(batch.seqlens, batch.row_weight_B, strict=True):
         row = slice(start, start := start + length)
-        found = hf(input_ids=batch.ids_N[None, row], use_cache=False, **further)
-        logp_TV = found.logits[0].log_softmax(-1)
+        outputs = hf(input_ids=batch.ids_N[None, row], use_cache=False, **further)
+        logp_TV = outputs.logits[0].log_softmax(-1)
         logp_T = logp_TV.gather(1, batch.target_N[row, None])[:, 0]
         loss = -(batch.weight_N[row] * batch.advantage_N[row] * logp_T).sum()
-        (loss + (balance * weight * found.aux_loss if balance else 0.0)).backward()
+        (loss + (balance * weight * outputs.aux_loss if balance else 0.0)).backward()
     own = {id(parameter): parameter.grad for parameter in hf.parameters()}
     tensors = {name: torch.zeros_like(tensor) for name, tensor in named_tensors(model.hf)}
     tensors |= {name: grad for name, parameter in hf.named_parameters() if (grad := own[id(parameter)]) is not None}
@@ -111,10 +111,10 @@ def test_a_step_is_that_of_transformers_row_by_row(
     balance = BALANCE if name in MIXTURES else 0.0
     config = LearnerConfig(router=RouterConfig(balance=balance))
     _, changes = step_of(load_transformers_model(folder_of(name)), batch, config)
-    wanted = row_by_row(folder_of(name), batch, balance)
-    largest = max(float(change.abs().max()) for change in wanted.values())
-    assert largest > 1e-3 and changes.keys() == wanted.keys()
-    for key, change in wanted.items():
+    expected = row_by_row(folder_of(name), batch, balance)
+    largest = max(float(change.abs().max()) for change in expected.values())
+    assert largest > 1e-3 and changes.keys() == expected.keys()
+    for key, change in expected.items():
         assert float((change - changes[key]).abs().max()) < NEAR * largest, key
 
 
@@ -141,9 +141,9 @@ def test_chosen_experts_are_replayed_with_their_gradient(
     changes = {}
     for name, experts in (("none", None), ("free", free), ("chosen", chosen_NRK)):
         model = load_transformers_model(folder_of("qwen3_moe"))
-        given = replace(batch, experts_NRK=experts)
-        plain = step_of(load_transformers_model(folder_of("qwen3_moe")), given, config)
-        changes[name] = step_of(model, given, replace(config, **settings))
+        recorded = replace(batch, experts_NRK=experts)
+        plain = step_of(load_transformers_model(folder_of("qwen3_moe")), recorded, config)
+        changes[name] = step_of(model, recorded, replace(config, **settings))
         for key, change in plain[1].items():
             torch.testing.assert_close(changes[name][1][key], change, rtol=0, atol=1e-5)
     same, other = (

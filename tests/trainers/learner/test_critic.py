@@ -66,12 +66,12 @@ def test_a_value_is_read_before_its_token_and_one_after_the_last(
     assert learner.critic is not None
     shaken(learner.critic)
     values_M, end_R = learner.critic.read(batch)
-    wanted, ends = [], []
+    expected, ends = [], []
     for row, mask_T in enumerate(batch.mask_N.split(batch.seqlens)):
         after_T = plain_values(learner.critic, batch, row)
-        wanted.append(after_T[:-1][mask_T])
+        expected.append(after_T[:-1][mask_T])
         ends.append(after_T[-1])
-    torch.testing.assert_close(values_M, torch.cat(wanted), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(values_M, torch.cat(expected), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(end_R, torch.stack(ends), rtol=1e-4, atol=1e-4)
     learner.close()
 
@@ -105,8 +105,8 @@ def test_the_gradient_is_that_of_half_the_squared_error(tiny: Tiny, fresh_batch:
             value_T = hidden_TE @ critic.head.weight_E + critic.head.bias
             total = total + 0.5 * (weight_N[row] * (value_T - return_N[row]).square()).sum()
         assert critic.optimizer is not None
-        wanted = torch.autograd.grad(total, critic.optimizer.parameters, allow_unused=True)
-        norm = math.sqrt(sum(float(one.square().sum()) for one in wanted if one is not None))
+        expected = torch.autograd.grad(total, critic.optimizer.parameters, allow_unused=True)
+        norm = math.sqrt(sum(float(one.square().sum()) for one in expected if one is not None))
         assert critic.update(batch) == pytest.approx(norm, rel=1e-4)
 
 
@@ -172,9 +172,9 @@ def test_a_shared_trunk_has_the_gradient_of_the_policy_and_so_much_of_the_critic
         value = 0.5 * (batch.weight_N * (values_N - batch.return_N).square()).sum()
         parameters = learner.optimizer.parameters
         gradient = torch.autograd.grad(policy + coefficient * value, parameters, allow_unused=True)
-        wanted = math.sqrt(sum(float(one.square().sum()) for one in gradient if one is not None))
+        expected = math.sqrt(sum(float(one.square().sum()) for one in gradient if one is not None))
         norms.append(learner.update(batch).grad_norm)
-        assert norms[-1] == pytest.approx(wanted, rel=1e-4)
+        assert norms[-1] == pytest.approx(expected, rel=1e-4)
         learner.close()
     assert norms[1] > 1.1 * norms[0]
 
@@ -192,9 +192,9 @@ def test_a_critic_learns_the_returns_that_it_is_shown(trunk: str, tiny: Tiny, fr
     for _ in range(40):
         values_M = learner.critic.read(still)[0]
         errors.append(float((values_M - batch.return_N[mask_N]).square().mean()))
-        shown = replace(still, old_value_N=torch.zeros_like(batch.return_N).masked_scatter(mask_N, values_M))
-        learner.update(shown)
-        stats = learner.update_critic(shown)
+        target = replace(still, old_value_N=torch.zeros_like(batch.return_N).masked_scatter(mask_N, values_M))
+        learner.update(target)
+        stats = learner.update_critic(target)
         assert stats is not None
     assert errors[-1] < 0.1 * errors[0]
     assert stats.explained_variance > 0.8 and stats.value_loss == pytest.approx(errors[-1] / 2, rel=1e-3)

@@ -72,14 +72,14 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(2)
     hidden_ME, head_VE = torch.randn(13, 6, generator=generator), torch.randn(29, 6, generator=generator)
     known_MF, known_VF = torch.randn(13, 4, generator=generator), torch.randn(29, 4, generator=generator)
-    found = []
+    results = []
     for size in (4_000_000, 29 * 4):
         monkeypatch.setattr("agentgym.trainers.learner.reference.CHUNK_LOGITS", size)
         own, head = hidden_ME.clone().requires_grad_(), head_VE.clone().requires_grad_()
         states = FinalStates(own, head, 30.0), FinalStates(known_MF, known_VF, None)
         value_M = whole_divergence(*states, 0.5, 0.7)
-        found.append((value_M, *torch.autograd.grad(value_M.sum(), (own, head))))
-    for one, other in zip(*found, strict=True):
+        results.append((value_M, *torch.autograd.grad(value_M.sum(), (own, head))))
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -92,17 +92,17 @@ def update(model: Decoder, batch: TrainingBatch, kl: KLConfig, **settings: Any) 
     """The statistics of a step, and its gradient."""
     step = OptimizerConfig(learning_rate=1e-2, warmup_steps=1, max_grad_norm=1e9)
     learner = Learner(model, LearnerConfig(kl=kl, threads=1, **settings), step, total_steps=10)
-    found: list[Tensor] = []
+    gradients: list[Tensor] = []
     take = learner.optimizer.step
 
     def observed() -> float:
-        found.extend(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)
+        gradients.extend(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)
         return take()
 
     learner.optimizer.step = observed  # type: ignore[method-assign]
     stats = learner.update(batch)
     learner.close()
-    return stats, found
+    return stats, gradients
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
@@ -119,12 +119,12 @@ def test_a_step_from_a_teacher_is_the_plain_gradient(
         known_NV = teacher.logits(teacher.hidden_states(batch.ids_N, PackedLayout(batch.seqlens)))
     divergence_N = plain_jsd(logits_NV, known_NV, beta)
     loss = 2.0 * (batch.weight_N * divergence_N)[batch.mask_N].sum()
-    wanted = torch.autograd.grad(loss, list(model.parameters()))
+    expected = torch.autograd.grad(loss, list(model.parameters()))
     kl = KLConfig(reference=saved(teacher, tmp_path / "teacher"), coefficient=2.0, penalty="jsd", beta=beta)
-    stats, found = update(model, batch, kl, micro_batch_tokens=micro_batch_tokens)
+    stats, gradients = update(model, batch, kl, micro_batch_tokens=micro_batch_tokens)
     assert stats.loss == pytest.approx(float(loss.detach()), rel=1e-5)
     assert stats.kl == pytest.approx(float(divergence_N[batch.mask_N].detach().mean()), rel=1e-5)
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
@@ -173,12 +173,12 @@ def test_another_padding_of_the_embedding_counts_for_nothing(
         fresh.embed[40:] *= 3
         logits = [own.logits(own.hidden_states(batch.ids_N, layout))[batch.mask_N] for own in (fresh, teacher)]
     if penalty == "jsd":
-        wanted = generalized_jsd(logits[0][:, :40], logits[1][:, :40], kl.beta).mean()
+        expected = generalized_jsd(logits[0][:, :40], logits[1][:, :40], kl.beta).mean()
     else:
         target_M1 = batch.target_N[batch.mask_N][:, None]
-        own_M, their_M = (known.log_softmax(-1).gather(1, target_M1)[:, 0] for known in (logits[0], logits[1][:, :40]))
-        wanted = ((own_M - their_M) ** 2 / 2).mean()
-    assert stats.kl == pytest.approx(float(wanted), rel=1e-4)
+        own_M, their_M = (each.log_softmax(-1).gather(1, target_M1)[:, 0] for each in (logits[0], logits[1][:, :40]))
+        expected = ((own_M - their_M) ** 2 / 2).mean()
+    assert stats.kl == pytest.approx(float(expected), rel=1e-4)
 
 
 def changed_tokenizer(change: str, folder: Path) -> Path:

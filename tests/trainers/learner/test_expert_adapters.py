@@ -193,9 +193,9 @@ def test_peft_loads_an_exported_adapter_and_computes_what_the_merged_model_compu
 def test_names_of_experts_are_settings_and_those_of_another_model_are_refused(
     folder_of: FolderOf, tiny: Callable[..., Any]
 ) -> None:
-    named = LoraConfig(rank=4, target_modules=("q_proj", "w1"))
-    Adapters.of(load_policy(folder_of("mixtral")), None, named)
+    config = LoraConfig(rank=4, target_modules=("q_proj", "w1"))
+    Adapters.of(load_policy(folder_of("mixtral")), None, config)
     with pytest.raises(ConfigError, match="no layer to adapt that is called w1"):
-        Adapters.of(load_policy(folder_of("qwen3_moe")), None, named)
+        Adapters.of(load_policy(folder_of("qwen3_moe")), None, config)
     with pytest.raises(ConfigError, match="no layer that is called w1; its layers are q_proj"):
-        Adapters.of(tiny(), None, named)
+        Adapters.of(tiny(), None, config)

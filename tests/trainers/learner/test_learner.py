@@ -41,17 +41,17 @@ def weights(model: Decoder) -> list[Tensor]:
 def with_gradient(model: Decoder, batch: TrainingBatch, config: LearnerConfig) -> tuple[StepStats, list[Tensor]]:
     """A step, and the gradient that it hands to the optimizer."""
     learner = Learner(model, config, STEP, total_steps=10)
-    found: list[Tensor] = []
+    gradients: list[Tensor] = []
     step = learner.optimizer.step
 
     def seen() -> float:
-        found.extend(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)
+        gradients.extend(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)
         return step()
 
     learner.optimizer.step = seen  # type: ignore[method-assign]
     stats = learner.update(batch)
     learner.close()
-    return stats, found
+    return stats, gradients
 
 
 def plain_gradient(model: Decoder, batch: TrainingBatch, entropy: float = 0.0) -> list[Tensor]:
@@ -116,8 +116,8 @@ def test_logprobs_are_those_of_the_tempered_distribution(
     batch = fresh_batch(model, num_groups=1).select([0])
     learner = Learner(model, LearnerConfig(threads=1), STEP, total_steps=1, temperature=0.7)
     ids = [int(batch.ids_N[0]), *batch.target_N.tolist()]
-    wanted = [x for x, is_own in zip(plain_logprobs(model, ids, 0.7), batch.mask_N.tolist(), strict=True) if is_own]
-    assert learner.logprobs(batch).tolist() == pytest.approx(wanted, abs=1e-5)
+    expected = [x for x, is_own in zip(plain_logprobs(model, ids, 0.7), batch.mask_N.tolist(), strict=True) if is_own]
+    assert learner.logprobs(batch).tolist() == pytest.approx(expected, abs=1e-5)
     learner.close()
 
 
@@ -125,14 +125,14 @@ def test_logprobs_are_those_of_the_tempered_distribution(
 def test_cutting_a_step_into_micro_batches_changes_it_only_by_rounding(
     settings: dict[str, float], tiny: Tiny, fresh_batch: Fresh
 ) -> None:
-    found = []
+    results = []
     for micro_batch_tokens in (10_000, 40, 1):
         model = tiny()
         config = LearnerConfig(micro_batch_tokens=micro_batch_tokens, threads=2, **settings)  # type: ignore[arg-type]
         stats = learned(model, fresh_batch(model), config)
-        found.append((stats, weights(model)))
-    whole, whole_weights = found[0]
-    for stats, cut_weights in found[1:]:
+        results.append((stats, weights(model)))
+    whole, whole_weights = results[0]
+    for stats, cut_weights in results[1:]:
         for name in ("loss", "grad_norm", "entropy", "kl", "mismatch_mean"):
             assert getattr(stats, name) == pytest.approx(getattr(whole, name), rel=1e-4, abs=1e-6), name
         for one, two in zip(whole_weights, cut_weights, strict=True):
@@ -140,17 +140,17 @@ def test_cutting_a_step_into_micro_batches_changes_it_only_by_rounding(
 
 
 def test_cutting_a_step_into_shares_changes_it_only_by_rounding(tiny: Tiny, fresh_batch: Fresh) -> None:
-    found = []
+    results = []
     for shares in (None, 1, 2, 3, 100):  # more shares than rows leave some empty
         model = tiny()
         settings = LearnerConfig(micro_batch_tokens=40, threads=2, shares=shares, critic=CriticConfig(trunk="own"))
         learner = Learner(model, settings, STEP, total_steps=10)
         stats = learner.update(fresh_batch(model))
         learner.close()
-        found.append((stats, weights(model)))
-    plain, plain_weights = found[0]
-    assert all(torch.equal(one, two) for one, two in zip(plain_weights, found[1][1], strict=True))
-    for stats, cut_weights in found[2:]:
+        results.append((stats, weights(model)))
+    plain, plain_weights = results[0]
+    assert all(torch.equal(one, two) for one, two in zip(plain_weights, results[1][1], strict=True))
+    for stats, cut_weights in results[2:]:
         for name in ("loss", "grad_norm", "entropy", "mismatch_mean"):
             assert getattr(stats, name) == pytest.approx(getattr(plain, name), rel=1e-4, abs=1e-6), name
         for one, two in zip(plain_weights, cut_weights, strict=True):
@@ -181,17 +181,17 @@ def test_any_loss_has_the_gradient_of_the_whole_step_however_the_step_is_cut(
     inputs = (logp_N, old_logp_N, batch.advantage_N, batch.mask_N)
     policy = LOSSES[loss](*inputs, sequences=batch.trajectory_N, **settings)
     whole = (batch.weight_N * policy.loss).sum()
-    wanted = torch.autograd.grad(whole, list(model.parameters()))
-    norm = float(torch.stack([one.norm() for one in wanted]).norm())
+    expected = torch.autograd.grad(whole, list(model.parameters()))
+    norm = float(torch.stack([one.norm() for one in expected]).norm())
 
     for micro_batch_tokens in (10_000, 40, 1):
         config = LearnerConfig(loss=loss, loss_settings=settings, micro_batch_tokens=micro_batch_tokens, threads=2)
-        stats, found = with_gradient(tiny(), batch, config)
+        stats, gradients = with_gradient(tiny(), batch, config)
         assert stats.loss == pytest.approx(whole.item(), rel=1e-4, abs=1e-6)
         assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
         assert stats.clip_fraction == pytest.approx(policy.stats.clip_fraction)
         assert stats.ratio_max == pytest.approx(policy.stats.ratio_max.item(), rel=1e-4)
-        for one, two in zip(found, wanted, strict=True):
+        for one, two in zip(gradients, expected, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-5 * norm)
 
 
@@ -304,14 +304,14 @@ def test_rows_without_advantage_are_needed_where_they_have_a_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "own", "wanted"), [(None, 0.0, 0.0), (None, 0.02, 0.02), (0.01, 0.0, 0.01), (0.0, 0.02, 0.0)]
+    ("setting", "own", "expected"), [(None, 0.0, 0.0), (None, 0.02, 0.02), (0.01, 0.0, 0.01), (0.0, 0.02, 0.0)]
 )
 def test_the_balance_of_experts_counts_all_rows_wherever_its_weight_comes_from(
-    given: float | None, own: float, wanted: float
+    setting: float | None, own: float, expected: float
 ) -> None:
-    config = LearnerConfig(router=RouterConfig(balance=given))
-    assert balance_weight(config, own) == wanted
-    assert needs_all_rows(config, own) is (wanted > 0)
+    config = LearnerConfig(router=RouterConfig(balance=setting))
+    assert balance_weight(config, own) == expected
+    assert needs_all_rows(config, own) is (expected > 0)
 
 
 @pytest.mark.parametrize("trunk", ["none", "own"])

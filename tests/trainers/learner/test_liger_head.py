@@ -25,15 +25,15 @@ def test_logprobs_entropies_and_gradients_are_those_of_torch(temperature: float)
     generator = torch.Generator().manual_seed(0)
     target_N = torch.randint(0, 301, (600,), generator=generator)  # over more than one of its chunks
     share_N, entropy_share_N = torch.randn(2, 600, generator=generator)
-    found = []
+    results = []
     for score in (score_targets, scorer("liger")):
         generator.manual_seed(1)
         hidden_NE = torch.randn(600, 32, generator=generator).requires_grad_()
         head_VE = torch.randn(301, 32, generator=generator).mul_(0.3).requires_grad_()
         scores = score(hidden_NE, head_VE, target_N, temperature)
         loss = (share_N * scores.logp_N + entropy_share_N * scores.entropy_N).sum()
-        found.append((scores.logp_N, scores.entropy_N, *torch.autograd.grad(loss, (hidden_NE, head_VE))))
-    for ours, theirs in zip(*found, strict=True):
+        results.append((scores.logp_N, scores.entropy_N, *torch.autograd.grad(loss, (hidden_NE, head_VE))))
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=3e-5)
 
 

@@ -107,21 +107,21 @@ def test_gradients_are_those_of_peft(
     learner = learner_of(copy.deepcopy(model), lora=replace(LORA, target_modules=targets))
     theirs = in_peft(model, stirred(learner), tmp_path)
     their_loss(theirs, batch).backward()
-    found: list[Tensor] = []
+    gradients: list[Tensor] = []
     step = learner.optimizer.step
 
     def seen() -> float:
-        found.extend(one.grad.clone() for one in learner.optimizer.parameters if one.grad is not None)
+        gradients.extend(one.grad.clone() for one in learner.optimizer.parameters if one.grad is not None)
         return step()
 
     learner.optimizer.step = seen  # type: ignore[method-assign]
     learner.update(moved_to(batch, learner))
     names = list(learner.state_dict()["lora"]["tensors"])
-    wanted = {name.replace(".default.", "."): one.grad for name, one in theirs.named_parameters() if one.requires_grad}
-    assert sorted(names) == sorted(wanted) and len(names) == len(found) == 4 * len(targets)
-    for name, one in zip(names, found, strict=True):
-        assert wanted[name].norm() > 1e-3, "both matrices of each adapter have a gradient"
-        torch.testing.assert_close(one, wanted[name], rtol=1e-5, atol=1e-5, msg=name)
+    grads = {name.replace(".default.", "."): one.grad for name, one in theirs.named_parameters() if one.requires_grad}
+    assert sorted(names) == sorted(grads) and len(names) == len(gradients) == 4 * len(targets)
+    for name, one in zip(names, gradients, strict=True):
+        assert grads[name].norm() > 1e-3, "both matrices of each adapter have a gradient"
+        torch.testing.assert_close(one, grads[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
@@ -142,8 +142,8 @@ def test_logits_of_every_family_are_those_of_peft(family: str, tiny: Tiny, tmp_p
 
 def test_the_first_values_are_drawn_as_pefts_are_and_follow_from_the_seed_alone(tiny: Tiny) -> None:
     def tensors(**changes: Any) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = learner_of(tiny(), lora=replace(LORA, **changes)).state_dict()["lora"]["tensors"]
-        return found
+        tensors: dict[str, Tensor] = learner_of(tiny(), lora=replace(LORA, **changes)).state_dict()["lora"]["tensors"]
+        return tensors
 
     first, again, other = tensors(seed=1), tensors(seed=1, target_modules=("q_proj",)), tensors(seed=2)
     for name, one in first.items():
@@ -178,13 +178,13 @@ def test_the_base_stays_and_the_model_has_the_adapters_merged_in(
         )
     assert len(changed) == 14, "what has no adapter is not sent"
     sizes = [one.numel() for one in state["lora"]["tensors"].values()]
-    held = [
+    numels = [
         one.numel()
         for part in state["optimizer"]["parts"]
         for one in part["state"].values()
         for one in [one["exp_avg"]]
     ]
-    assert held == sizes == [one.numel() for one in learner.optimizer.parameters]
+    assert numels == sizes == [one.numel() for one in learner.optimizer.parameters]
     merged = learner_of(copy.deepcopy(model), lora=LoraConfig())
     torch.testing.assert_close(learner.logprobs(batch), merged.logprobs(batch), rtol=0, atol=1e-5)
     assert (learner.logprobs(batch) - batch.old_logp_N[batch.mask_N]).abs().max() > 0.01
@@ -206,11 +206,11 @@ def test_the_reference_is_the_same_weights_without_adapters(tiny: Tiny, fresh_ba
     full = learner_of(copy.deepcopy(model), tiny(), lora=LoraConfig(), kl=KLConfig(coefficient=0.1))
     assert learner.update(batch).kl == pytest.approx(full.update(batch).kl, rel=1e-3)
     parameters = [*learner.model.parameters(), *model.parameters()]
-    held = {one.data_ptr(): one.numel() for one in parameters}
+    numels = {one.data_ptr(): one.numel() for one in parameters}
     matrices = sum(one.numel() for name, one in dict(published_views(model)).items() if "_proj" in name)
     adapters = sum(one.numel() for one in learner.optimizer.parameters)
     whole = sum(one.numel() for one in model.parameters())
-    assert sum(held.values()) == whole + matrices + adapters, "one base, and what the engine samples from"
+    assert sum(numels.values()) == whole + matrices + adapters, "one base, and what the engine samples from"
 
 
 def test_a_base_that_is_another_model_is_refused(tiny: Tiny) -> None:
@@ -279,7 +279,7 @@ def test_either_optimizer_trains_adapters(name: Any, tiny: Tiny, fresh_batch: Fr
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("settings", "message"),
     [
         ({"rank": -1}, "0 to train all weights"),
         ({"rank": 4, "alpha": 0.0}, "alpha must be above 0"),
@@ -288,9 +288,9 @@ def test_either_optimizer_trains_adapters(name: Any, tiny: Tiny, fresh_batch: Fr
         ({"rank": 4, "learning_rate": 0.0}, "learning_rate must be above 0"),
     ],
 )
-def test_settings_that_cannot_work_say_what_to_do(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        LoraConfig(**given)
+def test_settings_that_cannot_work_say_what_to_do(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LoraConfig(**settings)
 
 
 def test_a_recorded_run_loads_with_the_dropout_of_0_that_adapters_had(tmp_path: Path) -> None:
@@ -311,9 +311,9 @@ def test_a_run_resumes_to_the_bit_and_is_exported_merged_or_as_an_adapter(
     for name in ("episodes.jsonl.zst", "checkpoints/step-000004/model.safetensors"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
     assert whole.checkpoint is not None and resumed.checkpoint is not None
-    found = find_checkpoint(tmp_path / "parts")
-    export_model(found, tmp_path / "merged")
-    export_adapter(found, tmp_path / "adapter")
+    checkpoint = find_checkpoint(tmp_path / "parts")
+    export_model(checkpoint, tmp_path / "merged")
+    export_adapter(checkpoint, tmp_path / "adapter")
     assert sorted(one.name for one in (tmp_path / "adapter").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -346,7 +346,7 @@ def test_a_run_without_an_adapter_has_none_to_export(small_run: TrainConfig, tra
 
 @torch.no_grad()
 def test_the_share_of_adapters_that_rounded_weights_lack_is_measured(tiny: Tiny, fresh_batch: Fresh) -> None:
-    found = {}
+    losses = {}
     for dtype, size in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5), (torch.bfloat16, 0.5)):
         learner = learner_of(tiny().to(dtype), lora=LORA)
         assert learner.adapters is not None
@@ -366,13 +366,13 @@ def test_the_share_of_adapters_that_rounded_weights_lack_is_measured(tiny: Tiny,
                 if (stem := name.removesuffix(".weight"))
             }
             lost = torch.stack([(merged[name].float() - base[name] - sums[name]).norm() for name in merged]).norm()
-            wanted = float(lost / torch.stack([one.norm() for one in sums.values()]).norm())
-            assert learner.adapters.merge_lost == pytest.approx(wanted, rel=1e-4)
-        found[dtype, size] = learner.adapters.merge_lost
+            expected = float(lost / torch.stack([one.norm() for one in sums.values()]).norm())
+            assert learner.adapters.merge_lost == pytest.approx(expected, rel=1e-4)
+        losses[dtype, size] = learner.adapters.merge_lost
         learner.close()
-    assert found[torch.float32, 1e-5] is None
-    assert found[torch.bfloat16, 1e-5] == pytest.approx(1.0, abs=0.05)
-    assert found[torch.bfloat16, 0.5] < 0.05
+    assert losses[torch.float32, 1e-5] is None
+    assert losses[torch.bfloat16, 1e-5] == pytest.approx(1.0, abs=0.05)
+    assert losses[torch.bfloat16, 0.5] < 0.05
 
 
 def test_adapters_learn_at_ten_times_the_rate_of_all_weights_or_at_their_own(tiny: Tiny, fresh_batch: Fresh) -> None:

@@ -73,7 +73,7 @@ def test_a_step_counts_as_a_change_of_each_weight(name: str, tiny: Callable[...,
 
 def test_gradients_are_scaled_down_to_the_norm_before_the_step() -> None:
     # A second step tells a gradient of 10 from one of 1 in Adam's averages, so equal weights mean equal gradients.
-    found = []
+    results = []
     for scale in (1.0, 10.0):
         model = Two()
         optimizer = PolicyOptimizer(model, OptimizerConfig(learning_rate=0.1, max_grad_norm=0.5), total_steps=10)
@@ -82,8 +82,8 @@ def test_gradients_are_scaled_down_to_the_norm_before_the_step() -> None:
             model.weight.grad = scale * torch.tensor(gradient)
             norms.append(optimizer.step())
         assert norms == pytest.approx([5.0 * scale] * 2)
-        found.append(model.weight.tolist())
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
+        results.append(model.weight.tolist())
+    assert results[0] == pytest.approx(results[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("gradient", [math.nan, math.inf])
@@ -234,10 +234,10 @@ def test_betas_count_where_an_optimizer_has_such_means_and_are_refused_elsewhere
         config = OptimizerConfig(name=name, learning_rate=0.1, warmup_steps=1, betas=(0.5, 0.6))
         check_optimizer(config)
         if name != "muon":  # of which AdamW takes no matrix here
-            wanted = moved(replace(config, name="adamw"), 3)
-            torch.testing.assert_close(moved(config, 3), wanted)
+            expected = moved(replace(config, name="adamw"), 3)
+            torch.testing.assert_close(moved(config, 3), expected)
             assert not torch.allclose(
-                wanted, moved(OptimizerConfig(name="adamw", learning_rate=0.1, warmup_steps=1), 3)
+                expected, moved(OptimizerConfig(name="adamw", learning_rate=0.1, warmup_steps=1), 3)
             )
     for name in ("sgd", "adafactor"):
         with pytest.raises(ConfigError, match=rf"betas have no effect on {name}"):

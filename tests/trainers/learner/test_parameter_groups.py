@@ -80,8 +80,8 @@ def test_weight_decay_leaves_out_what_has_none(name: str, tiny: Tiny) -> None:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     for own, parameter in model.named_parameters():
-        wanted = before[own] if "norm" in own else before[own] * (1 - 0.005)
-        torch.testing.assert_close(parameter.detach(), wanted)
+        expected = before[own] if "norm" in own else before[own] * (1 - 0.005)
+        torch.testing.assert_close(parameter.detach(), expected)
 
 
 def test_adapters_have_the_rates_of_their_layers(tiny: Tiny) -> None:
@@ -89,9 +89,9 @@ def test_adapters_have_the_rates_of_their_layers(tiny: Tiny) -> None:
     optimizer = PolicyOptimizer(model, replace(STEP, layer_decay=0.5, rates={"q_proj": 0.1}), total_steps=10)
     (part,) = optimizer._parts
     rates = {parameter: group["rate"] for group in part.param_groups for parameter in group["params"]}
-    found = {name: rates[parameter] for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert {rate for name, rate in found.items() if "layers.1." in name} == {0.5, 0.05}
-    assert {rate for name, rate in found.items() if "layers.0." in name} == {0.25, 0.025}
+    rates_by_name = {name: rates[parameter] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {rate for name, rate in rates_by_name.items() if "layers.1." in name} == {0.5, 0.05}
+    assert {rate for name, rate in rates_by_name.items() if "layers.0." in name} == {0.25, 0.025}
 
 
 def test_without_them_the_groups_and_the_state_are_as_ever(tiny: Tiny) -> None:

@@ -67,8 +67,8 @@ def test_a_pass_takes_what_the_memory_allows(
 def test_a_cpu_a_cluster_and_a_setting_keep_theirs() -> None:
     model = load_decoder(embedded_folder())
     assert fitting_tokens(model, recomputes=False) == 2048
-    given = TrainConfig(env="TextGame-v0", learner=LearnerConfig(micro_batch_tokens=77))
-    assert with_pass_tokens(given, model).learner.pass_tokens == 77
+    config = TrainConfig(env="TextGame-v0", learner=LearnerConfig(micro_batch_tokens=77))
+    assert with_pass_tokens(config, model).learner.pass_tokens == 77
     plain = TrainConfig(env="TextGame-v0")
     assert with_pass_tokens(plain, model).learner.micro_batch_tokens == 2048
     assert LearnerConfig().pass_tokens == 2048

@@ -53,26 +53,26 @@ def test_temperature_zero_counts_as_one() -> None:
 @given(
     num_tokens=st.integers(0, 20),
     vocab_size=st.integers(2, 30),
-    held=st.integers(1, 200),
+    chunk_logits=st.integers(1, 200),
     temperature=st.sampled_from([0.6, 1.0, 1.3]),
     seed=st.integers(0, 99),
 )
 def test_values_and_gradients_are_those_of_log_softmax_whatever_the_chunks(
-    num_tokens: int, vocab_size: int, held: int, temperature: float, seed: int
+    num_tokens: int, vocab_size: int, chunk_logits: int, temperature: float, seed: int
 ) -> None:
     inputs = drawn(num_tokens, vocab_size, seed)
     share_N = torch.randn(num_tokens, generator=torch.Generator().manual_seed(seed + 1))
-    found, wanted = [], []
+    ours, theirs = [], []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_logprobs, "CHUNK_LOGITS", held)
+        patch.setattr(token_logprobs, "CHUNK_LOGITS", chunk_logits)
         patch.setattr(token_logprobs, "MAX_ROWS", 1)
-        for results, compute in ((found, score_targets), (wanted, plain)):
+        for results, compute in ((ours, score_targets), (theirs, plain)):
             hidden_NE, head_VE = (tensor.clone().requires_grad_() for tensor in inputs[:2])
             scores = compute(hidden_NE, head_VE, inputs[2], temperature)
             logp_N, entropy_N = scores if isinstance(scores, tuple) else (scores.logp_N, scores.entropy_N)
             gradients = torch.autograd.grad((share_N * (logp_N + 0.3 * entropy_N)).sum(), (hidden_NE, head_VE))
             results += [logp_N.detach(), entropy_N.detach(), *gradients]
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
 
 
@@ -110,8 +110,8 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = result if isinstance(result, (tuple, list)) else [result]
-        self.numel = max([self.numel, *(one.numel() for one in made if isinstance(one, Tensor))])
+        outputs = result if isinstance(result, (tuple, list)) else [result]
+        self.numel = max([self.numel, *(one.numel() for one in outputs if isinstance(one, Tensor))])
         return result
 
 
@@ -174,13 +174,13 @@ def test_a_probability_of_zero_leaves_the_gradient_of_the_entropy_finite() -> No
 
 def test_a_large_vocabulary_has_the_gradients_of_log_softmax() -> None:
     hidden_NE, head_VE, target_N = drawn(5, token_logprobs.LARGE_VOCABULARY + 100)
-    found, wanted = [], []
-    for score, grads in ((score_targets, found), (None, wanted)):
+    ours, theirs = [], []
+    for score, grads in ((score_targets, ours), (None, theirs)):
         inputs = [one.clone().requires_grad_() for one in (hidden_NE, head_VE)]
         logp_N = plain(*inputs, target_N, 0.7)[0] if score is None else score(*inputs, target_N, 0.7).logp_N
         logp_N.sum().backward()
         grads += [one.grad for one in inputs]
-    for mine, plainly in zip(found, wanted, strict=True):
+    for mine, plainly in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, plainly, rtol=1e-4, atol=1e-5)
 
 

@@ -97,19 +97,19 @@ def test_a_run_exports_it_and_a_resumed_one_the_same(
     assert main([*words, "--steps", "2", "--output", run]) == 0
     assert main([*words, "--steps", "1", "--output", cut]) == 0
     assert main(["train", "--resume", "--output", cut, "--steps", "2"]) == 0
-    found = []
+    exports = []
     for folder in (run, cut):
         assert main(["export", folder, f"{folder}-ema", "--ema"]) == 0
         assert f"average of the model of step 2 (float32): {folder}-ema" in capsys.readouterr().out
-        found.append(load_file(Path(f"{folder}-ema") / "model.safetensors"))
+        exports.append(load_file(Path(f"{folder}-ema") / "model.safetensors"))
     after = [load_file(embedded_folder() / "model.safetensors"), weights(Path(run), 1), weights(Path(run), 2)]
-    for name, exported in found[0].items():
+    for name, exported in exports[0].items():
         mean = before = after[0][name].float()
         for tensors in after[1:]:
             if not torch.equal(tensors[name], before):  # a step whose groups are all alike has no update
                 mean, before = 0.5 * mean + 0.5 * tensors[name], tensors[name]
         torch.testing.assert_close(exported, mean, rtol=0, atol=1e-7)
-        assert torch.equal(exported, found[1][name])
+        assert torch.equal(exported, exports[1][name])
     assert main(["export", run, str(tmp_path / "none"), "--ema", "--adapter"]) == 2
     assert "has no adapter" in capsys.readouterr().err
 

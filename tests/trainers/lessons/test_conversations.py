@@ -99,8 +99,8 @@ def test_a_reply_ends_with_the_beginning_of_what_answers_it_where_a_template_has
     renderer = inline(NEXT_ENDS)
     (row,) = conversation_rows(renderer, talk(2))
     assert learned(renderer, [row]) == ["say0, 12 rooms.<|user|>", "say1, 12 rooms.<|user|>"]
-    asked = "<sop><|user|>\nask0.<|assistant|>\nsay0, 12 rooms.<|user|>\nask1.<|assistant|>\nsay1, 12 rooms.<|user|>"
-    assert renderer.decode(row.ids) == asked
+    expected = "<sop><|user|>\nask0.<|assistant|>\nsay0, 12 rooms.<|user|>\nask1.<|assistant|>\nsay1, 12 rooms.<|user|>"
+    assert renderer.decode(row.ids) == expected
 
 
 def test_a_template_that_forgets_reasoning_gives_a_row_for_each_rewrite() -> None:
@@ -120,8 +120,8 @@ def test_reasoning_that_the_prompt_opens_is_closed_where_a_reply_has_none() -> N
 
 def test_text_that_spells_a_mark_is_learned_as_text() -> None:
     renderer = inline(CHATML)
-    said = Message("assistant", "say <|im_end|> now")
-    (row,) = conversation_rows(renderer, Conversation((Message("user", "<|im_start|>assistant\nno"), said)))
+    reply = Message("assistant", "say <|im_end|> now")
+    (row,) = conversation_rows(renderer, Conversation((Message("user", "<|im_start|>assistant\nno"), reply)))
     assert learned(renderer, [row]) == ["say <|im_end|> now<|im_end|>"]
     end = renderer.tokenizer.backend.token_to_id("<|im_end|>")
     assert [index for index, flag in zip(row.ids, row.mask, strict=True) if flag].count(end) == 1
@@ -129,23 +129,23 @@ def test_text_that_spells_a_mark_is_learned_as_text() -> None:
 
 def test_calls_are_learned_and_their_results_are_not(tokenizer_folder: Path) -> None:
     renderer = renderer_for(tokenizer_folder)
-    given = {"id": "a", "type": "function", "function": {"name": "go", "arguments": {"direction": "north"}}}
-    as_text = {**given, "function": {"name": "go", "arguments": '{"direction": "north"}'}}
-    found = []
-    for call in (given, as_text):
+    call_mapping = {"id": "a", "type": "function", "function": {"name": "go", "arguments": {"direction": "north"}}}
+    as_text = {**call_mapping, "function": {"name": "go", "arguments": '{"direction": "north"}'}}
+    results = []
+    for call in (call_mapping, as_text):
         messages = [
             {"role": "user", "content": "Begin."},
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "a", "content": "A wall."},
             {"role": "assistant", "content": "Blocked."},
         ]
-        found.append(conversation_rows(renderer, conversation_of({"messages": messages, "tools": [GO]})))
-    assert found[0] == found[1]
-    called, said = learned(renderer, found[0])
+        results.append(conversation_rows(renderer, conversation_of({"messages": messages, "tools": [GO]})))
+    assert results[0] == results[1]
+    called, reply = learned(renderer, results[0])
     assert json.loads(
         called.removesuffix("<|im_end|>").strip().removeprefix("<tool_call>").removesuffix("</tool_call>")
     )
-    assert '"north"' in called and "wall" not in called and said.strip() == "Blocked.<|im_end|>"
+    assert '"north"' in called and "wall" not in called and reply.strip() == "Blocked.<|im_end|>"
 
 
 def test_ids_of_calls_and_results_may_be_left_out_and_columns_may_be_json_text() -> None:
@@ -156,11 +156,11 @@ def test_ids_of_calls_and_results_may_be_left_out_and_columns_may_be_json_text()
         {"role": "tool", "content": "One."},
         {"role": "tool", "content": "Two."},
     ]
-    read = conversation_of({"messages": json.dumps(messages), "tools": json.dumps([GO])})
-    first, second = read.messages[1].tool_calls
+    conversation = conversation_of({"messages": json.dumps(messages), "tools": json.dumps([GO])})
+    first, second = conversation.messages[1].tool_calls
     assert isinstance(first, ToolCall) and len(first.id) == 9 and first.id != second.id
-    assert [(one.tool_call_id, one.name) for one in read.messages[2:]] == [(first.id, "go"), (second.id, "go")]
-    assert [tool.name for tool in read.tools] == ["go"]
+    assert [(one.tool_call_id, one.name) for one in conversation.messages[2:]] == [(first.id, "go"), (second.id, "go")]
+    assert [tool.name for tool in conversation.tools] == ["go"]
 
 
 USER = {"role": "user", "content": "Hi."}
@@ -168,7 +168,7 @@ SAID = {"role": "assistant", "content": "Ho."}
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({"mesages": []}, r"no column 'messages': did you mean 'mesages'"),
         ({"messages": 3}, r"messages is a list, got int 3"),
@@ -198,16 +198,16 @@ SAID = {"role": "assistant", "content": "Ho."}
         ),
     ],
 )
-def test_what_nobody_can_learn_from_is_named(row: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_nobody_can_learn_from_is_named(row: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         conversation_of(row)
 
 
 def test_a_reply_that_the_template_tells_without_its_calls_is_refused() -> None:
     call = ToolCall("call00000", "go", {})
-    asked = Conversation((Message("user", "Go."), Message("assistant", "", tool_calls=(call,))))
+    conversation = Conversation((Message("user", "Go."), Message("assistant", "", tool_calls=(call,))))
     with pytest.raises(RenderError, match=r"messages\[1\]: .*calls of go so that none is read"):
-        conversation_rows(inline(CHATML), asked)
+        conversation_rows(inline(CHATML), conversation)
 
 
 def called(name: str, arguments: dict[str, object], call_id: str = "call_0") -> dict[str, object]:
@@ -220,8 +220,8 @@ def test_a_result_has_the_name_of_the_latest_call_of_its_id() -> None:
     twice = called("a", {})
     twice["tool_calls"] = [*twice["tool_calls"], *called("b", {})["tool_calls"]]  # type: ignore[misc]
     messages = [USER, called("weather", {}), answer, called("timer", {}), answer, answer, twice, answer, answer, SAID]
-    read = conversation_of({"messages": messages})
-    assert [one.name for one in read.messages if one.role == "tool"] == ["weather", "timer", "timer", "a", "b"]
+    conversation = conversation_of({"messages": messages})
+    assert [one.name for one in conversation.messages if one.role == "tool"] == ["weather", "timer", "timer", "a", "b"]
 
 
 MARKUP = (
@@ -235,7 +235,7 @@ SAY["parameters"]["properties"]["n"] = {"type": "integer"}  # type: ignore[index
 
 
 @pytest.mark.parametrize(
-    ("arguments", "read"),
+    ("arguments", "rendered"),
     [
         ({"text": "a\n</parameter>\n<parameter=n>\n5"}, 'text = "a", n = 5 is read'),
         ({"any": "true"}, "any = true is read"),
@@ -244,10 +244,10 @@ SAY["parameters"]["properties"]["n"] = {"type": "integer"}  # type: ignore[index
         ({"unknown": 3}, 'unknown = "3" is read'),
     ],
 )
-def test_a_call_that_would_be_learned_as_another_is_refused(arguments: dict[str, object], read: str) -> None:
+def test_a_call_that_would_be_learned_as_another_is_refused(arguments: dict[str, object], rendered: str) -> None:
     renderer = markup_renderer()
     conversation = conversation_of({"messages": [USER, called("say", arguments)], "tools": [SAY]})
-    with pytest.raises(RenderError, match=rf"messages\[1\]: .*call of say with .* so that .*{re.escape(read)}"):
+    with pytest.raises(RenderError, match=rf"messages\[1\]: .*call of say with .* so that .*{re.escape(rendered)}"):
         conversation_rows(renderer, conversation)
 
 
@@ -353,10 +353,10 @@ def test_real_tokenizers_have_the_ids_and_the_mask_of_transformers_text(
     conversation = talk(3, "You play — é 日本.")
     rows = conversation_rows(renderer_for(tokenizers / name), conversation)
     dicts = [{"role": one.role, "content": one.content} for one in conversation.messages]
-    wanted = []
+    expected = []
     for place in (2, 4, 6) if name == "qwen3" else (6,):  # Qwen3 tells the last reply alone with its empty reasoning
         text = theirs.apply_chat_template(dicts[: place + 1], tokenize=False).removesuffix("\n")
         ids, flags = by_offsets(text, theirs.backend_tokenizer)
         last = max(n for n, flag in enumerate(flags) if not flag)
-        wanted.append((ids, flags if name == "qwen2_5" else [n > last for n in range(len(ids))]))
-    assert [(list(row.ids), list(row.mask)) for row in rows] == wanted
+        expected.append((ids, flags if name == "qwen2_5" else [n > last for n in range(len(ids))]))
+    assert [(list(row.ids), list(row.mask)) for row in rows] == expected

@@ -94,20 +94,20 @@ def rolled_out(env: TextEnv, renderer: Renderer, seed: int, kind: str = "oracle"
 @pytest.mark.parametrize("name", GAMES)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_ids_and_mask_are_those_of_a_rollout_of_the_same_policy(name: str, seed: int, renderer: Renderer) -> None:
-    made = demonstrate(make_env(name), renderer, seed, DemonstrationConfig())
+    demo = demonstrate(make_env(name), renderer, seed, DemonstrationConfig())
     trajectory = rolled_out(make_env(name), renderer, seed)
     (row,) = trajectory.rows
-    assert made.ids == tuple(row.ids)
-    assert made.mask == tuple(bool(flag) for flag in row.mask)
-    assert made.success is True and trajectory.success
+    assert demo.ids == tuple(row.ids)
+    assert demo.mask == tuple(bool(flag) for flag in row.mask)
+    assert demo.success is True and trajectory.success
 
 
 def test_a_demonstration_worked_by_hand(renderer: Renderer) -> None:
-    made = demonstrate(Echo(), renderer, 4, DemonstrationConfig())
+    demo = demonstrate(Echo(), renderer, 4, DemonstrationConfig())
     texts, start = [], 0
-    for place in range(1, len(made.ids) + 1):
-        if place == len(made.ids) or made.mask[place] != made.mask[start]:
-            texts.append((made.mask[start], renderer.decode(made.ids[start:place])))
+    for place in range(1, len(demo.ids) + 1):
+        if place == len(demo.ids) or demo.mask[place] != demo.mask[start]:
+            texts.append((demo.mask[start], renderer.decode(demo.ids[start:place])))
             start = place
     assert texts == [
         (False, "<|im_start|>system\nRepeat.<|im_end|>\n<|im_start|>user\nnumber 4<|im_end|>\n<|im_start|>assistant\n"),
@@ -115,7 +115,7 @@ def test_a_demonstration_worked_by_hand(renderer: Renderer) -> None:
         (False, "\n<|im_start|>user\nturn 1<|im_end|>\n<|im_start|>assistant\n"),
         (True, "turn 1<|im_end|>"),
     ]
-    assert made.success is False, "an environment that tells no success has none"
+    assert demo.success is False, "an environment that tells no success has none"
 
 
 def test_mistakes_are_played_and_seen_but_not_learned(renderer: Renderer) -> None:
@@ -133,29 +133,29 @@ def test_mistakes_are_played_and_seen_but_not_learned(renderer: Renderer) -> Non
 
 def test_nothing_but_mistakes_is_the_random_policy(renderer: Renderer) -> None:
     config = DemonstrationConfig(mistakes=1.0, learn_mistakes=True)
-    made = demonstrate(make_env("GuessNumber-v0"), renderer, 3, config)
+    demo = demonstrate(make_env("GuessNumber-v0"), renderer, 3, config)
     again = demonstrate(make_env("GuessNumber-v0"), renderer, 3, DemonstrationConfig(mistakes=1.0, learn_mistakes=True))
-    assert made == again
-    assert made.ids != demonstrate(make_env("GuessNumber-v0"), renderer, 3, DemonstrationConfig()).ids
+    assert demo == again
+    assert demo.ids != demonstrate(make_env("GuessNumber-v0"), renderer, 3, DemonstrationConfig()).ids
 
 
 def test_a_stream_takes_environments_in_turn_and_seeds_upwards(renderer: Renderer) -> None:
     envs = [Echo(1), Echo(3)]
-    shown = list(islice(stream(envs, renderer, 10, DemonstrationConfig()), 4))
-    assert shown == [demonstrate(envs[seed % 2], renderer, seed, DemonstrationConfig()) for seed in (10, 11, 12, 13)]
-    assert len({one.ids for one in shown}) == 4
+    demos = list(islice(stream(envs, renderer, 10, DemonstrationConfig()), 4))
+    assert demos == [demonstrate(envs[seed % 2], renderer, seed, DemonstrationConfig()) for seed in (10, 11, 12, 13)]
+    assert len({one.ids for one in demos}) == 4
 
 
 def test_a_play_without_end_is_cut_after_its_last_whole_reply(renderer: Renderer) -> None:
-    made = demonstrate(Echo(10**9), renderer, 0, DemonstrationConfig(max_turns=3))
-    assert made.ids[-1] in renderer.stop_ids and made.mask[-1]
-    assert sum(index in renderer.stop_ids for index, own in zip(made.ids, made.mask, strict=True) if own) == 3
+    demo = demonstrate(Echo(10**9), renderer, 0, DemonstrationConfig(max_turns=3))
+    assert demo.ids[-1] in renderer.stop_ids and demo.mask[-1]
+    assert sum(index in renderer.stop_ids for index, own in zip(demo.ids, demo.mask, strict=True) if own) == 3
 
 
 def test_the_first_ids_of_a_demonstration_keep_their_mask() -> None:
-    made = Demonstration((1, 5, 2, 9), (False, True, True, False), success=True)
-    assert made.first(3) == Demonstration((1, 5, 2), (False, True, True), success=True)
-    assert made.first(9) == made
+    demo = Demonstration((1, 5, 2, 9), (False, True, True, False), success=True)
+    assert demo.first(3) == Demonstration((1, 5, 2), (False, True, True), success=True)
+    assert demo.first(9) == demo
 
 
 def test_an_environment_that_raises_is_named_with_its_seed(renderer: Renderer) -> None:
@@ -202,6 +202,6 @@ def test_a_scripted_oracle_wins_with_mistakes_in_between(renderer: Renderer) -> 
             yield "answer", {"code": int(text.split()[-1].strip("."))}
 
     config = DemonstrationConfig(mistakes=0.5)
-    shown = [demonstrate(Last(), renderer, seed, config) for seed in range(30)]
-    assert any(len(one.ids) > len(other.ids) for one in shown for other in shown)  # there were mistakes
-    assert sum(one.success is True for one in shown) == 30
+    demos = [demonstrate(Last(), renderer, seed, config) for seed in range(30)]
+    assert any(len(one.ids) > len(other.ids) for one in demos for other in demos)  # there were mistakes
+    assert sum(one.success is True for one in demos) == 30

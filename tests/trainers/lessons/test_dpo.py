@@ -62,7 +62,7 @@ def pairs_of(stats: StepStats) -> PairStats:
 def pairs_for(model: Decoder, count: int = 4) -> list[Pair]:
     """Random pairs that share their prompts, with a hole in the mask of one."""
     generator = torch.Generator().manual_seed(3)
-    made = []
+    pairs = []
     for number in range(count):
         prompt = torch.randint(model.vocab_size, (3 + number,), generator=generator).tolist()
         rows = []
@@ -71,8 +71,8 @@ def pairs_for(model: Decoder, count: int = 4) -> list[Pair]:
             mask = [False] * len(prompt) + [True] * length
             mask[len(prompt) + 1] = length < 4
             rows.append(Demonstration(tuple(prompt + reply), tuple(mask)))
-        made.append(Pair(*rows))
-    return made
+        pairs.append(Pair(*rows))
+    return pairs
 
 
 def plain_logprob(model: Decoder, row: Demonstration) -> Tensor:
@@ -116,27 +116,27 @@ def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, learn: Le
     model = tiny()
     pairs = pairs_for(model)
     optimizer = OptimizerConfig(name="sgd", learning_rate=0.5, warmup_steps=0, max_grad_norm=1e9)
-    first, wanted = copy.deepcopy(model), copy.deepcopy(model)
+    first, reference = copy.deepcopy(model), copy.deepcopy(model)
     losses = []
     for _ in range(2):
         terms = []
         for pair in pairs:
             gains = []
             for row in (pair.chosen, pair.rejected):
-                gain = plain_logprob(wanted, row) - plain_logprob(first, row).detach()
+                gain = plain_logprob(reference, row) - plain_logprob(first, row).detach()
                 gains.append(gain / sum(row.mask[1:]) if loss == "ipo" else gain)
-            told = -plain_logprob(wanted, pair.chosen) / sum(pair.chosen.mask[1:])
-            terms.append(loss_of_gains(gains[0][None], gains[1][None], form=loss, beta=0.3) + 0.2 * told)
+            imitation = -plain_logprob(reference, pair.chosen) / sum(pair.chosen.mask[1:])
+            terms.append(loss_of_gains(gains[0][None], gains[1][None], form=loss, beta=0.3) + 0.2 * imitation)
         total = torch.stack(terms).mean()
         losses.append(float(total.detach()))
-        slopes = torch.autograd.grad(total, list(wanted.parameters()))
+        slopes = torch.autograd.grad(total, list(reference.parameters()))
         with torch.no_grad():
-            for parameter, slope in zip(wanted.parameters(), slopes, strict=True):
+            for parameter, slope in zip(reference.parameters(), slopes, strict=True):
                 parameter -= 0.5 * slope
     config = preferring(0.3, form=loss, sft_weight=0.2, threads=threads)
     steps = learn(model, [pair_batch(pairs)] * 2, config, optimizer)
     assert [step.loss for step in steps] == pytest.approx(losses, rel=1e-5)
-    for one, other in zip(model.parameters(), wanted.parameters(), strict=True):
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-6)
 
 
@@ -164,10 +164,10 @@ def test_the_loads_of_experts_are_balanced_only_where_that_is_set() -> None:
     assert balance_weight(LearnerConfig(), 0.5) == 0.5
 
 
-@pytest.mark.parametrize("given", [{"micro_batch_tokens": 1}, {"activation_checkpointing": True}])
-def test_passes_of_few_tokens_or_that_recompute_learn_the_same(given: dict[str, Any], tiny: Tiny, learn: Learn) -> None:
+@pytest.mark.parametrize("more", [{"micro_batch_tokens": 1}, {"activation_checkpointing": True}])
+def test_passes_of_few_tokens_or_that_recompute_learn_the_same(more: dict[str, Any], tiny: Tiny, learn: Learn) -> None:
     learned: list[tuple[StepStats, torch.Tensor]] = []
-    for settings in ({}, given):
+    for settings in ({}, more):
         model = tiny()
         batch = pair_batch(pairs_for(model))
         optimizer = OptimizerConfig(name="sgd", learning_rate=1e-2, warmup_steps=0)
@@ -295,27 +295,27 @@ def test_pairs_that_are_too_long_are_left_out_and_counted(renderer: Any, tmp_pat
     path = tmp_path / "pairs.jsonl"
     rows = [{"prompt": "Hi", "chosen": "x", "rejected": "y"}, {"prompt": "x" * 3000, "chosen": "x", "rejected": "y"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = pairs_of_files([str(path)], renderer, 1024)
-    assert len(found.pairs) == 1 and "left out: 1 longer than the window of 1024" in found.report[0]
+    pair_set = pairs_of_files([str(path)], renderer, 1024)
+    assert len(pair_set.pairs) == 1 and "left out: 1 longer than the window of 1024" in pair_set.report[0]
     with pytest.raises(ConfigError, match="nothing is left to learn"):
         pairs_of_files([str(path)], renderer, 4)
 
 
 def test_episodes_of_a_task_make_pairs_by_their_rewards(renderer: Any, finished_run: Path) -> None:
     vocab_size = load_decoder(embedded_folder()).vocab_size
-    found = pairs_of_episodes([finished_run], renderer, vocab_size, 1024, per_task=2)
+    pair_set = pairs_of_episodes([finished_run], renderer, vocab_size, 1024, per_task=2)
     rewards: dict[tuple[int, ...], float] = {}
     for record in read_episodes(finished_run):
         if len(record.trajectory.rows) == 1:
             rewards[tuple(record.trajectory.rows[0].ids.tolist())] = record.trajectory.reward or 0.0
-    assert found.pairs and found.task is not None
-    assert all(rewards[pair.chosen.ids] > rewards[pair.rejected.ids] for pair in found.pairs)
-    assert len(pairs_of_episodes([finished_run], renderer, vocab_size, 1024).pairs) <= len(found.pairs)
+    assert pair_set.pairs and pair_set.task is not None
+    assert all(rewards[pair.chosen.ids] > rewards[pair.rejected.ids] for pair in pair_set.pairs)
+    assert len(pairs_of_episodes([finished_run], renderer, vocab_size, 1024).pairs) <= len(pair_set.pairs)
 
 
-@pytest.mark.parametrize(("seed", "told"), [(EVAL_SEED_START, 2), (7, 0)])
+@pytest.mark.parametrize(("seed", "num_held_out"), [(EVAL_SEED_START, 2), (7, 0)])
 def test_pairs_of_held_out_tasks_are_named_as_by_sft(
-    seed: int, told: int, renderer: Any, finished_run: Path, tmp_path: Path
+    seed: int, num_held_out: int, renderer: Any, finished_run: Path, tmp_path: Path
 ) -> None:
     (first, *_) = (record.trajectory for record in read_episodes(finished_run) if len(record.trajectory.rows) == 1)
     task = replace(first.task, seed=seed)
@@ -333,8 +333,8 @@ def test_pairs_of_held_out_tasks_are_named_as_by_sft(
         writer.write(played, phase="eval", step=0)
     vocab_size = load_decoder(embedded_folder()).vocab_size
     report = pairs_of_episodes([tmp_path], renderer, vocab_size, 1024).report
-    line = f"{told} of the learned episodes are of held-out tasks: evaluations on those say nothing any more"
-    assert report[0] == "1 pairs of 3 episodes of 1 tasks" and report[1:] == ((line,) if told else ())
+    line = f"{num_held_out} of the learned episodes are of held-out tasks: evaluations on those say nothing any more"
+    assert report[0] == "1 pairs of 3 episodes of 1 tasks" and report[1:] == ((line,) if num_held_out else ())
 
 
 def test_the_report_has_both_parts_of_the_loss(tiny: Tiny, learn: Learn) -> None:
@@ -358,10 +358,10 @@ def test_the_command_learns_writes_a_model_and_says_what_it_did(
     output = tmp_path / "preferred"
     words = ["dpo", "--episodes", str(finished_run), "--steps", "4", "--batch-size", "2", "--output", str(output)]
     assert main([*words, "--validation", str(finished_run), "--optimizer.learning-rate", "1e-3", "--json"]) == 0
-    out, shown = capsys.readouterr()
+    out, stderr = capsys.readouterr()
     numbers = json.loads(out)
-    assert f"validation loss {numbers['validation_loss']:.4f}" in shown
-    assert numbers["steps"] == 4 and not numbers["interrupted"] and "agentgym eval --env TextGame-v0" in shown
+    assert f"validation loss {numbers['validation_loss']:.4f}" in stderr
+    assert numbers["steps"] == 4 and not numbers["interrupted"] and "agentgym eval --env TextGame-v0" in stderr
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert lines[0]["loss"] == pytest.approx(math.log(2)) and len(lines) == 4
     assert "algo: dpo" in (output / "config.yaml").read_text()

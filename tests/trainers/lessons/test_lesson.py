@@ -123,14 +123,14 @@ def test_adapters_that_the_type_of_the_weights_cannot_hold_are_named_where_they_
 
 
 @pytest.mark.parametrize(
-    "given", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 500, "threads": 1}, {"activation_checkpointing": True}]
+    "more", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 500, "threads": 1}, {"activation_checkpointing": True}]
 )
 def test_passes_of_few_tokens_or_that_recompute_learn_the_same(
-    given: dict[str, Any], tiny: Tiny, renderer: TemplateRenderer, learn: Learn
+    more: dict[str, Any], tiny: Tiny, renderer: TemplateRenderer, learn: Learn
 ) -> None:
     rows = guesses(renderer, 5, 7)
     learned: list[tuple[StepStats, torch.Tensor]] = []
-    for settings in ({}, given):
+    for settings in ({}, more):
         model = tiny(vocab_size=renderer.vocab_size, window=2048)
         optimizer = OptimizerConfig(name="sgd", learning_rate=2e-3, warmup_steps=0)
         steps = learn(model, [imitation_batch(rows)] * 2, replace(IMITATING, **settings), optimizer)

@@ -95,14 +95,14 @@ def test_rows_hold_the_recorded_ids_though_other_ids_say_the_same(renderer: Rend
     answer = TokenSpan((7, 8), Source.ENV)
     aside = TokenSpan((9,), Source.POLICY, (-0.1,), (0,), excluded=True)
     row = Row((TokenSpan(tuple(ids), Source.PROMPT), sampled, answer, aside, answer, sampled))
-    told = Trajectory(
+    trajectory = Trajectory(
         Task("Some-v0", 1), "g", 0, (row,), tuple(Turn(Message("assistant", "x"), 1.0) for _ in range(3)),
         Status.COMPLETED, StopReason.TERMINATED,
     )  # fmt: skip
-    (found,) = episode_rows(renderer, renderer.vocab_size, told)
-    assert found.ids == (*ids, *spelled, 7, 8, 9, 7, 8, *spelled)
-    assert found.mask == (False,) * len(ids) + (True,) * 3 + (False,) * 5 + (True,) * 3
-    assert found.success is True
+    (learned_row,) = episode_rows(renderer, renderer.vocab_size, trajectory)
+    assert learned_row.ids == (*ids, *spelled, 7, 8, 9, 7, 8, *spelled)
+    assert learned_row.mask == (False,) * len(ids) + (True,) * 3 + (False,) * 5 + (True,) * 3
+    assert learned_row.success is True
 
 
 def test_ids_of_another_tokenizer_are_refused(renderer: Renderer) -> None:
@@ -110,22 +110,22 @@ def test_ids_of_another_tokenizer_are_refused(renderer: Renderer) -> None:
         episode_rows(renderer, 300, episode(1, 0, 1.0))
     reply = TokenSpan((66, 67), Source.POLICY, (-0.1, -0.2), (0, 0))
     shifted = tuple(index + 1 for index in renderer.render([Message("user", "Where are you?")])[4:-4])
-    said = (Message("user", "Where are you?"),)
+    talk = (Message("user", "Where are you?"),)
     with pytest.raises(ConfigError, match="reads its ids as something else"):
-        episode_rows(renderer, 10**6, episode(1, 0, 1.0, rows=(Row((TokenSpan(shifted, Source.PROMPT), reply), said),)))
-    own = tuple(renderer.render(said))
-    assert episode_rows(renderer, 10**6, episode(1, 0, 1.0, rows=(Row((TokenSpan(own, Source.PROMPT), reply), said),)))
+        episode_rows(renderer, 10**6, episode(1, 0, 1.0, rows=(Row((TokenSpan(shifted, Source.PROMPT), reply), talk),)))
+    own = tuple(renderer.render(talk))
+    assert episode_rows(renderer, 10**6, episode(1, 0, 1.0, rows=(Row((TokenSpan(own, Source.PROMPT), reply), talk),)))
     beyond = renderer.vocab_size + 3
     with pytest.raises(ConfigError, match=f"the id {beyond}, and the model has {renderer.vocab_size}"):
         prompt = TokenSpan((*own, beyond), Source.PROMPT)
-        episode_rows(renderer, 10**6, episode(1, 0, 1.0, rows=(Row((prompt, reply), said),)))
+        episode_rows(renderer, 10**6, episode(1, 0, 1.0, rows=(Row((prompt, reply), talk),)))
 
 
 def test_a_sampled_id_that_pads_the_vocabulary_of_the_model_is_learned(renderer: Renderer) -> None:
-    said = (Message("user", "Where are you?"),)
+    talk = (Message("user", "Where are you?"),)
     padding = TokenSpan((66, renderer.vocab_size + 3), Source.POLICY, (-0.1, -9.0), (0, 0))
-    row = Row((TokenSpan(tuple(renderer.render(said)), Source.PROMPT), padding), said)
-    (found,) = episode_rows(renderer, renderer.vocab_size + 8, episode(1, 0, 1.0, rows=(row,)))
-    assert found.ids[-1] == renderer.vocab_size + 3
+    row = Row((TokenSpan(tuple(renderer.render(talk)), Source.PROMPT), padding), talk)
+    (learned_row,) = episode_rows(renderer, renderer.vocab_size + 8, episode(1, 0, 1.0, rows=(row,)))
+    assert learned_row.ids[-1] == renderer.vocab_size + 3
     with pytest.raises(ConfigError, match="the id"):
         episode_rows(renderer, renderer.vocab_size, episode(1, 0, 1.0, rows=(row,)))

@@ -81,10 +81,10 @@ def test_nulls_of_json_are_learned_in_calls_and_shown_in_schemas(renderer: Templ
     reply = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": None}
     messages = [{**TALK["messages"][0], "name": None}, reply]
     path = lines(tmp_path / "a.jsonl", {"messages": messages, "tools": [{"type": "function", "function": function}]})
-    ((_, read),) = rows_of_file(str(path), "conversation")
-    (tool,) = conversation_of(read).tools
-    kept = {"query": {"type": "string"}, "limit": {"type": "integer", "default": None, "enum": [1, None]}}
-    assert tool.parameters == {"type": "object", "properties": kept}
+    ((_, first_row),) = rows_of_file(str(path), "conversation")
+    (tool,) = conversation_of(first_row).tools
+    properties = {"query": {"type": "string"}, "limit": {"type": "integer", "default": None, "enum": [1, None]}}
+    assert tool.parameters == {"type": "object", "properties": properties}
     assert '{"query": "tea", "limit": null}' in learned(renderer, of(renderer, path).rows[0])
 
 
@@ -128,9 +128,9 @@ def test_reasoning_that_cannot_be_read_is_refused_and_not_learned_as_empty(
 def test_what_is_left_out_is_said_with_its_reason(renderer: TemplateRenderer, tmp_path: Path) -> None:
     silent = {"messages": [TALK["messages"][0], {"role": "assistant", "content": ""}]}
     long = {"messages": [{"role": "user", "content": "x" * 300}, TALK["messages"][1]]}
-    found = of(renderer, lines(tmp_path / "a.jsonl", TALK, silent, long), window=200, skip=True)
-    assert len(found.rows) == 1
-    malformed, too_long = found.report
+    row_set = of(renderer, lines(tmp_path / "a.jsonl", TALK, silent, long), window=200, skip=True)
+    assert len(row_set.rows) == 1
+    malformed, too_long = row_set.report
     assert malformed.startswith("2 of 3 conversations are learned; left out: 1 malformed, the first: ")
     assert "a.jsonl, line 2: messages[1] is an empty reply" in malformed
     assert too_long.startswith("1 of 2 rows are learned; left out: 1 longer than the context window of 200")
@@ -148,7 +148,7 @@ def test_nothing_to_learn_is_refused(renderer: TemplateRenderer, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("a.jsonl", "", "is empty"),
         ("a.jsonl", '{"messages": [\n', "line 1 is not JSON"),
@@ -158,9 +158,9 @@ def test_nothing_to_learn_is_refused(renderer: TemplateRenderer, tmp_path: Path)
         ("a.parquet", "x", "a.parquet"),
     ],
 )
-def test_broken_files_are_named(name: str, text: str, told: str, renderer: TemplateRenderer, tmp_path: Path) -> None:
+def test_broken_files_are_named(name: str, text: str, message: str, renderer: TemplateRenderer, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         of(renderer, tmp_path / name, skip=True)
     with pytest.raises(ConfigError, match="no file"):
         of(renderer, tmp_path / f"absent-{name}")
@@ -168,8 +168,8 @@ def test_broken_files_are_named(name: str, text: str, told: str, renderer: Templ
 
 def test_a_pass_shows_every_row_once_in_an_order_of_its_own() -> None:
     rows = [Demonstration((1, number), (False, True)) for number in range(20)]
-    shown = list(islice(passes(rows, seed=3), 60))
-    orders = [tuple(one.ids[1] for one in shown[start : start + 20]) for start in (0, 20, 40)]
+    passed_rows = list(islice(passes(rows, seed=3), 60))
+    orders = [tuple(one.ids[1] for one in passed_rows[start : start + 20]) for start in (0, 20, 40)]
     assert all(Counter(order) == Counter(range(20)) for order in orders)
     assert len(set(orders)) == 3
-    assert list(islice(passes(rows, seed=3), 60)) == shown != list(islice(passes(rows, seed=4), 60))
+    assert list(islice(passes(rows, seed=3), 60)) == passed_rows != list(islice(passes(rows, seed=4), 60))

@@ -46,12 +46,12 @@ TASK = Task("TicTacToe-v0", 5, kwargs={"opponent": "self"})
 
 def trajectory(group: str, member: int, reward: float, draw: float) -> Trajectory:
     """One reply of two ids, of a finished game."""
-    said = TokenSpan((7, 8), Source.POLICY, logprobs=(-0.5, -0.25), policy_versions=(0, 0))
+    span = TokenSpan((7, 8), Source.POLICY, logprobs=(-0.5, -0.25), policy_versions=(0, 0))
     return Trajectory(
         task=TASK,
         group=group,
         member=member,
-        rows=(Row((TokenSpan((1,), Source.PROMPT), said)),),
+        rows=(Row((TokenSpan((1,), Source.PROMPT), span)),),
         turns=(Turn(Message("assistant", "5"), reward),),
         status=Status.COMPLETED,
         stop_reason=StopReason.TERMINATED,
@@ -141,7 +141,7 @@ def test_a_frozen_rival_adds_no_row_to_the_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"max_staleness": 1}, "does not go with max_staleness"),
         ({"serve": 0}, "does not go with serve"),
@@ -155,9 +155,9 @@ def test_a_frozen_rival_adds_no_row_to_the_loss(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_do_not_go_with_self_play_are_refused(
-    settings: dict[str, Any], told: str, tmp_path: Path
+    settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(AgentGymError, match=told):
+    with pytest.raises(AgentGymError, match=message):
         Trainer(config(**settings), tmp_path / "run").fit()
     assert not (tmp_path / "run").exists()
 

@@ -102,9 +102,9 @@ def test_generalized_advantages_of_an_episode_of_two_rows_and_of_one_that_a_budg
     assert credit.members[0] is not None and credit.returns is not None and credit.returns[0] is not None
     np.testing.assert_allclose(np.concatenate(credit.members[0]), advantages, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(np.concatenate(credit.returns[0]), returns, rtol=1e-4, atol=1e-5)
-    shown = [1, 2, 3, 4, 5]
-    before = [[1, 2], shown, [*shown, 6], [*shown, 6, 7]]
-    end = value_after(learner, [*shown, 6, 7, 8])
+    prompt = [1, 2, 3, 4, 5]
+    before = [[1, 2], prompt, [*prompt, 6], [*prompt, 6, 7]]
+    end = value_after(learner, [*prompt, 6, 7, 8])
     advantages, _ = worked(before, [0.25, 0.0, 0.0, 0.0], end)
     assert credit.members[1] is not None
     np.testing.assert_allclose(np.concatenate(credit.members[1]), advantages, rtol=1e-4, atol=1e-5)
@@ -137,10 +137,10 @@ def test_a_penalty_in_the_reward_is_taken_off_each_token_before_anything_is_comp
     assert credit.members[0] is not None and credit.members[1] is not None
     turns = [sum(first[:2]), first[2], first[3]]
     to_go = [1.5 - sum(turns), 1.5 - sum(turns[1:]), 1.0 - turns[2]]
-    wanted = [to_go[0], to_go[0], to_go[1], to_go[2]]
-    np.testing.assert_allclose(np.concatenate(credit.members[0]), wanted, rtol=1e-4)
-    wanted = [0.25 - sum(second), *[-sum(second[1:])] * 3]
-    np.testing.assert_allclose(np.concatenate(credit.members[1]), wanted, rtol=1e-4)
+    expected = [to_go[0], to_go[0], to_go[1], to_go[2]]
+    np.testing.assert_allclose(np.concatenate(credit.members[0]), expected, rtol=1e-4)
+    expected = [0.25 - sum(second), *[-sum(second[1:])] * 3]
+    np.testing.assert_allclose(np.concatenate(credit.members[1]), expected, rtol=1e-4)
 
 
 def test_the_proxy_is_the_squared_norm_of_the_gradient_by_the_logits(tiny: Tiny) -> None:
@@ -150,10 +150,10 @@ def test_the_proxy_is_the_squared_norm_of_the_gradient_by_the_logits(tiny: Tiny)
     found_M = learner.gradient_proxies(batch)
     learner.close()
     hidden_ME = model.hidden_states(batch.ids_N, PackedLayout(batch.seqlens))[batch.mask_N]
-    for hidden_E, target, found in zip(hidden_ME, batch.target_N[batch.mask_N], found_M, strict=True):
+    for hidden_E, target, proxy in zip(hidden_ME, batch.target_N[batch.mask_N], found_M, strict=True):
         logits_V = model.logits(hidden_E[None])[0].detach().requires_grad_()
         (slope_V,) = torch.autograd.grad(logits_V.log_softmax(-1)[target], logits_V)
-        assert float(found) == pytest.approx(float(slope_V.square().sum()), rel=1e-4)
+        assert float(proxy) == pytest.approx(float(slope_V.square().sum()), rel=1e-4)
     assert credit_step([GROUP], config_of("optimal_token_baseline"), learner_of(model))[0].members[0] is not None
 
 

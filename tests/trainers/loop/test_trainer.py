@@ -253,7 +253,7 @@ def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("settings", "message"),
     [
         ({}, "missing --env: name an environment"),
         ({"env": "X", "steps": "many"}, "setting 'steps' is a whole number, got 'many'"),
@@ -267,9 +267,9 @@ def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
         ({"env": "X", "env_kwargs": [1]}, r"setting 'env_kwargs' is a mapping of names to values, got \[1\]"),
     ],
 )
-def test_a_setting_of_another_type_is_named_with_what_it_takes(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        config_from_mapping(TrainConfig, given)
+def test_a_setting_of_another_type_is_named_with_what_it_takes(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_from_mapping(TrainConfig, settings)
 
 
 def test_only_an_aggregation_with_a_constant_is_given_one() -> None:
@@ -290,13 +290,13 @@ def test_the_configuration_knows_every_aggregation() -> None:
 def test_the_settings_of_a_loss_survive_the_file_that_a_run_keeps() -> None:
     learner = LearnerConfig(loss="gspo", loss_settings={"clip_high": 0.3})
     config = TrainConfig(env="X", learner=learner)
-    kept = yaml.safe_load(yaml.safe_dump(asdict(config)))
-    assert config_from_mapping(TrainConfig, kept) == config
+    stored = yaml.safe_load(yaml.safe_dump(asdict(config)))
+    assert config_from_mapping(TrainConfig, stored) == config
 
 
 def test_a_number_that_yaml_reads_as_text_is_a_number() -> None:
-    given = yaml.safe_load("{env: X, optimizer: {learning_rate: 1e-4}, max_minutes: 5, env_kwargs: {level: 1}}")
-    config = config_from_mapping(TrainConfig, given)
+    settings = yaml.safe_load("{env: X, optimizer: {learning_rate: 1e-4}, max_minutes: 5, env_kwargs: {level: 1}}")
+    config = config_from_mapping(TrainConfig, settings)
     assert (config.optimizer.learning_rate, config.max_minutes, config.env_kwargs) == (1e-4, 5.0, {"level": 1})
 
 

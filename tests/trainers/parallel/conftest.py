@@ -20,11 +20,11 @@ PROGRAM = Path(__file__).parent / "rank_process.py"
 
 def numbers_of(stats: Any) -> dict[str, float]:
     """The numbers of statistics by name, those of the routers among them."""
-    found = asdict(stats)
-    router = found.pop("router", None) or {}
+    numbers = asdict(stats)
+    router = numbers.pop("router", None) or {}
     for layer, loads in enumerate(router.pop("router_loads", ())):
         router |= {f"load-{layer}-{expert}": load for expert, load in enumerate(loads)}
-    return {name: value for name, value in (found | router).items() if value is not None}
+    return {name: value for name, value in (numbers | router).items() if value is not None}
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
         return step()
 
     learner.optimizer.step = seen  # type: ignore[method-assign]
-    batch, found = case["batch"], {}
+    batch, outcome = case["batch"], {}
     if case.get("differs") and dist.get_rank() == 1:
         batch = batch.select([0, 1])
     if isinstance(case.get("state"), Path):
@@ -119,10 +119,10 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     elif case.get("state"):
         learner.load_state_dict(copy.deepcopy(case["state"]))  # it is taken over, and the case is learned again
     else:
-        kept = Kept(learner.model)
+        activations = Kept(learner.model)
         first = learner.update(batch)
-        found = {"first": first, "kept": sum(kept.memory.values()), "critic": learner.update_critic(batch)}
-        found |= {
+        outcome = {"first": first, "kept": sum(activations.memory.values()), "critic": learner.update_critic(batch)}
+        outcome |= {
             "state": copy.deepcopy(learner.state_dict()),
             "between": {name: one.clone() for name, one in learner.weights()},
         }
@@ -130,16 +130,16 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
         save_shards(learner, case["saved"])
     calls = Calls()
     with calls if case.get("counted") else nullcontext():  # it makes a step a third slower
-        found["last"] = learner.update(batch)
-    found |= {"gathered": calls.gathered, "held": expert_bytes(learner.model)}
-    found |= {"calls": dict(calls.counts), "logprobs": learner.logprobs(batch), "gradients": gradients}
-    found |= {"proxies": learner.gradient_proxies(batch), "weights": dict(learner.weights())}
+        outcome["last"] = learner.update(batch)
+    outcome |= {"gathered": calls.gathered, "held": expert_bytes(learner.model)}
+    outcome |= {"calls": dict(calls.counts), "logprobs": learner.logprobs(batch), "gradients": gradients}
+    outcome |= {"proxies": learner.gradient_proxies(batch), "weights": dict(learner.weights())}
     if case["config"].kl.place == "reward" and case["config"].kl.coefficient:
-        found["penalties"] = learner.penalties(batch)
+        outcome["penalties"] = learner.penalties(batch)
     if learner.critic is not None:
-        found["values"], found["ends"] = learner.critic.read(batch)
+        outcome["values"], outcome["ends"] = learner.critic.read(batch)
     learner.close()
-    return found
+    return outcome
 
 
 def expert_bytes(model: LanguageModel) -> int:
@@ -168,15 +168,15 @@ def run_rank(folder: Path, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
-    found: dict[str, object] = {}
+    outcomes: dict[str, object] = {}
     if rank:
         agentgym.trainers.parallel.ranks.load_policy = no_whole_model  # type: ignore[assignment]
     for name, case in torch.load(folder / "cases.pt", weights_only=False).items():
         try:
-            found[name] = learn(case, Ranks(case["config"].fsdp, mesh=case["config"].mesh))
+            outcomes[name] = learn(case, Ranks(case["config"].fsdp, mesh=case["config"].mesh))
         except AgentGymError as error:
-            found[name] = error
-    torch.save(found, folder / f"rank-{rank}.pt")
+            outcomes[name] = error
+    torch.save(outcomes, folder / f"rank-{rank}.pt")
     dist.destroy_process_group()
 
 

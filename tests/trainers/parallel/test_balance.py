@@ -18,12 +18,12 @@ LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 
 def costs_of(lengths: Sequence[int], shares: Sequence[int] | None = None) -> list[RowCost]:
     """Of rows that begin with `shares` in common with the one before them, as far as both are that long."""
-    found, before = [], 0
+    costs, before = [], 0
     for length, share in zip(lengths, shares or [0] * len(lengths), strict=True):
         shared = min(length, share, before)
-        found.append(RowCost(3 * length + length**2, 3 * (length - shared) + length**2 - shared**2))
+        costs.append(RowCost(3 * length + length**2, 3 * (length - shared) + length**2 - shared**2))
         before = length
-    return found
+    return costs
 
 
 def spent(costs: Sequence[RowCost], rows: range) -> int:
@@ -69,11 +69,11 @@ def test_a_row_costs_the_products_of_its_tokens_and_of_what_they_attend_to(
         return sum(numbers + 2 * heads * (place + 1) for place in range(num_tokens))
 
     batch = fresh_batch(model, num_groups=1, shared=shared)
-    found = row_costs(batch, model)
-    assert [one.whole for one in found] == [cost(length) for length in batch.seqlens]
-    assert found[0].further == found[0].whole
+    costs = row_costs(batch, model)
+    assert [one.whole for one in costs] == [cost(length) for length in batch.seqlens]
+    assert costs[0].further == costs[0].whole
     ids = [one_T.tolist() for one_T in batch.ids_N.split(batch.seqlens)]
-    for one, row, (before, own) in zip(found[1:], batch.seqlens[1:], pairwise(ids), strict=True):
+    for one, row, (before, own) in zip(costs[1:], batch.seqlens[1:], pairwise(ids), strict=True):
         alike = next(place for place, (a, b) in enumerate(zip(before, own, strict=False)) if a != b)
         assert alike >= shared
         assert one.further == cost(row) - (cost(alike) if counts else 0)

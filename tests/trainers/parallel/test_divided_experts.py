@@ -66,27 +66,27 @@ def mixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cases(mixture_folder: Path, make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     """What is learned, by name."""
-    found: dict[str, Case] = {}
+    all_cases: dict[str, Case] = {}
     for name in MODELS:
         folder = mixture_folder if name == MODELS[0] else tmp_path_factory.mktemp(name)
         base = small_case(name, folder, make_batch)
         for setting, own in SETTINGS.items():
             config = LearnerConfig(threads=1, **{"micro_batch_tokens": 160, **own})
-            found[f"{name}-{setting}"] = base | {"config": config, "counted": True}
-    plain = found["qwen3_moe-plain"]
+            all_cases[f"{name}-{setting}"] = base | {"config": config, "counted": True}
+    plain = all_cases["qwen3_moe-plain"]
     one_row = {"batch": plain["batch"].select([0]), "config": LearnerConfig(threads=1)}
-    found["qwen3_moe-one-row"] = plain | one_row
-    found["qwen3_moe-replayed"] = replayed(plain)
-    record_NRK = found["qwen3_moe-replayed"]["batch"].experts_NRK
+    all_cases["qwen3_moe-one-row"] = plain | one_row
+    all_cases["qwen3_moe-replayed"] = replayed(plain)
+    record_NRK = all_cases["qwen3_moe-replayed"]["batch"].experts_NRK
     to_first = replace(plain["batch"], experts_NRK=torch.arange(2).expand_as(record_NRK).to(record_NRK.dtype))
-    found["qwen3_moe-one-sided"] = plain | {"batch": to_first}  # no token for the experts of the last rank
-    found["qwen3_moe-grouped"] = plain | {"experts": "grouped_mm"}  # as on a GPU
-    found["gpt_oss-grouped"] = found["gpt_oss-plain"] | {"experts": "grouped_mm"}
+    all_cases["qwen3_moe-one-sided"] = plain | {"batch": to_first}  # no token for the experts of the last rank
+    all_cases["qwen3_moe-grouped"] = plain | {"experts": "grouped_mm"}  # as on a GPU
+    all_cases["gpt_oss-grouped"] = all_cases["gpt_oss-plain"] | {"experts": "grouped_mm"}
     teacher, shape = tmp_path_factory.mktemp("teacher"), json.loads((plain["model"] / "config.json").read_text())
     save_small_model(shape | {"num_experts": 3}, teacher)  # which two ranks do not divide
     taught = replace(plain["config"], kl=KLConfig(coefficient=0.1, reference=str(teacher)))
-    found["qwen3_moe-taught"] = plain | {"config": taught}
-    return found
+    all_cases["qwen3_moe-taught"] = plain | {"config": taught}
+    return all_cases
 
 
 def small_case(name: str, folder: Path, make_batch: Fresh) -> Case:
@@ -108,8 +108,8 @@ def divided(case: Case, mesh: MeshConfig) -> Case:
 @pytest.fixture(scope="module")
 def two_ranks(cases: dict[str, Case], on_ranks: OnRanks) -> list[dict[str, Found]]:
     """What each of two ranks found of the quick cases."""
-    found = {name: divided(cases[name], MeshConfig(expert=2)) for name in QUICK}
-    return on_ranks(found | {"whole": cases["qwen3_moe-plain"]}, 2)
+    divided_cases = {name: divided(cases[name], MeshConfig(expert=2)) for name in QUICK}
+    return on_ranks(divided_cases | {"whole": cases["qwen3_moe-plain"]}, 2)
 
 
 @pytest.mark.long
@@ -127,11 +127,11 @@ def test_a_rank_holds_its_experts_and_gathers_no_others(
     shape = load_policy(cases["qwen3_moe-plain"]["model"])
     layer = sum(weight.nbytes for name, weight in shape.named_parameters() if "layers.0.mlp.experts" in name)
     for rank in two_ranks:
-        found, whole = rank["qwen3_moe-plain"], rank["whole"]
-        assert found["held"] == whole["held"] == shape.num_layers * layer / 2
-        assert min(found["gathered"]) == max(whole["gathered"]) - layer, "a block without its experts"
-        assert len(found["gathered"]) == 2, "such a block, and embedding and head"
-        assert found["calls"]["c10d::alltoall_base_"] > 0
+        split, whole = rank["qwen3_moe-plain"], rank["whole"]
+        assert split["held"] == whole["held"] == shape.num_layers * layer / 2
+        assert min(split["gathered"]) == max(whole["gathered"]) - layer, "a block without its experts"
+        assert len(split["gathered"]) == 2, "such a block, and embedding and head"
+        assert split["calls"]["c10d::alltoall_base_"] > 0
         assert "c10d::alltoall_base_" not in whole["calls"]
 
 
@@ -144,18 +144,18 @@ def test_any_blocks_of_ranks_learn_what_one_process_learns(
     endings = ("-plain", "-recomputed", "-lora", "-grouped") if size == 2 else ("-plain",)
     names = [name for name in cases if (size == 2 and name.startswith("qwen3_moe")) or name.endswith(endings)]
     names += [] if size == 2 else ["qwen3_moe-lora", "qwen3_moe-sharded-gradients", "qwen3_moe-one-sided"]
-    found = on_ranks({name: divided(cases[name], MeshConfig(expert=mesh)) for name in names}, size)
+    ranks = on_ranks({name: divided(cases[name], MeshConfig(expert=mesh)) for name in names}, size)
     for name in names:
-        check([rank[name] for rank in found], in_one_process(cases[name]))
+        check([rank[name] for rank in ranks], in_one_process(cases[name]))
 
 
 @pytest.mark.slow
 def test_ranks_divide_the_experts_of_any_architecture(make_batch: Fresh, on_ranks: OnRanks, tmp_path: Path) -> None:
     """Those that keep a state compute rows of similar lengths as a batch, and ranks have not as many of these."""
     cases = {name: small_case(name, tmp_path / name, make_batch) for name in FURTHER}
-    found = on_ranks({name: divided(case, MeshConfig(expert=2)) for name, case in cases.items()}, 2)
+    ranks = on_ranks({name: divided(case, MeshConfig(expert=2)) for name, case in cases.items()}, 2)
     for name in FURTHER:
-        check([rank[name] for rank in found], in_one_process(cases[name]))
+        check([rank[name] for rank in ranks], in_one_process(cases[name]))
 
 
 @pytest.mark.slow
@@ -170,16 +170,16 @@ def test_what_is_rounded_to_bfloat16_is_near_that_of_ranks_with_all_experts(
         "muon": plain | {"config": frozen, "optimizer": replace(STEP, name="muon", learning_rate=1e-3)},
         "mixed": plain | {"config": mixed},
     }
-    found = on_ranks({name: divided(case, MeshConfig(expert=2)) for name, case in whole.items()}, 2)[0]
-    wanted = on_ranks(whole, 2)[0]
+    split = on_ranks({name: divided(case, MeshConfig(expert=2)) for name, case in whole.items()}, 2)[0]
+    theirs = on_ranks(whole, 2)[0]
     for name, bound in {"muon": 1e-4, "mixed": 0.02}.items():
-        assert numbers_of(found[name]["first"]) == pytest.approx(numbers_of(wanted[name]["first"]), rel=bound, abs=0.01)
-        for own, other in zip(found[name]["gradients"], wanted[name]["gradients"], strict=True):
+        assert numbers_of(split[name]["first"]) == pytest.approx(numbers_of(theirs[name]["first"]), rel=bound, abs=0.01)
+        for own, other in zip(split[name]["gradients"], theirs[name]["gradients"], strict=True):
             assert own.dtype == torch.float32
             assert (own - other).norm() <= 0.05 * other.norm()
-    for name, weight in wanted["muon"]["weights"].items():
-        moved_by = (weight - wanted["muon"]["between"][name]).norm()
-        assert (found["muon"]["weights"][name] - weight).norm() <= 0.05 * moved_by, name
+    for name, weight in theirs["muon"]["weights"].items():
+        moved_by = (weight - theirs["muon"]["between"][name]).norm()
+        assert (split["muon"]["weights"][name] - weight).norm() <= 0.05 * moved_by, name
 
 
 @pytest.mark.slow
@@ -194,8 +194,8 @@ def test_a_state_goes_from_divided_experts_to_one_process_and_back(
     assert_near(list(alone["weights"].values()), list(saved["weights"].values()))
     shards = resumed | {"state": tmp_path}
     others = on_ranks({"whole": resumed, "shards": divided(shards, mesh), "undivided": shards}, 2)
-    for found in others[0].values():
-        check([found], alone)
+    for outcome in others[0].values():
+        check([outcome], alone)
     back = on_ranks({"back": divided(shards, mesh)}, 4)[0]["back"]
     assert back["last"] == saved["last"], "to the last bit"
 

@@ -112,8 +112,8 @@ def cases(
     settings_cases: dict[str, Case], make_tiny: Tiny, make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Case]:
     """What is learned, by name."""
-    found = dict(settings_cases)
-    plain = found["ppo_clip-4"]
+    all_cases = dict(settings_cases)
+    plain = all_cases["ppo_clip-4"]
     model, batch = plain["model"], plain["batch"]
     shared = moved(make_batch(model, num_groups=3, shared=40))
     folder = tmp_path_factory.mktemp("model")
@@ -121,28 +121,28 @@ def cases(
     long_model = make_tiny(window=4096)
     long_batch = moved(make_batch(long_model, num_groups=1, shared=900, longer=2000)).select([0, 1])
     # Eight steps of Adam, which makes more of rounding with each: at half the rate.
-    slower = {**found["kl"], "optimizer": replace(STEP, learning_rate=STEP.learning_rate / 2)}
+    slower = {**all_cases["kl"], "optimizer": replace(STEP, learning_rate=STEP.learning_rate / 2)}
     before = in_one_process(plain)
-    found |= {
+    all_cases |= {
         "kl-slower": slower,
         "shared-prefixes": {**plain, "batch": shared},
-        "reference": {**found["kl"], "reference": make_tiny(seed=1)},
+        "reference": {**all_cases["kl"], "reference": make_tiny(seed=1)},
         "one-row": {**plain, "batch": batch.select([5])},
         "untied": {**plain, "model": make_tiny(tied=False)},
         "muon": {**plain, "optimizer": replace(STEP, name="muon")},
         "rates": {**plain, "optimizer": GROUPS},
         "bfloat16": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(param_dtype="bfloat16"))},
         "resumed": {**plain, "state": before["state"], "weights": before["between"]},
-        "lora-resumed": {**found["lora"], "state": in_one_process(found["lora"])["state"]},
-        "lora-late": {**found["lora"], "bare": True},
+        "lora-resumed": {**all_cases["lora"], "state": in_one_process(all_cases["lora"])["state"]},
+        "lora-late": {**all_cases["lora"], "bare": True},
         "offload": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(cpu_offload=True))},
         "differs": {**plain, "differs": True},
         "alone": {**plain, "alone": True},
         "shared-trunk": {**plain, "config": replace(plain["config"], critic=CriticConfig(trunk="shared"))},
         "three": sharing(plain, MeshConfig(sequence=3)),
         "one-head": sharing({**plain, "model": make_tiny(num_kv_heads=1)}, MeshConfig(tensor=2)),
-        "loaded": {**found["kl"], "folder": folder},
-        "loaded-tensor": sharing({**found["kl"], "folder": folder}, MeshConfig(tensor=2)),
+        "loaded": {**all_cases["kl"], "folder": folder},
+        "loaded-tensor": sharing({**all_cases["kl"], "folder": folder}, MeshConfig(tensor=2)),
         "biased": {**plain, "model": make_tiny(qkv_bias=True)},
         "few-heads": sharing({**plain, "model": make_tiny(num_kv_heads=1)}, MeshConfig(sequence=2)),
         "long": {
@@ -153,11 +153,11 @@ def cases(
         },
     }
     shared_passes = {
-        f"{name}-{mesh}": sharing(found[name], SHARED[mesh])
+        f"{name}-{mesh}": sharing(all_cases[name], SHARED[mesh])
         for mesh in SHARED
         for name in [*SHARING, "muon", "resumed"]
     }
-    return found | shared_passes | {"lora-sequence": sharing(found["lora"], SHARED["sequence"])}
+    return all_cases | shared_passes | {"lora-sequence": sharing(all_cases["lora"], SHARED["sequence"])}
 
 
 REFUSED = {
@@ -194,13 +194,13 @@ SHARED_PASSES = [
 @pytest.fixture(scope="module")
 def alone(cases: dict[str, Case]) -> Alone:
     """`alone(name)` returns what one process finds, which learns each case once."""
-    found: dict[str, Found] = {}
+    outcomes: dict[str, Found] = {}
 
     def learn(name: str) -> Found:
         name = name.removesuffix("-sequence").removesuffix("-tensor")
-        if name not in found:
-            found[name] = in_one_process(cases[name])
-        return found[name]
+        if name not in outcomes:
+            outcomes[name] = in_one_process(cases[name])
+        return outcomes[name]
 
     return learn
 
@@ -225,42 +225,42 @@ def one_block(cases: dict[str, Case], on_ranks: OnRanks) -> list[dict[str, Found
     return on_ranks({name: cases[name] for name in names}, 2)
 
 
-def check(found: list[Found], wanted: Found) -> None:
+def check(ranks: list[Found], expected: Found) -> None:
     """Every rank has the numbers of the learner in one process, and the same ones as the others."""
     for name, bound in {"first": 1e-5, "critic": 1e-5, "last": 1e-4}.items():  # Adam makes more of rounding
-        assert all(one[name] == found[0][name] for one in found), "to the last bit"
-        if wanted[name] is not None:
-            assert numbers_of(found[0][name]) == pytest.approx(numbers_of(wanted[name]), rel=bound, abs=bound / 10), (
+        assert all(one[name] == ranks[0][name] for one in ranks), "to the last bit"
+        if expected[name] is not None:
+            assert numbers_of(ranks[0][name]) == pytest.approx(numbers_of(expected[name]), rel=bound, abs=bound / 10), (
                 name
             )
-    for one in found:
-        assert_close(one["gradients"], wanted["gradients"], 1e-6)
-        torch.testing.assert_close(one["logprobs"], wanted["logprobs"], rtol=0, atol=1e-4)
-        torch.testing.assert_close(one["proxies"], wanted["proxies"], rtol=0, atol=1e-4)
+    for one in ranks:
+        assert_close(one["gradients"], expected["gradients"], 1e-6)
+        torch.testing.assert_close(one["logprobs"], expected["logprobs"], rtol=0, atol=1e-4)
+        torch.testing.assert_close(one["proxies"], expected["proxies"], rtol=0, atol=1e-4)
         for name in ("penalties", "values", "ends"):
-            assert (name in one) == (name in wanted)
-            if name in wanted:
-                torch.testing.assert_close(one[name], wanted[name], rtol=0, atol=1e-5)
+            assert (name in one) == (name in expected)
+            if name in expected:
+                torch.testing.assert_close(one[name], expected[name], rtol=0, atol=1e-5)
 
 
-def assert_close(found: list[Tensor], wanted: list[Tensor], bound: float) -> None:
-    for one, two in zip(found, wanted, strict=True):
+def assert_close(tensors: list[Tensor], expected: list[Tensor], bound: float) -> None:
+    for one, two in zip(tensors, expected, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=bound)
 
 
-def assert_equal(found: Any, wanted: Any) -> None:
+def assert_equal(value_or_tree: Any, expected: Any) -> None:
     """Compares trees of tensors and numbers, bit for bit; tuples are read back as lists."""
-    if isinstance(wanted, Tensor):
-        assert torch.equal(found, wanted)
-    elif isinstance(wanted, dict):
-        assert found.keys() == wanted.keys()
-        for key, value in wanted.items():
-            assert_equal(found[key], value)
-    elif isinstance(wanted, list | tuple):
-        for one, two in zip(found, wanted, strict=True):
+    if isinstance(expected, Tensor):
+        assert torch.equal(value_or_tree, expected)
+    elif isinstance(expected, dict):
+        assert value_or_tree.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_equal(value_or_tree[key], value)
+    elif isinstance(expected, list | tuple):
+        for one, two in zip(value_or_tree, expected, strict=True):
             assert_equal(one, two)
     else:
-        assert found == wanted
+        assert value_or_tree == expected
 
 
 @pytest.mark.long
@@ -289,9 +289,9 @@ def test_four_ranks_that_share_passes_learn_what_one_process_learns(
     mesh: MeshConfig, cases: dict[str, Case], alone: Alone, on_ranks: OnRanks
 ) -> None:
     names = ["kl-slower" if name == "kl" else name for name in SHARING]
-    found = on_ranks({name: sharing(cases[name], mesh) for name in names}, 4)
+    ranks = on_ranks({name: sharing(cases[name], mesh) for name in names}, 4)
     for name in names:
-        check([rank[name] for rank in found], alone(name))
+        check([rank[name] for rank in ranks], alone(name))
 
 
 @pytest.mark.long
@@ -301,13 +301,13 @@ def test_each_rank_averages_its_own_shards(
 ) -> None:
     plain = settings_cases["ppo_clip-4"]
     case = {**plain, "config": replace(plain["config"], ema_decay=0.5)}
-    wanted = in_one_process(case)["state"]["optimizer"]["average"]
+    expected = in_one_process(case)["state"]["optimizer"]["average"]
     resumed = {**case, "state": in_one_process(case)["state"]}
     first, _ = on_ranks({"ema": sharing(case, mesh), "resumed": sharing(resumed, mesh)}, 2)
-    found = first["ema"]["state"]["optimizer"]["average"]
-    assert found.keys() == wanted.keys()
-    for name, mean in wanted.items():
-        torch.testing.assert_close(found[name], mean, rtol=0, atol=1e-5)
+    averages = first["ema"]["state"]["optimizer"]["average"]
+    assert averages.keys() == expected.keys()
+    for name, mean in expected.items():
+        torch.testing.assert_close(averages[name], mean, rtol=0, atol=1e-5)
 
 
 @pytest.mark.long
@@ -323,19 +323,19 @@ def test_ranks_write_their_own_shards_of_a_state_which_any_number_of_ranks_reads
     assert_equal(load_state(tmp_path), saved["state"])
     whole = {**case, "state": saved["state"], "weights": saved["between"]}
     alone = in_one_process(whole)
-    found = on_ranks({"shards": sharing({**whole, "state": tmp_path}, MeshConfig())}, 3)[0]["shards"]
-    assert_close(list(found["weights"].values()), list(alone["weights"].values()), 1e-6)
-    assert numbers_of(found["last"]) == pytest.approx(numbers_of(alone["last"]), rel=1e-5, abs=1e-6)
+    outcome = on_ranks({"shards": sharing({**whole, "state": tmp_path}, MeshConfig())}, 3)[0]["shards"]
+    assert_close(list(outcome["weights"].values()), list(alone["weights"].values()), 1e-6)
+    assert numbers_of(outcome["last"]) == pytest.approx(numbers_of(alone["last"]), rel=1e-5, abs=1e-6)
     resumed = on_ranks({"shards": {**whole, "state": tmp_path}}, 2)[0]["shards"]
     assert resumed["last"] == saved["last"], "to the last bit"
 
 
 @pytest.mark.slow
 def test_ranks_that_share_a_pass_keep_less_of_it(alone: Alone, one_block: list[dict[str, Found]]) -> None:
-    wanted = alone("long")["kept"]
+    memory = alone("long")["kept"]
     for rank in one_block:
-        assert rank["long-sequence"]["kept"] < 0.7 * wanted, "what hides later keys is the same for any number of ranks"
-        assert rank["long-tensor"]["kept"] < 0.75 * wanted
+        assert rank["long-sequence"]["kept"] < 0.7 * memory, "what hides later keys is the same for any number of ranks"
+        assert rank["long-tensor"]["kept"] < 0.75 * memory
 
 
 @pytest.mark.slow
@@ -344,11 +344,11 @@ def test_any_number_of_ranks_learns_what_one_process_learns(
     size: int, cases: dict[str, Case], alone: Alone, on_ranks: OnRanks, request: pytest.FixtureRequest
 ) -> None:
     if size == 2:
-        found = request.getfixturevalue("two_ranks")
+        ranks = request.getfixturevalue("two_ranks")
     else:
-        found = on_ranks({name: cases[name] for name in LEARNED}, size)
+        ranks = on_ranks({name: cases[name] for name in LEARNED}, size)
     for name in LEARNED:
-        check([rank[name] for rank in found], alone(name))
+        check([rank[name] for rank in ranks], alone(name))
 
 
 @pytest.mark.slow
@@ -356,11 +356,11 @@ def test_any_number_of_ranks_learns_what_one_process_learns(
 def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
     name: str, ranks: str, alone: Alone, request: pytest.FixtureRequest
 ) -> None:
-    found, wanted = request.getfixturevalue(ranks)[0][name], alone(name)
-    assert numbers_of(found["first"]) == pytest.approx(numbers_of(wanted["first"]), rel=1e-5, abs=1e-6)
-    for name, one in found["weights"].items():
-        moved_by = (wanted["weights"][name] - wanted["between"][name]).norm()
-        assert (one - wanted["weights"][name]).norm() < 0.05 * moved_by, name
+    outcome, expected = request.getfixturevalue(ranks)[0][name], alone(name)
+    assert numbers_of(outcome["first"]) == pytest.approx(numbers_of(expected["first"]), rel=1e-5, abs=1e-6)
+    for name, one in outcome["weights"].items():
+        moved_by = (expected["weights"][name] - expected["between"][name]).norm()
+        assert (one - expected["weights"][name]).norm() < 0.05 * moved_by, name
 
 
 @pytest.mark.slow
@@ -373,9 +373,9 @@ def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(
     goes_on = in_one_process({**cases["ppo_clip-4"], "state": saved["state"], "weights": saved["between"]})
     assert_close(list(goes_on["weights"].values()), list(saved["weights"].values()), 1e-6)
     assert numbers_of(goes_on["last"]) == pytest.approx(numbers_of(saved["last"]), rel=1e-5, abs=1e-6)
-    back, wanted = first_rank[f"resumed{mesh}"], alone("resumed")
-    assert_close(list(back["weights"].values()), list(wanted["weights"].values()), 1e-6)
-    assert numbers_of(back["last"]) == pytest.approx(numbers_of(wanted["last"]), rel=1e-5, abs=1e-6)
+    back, expected = first_rank[f"resumed{mesh}"], alone("resumed")
+    assert_close(list(back["weights"].values()), list(expected["weights"].values()), 1e-6)
+    assert numbers_of(back["last"]) == pytest.approx(numbers_of(expected["last"]), rel=1e-5, abs=1e-6)
     assert goes_on["last"].learning_rate == back["last"].learning_rate
 
 
@@ -385,11 +385,11 @@ def test_adapters_of_two_ranks_go_on_in_one_process_and_back(
 ) -> None:
     saved = two_ranks[0]["lora"]
     goes_on = in_one_process({**cases["lora"], "state": saved["state"]})
-    back, wanted = two_ranks[0]["lora-resumed"], alone("lora-resumed")
-    assert len(back["gradients"]) == len(wanted["gradients"]) == 20 and all(one.any() for one in wanted["gradients"])
+    back, plain = two_ranks[0]["lora-resumed"], alone("lora-resumed")
+    assert len(back["gradients"]) == len(plain["gradients"]) == 20 and all(one.any() for one in plain["gradients"])
     for rank in two_ranks:
-        assert_close(rank["lora-resumed"]["gradients"], wanted["gradients"], 1e-6)
-    for one, two in ((goes_on, saved), (back, wanted)):
+        assert_close(rank["lora-resumed"]["gradients"], plain["gradients"], 1e-6)
+    for one, two in ((goes_on, saved), (back, plain)):
         assert_close(list(one["weights"].values()), list(two["weights"].values()), 1e-5)
         assert len(one["weights"]) == 10, "only weights that have an adapter are sent"
         assert numbers_of(one["last"]) == pytest.approx(numbers_of(two["last"]), rel=1e-4, abs=1e-5)
@@ -399,13 +399,13 @@ def test_adapters_of_two_ranks_go_on_in_one_process_and_back(
 def test_whole_weights_and_states_go_to_rank_0_alone(alone: Alone, two_ranks: list[dict[str, Found]]) -> None:
     first, second = (rank["critic"] for rank in two_ranks)
     assert not second["weights"] and not second["state"]
-    wanted = alone("critic")
+    expected = alone("critic")
     assert {name: one.shape for name, one in first["weights"].items()} == {
-        name: one.shape for name, one in wanted["weights"].items()
+        name: one.shape for name, one in expected["weights"].items()
     }
     for part in ("head", "trunk"):
         assert_close(
-            list(first["state"]["critic"][part].values()), list(wanted["state"]["critic"][part].values()), 1e-5
+            list(first["state"]["critic"][part].values()), list(expected["state"]["critic"][part].values()), 1e-5
         )
 
 
@@ -427,11 +427,11 @@ def test_ranks_exchange_gradients_once_a_step_however_many_micro_batches_it_has(
 def test_mixed_precision_computes_in_bfloat16_and_steps_in_float32(
     cases: dict[str, Case], two_ranks: list[dict[str, Found]]
 ) -> None:
-    found, wanted = two_ranks[0]["bfloat16"], two_ranks[0]["ppo_clip-4"]
-    for one, two in zip(found["gradients"], wanted["gradients"], strict=True):
+    rounded, expected = two_ranks[0]["bfloat16"], two_ranks[0]["ppo_clip-4"]
+    for one, two in zip(rounded["gradients"], expected["gradients"], strict=True):
         assert one.dtype == torch.float32
         assert 0 < float((one - two).norm()) < 0.2 * float(two.norm())
-    assert {one.dtype for one in found["weights"].values()} == {torch.float32}
+    assert {one.dtype for one in rounded["weights"].values()} == {torch.float32}
 
 
 @pytest.mark.slow

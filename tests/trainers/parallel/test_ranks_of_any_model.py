@@ -85,17 +85,17 @@ def base_case(make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> Ca
 @pytest.fixture(scope="module")
 def cases(base_case: Callable[[str], Case]) -> dict[str, Case]:
     """What is learned, by name."""
-    found: dict[str, Case] = {}
+    all_cases: dict[str, Case] = {}
     for name in MODELS:
         base = base_case(name)
         for setting, own in (SETTINGS | ADAPTERS).items():
             config = LearnerConfig(threads=1, **{"micro_batch_tokens": 160, **own})
-            found[f"{name}-{setting}"] = {**base, "config": config}
+            all_cases[f"{name}-{setting}"] = {**base, "config": config}
         if name == "qwen3_moe":
-            found["qwen3_moe-replayed"] = replayed(found["qwen3_moe-plain"])
+            all_cases["qwen3_moe-replayed"] = replayed(all_cases["qwen3_moe-plain"])
         config = LearnerConfig(threads=1, mesh=MeshConfig(sequence=2))
-        found[f"{name}-mesh"] = {**base, "config": config}
-    return found
+        all_cases[f"{name}-mesh"] = {**base, "config": config}
+    return all_cases
 
 
 def replayed(case: Case) -> Case:
@@ -118,26 +118,26 @@ def quick_ranks(cases: dict[str, Case], on_ranks: OnRanks) -> list[dict[str, Fou
     return on_ranks({**quick, "missing": {**cases[QUICK[0]], "model": Path("no/such/folder")}}, 2)
 
 
-def check(found: list[Found], wanted: Found) -> None:
+def check(ranks: list[Found], expected: Found) -> None:
     """Every rank has the numbers of the learner in one process, and the same ones as the others."""
-    for name in wanted.keys() & {"first", "critic", "last"}:
-        assert all(rank[name] == found[0][name] for rank in found), "to the last bit"
-        if wanted[name] is not None:
-            assert numbers_of(found[0][name]) == pytest.approx(numbers_of(wanted[name]), rel=1e-4, abs=1e-5), name
-    for rank in found:
-        assert_near(rank["gradients"], wanted["gradients"])
+    for name in expected.keys() & {"first", "critic", "last"}:
+        assert all(rank[name] == ranks[0][name] for rank in ranks), "to the last bit"
+        if expected[name] is not None:
+            assert numbers_of(ranks[0][name]) == pytest.approx(numbers_of(expected[name]), rel=1e-4, abs=1e-5), name
+    for rank in ranks:
+        assert_near(rank["gradients"], expected["gradients"])
         for name in ("logprobs", "values", "ends"):
-            assert (name in rank) == (name in wanted)
-            if name in wanted:
-                assert_near([rank[name]], [wanted[name]])
-    assert found[0]["weights"].keys() == wanted["weights"].keys()
-    assert_near(list(found[0]["weights"].values()), list(wanted["weights"].values()))
+            assert (name in rank) == (name in expected)
+            if name in expected:
+                assert_near([rank[name]], [expected[name]])
+    assert ranks[0]["weights"].keys() == expected["weights"].keys()
+    assert_near(list(ranks[0]["weights"].values()), list(expected["weights"].values()))
 
 
-def assert_near(found: list[Tensor], wanted: list[Tensor]) -> None:
+def assert_near(tensors: list[Tensor], expected: list[Tensor]) -> None:
     """All numbers differ by a hundred thousandth of the largest at most."""
-    bound = 1e-5 * max(float(tensor.abs().max()) for tensor in wanted)
-    for one, two in zip(found, wanted, strict=True):
+    bound = 1e-5 * max(float(tensor.abs().max()) for tensor in expected)
+    for one, two in zip(tensors, expected, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=bound)
 
 
@@ -155,10 +155,10 @@ def test_two_ranks_of_any_model_have_the_bits_of_one_process_in_two_shares(
     name: str, cases: dict[str, Case], quick_ranks: list[dict[str, Found]]
 ) -> None:
     case = cases[name]
-    wanted = in_one_process({**case, "config": replace(case["config"], shares=2)})
-    found = quick_ranks[0][name]
-    assert torch.equal(found["logprobs"], wanted["logprobs"])
-    assert all(torch.equal(tensor, wanted["weights"][key]) for key, tensor in found["weights"].items())
+    expected = in_one_process({**case, "config": replace(case["config"], shares=2)})
+    outcome = quick_ranks[0][name]
+    assert torch.equal(outcome["logprobs"], expected["logprobs"])
+    assert all(torch.equal(tensor, expected["weights"][key]) for key, tensor in outcome["weights"].items())
 
 
 @pytest.mark.long
@@ -171,8 +171,8 @@ def test_ranks_compute_tokens_with_the_experts_of_the_record(quick_ranks: list[d
 def test_ranks_have_adapters_on_experts_and_publish_them_merged(
     cases: dict[str, Case], quick_ranks: list[dict[str, Found]]
 ) -> None:
-    found = quick_ranks[0]["qwen3_moe-lora"]
-    adapters = found["state"]["lora"]["tensors"]
+    outcome = quick_ranks[0]["qwen3_moe-lora"]
+    adapters = outcome["state"]["lora"]["tensors"]
     key = "base_model.model.model.layers.1.mlp.experts.{}.lora_{}.weight"
     low_XRI, high_XOR = (adapters[key.format("up_proj", matrix)] for matrix in "AB")
     assert (low_XRI.shape, high_XOR.shape) == ((4, 3, 128), (4, 32, 3))
@@ -180,8 +180,8 @@ def test_ranks_have_adapters_on_experts_and_publish_them_merged(
     for expert in range(4):
         name = f"model.layers.1.mlp.experts.{expert}.up_proj.weight"
         wanted_OI = first[name] + LORA.alpha / LORA.rank * high_XOR[expert] @ low_XRI[expert]
-        torch.testing.assert_close(found["between"][name], wanted_OI, rtol=0, atol=1e-5)
-        assert not torch.equal(found["between"][name], first[name])
+        torch.testing.assert_close(outcome["between"][name], wanted_OI, rtol=0, atol=1e-5)
+        assert not torch.equal(outcome["between"][name], first[name])
 
 
 def test_ranks_of_a_hybrid_have_different_numbers_of_batches(base_case: Callable[[str], Case]) -> None:
@@ -220,9 +220,9 @@ def test_any_number_of_ranks_of_any_model_learns_what_one_process_learns(
     model: str, size: int, cases: dict[str, Case], on_ranks: OnRanks
 ) -> None:
     names = [f"{model}-{setting}" for setting in (SETTINGS | ADAPTERS if size == 2 else UNEVEN)]
-    found = on_ranks({name: cases[name] for name in names}, size)
+    ranks = on_ranks({name: cases[name] for name in names}, size)
     for name in names:
-        check([rank[name] for rank in found], in_one_process(cases[name]))
+        check([rank[name] for rank in ranks], in_one_process(cases[name]))
 
 
 @pytest.mark.slow

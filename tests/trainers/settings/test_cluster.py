@@ -64,7 +64,7 @@ def test_a_server_that_sleeps_is_not_to_sample_meanwhile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"layout": "colocated", "engines": 2}, "got ray.learners=1 and ray.engines=2"),
         ({"layout": "colocated", "gpus_per_engine": 1}, "both 1, or both 0, got 0 and 1"),
@@ -76,8 +76,8 @@ def test_a_server_that_sleeps_is_not_to_sample_meanwhile() -> None:
         ({"start_s": 0}, "start_s must be above 0"),
     ],
 )
-def test_impossible_clusters_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_impossible_clusters_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         ClusterConfig(**settings)
 
 

@@ -21,7 +21,7 @@ def test_ranks_that_share_passes_take_rows_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "num_ranks", "told"),
+    ("mesh", "num_ranks", "message"),
     [
         (MeshConfig(sequence=3), 3, "4 query heads cannot be split into 3 equal parts"),
         (MeshConfig(sequence=4, tensor=2), 8, "4 query heads cannot be split into 8"),
@@ -30,10 +30,10 @@ def test_ranks_that_share_passes_take_rows_together() -> None:
     ],
 )
 def test_a_model_is_split_where_it_has_whole_heads(
-    mesh: MeshConfig, num_ranks: int, told: str, tiny: Callable[..., Decoder]
+    mesh: MeshConfig, num_ranks: int, message: str, tiny: Callable[..., Decoder]
 ) -> None:
     config = tiny(qkv_bias=True).config
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         mesh.check(config, num_ranks)
     MeshConfig(sequence=2, tensor=2).check(config, 8)  # four query heads, and two key/value heads
     MeshConfig(sequence=4).check(config, 12)

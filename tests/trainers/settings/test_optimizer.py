@@ -24,7 +24,7 @@ Train = Callable[..., Any]
 
 
 @pytest.mark.parametrize(
-    ("given", "size", "expected"),
+    ("settings", "size", "expected"),
     [
         ({}, BIG - 1, ("adamw", 4e-4)),
         ({}, BIG, ("adamw", 1e-6)),
@@ -33,10 +33,10 @@ Train = Callable[..., Any]
     ],
 )
 def test_what_is_not_given_goes_by_the_size_of_the_model(
-    given: dict[str, Any], size: int, expected: tuple[str, float]
+    settings: dict[str, Any], size: int, expected: tuple[str, float]
 ) -> None:
-    found = OptimizerConfig(**given).for_size(size)
-    assert (found.name, found.peak_rate) == expected
+    optimizer = OptimizerConfig(**settings).for_size(size)
+    assert (optimizer.name, optimizer.peak_rate) == expected
 
 
 def test_the_parameters_of_a_folder_are_counted_without_reading_them(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_results_of_another_level_do_not_move_the_thresholds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"values": (1, 2)}, "method is off"),
         ({"method": "steps"}, "two or more different"),
@@ -139,6 +139,6 @@ def test_results_of_another_level_do_not_move_the_thresholds() -> None:
         ({"method": "learnability", "values": (1, 2), "settings": {"keep": 1.0}}, "keep"),
     ],
 )
-def test_settings_that_cannot_be_are_named(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_settings_that_cannot_be_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         CurriculumConfig(**settings)

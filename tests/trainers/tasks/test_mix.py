@@ -33,12 +33,12 @@ weights = st.lists(st.integers(1, 50) | st.floats(0.01, 50), min_size=1, max_siz
 def test_every_step_has_each_quota_rounded_and_the_sum_over_steps_is_never_a_place_off(
     weights: list[float], places: int, steps: int
 ) -> None:
-    given, total = [0] * len(weights), sum(weights)
+    past, total = [0] * len(weights), sum(weights)
     for step in range(1, steps + 1):
-        shares = apportion(weights, places, given)
+        shares = apportion(weights, places, past)
         assert sum(shares) == places
-        given = [before + share for before, share in zip(given, shares, strict=True)]
-        for weight, share, so_far in zip(weights, shares, given, strict=True):
+        past = [before + share for before, share in zip(past, shares, strict=True)]
+        for weight, share, so_far in zip(weights, shares, past, strict=True):
             assert abs(share - places * weight / total) < 1 + 1e-6
             assert abs(so_far - step * places * weight / total) < len(weights)
 
@@ -75,8 +75,8 @@ def test_each_environment_has_its_own_keywords_levels_and_name() -> None:
         "TextGame-v0": 1,
     }
     curriculum = {"method": "learnability", "values": [3, 4]}
-    given = {"env": "TextGame-v0", "tasks": 64, "practice": {"mix": mix, "curriculum": curriculum}}
-    config = config_from_mapping(TrainConfig, given)
+    settings = {"env": "TextGame-v0", "tasks": 64, "practice": {"mix": mix, "curriculum": curriculum}}
+    config = config_from_mapping(TrainConfig, settings)
     source = make_source(config.practice, config.env, {}, run_seed=0, tasks_per_step=64)
     seen: dict[str, set[object]] = {}
     for task in source.train_tasks(1, range(64)):
@@ -103,7 +103,7 @@ def test_a_mix_reports_each_environment(ended: Callable[..., Group]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mix", "told"),
+    ("mix", "message"),
     [
         ({"A": 0}, "the weight of 'A' is a number above 0"),
         ({"A": True}, "the weight of 'A' is a number above 0"),
@@ -113,8 +113,8 @@ def test_a_mix_reports_each_environment(ended: Callable[..., Group]) -> None:
         ({"A": 1, "b": {"env": "A"}}, "'A' and 'b' are the same environment"),
     ],
 )
-def test_an_entry_that_cannot_be_read_is_named(mix: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_an_entry_that_cannot_be_read_is_named(mix: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read_mix(mix)
 
 

@@ -119,8 +119,8 @@ def test_a_step_without_any_signal_ends_at_the_cap_is_told_once_and_learns_nothi
     assert [step.update for step in watcher.steps] == [None, None]
     assert [step.rollout.episodes for step in watcher.steps] == [3 * 4 * 3] * 2
     assert [step.practice for step in watcher.steps] == [{"filtered_groups": 9, "refill_episodes": 24}] * 2
-    told = [record.getMessage() for record in caplog.records if "rounds of further ones" in record.getMessage()]
-    assert len(told) == 1 and told[0].startswith("step 1: 0 of 3 groups have a signal after 2 rounds")
+    warnings = [record.getMessage() for record in caplog.records if "rounds of further ones" in record.getMessage()]
+    assert len(warnings) == 1 and warnings[0].startswith("step 1: 0 of 3 groups have a signal after 2 rounds")
     assert any("dead_groups: " in record.getMessage() for record in caplog.records)
     assert verify_run(tmp_path / "run").ok
 
