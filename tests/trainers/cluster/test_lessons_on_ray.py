@@ -37,7 +37,7 @@ def two_ranks() -> Iterator[list[str]]:
     """The options of two ranks on a cluster that the tests share."""
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
     try:
-        ray_options = ["--ray.address", nodes.address, "--ray.learners", "2", "--ray.cpus-per-learner", "0.5"]
+        ray_options = ["--ray.address", nodes.address, "--ray.learners", "2", "--ray.cpus", "learner=0.5"]
         yield ["--executor", "ray", *ray_options]
     finally:
         if ray.is_initialized():
