@@ -389,3 +389,15 @@ def test_mistakes_in_naming_what_to_learn_say_what_to_do(
     assert done.code in (1, 2)
     assert told in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_played_nothing_is_verified_by_its_steps(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK, "--eval.episodes", 0)
+    assert agentgym(*words, "--output", "learned").code == 0
+    assert (tmp_path / "learned" / "episodes.jsonl.zst").stat().st_size == 0
+    done = agentgym("verify", "learned")
+    assert done.code == 0, done.text
+    assert "0 episodes, 0 tokens: sound" in done.text
+    metrics = tmp_path / "learned" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    assert "not sound: checkpoints, end" in agentgym("verify", "learned").text

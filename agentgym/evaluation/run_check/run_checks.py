@@ -123,7 +123,7 @@ class RunChecks:
         if not isinstance(record, Mapping):
             return f"{MANIFEST} holds no digests"
         self._check_settings(str(record.get(CONFIG)), f"checkpoints/{folder.name}")
-        if str(record.get(EPISODES)) not in self._chains[EPISODES].lines:
+        if str(record.get(EPISODES)) not in (GENESIS, *self._chains[EPISODES].lines):
             return f"it was written after other episodes than those of {EPISODES}"
         if (step_at := self._steps.get(str(record.get(METRICS)))) != step:
             what = "no line" if step_at is None else f"the line of step {step_at}"

@@ -253,12 +253,15 @@ class _Counts:
 
 
 def _episodes_of(run: Path) -> Path:
-    """Returns the episode file of a run; raises RunFolderError if there is none, or nothing in it."""
+    """Returns the episode file of a run; raises RunFolderError if there is none, or nothing in it and no step either.
+
+    A run of `sft` or `dpo` that played no evaluation has steps and no episodes.
+    """
     path = find_episodes(run)
     if path is None:
         what = "has no episodes.jsonl" if run.is_dir() else "is no folder"
         raise RunFolderError(f"{run} {what}; the folder of a run that has played episodes was wanted: check --output")
-    if path.stat().st_size == 0:
+    if path.stat().st_size == 0 and next(_lines(run / METRICS), None) is None:
         raise RunFolderError(f"{path} is empty; recorded episodes were wanted: wait for the run's first step")
     return path
 
