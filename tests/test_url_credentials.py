@@ -40,14 +40,14 @@ def test_a_url_with_a_secret_is_refused_wherever_it_is_and_is_not_repeated(url: 
 
 @pytest.mark.parametrize("key", ["sk-proj-SECRET7", "SECRET7+x/y=", "Bearer SECRET7"])
 def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated(key: str) -> None:
-    for read in (
+    for read_settings in (
         lambda: read_key(key),
         lambda: SandboxConfig(url="http://a", api_key_env=key),
         lambda: ChatEndpointConfig(api_key_env=key),
         lambda: RemoteConfig(url="http://a", api_key_env=key),
     ):
         with pytest.raises(ConfigError, match="named by its environment variable") as refused:
-            read()
+            read_settings()
         assert SECRET not in str(refused.value)
 
 

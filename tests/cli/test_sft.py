@@ -95,8 +95,8 @@ def test_equal_seeds_give_equal_models_and_other_seeds_others(agentgym: Command,
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         common = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK)
         assert agentgym(*common, "--output", name, "--seed", seed).code == 0
-    made = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
-    assert made["a"] == made["b"] != made["c"]
+    models = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
+    assert models["a"] == models["b"] != models["c"]
 
 
 def test_without_an_output_the_folder_is_a_new_one_under_runs(agentgym: Command, model: Path, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_an_output_that_is_taken_is_left_alone(agentgym: Command, model: Path, t
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (("--env", "GuesNumber-v0"), "did you mean 'GuessNumber-v0'"),
         (("--env", "flaky.py:Flaky"), "Flaky has no oracle policy; give it a method make_oracle(self)"),
@@ -131,12 +131,12 @@ def test_an_output_that_is_taken_is_left_alone(agentgym: Command, model: Path, t
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )
 def test_mistakes_say_what_to_do_and_write_nothing(
-    args: tuple[str, ...], told: str, agentgym: Command, model: Path, tmp_path: Path
+    args: tuple[str, ...], message: str, agentgym: Command, model: Path, tmp_path: Path
 ) -> None:
-    given = args if "--model" in args else (*args, "--model", model)
-    done = agentgym("sft", *given, "--output", "out")
+    words = args if "--model" in args else (*args, "--model", model)
+    done = agentgym("sft", *words, "--output", "out")
     assert done.code == 2
-    assert told in done.err
+    assert message in done.err
     assert not (tmp_path / "out").exists()
 
 
@@ -169,8 +169,8 @@ def test_an_interrupt_saves_what_was_learned_and_says_so(
     assert signal.getsignal(number) is before
     assert done.code == code
     assert done.json["interrupted"] and 1 <= done.json["steps"] < 100_000
-    told = f"interrupted after step {done.json['steps']} of 100000; what was learned is in out"
-    assert f"{told}; agentgym sft --resume --output out goes on" in done.err
+    message = f"interrupted after step {done.json['steps']} of 100000; what was learned is in out"
+    assert f"{message}; agentgym sft --resume --output out goes on" in done.err
     assert len(metrics.read_text().splitlines()) == done.json["steps"]
     load_decoder(tmp_path / "out")
 
@@ -218,8 +218,8 @@ def test_settings_of_the_learner_are_read_by_their_short_names_too(
     old = {"env": "GuessNumber-v0", "model": str(model), "steps": 1, "batch_size": 1, "device": "cpu", "threads": 1}
     (tmp_path / "old.yaml").write_text(yaml.safe_dump(old | {"lora": {"rank": 2}, "micro_batch_tokens": 500}))
     assert agentgym("sft", "--config", "old.yaml", "--activation-checkpointing", "--output", "old").code == 0
-    made = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("short", "old")]
-    assert made[0] == made[1]
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("short", "old")]
+    assert models[0] == models[1]
     refused = agentgym(*words, "--learner.epochs", 2, "--output", "refused")
     assert refused.code == 2 and "learner.epochs is for runs that play episodes: leave it out" in refused.err
     assert not (tmp_path / "refused").exists()
@@ -230,8 +230,8 @@ def test_held_out_tasks_are_played_between_steps_and_name_the_best_checkpoint(
     agentgym: Command, model: Path, tmp_path: Path
 ) -> None:
     played = ("--eval.episodes", 2, "--eval.every", 2, "--limits.max-turns", 2, "--limits.turn-tokens", 8)
-    kept = ("--checkpoint.every", 2, "--checkpoint.keep-best", "eval_success")
-    words = ("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 4, *QUICK[2:], *played, *kept)
+    checkpoint_words = ("--checkpoint.every", 2, "--checkpoint.keep-best", "eval_success")
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 4, *QUICK[2:], *played, *checkpoint_words)
     done = agentgym(*words, "--output", "out", "--json")
     assert done.code == 0, done.err
     assert {"success_before", "success_after"} <= done.json.keys()
@@ -257,8 +257,8 @@ def test_trackers_get_the_numbers_of_the_steps(agentgym: Command, model: Path, t
     )
     words = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK, "--project", "lessons")
     assert agentgym(*words, "--trackers", "mine.py:Lines", "--output", "out").code == 0
-    told = [(0, "lessons", "sft"), *((step, True, True) for step in (1, 2, 3))]
-    assert (tmp_path / "out" / "lines.txt").read_text() == repr(told)
+    notes = [(0, "lessons", "sft"), *((step, True, True) for step in (1, 2, 3))]
+    assert (tmp_path / "out" / "lines.txt").read_text() == repr(notes)
     refused = agentgym(*words, "--trackers", "wanb", "--output", "other")
     assert refused.code == 2 and "did you mean 'wandb'" in refused.err and not (tmp_path / "other").exists()
 
@@ -334,9 +334,9 @@ def test_what_cannot_be_resumed_is_refused(agentgym: Command) -> None:
 
 
 def test_recorded_episodes_that_succeeded_are_learned(agentgym: Command, model: Path, tmp_path: Path) -> None:
-    shown = ("GuessNumber-v0", "--env-kwargs", "level=1", "--tokenizer", model, "-n", 6, "--output")
-    assert agentgym("eval", *shown, "random", "--policy", "random").code == 0
-    assert agentgym("eval", *shown, "oracle", "--policy", "oracle").code == 0
+    eval_words = ("GuessNumber-v0", "--env-kwargs", "level=1", "--tokenizer", model, "-n", 6, "--output")
+    assert agentgym("eval", *eval_words, "random", "--policy", "random").code == 0
+    assert agentgym("eval", *eval_words, "oracle", "--policy", "oracle").code == 0
     learned = ("sft", "--episodes", "oracle", "random", "--model", model, "--epochs", 2, "--batch-size", 3)
     done = agentgym(*learned, "--threads", 1, "--min-reward", 1, "--output", "out", "--json")
     assert done.code == 0, done.err
@@ -368,7 +368,7 @@ def test_conversations_are_learned(
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         ((), "--env ID (demonstrations), --conversations FILE or --episodes RUN; got none"),
         (("--env", "GuessNumber-v0", "--episodes", "."), "got --env and --episodes"),
@@ -383,11 +383,11 @@ def test_conversations_are_learned(
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_mistakes_in_naming_what_to_learn_say_what_to_do(
-    args: tuple[str, ...], told: str, agentgym: Command, model: Path, tmp_path: Path
+    args: tuple[str, ...], message: str, agentgym: Command, model: Path, tmp_path: Path
 ) -> None:
     done = agentgym("sft", *args, "--model", model, "--output", "out")
     assert done.code in (1, 2)
-    assert told in done.err
+    assert message in done.err
     assert not (tmp_path / "out").exists()
 
 

@@ -214,9 +214,9 @@ def test_a_model_in_gguf_is_refused_with_the_way_to_play_it(tmp_path: Path) -> N
             model_folder(str(name))
 
 
-@pytest.mark.parametrize("kept", ["config.json", "adapter_config.json"])
-def test_an_adapter_is_refused_beside_a_model_too(kept: str, tmp_path: Path) -> None:
-    for name in ("adapter_config.json", kept):
+@pytest.mark.parametrize("name_beside", ["config.json", "adapter_config.json"])
+def test_an_adapter_is_refused_beside_a_model_too(name_beside: str, tmp_path: Path) -> None:
+    for name in ("adapter_config.json", name_beside):
         (tmp_path / name).write_text("{}")
     with pytest.raises(RunFolderError, match="has an adapter that is not merged into a model"):
         model_folder(str(tmp_path))

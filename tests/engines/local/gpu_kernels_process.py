@@ -132,7 +132,7 @@ def check_head(temperature: float, softcap: float | None, has_entropy: bool, dty
     for kernels in (gpu_head, None):
         inputs = [x.clone().requires_grad_() for x in (hidden_NE, head_VE)]
         with (
-            patch.object(token_logprobs, "_kernels", lambda _, found=kernels: found),
+            patch.object(token_logprobs, "_kernels", lambda _, choice=kernels: choice),
             patch.object(token_logprobs, "_chunks", lambda *_: [slice(0, 8), slice(8, 16), slice(16, 24)]),
         ):
             logp_N, entropy_N = score_targets(*inputs, target_N, temperature, softcap=softcap)
