@@ -81,7 +81,7 @@ def test_dapo_leaves_out_groups_of_equal_rewards_unless_it_is_told_otherwise(
         (["--mix", "TextGame-v0=1", "--env", "WordLadder-v0"], "env 'WordLadder-v0' is not in the mix"),
         (["--mix", "TextGame-v0=1", "--env-kwargs", "level=1"], "in a mix each has its own"),
         (["--env", "TextGame-v0", "--practice.filter", "rewards"], "invalid choice 'rewards'"),
-        (["--env", "TextGame-v0", "--practice.filter", "reward", "--practice.max-refills", "0"], "max_refills is at"),
+        (["--env", "TextGame-v0", "--practice.filter", "reward", "--practice.max-refills", "0"], "max_refills must"),
         (["--env", "TextGame-v0", *CURRICULUM[:2]], "two or more different curriculum.values of 'level'"),
         (["--env", "TextGame-v0", *CURRICULUM[2:]], "curriculum.method is off"),
         (["--env", "TextGame-v0", *CURRICULUM[:-1], "9"], "no level 9"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
@@ -96,7 +96,8 @@ class Run:
                         self.instruments.begin()
                     self.folder.checkpoints.check()
                     with self.instruments.step(self.progress.step + 1):
-                        await self._take_step(session)
+                        async with self._next_step(session) as step:
+                            await finish_uninterrupted(step)  # an interrupt waits until weights and files agree
                     if self.progress.step % self.config.checkpoint.every == 0:
                         await self.folder.checkpoints.ready()
                         session.save()
@@ -107,10 +108,11 @@ class Run:
                 return self._result(session, before, after, "interrupted")
             return self._result(session, before, after, end)
 
-    async def _take_step(self, session: TrainingSession) -> None:
-        """Plays and learns a step, or takes one of the lesson; an interrupt waits until weights and files agree."""
+    @asynccontextmanager
+    async def _next_step(self, session: TrainingSession) -> AsyncIterator[Coroutine[object, object, None]]:
+        """Plays the episodes of a step and yields what learns from them, or from the next rows of a lesson."""
         if self.lesson is not None:
-            await finish_uninterrupted(lesson_step(session, self.lesson))
+            yield lesson_step(session, self.lesson)
             return
         started = time.perf_counter()
         with self.instruments.doing("generate"):
@@ -118,7 +120,7 @@ class Run:
             greedy = await self._play_greedy(session, groups.kept)
         async with self._evaluation_beside(session) as evaluation:
             times = {"started": started, "played": time.perf_counter()}
-            await finish_uninterrupted(learn_step(session, groups, greedy, **times, evaluation=evaluation))
+            yield learn_step(session, groups, greedy, **times, evaluation=evaluation)
 
     async def _open(self, stack: AsyncExitStack) -> TrainingSession:
         """Opens the parts of the run; the stack closes them, the last one first."""

@@ -65,7 +65,7 @@ def test_a_written_package_is_found_by_its_id_in_every_command(tmp_path: Path) -
     code = "import sys, gymnasium; gymnasium.make('NumberLock-v0'); assert 'number_lock' in sys.modules"
     assert python("-W", "error", "-c", code, path=path, cwd=tmp_path).returncode == 0
     checked = python("-m", "agentgym", "env", "check", "NumberLock-v0", path=path, cwd=tmp_path)
-    assert checked.returncode == 0 and "25 passed" in checked.stdout, checked.stdout
+    assert checked.returncode == 0 and "26 passed" in checked.stdout, checked.stdout
     words = "eval --env NumberLock-v0 --policy random -n 2 --output run --json".split()
     played = python("-m", "agentgym", *words, path=path, cwd=tmp_path)
     (environment,) = json.loads(played.stdout)["environments"]
