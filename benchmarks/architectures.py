@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import get_args
 
 import transformers
 
+from agentgym.engines.server_kind import SERVERS
 from agentgym.errors import ConfigError
 from agentgym.trainers.model_check.checks import check_model
 from agentgym.trainers.model_check.known import KnownModel, known_models, write_known
-from agentgym.trainers.model_check.server_checks import ServerKind, check_on_server
+from agentgym.trainers.model_check.server_checks import check_on_server
 from agentgym.trainers.model_check.small_models import ARCHITECTURES, save_small_model
 
 
@@ -31,11 +31,11 @@ def check(architecture: str, model: KnownModel | None) -> KnownModel:
         except ConfigError as error:
             return KnownModel(architecture, {"loads": (False, str(error))})
         results = {result.name: (result.ok, result.found) for result in check_model(Path(folder))}
-    served = {name: model.results[name] for name in get_args(ServerKind) if model and name in model.results}
+    served = {name: model.results[name] for name in SERVERS if model and name in model.results}
     return KnownModel(architecture, results | served)
 
 
-def check_served(model: KnownModel, kind: ServerKind, python: str) -> KnownModel:
+def check_served(model: KnownModel, kind: str, python: str) -> KnownModel:
     """Checks one architecture on a server."""
     with tempfile.TemporaryDirectory() as folder:
         save_small_model(model.architecture, Path(folder))
@@ -47,7 +47,7 @@ def main() -> None:
     """Checks the architectures and writes the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--engine", choices=get_args(ServerKind))
+    parser.add_argument("--engine", choices=SERVERS)
     parser.add_argument("--python", default="")
     options = parser.parse_args()
     models = {model.architecture: model for model in known_models()[1]}
