@@ -31,9 +31,8 @@ def refuse_credentials(settings: object, name: str = "") -> None:
         for url in URL.findall(text):
             if credential := _credential(url):
                 raise ConfigError(
-                    f"the URL of {setting or 'a server'} holds {credential}. Settings are recorded and printed: "
-                    "give the address alone; a key belongs into an environment variable: "
-                    "OPENAI_API_KEY for an endpoint, "
+                    f"the URL of {setting or 'a server'} holds {credential}. Settings are recorded and printed: give "
+                    "the address alone; a key belongs into an environment variable: OPENAI_API_KEY for an endpoint, "
                     "AGENTGYM_SERVER_SECRET for a running SGLang or vLLM, OPENENV_API_KEY for an OpenEnv server"
                 )
 

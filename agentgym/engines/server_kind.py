@@ -56,7 +56,7 @@ class ServerKind:
     refuses_experts: str = ""
     """Why it takes no new weights of a mixture of experts; empty if it does."""
     chat_remark: str = ""
-    """What to know of the logprobs of its chat completions at other temperatures than 0 and 1."""
+    """A remark on the logprobs of its chat completions at other temperatures than 0 and 1."""
 
 
 async def _open_sglang(

@@ -70,7 +70,7 @@ def print_plan(options: TrainOptions) -> int:
     else:
         check_new_run(folder)
     check_names(options.run)
-    plan = describe_plan(options.run)
+    plan = describe_plan(options.run, folder if options.resume else None)
     show_table(["", "", ""], [[name, f"{value:,}", remark] for name, value, remark in plan])
     if options.json:
         show_json({name.replace(" ", "_"): value for name, value, _ in plan})

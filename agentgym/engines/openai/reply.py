@@ -86,7 +86,7 @@ class ChatCompletionReader:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self.remark = ""
-        """What the user should read once about the endpoint, such as `gives no finish reason: ...`."""
+        """The remark that the user should read once about the endpoint, such as `gives no finish reason: ...`."""
 
     @property
     def num_events(self) -> int:

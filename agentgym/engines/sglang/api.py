@@ -153,8 +153,8 @@ def read_spans(spans: Any, num_ids: int, *, name: str, version: int) -> tuple[in
             raise EngineError(f"{name} does not say which weights sampled a reply: {spans!r:.200}") from error
         if number < 0:
             raise EngineError(
-                f"{name} sampled with weights of version {span_version!r}, which is none of ours: "
-                "another client updates them"
+                f"{name} sampled with weights of version {span_version!r}, which is none of ours:"
+                " another client updates them"
             )
         versions += [number] * (min(end, num_ids) - len(versions))
     if any(later < earlier for earlier, later in pairwise(versions)):

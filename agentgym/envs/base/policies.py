@@ -72,7 +72,7 @@ class ScriptedPolicy:
             reply = self._script.send(observation) if self._count else next(self._script)
         except StopIteration:
             name = getattr(self._write, "__qualname__", "the script")
-            raise ConfigError(f"{name} ended after {self._count} replies, and the episode goes on") from None
+            raise ConfigError(f"{name} ended after reply {self._count}, and the episode goes on") from None
         self._count += 1
         if isinstance(reply, Message):
             return reply

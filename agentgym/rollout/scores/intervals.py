@@ -28,13 +28,13 @@ ANY_REWARD = (-math.inf, math.inf)
 Z = 1.959963984540054
 """The two-sided 95% quantile of the standard normal distribution."""
 T_TERMS = (2.372271230, 2.822498616, 2.555849680, 1.589534053)
-"""What Student's quantile is above it, by powers of 1 / degrees of freedom."""
+"""The excess of Student's quantile over it, by powers of 1 / degrees of freedom."""
 ZERO_OR_ONE = frozenset({0.0, 1.0})
 """The rewards of tasks that are solved or not."""
 
 
 SAME = "in every task"
-"""What is shown where a mean has no interval, as it is the same in every task."""
+"""The text where a mean has no interval, as it is the same in every task."""
 
 
 @dataclass(frozen=True, slots=True)

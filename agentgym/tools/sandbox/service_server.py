@@ -31,7 +31,7 @@ exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
 """,
     "shell": "exec < .stdin; rm .stdin\n",
 }
-"""What gives a program its standard input, of which a box has none: the Python program is in a file beside."""
+"""Prologues that give a program its standard input, of which a box has none; the Python program is in a file beside."""
 
 
 class SandboxServer(JsonServer):

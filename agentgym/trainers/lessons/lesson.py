@@ -1,4 +1,4 @@
-"""What a lesson learns from: its batches, by step, and the rows or pairs that measure it."""
+"""The material of a lesson: its batches, by step, and the rows or pairs that measure it."""
 
 from __future__ import annotations
 

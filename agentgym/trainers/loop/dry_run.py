@@ -47,9 +47,9 @@ PROCESS_MB = 750
 """The measured memory of Python, torch, its compiled kernels and the other libraries."""
 
 
-def describe_plan(config: TrainConfig) -> list[PlanLine]:
-    """Returns the counts of a run and a rough bound of its memory; makes one environment and loads the model."""
-    run = resolve_run(config)
+def describe_plan(config: TrainConfig, resumed: Path | None = None) -> list[PlanLine]:
+    """Returns the counts of a run, or one `resumed` in a folder, and a rough bound of its memory; loads the model."""
+    run = resolve_run(config, resumed)
     config, folder, renderer, source = run.config, run.model_folder, run.renderer, run.source
     model = load_model(folder, config)
     check_model_settings(model, config)

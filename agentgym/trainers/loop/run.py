@@ -68,7 +68,7 @@ class Run:
     held_out: TaskSource
     """The source of the tasks of evaluations."""
     lesson: Lesson[object] | None
-    """What a lesson learns from, in place of episodes."""
+    """The rows or pairs that a lesson learns from in place of episodes."""
     reward: RewardFunction | None
     """A function that replaces the configured one."""
     instruments: Instruments

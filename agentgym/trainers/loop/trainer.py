@@ -111,7 +111,7 @@ class Trainer:
 
     @property
     def lesson(self) -> Lesson[object] | None:
-        """What the run learns from in place of episodes; None for a run that plays."""
+        """The rows or pairs that the run learns from in place of episodes; None for a run that plays."""
         return self._run.lesson
 
     @property

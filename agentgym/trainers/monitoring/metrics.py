@@ -21,7 +21,7 @@ from agentgym.types import JSON, Task
 __all__ = ["EvalScore", "RolloutSummary", "StepMetrics", "score"]
 
 NO_UPDATE: Mapping[str, JSON] = {"loss": 0.0, "optimizer_steps": 0, "learned_tokens": 0}
-"""What the line of a step without an update has of one."""
+"""The numbers of an update in the line of a step without one."""
 OF_SAMPLES = ("clip_fraction", "ratio_max", "mismatch_", "stale_tokens", "correct")
 """The beginnings of the numbers that compare the learner with what sampled its tokens, which a lesson does not know."""
 

@@ -42,7 +42,7 @@ THRESHOLDS: Mapping[str, float] = {
     "gradient_exploded": 10.0,
     "kl_exploded": 2.0,
 }
-"""The thresholds that a run may set, all above 0: the share of a tool's calls that fail by no mistake of the model;
+"""The thresholds that a run may set, above 0: the share of a tool's calls that fail by no mistake of the model;
 the rise of `repeated_ngrams` or `repeated_replies` while the success does not rise; the share of clipped tokens; the
 gradient norm as a multiple of its median over the last 20 steps; the nats a token from the reference model."""
 
@@ -69,8 +69,10 @@ class CollapseConfig:
         if self.patience < 1:
             raise ConfigError(f"collapse.patience must be at least 1, got {self.patience}")
         check_named_numbers("collapse.thresholds", self.thresholds, THRESHOLDS)
-        if not min(self.thresholds.values(), default=1) > 0:
-            raise ConfigError(f"collapse.thresholds are above 0, got {dict(self.thresholds)}")
+        for symptom, threshold in self.thresholds.items():
+            bound = 1 if symptom == "gradient_exploded" else 0  # the median itself is no explosion
+            if not threshold > bound:
+                raise ConfigError(f"collapse.thresholds {symptom} must be above {bound}, got {threshold:g}")
 
     def threshold(self, symptom: SymptomName) -> float:
         """Returns the threshold of a symptom in `THRESHOLDS`."""

@@ -177,7 +177,7 @@ def test_a_script_that_ends_before_its_episode_says_so() -> None:
     policy.reset(env, observation, 0)
     for answer in (observation, "Nothing was done.", "It cost 5"):
         policy.act(answer)
-    with pytest.raises(ConfigError, match=r"Orders\.solve ended after 3 replies, and the episode goes on"):
+    with pytest.raises(ConfigError, match=r"Orders\.solve ended after reply 3, and the episode goes on"):
         policy.act("Not that much.")
 
 

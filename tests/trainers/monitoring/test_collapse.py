@@ -243,8 +243,13 @@ def test_settings_that_cannot_work_are_refused_with_the_nearest_name() -> None:
         CollapseConfig(stop_on=("dead_group",))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"collapse\.patience"):
         CollapseConfig(patience=0)
-    for symptom, value in (("kl_exploded", 0.0), ("clipped", -1.0), ("clipped", "much")):
-        with pytest.raises(ConfigError, match=r"collapse\.thresholds (are above 0|clipped is a number)"):
+    refusals = {
+        "kl_exploded": (0.0, "above 0, got 0"),
+        "clipped": (-1.0, "above 0"),
+        "tool_faults": ("much", "a number"),
+    }
+    for symptom, (value, words) in {**refusals, "gradient_exploded": (1.0, "above 1, got 1")}.items():
+        with pytest.raises(ConfigError, match=rf"collapse\.thresholds {symptom} (must be|is) {words}"):
             CollapseConfig(thresholds={symptom: value})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="has no 'cliped': did you mean 'clipped'"):
         CollapseConfig(thresholds={"cliped": 0.5})
