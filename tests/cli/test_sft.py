@@ -67,6 +67,8 @@ def test_it_leaves_a_model_folder_that_everything_loads(agentgym: Command, model
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert lines[-1]["loss"] == pytest.approx(done.json["loss"], abs=1e-5)
+    assert 0 < lines[-1]["demonstration_success"] <= 1  # the player's, and no success of the model
+    assert not {"success", "sampled_tokens_per_s", "mismatch_mean"} & lines[-1].keys()
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     assert settings["env_kwargs"] == {"level": 1} and settings["optimizer"]["learning_rate"] == 0.01
     played = agentgym(

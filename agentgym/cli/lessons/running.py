@@ -105,7 +105,7 @@ def _numbers(lesson: Lesson[object], lines: Sequence[Mapping[str, Any]]) -> dict
     def last(name: str) -> Any:
         return next((line[name] for line in reversed(lines) if line.get(name) is not None), None)
 
-    outcomes = [line["success"] for line in lines if "success" in line]
+    outcomes = [line["demonstration_success"] for line in lines if "demonstration_success" in line]
     numbers: dict[str, JSON] = {
         "steps": len(lines),
         lesson.noun if lesson.num_items else "rows": lesson.num_items or None,

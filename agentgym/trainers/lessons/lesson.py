@@ -178,4 +178,4 @@ def _repeat_items(
 def _summarize_rows(rows: Sequence[Demonstration]) -> Mapping[str, float]:
     outcomes = [row.success for row in rows if row.success is not None]
     numbers = {"tokens": sum(len(row.ids) for row in rows), "imitated_tokens": sum(sum(row.mask) for row in rows)}
-    return {**numbers, **({"success": sum(outcomes) / len(outcomes)} if outcomes else {})}
+    return {**numbers, **({"demonstration_success": sum(outcomes) / len(outcomes)} if outcomes else {})}

@@ -22,8 +22,8 @@ __all__ = ["EvalScore", "RolloutSummary", "StepMetrics", "score"]
 
 NO_UPDATE: Mapping[str, JSON] = {"loss": 0.0, "optimizer_steps": 0, "learned_tokens": 0}
 """The numbers of an update in the line of a step without one."""
-OF_SAMPLES = ("clip_fraction", "ratio_max", "mismatch_", "stale_tokens", "correct")
-"""The beginnings of the numbers that compare the learner with what sampled its tokens, which a lesson does not know."""
+OF_SAMPLES = ("clip_fraction", "ratio_max", "mismatch_", "stale_tokens", "correct", "sampled_")
+"""The beginnings of the numbers of what sampled the learner's tokens, which a lesson does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +197,12 @@ class StepMetrics:
             "signs": [symptom.name for symptom in self.symptoms],
             "warnings": [str(symptom) for symptom in self.symptoms if symptom.step == self.step],
         }
-        speed = asdict(self.speed) if self.speed else {}
+        speed: dict[str, JSON] = asdict(self.speed) if self.speed else {}
         if self.rollout is None:
-            update = {name: value for name, value in update.items() if not name.startswith(OF_SAMPLES)}
+            update, speed = (
+                {name: value for name, value in numbers.items() if not name.startswith(OF_SAMPLES)}
+                for numbers in (update, speed)
+            )
         rollout: dict[str, JSON] = asdict(self.rollout) if self.rollout else {}
         return {
             "step": self.step,
