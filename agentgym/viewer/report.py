@@ -24,6 +24,8 @@ __all__ = ["choose", "write_report"]
 
 MAX_TABLE_ROWS = 20_000
 MAX_CURVE_POINTS = 2_000
+EVALUATED = ("success", "reward_mean")
+"""The curves that evaluations have points of."""
 CURVES = (
     ("success", "Success"),
     ("reward_mean", "Reward"),
@@ -86,7 +88,7 @@ def write_report(
     special = [i for i, text in texts.items() if i in special_ids or (decode_token and looks_special(text))]
     overview: dict[str, JSON] = {
         "run": run.resolve().name,
-        "curves": _curves(data.metrics),
+        "curves": _curves(data.metrics, EVALUATED if data.evaluations else ()),
         "signs": _signs(data.metrics),
         "evaluations": [
             {"phase": p.phase, "step": p.step, "success": p.success, "reward_mean": p.reward_mean, "n": p.num_episodes}
@@ -200,8 +202,11 @@ def _table(episodes: Sequence[EpisodeSummary], embedded: set[int]) -> list[JSON]
     ]  # fmt: skip
 
 
-def _curves(metrics: Sequence[JSONObject]) -> JSON:
-    """Returns `{"steps": [...], "series": [{"key", "title", "values", "extra"}]}`, thinned to `MAX_CURVE_POINTS`."""
+def _curves(metrics: Sequence[JSONObject], evaluated: Collection[str]) -> JSON:
+    """Returns `{"steps": [...], "series": [{"key", "title", "values", "extra"}]}`, thinned to `MAX_CURVE_POINTS`.
+
+    Those that are `evaluated` are there without values too: evaluations are drawn into them.
+    """
     stride = max(1, -(-len(metrics) // MAX_CURVE_POINTS))
     records = [record for position, record in enumerate(metrics) if (len(metrics) - 1 - position) % stride == 0]
     titles = dict(CURVES)
@@ -209,7 +214,7 @@ def _curves(metrics: Sequence[JSONObject]) -> JSON:
     series: list[JSON] = []
     for key, title in [*CURVES, *((key, key) for key in others)]:
         values = [_value(record, key) for record in records]
-        if any(value is not None for value in values):
+        if any(value is not None for value in values) or (records and key in evaluated):
             series.append({"key": key, "title": title, "values": values, "extra": key not in titles})
     return {"steps": [record.get("step", position) for position, record in enumerate(records)], "series": series}
 

@@ -247,6 +247,16 @@ def test_a_run_without_episodes_has_curves_alone(make_run: MakeRun) -> None:
     assert list(blocks(write_report(run))) == ["overview"]
 
 
+def test_evaluations_are_drawn_where_no_step_played(make_run: MakeRun) -> None:
+    run = make_run()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lesson = [{"step": line["step"], "loss": line["loss"]} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lesson), encoding="utf-8")
+    overview = blocks(write_report(run))["overview"]
+    curves = {series["title"]: series["values"] for series in overview["curves"]["series"]}
+    assert set(curves) == {"Success", "Reward", "Loss"} and set(curves["Success"]) == {None}
+
+
 def test_the_curve_is_a_png(make_run: MakeRun) -> None:
     run = read_run(make_run())
     path = write_curve(run.metrics, run.path / "curve.png", run.evaluations)

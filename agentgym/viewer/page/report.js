@@ -130,7 +130,7 @@ function chart(series, steps, evaluations) {
   }
   const cursor = svg('line', { class: 'cursor', y1: TOP, y2: H - BOTTOM, visibility: 'hidden' }), dot = svg('circle', { class: 'dot', r: 3.2, visibility: 'hidden' });
   root.append(cursor, dot);
-  const readout = el('span'), idle = () => { const end = values.findLast((value) => value !== null); readout.textContent = number(end); };
+  const readout = el('span'), idle = () => { const end = values.findLast((value) => value !== null) ?? marks.at(-1)?.[1]; readout.textContent = number(end); };
   idle();
   return {
     node: el('div', { class: 'chart' }, el('p', {}, el('b', {}, series.title), readout), root), svg: root, extra: series.extra,
