@@ -33,11 +33,11 @@ class WeightedPart:
 
 
 def read_parts(texts: Sequence[str]) -> tuple[WeightedPart, ...]:
-    """Reads `("a.py:f=0.5", "gsm8k")`; raises ConfigError for a weight that is no number and for a name given twice."""
+    """Reads `("a.py:f=0.5", "gsm8k")`; raises ConfigError for a weight that is not a number and for a repeated name."""
     parts = []
     for text in texts:
         function, equals, weight = text.rpartition("=")
-        is_weighted = equals and not {":", "/"} & {*weight}  # or it is a folder's name
+        is_weighted = equals and not {":", "/"} & {*weight}  # a "=" before one of these belongs to a folder's name
         try:
             parts.append(WeightedPart(function, float(weight)) if is_weighted else WeightedPart(text))
         except ValueError:
@@ -45,16 +45,16 @@ def read_parts(texts: Sequence[str]) -> tuple[WeightedPart, ...]:
         if not math.isfinite(parts[-1].weight) or not parts[-1].function:
             raise ConfigError(f"a reward with its weight is NAME=NUMBER, such as gsm8k=0.5, got {text!r}")
     names = [part.name for part in parts]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"two rewards are called {twice[0]!r}: their components need different names")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"two rewards are called {repeated[0]!r}: their components need different names")
     return tuple(parts)
 
 
 class WeightedRewards:
-    """Scores by several sources; an episode that any of them fails to score fails.
+    """Scores by several sources; if one of them fails to score an episode, the episode fails.
 
-    A source that gives None for an episode does not apply to it, as in TRL: it is in neither sum nor components, and
-    its name is logged once. An episode to which none applies fails.
+    A source that returns None for an episode does not apply to it, as in TRL: it is in neither sum nor components, and
+    its name is logged once. An episode to which no source applies fails.
     """
 
     def __init__(self, parts: Mapping[WeightedPart, RewardSource]) -> None:
@@ -62,15 +62,15 @@ class WeightedRewards:
         self.together = any(source.together for source in parts.values())
         self.takes_environment = any(source.takes_environment for source in parts.values())
         if self.together and self.takes_environment:
-            late = next(part.function for part, source in parts.items() if source.together)
-            early = next(part.function for part, source in parts.items() if source.takes_environment)
+            of_step = next(part.function for part, source in parts.items() if source.together)
+            of_env = next(part.function for part, source in parts.items() if source.takes_environment)
             raise ConfigError(
-                f"reward {early!r} takes the environment, which is closed when {late!r} scores the episodes of a step:"
+                f"reward {of_env!r} takes the environment, which is closed when {of_step!r} scores a step's episodes:"
                 " leave one of them out"
             )
         self.num_at_once = 1 if self.together else sum(source.num_at_once for source in parts.values())
-        self._told: set[str] = set()
-        self._free = {part: asyncio.Semaphore(source.num_at_once) for part, source in parts.items()}
+        self._logged_names: set[str] = set()
+        self._semaphores = {part: asyncio.Semaphore(source.num_at_once) for part, source in parts.items()}
 
     async def score(self, trajectories: Sequence[Trajectory], env: HostedEnv | None = None) -> Sequence[object]:
         scorings = [asyncio.ensure_future(self._score_by(part, trajectories, env)) for part in self._parts]
@@ -81,9 +81,9 @@ class WeightedRewards:
                 scoring.cancel()
             await asyncio.gather(*scorings, return_exceptions=True)
         for part, values in zip(self._parts, values_by_part, strict=True):
-            if part.name not in self._told and any(value is None for value in values):
-                self._told.add(part.name)
-                logger.warning("reward %s gave None for an episode: it does not count there", part.name)
+            if part.name not in self._logged_names and any(value is None for value in values):
+                self._logged_names.add(part.name)
+                logger.warning("reward %s returned None for an episode, to which it does not apply", part.name)
         return [
             _sum(dict(zip(self._parts, values, strict=True)), len(trajectory.turns))
             for trajectory, values in zip(trajectories, zip(*values_by_part, strict=True), strict=True)
@@ -94,16 +94,16 @@ class WeightedRewards:
     ) -> Sequence[object]:
         source = self._parts[part]
 
-        async def score(some: Sequence[Trajectory]) -> Sequence[object]:
-            async with self._free[part]:
+        async def score(batch: Sequence[Trajectory]) -> Sequence[object]:
+            async with self._semaphores[part]:
                 try:
-                    return await source.score(some, env)
+                    return await source.score(batch, env)
                 except RewardFailure as failure:
-                    return [failure] * len(some)
+                    return [failure] * len(batch)
 
         if source.together:
             return await score(trajectories)
-        return [values[0] for values in await asyncio.gather(*(score([each]) for each in trajectories))]
+        return [values[0] for values in await asyncio.gather(*(score([episode]) for episode in trajectories))]
 
     async def close(self) -> None:
         for source in self._parts.values():
@@ -111,7 +111,7 @@ class WeightedRewards:
 
 
 def _sum(values: Mapping[WeightedPart, object], num_turns: int) -> Reward | RewardFailure:
-    """Returns the weighted sum of an episode's rewards, turn by turn; a success is one for each that judges it."""
+    """Returns the weighted sum of an episode's rewards, turn by turn; `success` is that of all rewards that set it."""
     scores: dict[WeightedPart, Reward | None] = {}
     for part, value in values.items():
         try:
@@ -120,15 +120,15 @@ def _sum(values: Mapping[WeightedPart, object], num_turns: int) -> Reward | Rewa
             return RewardFailure(f"{part.name}: {error}", getattr(error, "traceback", ""))
     rewards = {part: reward for part, reward in scores.items() if reward is not None}
     if not rewards:
-        return RewardFailure(f"none of {', '.join(part.name for part in scores)} applies to it: each gave None")
+        return RewardFailure(f"none of {', '.join(part.name for part in scores)} applies to it: each returned None")
     turns = [0.0] * num_turns
     for part, reward in rewards.items():
-        own = reward.turns if reward.turns is not None else (*(0.0,) * (num_turns - 1), reward.value)
-        if len(own) != num_turns:
+        by_turn = reward.turns if reward.turns is not None else (*(0.0,) * (num_turns - 1), reward.value)
+        if len(by_turn) != num_turns:
             return RewardFailure(
-                f"{part.name}: a reward has a number for each of the {num_turns} turns, got {len(own)}"
+                f"{part.name}: a reward has a number for each of the {num_turns} turns, got {len(by_turn)}"
             )
-        turns = [total + part.weight * number for total, number in zip(turns, own, strict=True)]
+        turns = [total + part.weight * number for total, number in zip(turns, by_turn, strict=True)]
     verdicts = [reward.success for reward in rewards.values() if reward.success is not None]
     notes: dict[str, JSON] = {
         part.name: {**reward.components, **reward.info}

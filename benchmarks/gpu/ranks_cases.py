@@ -1,4 +1,4 @@
-"""Measures a learner of one rank in a process group: FSDP2 beside the plain path, its memory, and offload."""
+"""Measures what FSDP2 costs a learner of one rank, compared with one without ranks: time and memory, with offload."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from agentgym.trainers.settings.fsdp import FsdpConfig
 
 
 def train(probe: Probe, config: FsdpConfig | None, **settings: Any) -> dict[str, Any]:
-    """Takes two steps, and collects weights and state; `config` None is a learner without ranks."""
+    """Measures a first step's memory, the time of a second one, and the collection of weights and optimizer state.
+
+    `config` None is a learner without ranks.
+    """
     work, on_cpu = Workload("single", probe.shape), config is not None and config.cpu_offload
     batch, model = work.batch(), make_model(probe.shape, "cpu" if on_cpu else probe.device, torch.float32)
     if config is None:

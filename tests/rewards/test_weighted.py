@@ -119,10 +119,10 @@ def test_a_reward_that_gives_none_does_not_apply_as_in_trl(
     played = [episode("a", member=number, options={"kind": kind}) for number, kind in enumerate(kinds)]
     scored = score(played, *(f"{file}:{function}" for function in functions), manner=manner)
     assert [trajectory.reward for trajectory in scored] == expected
-    messages = [record.getMessage() for record in caplog.records if "gave None" in record.getMessage()]
+    messages = [record.getMessage() for record in caplog.records if "returned None" in record.getMessage()]
     assert len(messages) == len(set(messages)) == 2
     first, second = (function.partition("=")[0] for function in functions)
-    assert str(scored[2].error) == f"the reward failed: none of {first}, {second} applies to it: each gave None"
+    assert str(scored[2].error) == f"the reward failed: none of {first}, {second} applies to it: each returned None"
     if manner == "auto":
         assert components(scored[1]) == {"code": 0.5}
         assert scored[1].info["reward"] == {"not_applicable": [first]}

@@ -73,7 +73,7 @@ def trl_epochs(value: Any, theirs: Theirs) -> Any:
     if theirs.get("max_steps", -1) > 0:
         raise SameMeaning("max_steps counts")
     if not any(isinstance(theirs.get(name), str | list) for name in ("train_dataset", "dataset_name")):
-        raise NoCounterpart("passes over the rows of files: add epochs, with data.train")
+        raise NoCounterpart("epochs are passes over data.train, which has no files here: set both")
     return value
 
 

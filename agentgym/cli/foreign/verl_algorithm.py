@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgym.cli.foreign.keys import Converter, NoCounterpart, SameMeaning, Several, Theirs
-from agentgym.cli.foreign.verl_values import ACTOR, verl_all_of
+from agentgym.cli.foreign.verl_values import ACTOR, verl_list
 
 __all__ = [
     *("verl_advantage", "verl_aggregation", "verl_betas", "verl_correction", "verl_critic_of", "verl_kl_in_loss"),
@@ -219,7 +219,7 @@ def verl_lora_layers(value: Any, theirs: Theirs) -> list[str]:
     """Returns the adapted layers."""
     if value in ("all-linear", ["all-linear"]):
         raise SameMeaning("learner.lora.target_modules: all linear layers but the head")
-    return verl_all_of(value, theirs)
+    return verl_list(value, theirs)
 
 
 def verl_warmup_steps(value: Any, theirs: Theirs) -> int:

@@ -16,7 +16,7 @@ LOADING = "data is read before training, in this process"
 PROFILE = "--profile.steps traces steps"
 
 DATA = (
-    Key("data.train_files", "data.train", default="~/data/rlhf/gsm8k/train.parquet", convert=values.verl_all_of),
+    Key("data.train_files", "data.train", default="~/data/rlhf/gsm8k/train.parquet", convert=values.verl_list),
     Key("data.val_files", "data.eval", default="", convert=values.verl_validation),
     Key("data.prompt_key", "data.columns.prompt"),
     Key("data.train_batch_size", "tasks", "prompts of a step", default=1024),
@@ -36,7 +36,7 @@ DATA = (
     Key("data.shuffle", "data.shuffle"),
     Key("data.seed", "seed", "of all random numbers of the run"),
     Key("data.train_max_samples", "data.max_rows", "of each file, val_files too", convert=values.verl_positive),
-    Key("data.tool_config_path", "data.tools", convert=values.verl_all_of),
+    Key("data.tool_config_path", "data.tools", convert=values.verl_list),
     same("data.reward_fn_key", "data.columns.data_source: data_source", "data_source"),
     same("data.filter_overlong_prompts", "data.max_prompt_tokens leaves longer rows out"),
     same("data.truncation", "nothing is cut; data.max_prompt_tokens leaves longer rows out"),

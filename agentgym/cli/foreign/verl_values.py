@@ -12,7 +12,7 @@ from agentgym.errors import AgentGymError
 
 __all__ = [
     *("ACTOR", "ROLLOUT"),
-    *("verl_all_of", "verl_epochs", "verl_eval_temperature", "verl_home_path"),
+    *("verl_list", "verl_epochs", "verl_eval_temperature", "verl_home_path"),
     *("verl_interval", "verl_is_multi_turn", "verl_logger", "verl_micro_tokens", "verl_minibatches"),
     *("verl_neutral", "verl_off_if", "verl_overlong", "verl_positive", "verl_prompt_limit"),
     *("verl_reply_limit", "verl_reward_function", "verl_reward_manager", "verl_sample_size", "verl_save_interval"),
@@ -30,23 +30,23 @@ SCORERS: Mapping[str, str] = {
 TRACKERS = ("wandb", "mlflow", "tensorboard", "trackio")
 
 
-def verl_all_of(value: Any, _: Theirs) -> list[str]:
-    """Returns one file or several as a list."""
+def verl_list(value: Any, _: Theirs) -> list[str]:
+    """Returns a list of texts, with the home folder in place of `~`; verl takes one value or a list."""
     return [os.path.expanduser(str(item)) for item in (value if isinstance(value, list) else [value])]
 
 
 def verl_home_path(value: Any, _: Theirs) -> str:
-    """Returns a path with the user's folder in place of `~`."""
+    """Returns a path with the home folder in place of `~`."""
     return os.path.expanduser(str(value))
 
 
 def verl_positive(value: Any, _: Theirs) -> Any:
-    """Returns a number, or None for verl's -1."""
+    """Returns a number, or None for 0 and below: verl's -1 is no limit."""
     return value if value > 0 else None
 
 
 def verl_neutral(value: Any, reason: str) -> Converter:
-    """Returns a conversion that raises NoCounterpart for any other value than the one that has no effect."""
+    """Returns a conversion that raises SameMeaning for `value`, which has no effect, and NoCounterpart for others."""
 
     def convert(setting: Any, _: Theirs) -> Any:
         if setting == value:
@@ -57,7 +57,7 @@ def verl_neutral(value: Any, reason: str) -> Converter:
 
 
 def verl_off_if(off: Any, ours: Any, reason: str) -> Converter:
-    """Returns a conversion of a switch: `ours` where it is on, else what our default does."""
+    """Returns a conversion that raises SameMeaning for the value `off`, and gives `ours` for any other."""
 
     def convert(setting: Any, _: Theirs) -> Any:
         if setting == off:
@@ -68,15 +68,15 @@ def verl_off_if(off: Any, ours: Any, reason: str) -> Converter:
 
 
 def verl_minibatches(value: Any, theirs: Theirs) -> Any:
-    """Returns the number of minibatches; verl counts the prompts of one."""
+    """Returns the number of minibatches of a step; verl's setting is the number of prompts in a minibatch."""
     tasks = theirs.get("data.train_batch_size")
     if tasks % value:
-        raise NoCounterpart(f"{tasks} tasks a step are not split evenly by {value}: set learner.minibatches")
+        raise NoCounterpart(f"{tasks} tasks a step are no multiple of a minibatch of {value}: set learner.minibatches")
     return max(1, tasks // value)
 
 
 def verl_prompt_limit(value: Any, theirs: Theirs) -> Any:
-    """Returns the longest prompt: rows beyond it are left out, and nothing is cut."""
+    """Returns the most tokens of a prompt; raises NoCounterpart if verl cuts longer ones, which are left out here."""
     cut = theirs.get("data.truncation", "error")
     if cut != "error" and not theirs.get("data.filter_overlong_prompts", False):
         raise NoCounterpart(f"prompts are never cut (truncation={cut}): data.max_prompt_tokens leaves longer ones out")
@@ -89,13 +89,13 @@ def verl_is_multi_turn(theirs: Theirs) -> bool:
 
 
 def verl_tool_files(_: Any, theirs: Theirs) -> list[str]:
-    """Returns the files of tools and of interactions."""
+    """Returns the configuration files of tools and of interactions."""
     names = (f"{ROLLOUT}multi_turn.{kind}_config_path" for kind in ("tool", "interaction"))
-    return [path for name in names if theirs.get(name) for path in verl_all_of(theirs.get(name), theirs)]
+    return [path for name in names if theirs.get(name) for path in verl_list(theirs.get(name), theirs)]
 
 
 def verl_turn_limit(_: Any, theirs: Theirs) -> Several:
-    """Returns the most replies of an episode, by both limits of verl: of replies, and of answers to them."""
+    """Returns the most replies of an episode: verl's limit of replies, or one more than that of answers, if lower."""
     replies = theirs.get(ROLLOUT + "multi_turn.max_assistant_turns")
     answers = theirs.get(ROLLOUT + "multi_turn.max_user_turns")
     limit = min(most for most in (replies, None if answers is None else answers + 1) if most is not None)
@@ -103,7 +103,7 @@ def verl_turn_limit(_: Any, theirs: Theirs) -> Several:
 
 
 def verl_reply_limit(value: Any, theirs: Theirs) -> Several:
-    """Returns the limits of a reply, and of a conversation of several."""
+    """Returns the most tokens of a reply and, with several replies, of the trajectory, as verl limits all of them."""
     limits = {"limits.turn_tokens": value}
     if verl_is_multi_turn(theirs):
         limits["limits.trajectory_tokens"] = value + theirs.get("data.max_prompt_length")
@@ -111,28 +111,28 @@ def verl_reply_limit(value: Any, theirs: Theirs) -> Several:
 
 
 def verl_steps(value: Any, theirs: Theirs) -> Several:
-    """Returns the steps, which win over epochs."""
+    """Returns the number of steps, and no epochs: steps take precedence."""
     return Several({"steps": value, "epochs": None})
 
 
 def verl_micro_tokens(value: Any, theirs: Theirs) -> int:
-    """Returns the tokens of a forward pass, from rows of the greatest length."""
+    """Returns the tokens of a micro-batch of `value` rows, each of the greatest length."""
     return int(value) * int(theirs.get("data.max_prompt_length") + theirs.get("data.max_response_length"))
 
 
 def verl_eval_temperature(value: Any, theirs: Theirs) -> Any:
-    """Returns the temperature of evaluations; verl's are greedy unless do_sample is set."""
+    """Returns the temperature of evaluations: 0, as verl's are greedy, unless do_sample is set."""
     return value if theirs.get(ROLLOUT + "val_kwargs.do_sample") else 0.0
 
 
 def verl_validation(value: Any, theirs: Theirs) -> Several:
-    """Returns the files to evaluate on; without any, nothing is evaluated."""
-    files = verl_all_of(value, theirs) if value else []
+    """Returns the files of held-out tasks, or no held-out episodes without files."""
+    files = verl_list(value, theirs) if value else []
     return Several({"data.eval": files} if files else {"eval.episodes": 0})
 
 
 def verl_interval(value: Any, theirs: Theirs) -> Any:
-    """Returns the steps between evaluations; verl's -1 has none during training."""
+    """Returns the steps between evaluations; with -1, verl evaluates only before and after training."""
     if value < 1:
         raise SameMeaning("eval.every: 0")
     if not theirs.get("data.val_files"):
@@ -141,15 +141,15 @@ def verl_interval(value: Any, theirs: Theirs) -> Any:
 
 
 def verl_save_interval(value: Any, _: Theirs) -> Any:
-    """Returns the steps between checkpoints; verl's -1 writes none."""
+    """Returns the steps between checkpoints; with -1, verl writes none, and the default of checkpoint.every is kept."""
     if value < 1:
-        raise SameMeaning("the last step always writes a checkpoint, and every 20th one")
+        raise SameMeaning("checkpoint.every: 20, and the last step always writes a checkpoint")
     return value
 
 
 def verl_logger(value: Any, theirs: Theirs) -> Several:
-    """Returns the trackers; the console and metrics.jsonl are always written."""
-    names = verl_all_of(value, theirs)
+    """Returns the trackers; `console` and `file` need none, as the console and metrics.jsonl are always written."""
+    names = verl_list(value, theirs)
     trackers = [name for name in names if name in TRACKERS]
     unknown = [name for name in names if name not in (*TRACKERS, "console", "file")]
     if unknown and not trackers:
@@ -158,12 +158,12 @@ def verl_logger(value: Any, theirs: Theirs) -> Several:
 
 
 def verl_reward_function(value: Any, theirs: Theirs) -> str:
-    """Returns the place of a reward function, or the scorer of the rows' data_source."""
+    """Returns the reward function as FILE:NAME, or the scorer of the data_source of the first row."""
     if value:
         return f"{value}:{theirs.get('custom_reward_function.name', 'compute_score')}"
     if theirs.get("reward_model.enable"):
         raise SameMeaning("reward.model.folder")
-    source = _data_source(verl_all_of(theirs.get("data.train_files"), theirs))
+    source = _data_source(verl_list(theirs.get("data.train_files"), theirs))
     if source is None or source not in SCORERS:
         source_text = f", here {source!r}" if source else ""
         raise MissingPart(f"verl scores by the column data_source{source_text}: set reward.function (docs/rewards.md)")
@@ -171,7 +171,7 @@ def verl_reward_function(value: Any, theirs: Theirs) -> str:
 
 
 def _data_source(files: list[str]) -> str | None:
-    """Returns the data_source of the first row, if there is a file to read."""
+    """Returns the data_source of the first row, or None if the file cannot be read or has none."""
     try:
         rows = open_data(DataConfig(train=tuple(files[:1]), max_rows=1))
     except (AgentGymError, OSError):
@@ -181,11 +181,12 @@ def _data_source(files: list[str]) -> str | None:
 
 
 def verl_epochs(value: Any, theirs: Theirs) -> Any:
-    """Returns the passes over the data, unless the steps are given."""
+    """Returns the passes over the data; raises SameMeaning if total_training_steps is set, which takes precedence."""
+    # If a script computes train_files, the translation has no data.train that epochs could pass over.
     if theirs.get("data.train_files") != theirs.given.get("data.train_files", theirs.get("data.train_files")):
-        raise NoCounterpart("passes over the rows of files: add epochs, with data.train")
+        raise NoCounterpart("epochs are passes over data.train, which has no files here: set both")
     if theirs.get("trainer.total_training_steps"):
-        raise SameMeaning("total_training_steps wins")
+        raise SameMeaning("total_training_steps takes precedence")
     return value
 
 
@@ -195,16 +196,16 @@ def verl_sample_size(value: Any, _: Theirs) -> Several:
 
 
 def verl_reward_manager(value: Any, theirs: Theirs) -> Any:
-    """Says how a reward manager's work is done: its function's signature decides."""
+    """Returns the reward settings for a reward manager; raises SameMeaning for one whose work a plain function does."""
     if value in ("naive", "dapo", "batch"):
-        raise SameMeaning("the function's parameters decide whether it takes an episode or a batch")
+        raise SameMeaning("the parameters of the reward function decide whether it takes an episode or a batch")
     if value == "prime":
         return Several({"reward.manner": "pool"})
     raise NoCounterpart("write it as a reward function of (trajectories, tasks): docs/rewards.md")
 
 
 def verl_overlong(value: Any, theirs: Theirs) -> Several:
-    """Returns DAPO's soft punishment of long replies."""
+    """Returns the settings of DAPO's soft overlong punishment."""
     if not value:
         raise SameMeaning("reward.overlong.buffer_tokens: 0")
     for prefix in ("reward_model.overlong_buffer.", "reward_model.reward_kwargs.overlong_buffer_cfg."):

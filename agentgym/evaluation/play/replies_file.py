@@ -22,15 +22,18 @@ from agentgym.types import JSON
 
 __all__ = ["PromptRow", "RepliesFile", "prompt_rows"]
 
-OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-PASSED = ("ground_truth", "data_source", "extra_info")
+OFF: Mapping[str, object] = {"stop": (), "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Settings that digests leave out if they are off, so that files from before there were such settings are resumed."""
+ROW_FIELDS = ("ground_truth", "data_source", "extra_info")
+"""The options of a row's task that are copied to the lines of its replies."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """A prompt of a data file, with the further parts of its row."""
+    """A prompt of a data file, with the `ROW_FIELDS` that its row has as `parts`."""
 
     where: str
+    """The file and the line, for error messages."""
     messages: list[JSON]
     parts: Mapping[str, JSON]
 
@@ -38,21 +41,21 @@ class PromptRow:
 def prompt_rows(files: tuple[str, ...], columns: Mapping[str, str], keep: tuple[str, ...] = ()) -> Iterator[PromptRow]:
     """Yields the prompts of data files, named as in `data.train`; raises ConfigError for a row without one.
 
-    The columns to `keep` are in the `extra_info` of the parts.
+    The columns named by `keep` go into the `extra_info` of the parts.
     """
     config = DataConfig(columns=columns, keep=keep)
     for table in open_sources(files):
         for row in read_tasks(table, config, None):
             messages = row.task.options.get("messages")
             if not isinstance(messages, list):
-                raise ConfigError(f"{row.where} is a task without messages: a prompt was wanted")
-            parts = {name: row.task.options[name] for name in PASSED if name in row.task.options}
+                raise ConfigError(f"{row.where} is a task without messages: give a row with a prompt")
+            parts = {name: row.task.options[name] for name in ROW_FIELDS if name in row.task.options}
             yield PromptRow(row.where, messages, parts)
 
 
 @contextmanager
 def remove_if_empty(path: Path) -> Iterator[None]:
-    """Removes the file at the end if nothing was written to it."""
+    """Removes the file on exit if it is empty."""
     try:
         yield
     finally:
@@ -61,10 +64,11 @@ def remove_if_empty(path: Path) -> Iterator[None]:
 
 
 class RepliesFile:
-    """Writes the replies of a model to prompts as JSON lines; those that are there already are kept.
+    """Writes the replies of a model to prompts as JSON lines, after those that the file has already.
 
-    A line has `messages` (prompt and reply, as OpenAI writes them), `finish_reason`, numbers of tokens, the further
-    parts of the prompt's row, and a `digest` of prompt and settings. `with_ids` adds token ids and logprobs.
+    A line has `messages` (prompt and reply, as OpenAI writes them), `finish_reason`, the numbers of tokens, the `parts`
+    of the prompt's row, and a `digest` of prompt, settings and the model's `name`. `with_ids` adds token ids and
+    logprobs.
     """
 
     def __init__(self, path: Path, model: ReplyGenerator, name: str, *, with_ids: bool = False) -> None:
@@ -72,23 +76,24 @@ class RepliesFile:
         self.model = model
         self.with_ids = with_ids
         self.num_kept = 0
-        """The replies that were there already."""
+        """The number of replies that the file had before."""
         self.num_failed = 0
-        """The replies with an error, of all in the file."""
+        """The number of replies with an error in the whole file."""
         settings = {key: value for key, value in asdict(model.config).items() if key != "concurrency"}
-        for name, off in {"stop": (), **OFF}.items():
+        for name, off in OFF.items():
             if settings[name] == off:
-                del settings[name]  # the digests of files that were written before there were any
+                del settings[name]
         self._settings = encode_json({"model": name, **settings})
 
     async def write(self, rows: Iterator[PromptRow], on_reply: Callable[[Reply], None]) -> None:
-        """Writes the replies to the prompts that have none yet, in their order, each when those before it are written.
+        """Writes the replies to prompts that have none yet, in the order of the prompts, and calls `on_reply` for each.
 
-        Raises ConfigError if a line that is kept is of another prompt or of other settings, or a row is no prompt.
+        Raises ConfigError for a line of another prompt or of other settings, and for a row that is not a prompt;
+        RunFolderError for a line that `agentgym generate` did not write.
         """
         num_replies = self.model.config.num_replies
         with remove_if_empty(self.path), LineFile(self.path) as file:
-            num_prompts = self._keep(file, rows)
+            num_prompts = self._check_lines(file, rows)
             rows_in_flight: deque[PromptRow] = deque()
 
             def prompts() -> Iterator[list[JSON]]:
@@ -105,8 +110,11 @@ class RepliesFile:
                     rows_in_flight.popleft()
                 on_reply(reply)
 
-    def _keep(self, file: LineFile, rows: Iterator[PromptRow]) -> int:
-        """Checks the lines that are there against the first rows; returns the number of prompts with all replies."""
+    def _check_lines(self, file: LineFile, rows: Iterator[PromptRow]) -> int:
+        """Compares the file's lines with the first rows; returns the number of prompts with all `num_replies` replies.
+
+        Cuts off the lines of a prompt that lacks replies: all of its replies are sampled again.
+        """
         num_replies = self.model.config.num_replies
         num_rows = size = failed = 0
         with self.path.open("rb") as lines:
@@ -115,27 +123,27 @@ class RepliesFile:
             ):
                 row = next(rows, None)
                 for line in group:
-                    failed += self._check(line, num_rows, row)
+                    failed += self._has_error(line, num_rows, row)
                 num_rows, size = num_rows + 1, size + sum(map(len, group))
         file.cut(size)
         self.num_kept, self.num_failed = num_rows * num_replies, failed
         return num_rows
 
-    def _check(self, line: bytes, index: int, row: PromptRow | None) -> bool:
-        """Returns whether a line that is kept has an error; raises if it is not that of a row."""
+    def _has_error(self, line: bytes, index: int, row: PromptRow | None) -> bool:
+        """Returns True if a line has an error in place of a reply; raises if the line is not one of this row."""
         where = f"{str(self.path)!r} cannot be resumed: the reply to prompt {index + 1}"
         try:
             stored = json.loads(line)
             digest, error = stored["digest"], stored.get("error", "")
         except (ValueError, TypeError, KeyError, RecursionError) as cause:
             raise RunFolderError(
-                f"{where} is not of this command ({cause!r}); name a new file with --output"
+                f"{where} was not written by this command ({cause!r}); name a new file with --output"
             ) from cause
         if row is None:
-            raise ConfigError(f"{where} has no prompt any more: the input has {index} prompts; name a new --output")
+            raise ConfigError(f"{where} has no prompt now: the input has {index} prompts; name a new --output")
         if digest != self._digest(row):
             raise ConfigError(
-                f"{where} is that of another prompt, model or setting than {row.where} has now; repeat its settings, or"
+                f"{where} belongs to another prompt, model or setting than {row.where}; repeat its settings, or"
                 " name a new file with --output"
             )
         return bool(error)

@@ -169,7 +169,7 @@ def _check_reply(ledger: Ledger, at: Callable[..., Violation], record: Record, s
     problem = None
     parsed, recorded = basis.reply(record, span), _recorded_reply(record, span.turn, basis)
     if parsed != recorded:
-        text = f"the ids parse to {_short(parsed)}, recorded is {_short(recorded)}"
+        text = f"the ids parse to {_short(parsed)}; {_short(recorded)} is recorded"
         problem = at(token=span.start, problem=text)
     ledger.check("reply", problem)
     if end is None and problem is None:

@@ -85,9 +85,9 @@ class SampledTokens:
         """`log r`, clamped to `MAX_LOG_RATIO` either way."""
         return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
-    def trajectories(self, asked_by: str) -> Sequences:
-        """The trajectories of the tokens; raises ConfigError if they are packed without `sequences`."""
-        return Sequences.of(self.sequences, self.old_logp, asked_by)
+    def trajectories(self, algorithm: str) -> Sequences:
+        """The trajectories of the tokens; raises ConfigError, naming `algorithm`, if packed without `sequences`."""
+        return Sequences.of(self.sequences, self.old_logp, algorithm)
 
     def ratio(self, whole: Sequences | None = None) -> Tensor:
         """The ratio r of each token, or of its whole trajectory."""

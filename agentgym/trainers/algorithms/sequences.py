@@ -17,28 +17,30 @@ __all__ = ["Sequences"]
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Tokens of any shape, assigned to `S` sequences; sums are float64, so that their order hardly matters.
+    """Tokens of any shape, assigned to `S` sequences.
 
-    Example: sequences [[4, 4], [9, 4]] become `number_N` (0, 0, 1, 0) and `num_sequences` 2.
+    Statistics are float64: a GPU adds in no fixed order, and the rounding of float32 would depend on it.
+    Example: sequences [[4, 4], [9, 4]] become `index_N` (0, 0, 1, 0) and `num_sequences` 2.
     """
 
-    number_N: Tensor
-    """int64, 0 to S - 1."""
+    index_N: Tensor
+    """int64; the index of each token's sequence, 0 to S - 1."""
     num_sequences: int
     shape: torch.Size
-    """The tokens' own shape, to which `spread` returns."""
+    """The shape of the tokens before they were flattened, which `spread` returns."""
 
     @classmethod
-    def of(cls, sequences: Tensor | None, tokens: Tensor, asked_by: str) -> Sequences:
-        """Assigns tokens by `sequences` (int64, the shape of `tokens`), their trajectories; None takes `[B, T]` rows.
+    def of(cls, sequences: Tensor | None, tokens: Tensor, algorithm: str) -> Sequences:
+        """Assigns each token to its trajectory, whose id is in `sequences` (int64, the shape of `tokens`).
 
-        Raises ConfigError for None where tokens are packed `[N]`, and InvalidTrajectory for another shape or type.
+        None makes each row of `[B, T]` tokens a sequence. Raises ConfigError for None with packed tokens `[N]`, with
+        the name of the `algorithm` that needs them, and InvalidTrajectory for another shape or type.
         """
         if sequences is None:
             if tokens.ndim != 2:
                 raise ConfigError(
-                    f"{asked_by} sums over each trajectory: tokens of shape {tuple(tokens.shape)} need `sequences`, the"
-                    " number of every token's trajectory (only [B, T] has its rows as a default)"
+                    f"{algorithm} sums over each trajectory: tokens of shape {tuple(tokens.shape)} need `sequences`,"
+                    " the number of every token's trajectory (only [B, T] has its rows as a default)"
                 )
             rows = torch.arange(tokens.shape[0], device=tokens.device)
             sequences = rows[:, None].expand(tokens.shape)
@@ -51,39 +53,39 @@ class Sequences:
 
     @classmethod
     def by_ids(cls, *ids: Tensor) -> Sequences:
-        """Groups members with equal ids (int64, of one shape); with several ids, those for which all are equal."""
-        names, number_N = torch.unique(ids[0].reshape(-1), return_inverse=True)
-        for ids_N in ids[1:]:  # `torch.unique` of columns, with `dim`, takes several times as long
-            further, own_N = torch.unique(ids_N.reshape(-1), return_inverse=True)
-            names, number_N = torch.unique(number_N * len(further) + own_N, return_inverse=True)
-        return cls(number_N, len(names), ids[0].shape)
+        """Makes a sequence of the tokens with equal ids (int64, of one shape); several ids must all be equal."""
+        unique_ids, index_N = torch.unique(ids[0].reshape(-1), return_inverse=True)
+        for ids_N in ids[1:]:  # one `torch.unique` of all columns, with `dim`, takes several times as long
+            more_ids, more_N = torch.unique(ids_N.reshape(-1), return_inverse=True)
+            unique_ids, index_N = torch.unique(index_N * len(more_ids) + more_N, return_inverse=True)
+        return cls(index_N, len(unique_ids), ids[0].shape)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over each sequence, `[S]` float64, with gradient."""
         flat_N = values.reshape(-1).to(torch.float64)
         return torch.zeros(self.num_sequences, dtype=torch.float64, device=values.device).index_add(
-            0, self.number_N, flat_N
+            0, self.index_N, flat_N
         )
 
     def mean(self, values: Tensor, mask: Tensor) -> Tensor:
-        """The mean over each sequence's tokens in `mask`, `[S]` float64; 0 where there is none.
+        """The mean over each sequence's tokens in `mask`, `[S]` float64; 0 for a sequence without such a token.
 
-        `values` are 0 outside of `mask`.
+        `values` must be 0 outside of `mask`.
         """
         return self.sum(values) / self.sum(mask).clamp(min=1)
 
     def max(self, values: Tensor) -> Tensor:
-        """The largest value of each sequence, at least 0, `[S]` float64."""
+        """The largest value of each sequence, or 0 if all are negative, `[S]` float64."""
         flat_N = values.reshape(-1).to(torch.float64)
         largest_S = torch.zeros(self.num_sequences, dtype=torch.float64, device=values.device)
-        return largest_S.scatter_reduce(0, self.number_N, flat_N, "amax")
+        return largest_S.scatter_reduce(0, self.index_N, flat_N, "amax")
 
     def min(self, values: Tensor) -> Tensor:
         """The smallest value of each sequence, `[S]` float64."""
         flat_N = values.reshape(-1).to(torch.float64)
         smallest_S = torch.full((self.num_sequences,), torch.inf, dtype=torch.float64, device=values.device)
-        return smallest_S.scatter_reduce(0, self.number_N, flat_N, "amin")
+        return smallest_S.scatter_reduce(0, self.index_N, flat_N, "amin")
 
     def spread(self, values_S: Tensor) -> Tensor:
         """Each sequence's value at all of its tokens, in the tokens' own shape."""
-        return values_S[self.number_N].reshape(self.shape)
+        return values_S[self.index_N].reshape(self.shape)

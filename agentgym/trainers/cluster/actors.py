@@ -35,10 +35,10 @@ __all__ = [
     "Cluster",
     "Parcel",
     "ParcelLost",
+    "call_all",
     "own_address",
     "own_node",
     "restore_path",
-    "together",
     "was_restarted",
 ]
 
@@ -164,7 +164,7 @@ class Actor(Generic[A]):
         ray.kill(self.handle, no_restart=True)
 
 
-def together(
+def call_all(
     actors: Sequence[Actor[A]], method: Callable[Concatenate[A, P], R], *arguments: P.args, **kwargs: P.kwargs
 ) -> list[R]:
     """Calls the method on all actors at once, blocks, and returns each actor's result.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from agentgym.errors import EngineError
-from agentgym.trainers.cluster.actors import Actor, together
+from agentgym.trainers.cluster.actors import Actor, call_all
 
 __all__ = ["ONE_NODE", "FileServer", "NodeFiles"]
 
@@ -122,7 +122,7 @@ class NodeFiles:
 
     def _ask(self, method: Callable[Concatenate[FileServer, P], T], *arguments: P.args, **kwargs: P.kwargs) -> T:
         assert self.server is not None
-        return together([self.server], method, *arguments, **kwargs)[0]
+        return call_all([self.server], method, *arguments, **kwargs)[0]
 
     def _home(self) -> Path:
         """Returns the folder of this run's copies on this node, and removes those of runs that have ended."""

@@ -17,7 +17,7 @@ from agentgym.model.model_name import model_folder
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.cluster.actors import Actor
 from agentgym.trainers.cluster.board import Board
-from agentgym.trainers.cluster.rank_process import Beginning, RankCopy, RankProcess, SavingRank
+from agentgym.trainers.cluster.rank_process import RankCopy, RankProcess, RankSetup, SavingRank
 from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.cluster.weight_store import store_weights
 from agentgym.trainers.learner.critic import Critic, CriticStats
@@ -45,19 +45,19 @@ class RankActor(SavingRank):
         self._shipped: tuple[int, str | None] | None = None
         """Their step, and the type that they were cast to."""
 
-    def begin(self, beginning: Beginning) -> int:
+    def begin(self, setup: RankSetup) -> int:
         """Joins the other ranks and makes the learner; returns the process id."""
-        config, learner = beginning.config, self._join(beginning)
+        config, learner = setup.config, self._join(setup)
         self._is_colocated = config.ray.layout == "colocated"
         lora = learner.lora if learner.lora.rank else None
         # Adapters are put on the weights that the run began with, and are not in the folder that it resumes from.
-        folder = beginning.model_folder if lora is None else beginning.reference_folder
+        folder = setup.model_folder if lora is None else setup.reference_folder
         model = self._load(folder, config.model_backend, lora if self._ranks is not None else None)
         reference: LanguageModel | Sharded | Literal["elsewhere"] | None = None
         if config.ray.references:
             reference = "elsewhere"
         elif learner.needs_first_weights and lora is None:
-            reference = self._load(beginning.reference_folder, config.model_backend)
+            reference = self._load(setup.reference_folder, config.model_backend)
         if config.ray.critics:
             learner = replace(learner, critic=CriticConfig(trunk="none"))
         self._learner = Learner(
@@ -125,17 +125,17 @@ class ReferenceActor(RankProcess):
 
     role = "reference"
 
-    def begin(self, beginning: Beginning) -> int:
+    def begin(self, setup: RankSetup) -> int:
         """Joins the other ranks and loads the model; returns the process id."""
-        config, learner = beginning.config, self._join(beginning)
+        config, learner = setup.config, self._join(setup)
         name = learner.kl.reference
         if name is None:
-            source = self._load(beginning.reference_folder, config.model_backend)
+            source = self._load(setup.reference_folder, config.model_backend)
         else:
             source = self._load(str(model_folder(name)), "auto", is_of_run=False)
         model = model_of(source)
         temperature, world = config.sampling.temperature, learner_ranks(source, learner)
-        self._model = ReferenceModel(model.requires_grad_(False), learner, temperature, world, beginning.vocab_size)
+        self._model = ReferenceModel(model.requires_grad_(False), learner, temperature, world, setup.vocab_size)
         return os.getpid()
 
     def logprobs(self, batch: TrainingBatch) -> Tensor:
@@ -148,11 +148,11 @@ class CriticActor(SavingRank):
 
     role = "critic"
 
-    def begin(self, beginning: Beginning) -> int:
+    def begin(self, setup: RankSetup) -> int:
         """Joins the other ranks and makes the critic of the run's first weights; returns the process id."""
-        config, learner = beginning.config, self._join(beginning)
+        config, learner = setup.config, self._join(setup)
         lora = learner.lora if learner.lora.rank else None
-        source = self._load(beginning.reference_folder, config.model_backend, lora)
+        source = self._load(setup.reference_folder, config.model_backend, lora)
         model = ready_to_train(model_of(source), learner)
         self._epochs = learner.epochs, learner.minibatches
         self._critic = Critic(

@@ -1,4 +1,4 @@
-"""A process that computes with a model together with others: its group, its model and its part of a checkpoint."""
+"""A rank of a group that shares a model: it joins the others, loads its part, and copies its part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 from agentgym.types import JSON
 
-__all__ = ["Beginning", "CopyTarget", "RankProcess", "SavingRank"]
+__all__ = ["CopyTarget", "RankProcess", "RankSetup", "SavingRank"]
 
 
 @dataclass(frozen=True, eq=False)
-class Beginning:
-    """The arguments that a rank starts with."""
+class RankSetup:
+    """The arguments of `RankProcess.begin`."""
 
     config: TrainConfig
     model_folder: str
     """The folder of the weights: the run's model, or the checkpoint that it resumes from."""
     reference_folder: str
-    """The folder of the weights that the run began with."""
+    """The folder of the weights that the run started from, before any update."""
     vocab_size: int
-    """The ids of the model."""
+    """The number of token ids of the model."""
     files: NodeFiles
     address: str = ""
     """The rendezvous address of the ranks: `host:port` of rank 0."""
@@ -91,7 +91,7 @@ class RankCopy:
 
 
 class RankProcess(ABC):
-    """One of the processes that have a model together; a single one has it as a run in one process does."""
+    """One of the ranks that share a model; a single rank computes without a process group, as a run in one process."""
 
     role: ModelRole
 
@@ -100,24 +100,24 @@ class RankProcess(ABC):
         self._rank, self._size = rank, size
 
     @abstractmethod
-    def begin(self, beginning: Beginning) -> int:
+    def begin(self, setup: RankSetup) -> int:
         """Joins the other ranks and makes what the rank computes with; returns the process id."""
 
-    def meeting_place(self) -> str:
+    def rendezvous_address(self) -> str:
         """Returns an address of this process's node with a free port."""
         return f"{own_address()}:{free_port(host='')}"
 
-    def _join(self, beginning: Beginning) -> LearnerConfig:
+    def _join(self, setup: RankSetup) -> LearnerConfig:
         """Joins the other ranks, and returns the settings to compute with; `mesh` and `shares` are the learner's."""
-        config = beginning.config
-        self._files, self._config = beginning.files, config.learner
+        config = setup.config
+        self._files, self._config = setup.files, config.learner
         if self.role != "learner":
             self._config = replace(config.learner, mesh=MeshConfig(), shares=None)
         on_gpu = bool(config.ray.needs(self.role).get("GPU"))
         self._device = "cuda" if on_gpu else "cpu"
         self._ranks: Ranks | None = None
         if self._size > 1:
-            place = {"init_method": f"tcp://{beginning.address}", "rank": self._rank, "world_size": self._size}
+            place = {"init_method": f"tcp://{setup.address}", "rank": self._rank, "world_size": self._size}
             open_group(on_gpu=on_gpu, **place)
             self._ranks = Ranks(self._config.fsdp, self._device, mesh=self._config.mesh)
         return self._config

@@ -18,7 +18,7 @@ from agentgym.trainers.cluster.episodes import Cast, ClusterStage, EpisodeActor
 from agentgym.trainers.cluster.inner_engine import Part
 from agentgym.trainers.cluster.node_files import ONE_NODE, FileServer, NodeFiles
 from agentgym.trainers.cluster.rank_actor import CriticActor, RankActor, ReferenceActor
-from agentgym.trainers.cluster.rank_process import Beginning, RankProcess
+from agentgym.trainers.cluster.rank_process import RankProcess, RankSetup
 from agentgym.trainers.cluster.trained_weights import ClusterWeights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parallel.mesh import check_mesh
@@ -47,14 +47,14 @@ async def open_cluster(
     keeper = BoardKeeper(board)
     stack.push_async_callback(_end_relay, asyncio.ensure_future(keeper.relay()), keeper)
     files = _open_files(origin, cluster)
-    begun = _Beginning(config, origin, cluster, board, files)
-    learner = ClusterLearner(config, begun.ranks(RankActor), begun.ranks(ReferenceActor), begun.ranks(CriticActor))
-    actors = begun.engines()
+    launch = _Launch(config, origin, cluster, board, files)
+    learner = ClusterLearner(config, launch.ranks(RankActor), launch.ranks(ReferenceActor), launch.ranks(CriticActor))
+    actors = launch.engines()
     engines = await _gather_engines(actors, config) if actors else None
-    workers = begun.workers(engines) if engines else []
-    meeting = asyncio.to_thread(learner.begin, begun.beginning())
+    workers = launch.workers(engines) if engines else []
+    learner_start = asyncio.to_thread(learner.begin, launch.rank_setup())
     await asyncio.gather(
-        meeting,
+        learner_start,
         *(worker.call(EpisodeActor.ready) for worker in workers),
         *(actor.call(EngineActor.prepare) for actor in actors),
     )
@@ -81,8 +81,8 @@ def _open_files(origin: Origin, cluster: Cluster) -> NodeFiles:
 
 
 @dataclass(frozen=True, eq=False)
-class _Beginning:
-    """Starts the actors, each on its bundle."""
+class _Launch:
+    """The start of a run's actors, each on its bundle."""
 
     config: TrainConfig
     origin: Origin
@@ -97,10 +97,10 @@ class _Beginning:
             for rank in range(number)
         ]
 
-    def beginning(self) -> Beginning:
+    def rank_setup(self) -> RankSetup:
         origin = self.origin
         folders = str(origin.weights_folder.absolute()), str(origin.model_folder.absolute())
-        return Beginning(self.config, *folders, origin.model.vocab_size, self.files)
+        return RankSetup(self.config, *folders, origin.model.vocab_size, self.files)
 
     def engines(self) -> list[Actor[EngineActor]]:
         actors, origin, ray = [], self.origin, self.cluster.config

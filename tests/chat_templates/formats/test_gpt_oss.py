@@ -1,4 +1,4 @@
-"""Harmony's messages become reasoning, content and calls."""
+"""The parser of gpt-oss's replies (Harmony): its messages become reasoning, content and calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentgym.chat_templates.formats.gpt_oss import GPT_OSS
 from agentgym.types import MalformedCall, Message, ToolCall
 
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
-NEXT = "<|start|>assistant"
+START = "<|start|>assistant"
 GO = '<|channel|>commentary to=functions.go <|constrain|>json<|message|>{"direction": "north"}<|call|>'
 NORTH = {"direction": "north"}
 
@@ -28,21 +28,21 @@ NORTH = {"direction": "north"}
         ' to=functions.go<|message|>{"direction": "north"}<|call|>',
     ],
 )
-def test_a_message_to_a_function_is_a_call_wherever_the_recipient_stands(text: str) -> None:
+def test_a_message_to_a_function_is_a_call_with_the_recipient_before_or_after_the_channel(text: str) -> None:
     assert GPT_OSS.parse(text) == Message("assistant", "", tool_calls=(ToolCall("call_0", "go", NORTH),))
 
 
 def test_channels_are_reasoning_preamble_calls_and_the_final_answer() -> None:
-    preamble = f"{NEXT}<|channel|>commentary<|message|>I go.<|end|>"
-    final = f"{NEXT}<|channel|>final <|constrain|>json<|message|>[1]<|return|>"
-    look = f"{NEXT} to=look<|channel|>commentary<|message|><|call|>"
-    message = GPT_OSS.parse(f"{ANALYSIS}{NEXT}{ANALYSIS}{preamble}{NEXT}{GO}{look}{final}")
+    preamble = f"{START}<|channel|>commentary<|message|>I go.<|end|>"
+    final = f"{START}<|channel|>final <|constrain|>json<|message|>[1]<|return|>"
+    look = f"{START} to=look<|channel|>commentary<|message|><|call|>"
+    message = GPT_OSS.parse(f"{ANALYSIS}{START}{ANALYSIS}{preamble}{START}{GO}{look}{final}")
     calls = (ToolCall("call_0", "go", NORTH), ToolCall("call_1", "look", {}))
     assert message == Message("assistant", "I go.\n[1]", "Hm.\nHm.", calls)
 
 
 def test_preamble_and_answer_are_two_lines_of_content() -> None:
-    message = GPT_OSS.parse(f"<|channel|>commentary<|message|>First.<|end|>{NEXT}<|channel|>final<|message|>Then.")
+    message = GPT_OSS.parse(f"<|channel|>commentary<|message|>First.<|end|>{START}<|channel|>final<|message|>Then.")
     assert message == Message("assistant", "First.\nThen.")
 
 
@@ -64,12 +64,12 @@ def test_text_without_a_header_is_content(text: str) -> None:
         f'{ANALYSIS}<|start|>user to=functions.go<|message|>"Done."<|end|>',
     ],
 )
-def test_a_message_in_the_name_of_another_is_never_a_call(text: str) -> None:
+def test_a_message_of_another_role_is_never_a_call(text: str) -> None:
     assert GPT_OSS.parse(text) == Message("assistant", '"Done."', "Hm.")
 
 
-def test_an_end_that_is_sampled_twice_says_nothing() -> None:
-    assert GPT_OSS.parse(f"<|end|>{ANALYSIS}<|end|>{NEXT}{GO}<|call|>") == GPT_OSS.parse(f"{ANALYSIS}{NEXT}{GO}")
+def test_a_repeated_end_mark_is_ignored() -> None:
+    assert GPT_OSS.parse(f"<|end|>{ANALYSIS}<|end|>{START}{GO}<|call|>") == GPT_OSS.parse(f"{ANALYSIS}{START}{GO}")
 
 
 def test_a_message_whose_end_is_missing_ends_where_the_next_one_starts() -> None:
@@ -81,23 +81,23 @@ def test_a_message_whose_end_is_missing_ends_where_the_next_one_starts() -> None
     ("body", "reason"),
     [("north", "invalid JSON"), ("[1]", "got a list"), ('{"a": 1', "invalid JSON"), ("7", "got the value 7")],
 )
-def test_a_call_that_cannot_be_read_is_kept_with_its_reason_among_the_good_ones(body: str, reason: str) -> None:
-    bad = f"{NEXT}<|channel|>commentary to=functions.go<|message|>{body}<|call|>"
-    first, unread, last = GPT_OSS.parse(f"{GO}{bad}{NEXT}{GO}").tool_calls
+def test_a_malformed_call_has_its_error_and_its_place_among_the_valid_ones(body: str, reason: str) -> None:
+    bad = f"{START}<|channel|>commentary to=functions.go<|message|>{body}<|call|>"
+    first, malformed, last = GPT_OSS.parse(f"{GO}{bad}{START}{GO}").tool_calls
     assert (first, last) == (ToolCall("call_0", "go", NORTH), ToolCall("call_2", "go", NORTH))
-    assert isinstance(unread, MalformedCall)
-    assert (unread.raw, unread.truncated) == (bad, False)
-    assert reason in unread.error
+    assert isinstance(malformed, MalformedCall)
+    assert (malformed.raw, malformed.truncated) == (bad, False)
+    assert reason in malformed.error
 
 
-def test_a_reply_cut_anywhere_holds_the_call_only_with_all_its_arguments() -> None:
+def test_a_truncated_reply_has_the_call_only_if_its_arguments_are_complete() -> None:
     for text in (
-        f"{ANALYSIS}{NEXT}{GO}",
+        f"{ANALYSIS}{START}{GO}",
         ' to=functions.go<|channel|>commentary json<|message|>{"direction": "north"}',
     ):
         for end in range(len(text)):
             message = GPT_OSS.parse(text[:end])
-            if text[:end].endswith('"}'):  # all that follows is a mark, which is one token
+            if text[:end].endswith('"}'):  # only the mark that ends the call is missing
                 assert message.tool_calls == (ToolCall("call_0", "go", NORTH),)
             else:
                 assert all(isinstance(call, MalformedCall) and call.truncated for call in message.tool_calls)

@@ -229,13 +229,13 @@ def test_a_file_that_was_cut_off_is_resumed_to_the_same_bytes_and_another_one_is
     capsys.readouterr()
     assert main([*words, "--resume", "--stop", "x"]) == 2
     assert main([*words, "--resume", "--seed", "1"]) == 2
-    assert "the reply to prompt 1 is that of another prompt, model or setting" in capsys.readouterr().err
+    assert "the reply to prompt 1 belongs to another prompt, model or setting" in capsys.readouterr().err
     prompts.write_text("\n".join(prompts.read_text().splitlines()[:3]) + "\n")
     assert main([*words, "--resume"]) == 2
-    assert "has no prompt any more: the input has 3 prompts" in capsys.readouterr().err
+    assert "has no prompt now: the input has 3 prompts" in capsys.readouterr().err
     output.write_text('{"other": 1}\n{"other": 2}\n')
     assert main([*words, "--resume"]) == 2
-    assert "is not of this command" in capsys.readouterr().err
+    assert "was not written by this command" in capsys.readouterr().err
     assert output.read_text() == '{"other": 1}\n{"other": 2}\n'
 
 
@@ -247,7 +247,7 @@ def test_an_output_of_something_else_is_not_resumed(
     output.write_text(f"{line}\n")
     assert main(["generate", "--input", str(prompts), "--output", str(output), "--resume"]) == 2
     error = capsys.readouterr().err
-    assert "the reply to prompt 1 is" in error and error.count("\n") == 1 and output.read_text() == f"{line}\n"
+    assert "the reply to prompt 1 " in error and error.count("\n") == 1 and output.read_text() == f"{line}\n"
 
 
 def test_an_output_that_is_no_file_is_refused(
@@ -313,7 +313,7 @@ def test_what_is_no_file_of_replies_is_named_and_left_alone(
     for name, message in {
         "link": "is a link",
         "fifo": "a folder or a device",
-        "deep": "is not of this command",
+        "deep": "was not written by this command",
     }.items():
         output = tmp_path / f"{name}.jsonl"
         assert main(["generate", "--input", str(prompts), "--output", str(output), "--resume"]) == 2

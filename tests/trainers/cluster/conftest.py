@@ -67,11 +67,11 @@ def begin_rank(own_warnings: None) -> Callable[..., Any]:
         from agentgym.model.model_folder import decoder_config
         from agentgym.trainers.cluster import rank_actor
         from agentgym.trainers.cluster.node_files import ONE_NODE
-        from agentgym.trainers.cluster.rank_process import Beginning
+        from agentgym.trainers.cluster.rank_process import RankSetup
 
         first = embedded_folder()
         rank = getattr(rank_actor, kind)("rank 0", cast(Any, _NoBoard()), 0, 1)
-        rank.begin(Beginning(config, str(folder), str(first), decoder_config(first).vocab_size, ONE_NODE))
+        rank.begin(RankSetup(config, str(folder), str(first), decoder_config(first).vocab_size, ONE_NODE))
         return rank
 
     return begin

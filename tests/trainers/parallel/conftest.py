@@ -1,4 +1,4 @@
-"""The program of the ranks, started once for all the cases of a module."""
+"""Fixtures that run learners on several ranks: `rank_process.py`, started once for a module's tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).parent / "rank_process.py"
 
 
 def numbers_of(stats: Any) -> dict[str, float]:
-    """The numbers of statistics by name, those of the routers among them."""
+    """Returns the numbers of `StepStats` by name; the load of each router's expert as `load-LAYER-EXPERT`."""
     numbers = asdict(stats)
     router = numbers.pop("router", None) or {}
     for layer, loads in enumerate(router.pop("router_loads", ())):
@@ -29,13 +29,13 @@ def numbers_of(stats: Any) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[dict[str, Any]]]]:
-    """`on_ranks(cases, size)` learns the cases on new ranks, and returns what each of them found."""
+    """`on_ranks(cases, size)` trains by each case on `size` new ranks, and returns each rank's results by case."""
     command = [sys.executable, str(PROGRAM)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as program:
 
-        def learn(cases: dict[str, Any], size: int) -> list[dict[str, Any]]:
+        def run_cases(cases: dict[str, Any], size: int) -> list[dict[str, Any]]:
             assert program.stdin and program.stdout
             folder = tmp_path_factory.mktemp("ranks")
             torch.save(cases, folder / "cases.pt")
@@ -44,6 +44,6 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
             return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(size)]
 
         try:
-            yield learn
+            yield run_cases
         finally:
-            os.killpg(program.pid, signal.SIGKILL)  # and ranks that still learn
+            os.killpg(program.pid, signal.SIGKILL)  # its process group has the ranks, which may still train

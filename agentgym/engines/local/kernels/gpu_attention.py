@@ -24,7 +24,7 @@ __all__ = ["attend_stored", "attend_tiles"]
 # splits.
 
 _KEYS, _STAGES = {2: 64, 4: 32}, {2: 3, 4: 1}  # keys of a block, and blocks in flight, by the bytes of a number
-_DECODE_ROWS = 16  # the fewest rows of a tile of a decoded token
+_DECODE_ROWS = 16  # the least number of rows of a decoded token's tile: `tl.dot` takes no fewer
 
 
 def attend_tiles(

@@ -1,4 +1,4 @@
-"""The tiles of attention on a GPU (`gpu_attention`): which tokens are attended together. This needs no Triton."""
+"""The tiles of attention on a GPU: the tokens that one program of `gpu_attention` attends. Imports no Triton."""
 
 from __future__ import annotations
 
@@ -14,50 +14,61 @@ __all__ = ["PROMPT_ROWS", "GpuTiles", "cut_prompts", "max_tiles", "tile_rows", "
 # Shape suffixes: N tokens, C tiles.
 
 PROMPT_ROWS = 64
-"""The fewest rows of a tile of a prompt: query heads of one key/value head, for each of its tokens."""
+"""The least number of rows of a tile of a prompt.
+
+A row is one query head of one token; a tile has those query heads of its tokens that share one key/value head.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class GpuTiles:
-    """The slots and positions of the tokens of a step, and its tiles."""
+    """The tokens of a step and their tiles: decoded tokens first, each a tile of its own, then those of prompts."""
 
     slot_N: Tensor
+    """int64; the slot of the KV cache that each token is in."""
     position_N: Tensor
+    """int64; the position of each token in its slot."""
     num_decode: int
-    """The first tokens, at most so many of which are decoded."""
+    """The number of decoded tokens, or an upper bound if `decoded` is set."""
     first_C: Tensor | None = None
-    """The first token of each tile of a prompt, `count_C` the number of its tokens; None without prompts."""
+    """int64; the index of the first token of each tile of a prompt, or None without prompts."""
     count_C: Tensor | None = None
+    """int64; the number of tokens of each tile of a prompt; a tile without any is padding."""
     decoded: Tensor | None = None
-    """The number of decoded tokens, on the GPU; None if it is `num_decode`."""
+    """int64 `[1]`, on the GPU: the number of decoded tokens, for a CUDA graph that is recorded for up to `num_decode`.
+    None if it is `num_decode`."""
     num_splits: int = 1
+    """The number of programs that share the keys of a decoded token (Flash-Decoding)."""
 
 
 def cut_prompts(num_decode: int, sizes: Sequence[int], group: int) -> NDArray[np.int64]:
-    """Returns the tiles of prompts of these sizes after the decoded tokens, `[2, C]`: first token and number of tokens.
+    """Returns the tiles of prompts of `sizes` tokens, `[2, C]` int64: the first token and the number of tokens of each.
 
-    `group` query heads share a key/value head.
+    The tokens of the prompts follow `num_decode` decoded ones. `group` query heads share a key/value head.
     """
-    most = tile_tokens(group)
-    firsts, counts, done = [], [], num_decode
+    max_tokens = tile_tokens(group)
+    firsts, counts, prompt_start = [], [], num_decode
     for size in sizes:
-        start_C = np.arange(0, size, most)
-        firsts.append(done + start_C)
-        counts.append(np.minimum(most, size - start_C))
-        done += size
+        start_C = np.arange(0, size, max_tokens)
+        firsts.append(prompt_start + start_C)
+        counts.append(np.minimum(max_tokens, size - start_C))
+        prompt_start += size
     return np.stack([np.concatenate(firsts), np.concatenate(counts)]) if sizes else np.zeros((2, 0), np.int64)
 
 
 def max_tiles(num_tokens: int, num_prompts: int, group: int) -> int:
-    """Returns the most tiles that so many prompts with so many tokens in all are cut into."""
+    """Returns the greatest number of tiles of `num_prompts` prompts with `num_tokens` tokens in total."""
     return min(num_tokens, num_tokens // tile_tokens(group) + num_prompts)
 
 
 def tile_tokens(group: int) -> int:
-    """Returns the most tokens of a prompt in a tile."""
+    """Returns the greatest number of tokens of a prompt's tile."""
     return max(1, tile_rows(PROMPT_ROWS, group) // group)
 
 
-def tile_rows(fewest: int, group: int) -> int:
-    """Returns the rows of a tile, of which each token has `group`: a power of two."""
-    return max(fewest, 1 << (group - 1).bit_length())
+def tile_rows(min_rows: int, group: int) -> int:
+    """Returns the number of rows of a tile: a power of two, as Triton's blocks, with room for the `group` of a token.
+
+    `min_rows` is a power of two.
+    """
+    return max(min_rows, 1 << (group - 1).bit_length())

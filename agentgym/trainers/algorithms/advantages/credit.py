@@ -141,7 +141,7 @@ class Groups:
     @property
     def index_N(self) -> Tensor:
         """int64; the number of the member's group, from 0."""
-        return self.members.number_N
+        return self.members.index_N
 
     @property
     def size_N(self) -> Tensor:
