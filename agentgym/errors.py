@@ -109,7 +109,7 @@ class RunFolderError(AgentGymError, OSError):
 
 
 NOT_JSON = (ValueError, RecursionError)
-"""The errors of reading a text that is no JSON: one is nested too deeply."""
+"""The errors of reading a text that is not JSON: one is nested too deeply."""
 CODE_ERRORS = (Exception, SystemExit, GeneratorExit, KeyboardInterrupt)
 """The exceptions that user code may raise; `is_interrupt` finds the one that is not its fault."""
 

@@ -51,7 +51,7 @@ class Contract:
         """Raises ConfigError for an object that is not a function, or that takes other parameters."""
         if not callable(function):
             raise ConfigError(
-                f"{self.kind} {name!r} is no function, but of the type {type(function).__name__}. {self._signature}"
+                f"{self.kind} {name!r} is not a function, but of the type {type(function).__name__}. {self._signature}"
             )
         try:
             parameters = inspect.signature(function).parameters
@@ -73,7 +73,7 @@ class Contract:
         for parameter in plain:
             if parameter.name not in names:
                 near = nearest(parameter.name, names).removeprefix(": ").removesuffix("?")
-                return f"{parameter.name!r} is no input ({near or 'a setting comes after a *'})"
+                return f"{parameter.name!r} is not an input ({near or 'a setting comes after a *'})"
         if lacking := [name for name in self.inputs if name not in parameters]:
             return f"it lacks {', '.join(lacking)}"
         if not self.optional and [parameter.name for parameter in plain] != list(self.inputs):
@@ -117,7 +117,7 @@ def check_pair(name: str, numbers: Sequence[object]) -> None:
 
 
 def check_named_numbers(name: str, numbers: Mapping[str, object], names: Collection[str]) -> None:
-    """Raises ConfigError for a mapping with a name that is not `names`, or with a value that is no number."""
+    """Raises ConfigError for a mapping with a name that is not `names`, or with a value that is not a number."""
     for key, value in numbers.items():
         if key not in names:
             raise ConfigError(f"{name} has no {key!r}{nearest(key, names) or '.'} Known: {', '.join(names)}")

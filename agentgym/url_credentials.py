@@ -38,7 +38,7 @@ def refuse_credentials(settings: object, name: str = "") -> None:
 
 
 def check_variable(name: str) -> None:
-    """Raises ConfigError, without repeating it, for what is no name of a variable: it may be the key itself."""
+    """Raises ConfigError, without repeating it, for what is not a name of a variable: it may be the key itself."""
     if name and not name.isidentifier():
         raise ConfigError("a key is named by its environment variable, such as OPENAI_API_KEY; this is no name of one")
 

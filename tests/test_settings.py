@@ -71,12 +71,12 @@ def by_position(rewards_BT: int, /) -> None: ...
     [
         (PAIR, swapped, "the inputs are in another order"),
         (PAIR, short, "it lacks second"),
-        (PAIR, other, "'secnd' is no input (did you mean 'second')"),
+        (PAIR, other, "'secnd' is not an input (did you mean 'second')"),
         (PAIR, without_keyword, "it lacks the keyword sequences"),
         (PAIR, without_default, "the setting 'scale' has no default"),
-        (PAIR, plain_setting, "'scale' is no input (a setting comes after a *)"),
-        (PAIR, 3, "is no function, but of the type int"),
-        (CHOICE, misnamed, "'reward_BT' is no input (did you mean 'rewards_BT')"),
+        (PAIR, plain_setting, "'scale' is not an input (a setting comes after a *)"),
+        (PAIR, 3, "is not a function, but of the type int"),
+        (CHOICE, misnamed, "'reward_BT' is not an input (did you mean 'rewards_BT')"),
         (CHOICE, by_position, "its inputs are given by name"),
     ],
 )

@@ -31,7 +31,7 @@ def make_custom_renderer(code_path: str, tokenizer: ChatTokenizer, variables: Ma
     """
     make = load_named(code_path, CUSTOM_RENDERER)
     if not callable(make):
-        raise ConfigError(f"{code_path!r} is no function that makes a renderer. {CUSTOM_RENDERER.hint}")
+        raise ConfigError(f"{code_path!r} is not a function that makes a renderer. {CUSTOM_RENDERER.hint}")
     CONTRACT.check(code_path, make)
     keywords = {"variables": variables} if "variables" in inspect.signature(make).parameters else {}
     with convert_function_errors(code_path, make):

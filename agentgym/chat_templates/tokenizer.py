@@ -189,7 +189,7 @@ class ChatTokenizer:
         try:
             backend = Tokenizer.from_file(str(path / "tokenizer.json"))
         except Exception as error:
-            raise RunFolderError(f"{str(path / 'tokenizer.json')!r} is no tokenizer: {error}") from error
+            raise RunFolderError(f"{str(path / 'tokenizer.json')!r} is not a tokenizer: {error}") from error
         try:
             _add_missing_tokens(backend, config)
         except (TypeError, ValueError, AttributeError) as error:

@@ -178,7 +178,7 @@ def _computed_folder(folder: Path | None, options: ModelCheckOptions) -> Iterato
     small_models = import_module("agentgym.trainers.model_check.small_models")
     if folder is None and options.model not in small_models.ARCHITECTURES:
         near = nearest(options.model, small_models.ARCHITECTURES)
-        raise ConfigError(f"{options.model!r} is no model folder, id or known architecture{near}")
+        raise ConfigError(f"{options.model!r} is not a model folder, id or known architecture{near}")
     if folder is not None and not (options.small or _needs_small(folder)):
         yield folder
         return

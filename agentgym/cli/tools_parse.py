@@ -71,7 +71,7 @@ def _rows() -> Iterator[_Row]:
 
 def _row(value: object) -> _Row:
     if not isinstance(value, Mapping):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     text, tools, in_reasoning = value.get("text"), value.get("tools"), value.get("in_reasoning", False)
     if not isinstance(text, str):
         raise ValueError('"text" is missing' if "text" not in value else '"text" is not a string')

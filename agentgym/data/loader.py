@@ -69,7 +69,7 @@ class TaskLoader:
         """Restores a `state`; raises ConfigError for the state of other tasks, seeds or orders."""
         mine = self.state()
         if missing := [name for name in mine if name not in state]:
-            raise ConfigError(f"this is no state of a TaskLoader: it has no {', '.join(missing)}")
+            raise ConfigError(f"this is not a state of a TaskLoader: it has no {', '.join(missing)}")
         for name in ("shuffle", "seed"):
             if state[name] != mine[name]:
                 raise ConfigError(f"the state has {name}={state[name]}, and this loader {name}={mine[name]}")

@@ -22,7 +22,7 @@ BATCH_ROWS = 1024
 
 
 def open_parquet(path: Path, limit: int | None = None) -> Table:
-    """Opens the first `limit` rows of a file; raises ConfigError if it is no parquet file, or only a part of one."""
+    """Opens the first `limit` rows of a file; raises ConfigError if it is not a parquet file, or only a part of one."""
     _check_ends(path)
     with _convert_errors(path), pyarrow.parquet.ParquetFile(path) as file:
         schema, num_rows = file.schema_arrow, file.metadata.num_rows

@@ -76,7 +76,7 @@ def _open_file(path: Path, limit: int | None) -> Table:
     if path.suffix == ".parquet":
         module = _wrapper("parquet", "pyarrow", str(path))
         return cast("Table", module.open_parquet(path, limit))
-    raise ConfigError(f"{str(path)!r} is no file of a known kind. Data is {FORMS}")
+    raise ConfigError(f"{str(path)!r} is not a file of a known kind. Data is {FORMS}")
 
 
 def write_table(path: Path, columns: Mapping[str, JSON], rows: Iterable[Mapping[str, object]]) -> int:

@@ -78,7 +78,7 @@ class Sampling:
     def find_stop(self, ids: Sequence[int]) -> tuple[int, str] | None:
         """Returns how many of a reply's ids complete its first stop string, and that string; None if there is none.
 
-        A stop id at the end is no part of the text. Without `decode` there is no text to look at.
+        A stop id at the end is not part of the text. Without `decode` there is no text to look at.
         """
         if not self.stop or self.decode is None:
             return None

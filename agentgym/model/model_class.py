@@ -34,7 +34,7 @@ def own_class(code_path: str) -> Any:
     model_class = load_named(code_path, OWN_CLASS)
     lacking = [name for name in ("from_pretrained", "config_class") if getattr(model_class, name, None) is None]
     if not isinstance(model_class, type) or lacking:
-        what = f"has no {lacking[0]}" if isinstance(model_class, type) else "is no class"
+        what = f"has no {lacking[0]}" if isinstance(model_class, type) else "is not a class"
         raise ConfigError(f"model_backend {code_path!r} {what}. {OWN_CLASS.hint}")
     return model_class
 

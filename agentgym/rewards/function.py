@@ -65,7 +65,7 @@ class RewardCall:
     def of(
         cls, function: RewardFunction, settings: Mapping[str, object], *, name: str = "", batch: bool = False
     ) -> RewardCall:
-        """Reads the function's signature; raises ConfigError for one that is no reward, and for wrong settings."""
+        """Reads the function's signature; raises ConfigError for one that is not a reward, and for wrong settings."""
         origin = (name, dict(settings)) if name else None
         name = name or getattr(function, "__qualname__", type(function).__name__)
         if inspect.isclass(function):

@@ -55,7 +55,7 @@ class LearnedReward:
         self._model: RewardModel | None = None
 
     async def open(self) -> None:
-        """Loads the model; raises RunFolderError or ConfigError if it is no reward model."""
+        """Loads the model; raises RunFolderError or ConfigError if it is not a reward model."""
         self._model = await self._worker.run(self._load)
 
     def _load(self) -> RewardModel:

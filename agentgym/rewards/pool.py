@@ -42,7 +42,7 @@ class RewardPool:
     """A pool of `num_processes` processes that score, started when they are needed.
 
     Episodes are sent as pickles, rewards come back as JSON: no output of a process is executed here. A process has the
-    user's rights and files, so this contains accidents, and is no sandbox.
+    user's rights and files, so this contains accidents, and is not a sandbox.
     """
 
     takes_environment = False
@@ -147,7 +147,7 @@ class _Process:
             raise raised
         values = answer.get("values")
         if not isinstance(values, list) or len(values) != len(trajectories):
-            raise RewardFailure(f"the process of {self.job.function!r} answered what is no list of rewards")
+            raise RewardFailure(f"the process of {self.job.function!r} answered what is not a list of rewards")
         return [_read_failure(value) if isinstance(value, dict) and "refused" in value else value for value in values]
 
     async def _ask(self, question: object, timeout_s: float) -> dict[str, Any]:
@@ -170,9 +170,9 @@ class _Process:
             await self.kill()
             raise RewardFailure(f"the process of {name!r} ended {self._how()}; another one takes its place") from None
         except NOT_JSON as error:
-            raise RewardFailure(f"the process of {name!r} answered what is no JSON: {error}") from None
+            raise RewardFailure(f"the process of {name!r} answered what is not JSON: {error}") from None
         if not isinstance(answer, dict):
-            raise RewardFailure(f"the process of {name!r} answered what is no object")
+            raise RewardFailure(f"the process of {name!r} answered what is not an object")
         return answer
 
     def _how(self) -> str:

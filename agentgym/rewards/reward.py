@@ -49,7 +49,7 @@ MAX_LINE = 500
 
 
 class InvalidReward(AgentGymError, ValueError):
-    """A reward function returned a value that is no valid reward."""
+    """A reward function returned a value that is not a valid reward."""
 
 
 class UnusableReward(ConfigError):
@@ -78,7 +78,7 @@ class RewardFailure(AgentGymError, RuntimeError):
 class Reward:
     """The reward of an episode with its components: `Reward(0.7, {"answer": 1.0, "length": -0.3}, success=True)`.
 
-    Raises InvalidReward for a value that is no finite number, and for information that JSON cannot hold.
+    Raises InvalidReward for a value that is not a finite number, and for information that JSON cannot hold.
     """
 
     value: float

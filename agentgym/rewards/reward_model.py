@@ -46,7 +46,7 @@ class RewardModel:
         except (OSError, ValueError, KeyError) as error:
             raise RunFolderError(f"the reward model in {str(path)!r} cannot be loaded: {error}") from error
         if missing := sorted(report["missing_keys"]):
-            raise RunFolderError(f"{str(path)!r} is no trained classifier: it lacks {missing[0]!r}")
+            raise RunFolderError(f"{str(path)!r} is not a trained classifier: it lacks {missing[0]!r}")
         if self._tokenizer.chat_template is None:
             raise ConfigError(
                 f"the tokenizer in {str(path)!r} has no chat template: put a chat_template.jinja next to it"

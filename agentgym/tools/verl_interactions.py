@@ -148,7 +148,7 @@ def verl_class(where: str, entry: object, method: str, expectation: Wanted) -> t
         raise ConfigError(f"{where}: an object with class_name was wanted, got {entry!r:.80}")
     kind: Any = load_named(name if ":" in name else ":".join(name.rsplit(".", 1)), expectation)
     if not callable(kind) or not hasattr(kind, method):
-        raise ConfigError(f"{where}: {name!r} is no class with a method {method}")
+        raise ConfigError(f"{where}: {name!r} is not a class with a method {method}")
     return name, kind, entry
 
 

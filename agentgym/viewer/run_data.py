@@ -120,7 +120,7 @@ def _repeat_scores(path: Path) -> tuple[JSONObject, ...]:
         return tuple(scores for scores in objects(_object(result).get("at_k", [])) if objects(scores["k"]))
     except NO_EPISODE as error:
         raise RunFolderError(
-            f"{path} is no result of `agentgym eval` ({error}): delete it to see the episodes alone"
+            f"{path} is not a result of `agentgym eval` ({error}): delete it to see the episodes alone"
         ) from error
 
 

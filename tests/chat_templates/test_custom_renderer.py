@@ -133,9 +133,9 @@ def test_what_reads_recorded_conversations_needs_a_template(own: str, tokenizer_
     ("name", "error", "message"),
     [
         ("Plane", UnknownName, "did you mean 'Plain'"),
-        ("NUMBER", ConfigError, "is no function that makes a renderer"),
+        ("NUMBER", ConfigError, "is not a function that makes a renderer"),
         ("nothing", ConfigError, "returns a ChatTokenizer, no renderer: it lacks stop_ids, thinking, render, rerender"),
-        ("other", ConfigError, r"'folder' is no input.*Wanted: \(tokenizer, "),
+        ("other", ConfigError, r"'folder' is not an input.*Wanted: \(tokenizer, "),
         ("broken", UserCodeFault, "broken failed: KeyError: 'no such template'"),
     ],
 )

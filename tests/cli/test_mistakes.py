@@ -69,7 +69,7 @@ MISTAKES = {
     "train --env TextGame-v0 --learner.kl.penalty nothing.py:x": "no file 'nothing.py'",
     "train --env TextGame-v0 --aggregation flaky:Flaky": "aggregation 'flaky:Flaky' takes",
     "tools list TextGme-v0": "did you mean 'TextGame-v0'?",
-    "verify nowhere": "nowhere is no folder",
+    "verify nowhere": "nowhere is not a folder",
     "verify taken": "taken has no episodes.jsonl",
     "view nowhere": "nowhere does not exist",
     "view taken": "a run folder with episodes.jsonl or metrics.jsonl was wanted",

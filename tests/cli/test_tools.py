@@ -67,7 +67,7 @@ def test_reasoning_that_the_prompt_opened_is_reasoning(agentgym: Command) -> Non
     ("bad", "reason"),
     [
         ("{\n", "Expecting property name"),
-        ("[]\n", "it is no JSON object"),
+        ("[]\n", "it is not a JSON object"),
         ("[" * 100_000 + "\n", "recursion"),
         ({"txt": "x"}, '"text" is missing'),
         ({"text": None}, '"text" is not a string'),

@@ -242,10 +242,10 @@ def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.Capt
         ("--learner.kl.reference nosuch --learner.kl.coefficient 0.1", "no model folder 'nosuch'"),
         ("--env-kwargs opponent=self --rival nosuch", "there is no model in 'nosuch' to be the rival"),
         ("--engine nosuch.py:mine", "no file 'nosuch.py'"),
-        ("--engine sglang --server.python /nosuch", "'/nosuch' is no interpreter with sglang"),
-        (f"--engine vllm --server.python {sys.executable}", "is no interpreter with vllm"),
+        ("--engine sglang --server.python /nosuch", "'/nosuch' is not an interpreter with sglang"),
+        (f"--engine vllm --server.python {sys.executable}", "is not an interpreter with vllm"),
         ("--output full", "'full' already holds a run"),
-        ("--output full/config.yaml", "'full/config.yaml', which is no folder"),
+        ("--output full/config.yaml", "'full/config.yaml', which is not a folder"),
         ("--resume --output nosuch", "'nosuch' holds no run"),
         ("--checkpoint.copy-to nosuch://bucket", "'nosuch://bucket' cannot be opened"),
     ],
@@ -304,7 +304,7 @@ def test_a_server_that_is_none_is_named_and_the_folder_stays_free(
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
     with FakeSglang() as server:
         assert main([*SMALL, "--engine", "vllm", "--server.urls", server.url, "--output", str(tmp_path / "run")]) == 1
-        assert "is no vLLM server that reports its weights" in capsys.readouterr().err
+        assert "is not a vLLM server that reports its weights" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
         # what a fake server says is not what the model would: only a bound that is off lets it through
         assert main([*options, f"{server.url}/v1"]) == 1

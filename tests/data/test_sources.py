@@ -230,7 +230,7 @@ def test_a_split_is_named_where_there_are_several(tmp_path: Path) -> None:
         ("trian.parquet", r"no file 'trian\.parquet': did you mean 'train\.parquet'\?"),
         ("nowhere/train.parquet", "no file.*there is no folder 'nowhere'"),
         ("*.jsonl", r"no file matches '\*\.jsonl'"),
-        ("notes.txt", r"no file of a known kind\. Data is a file \(\.parquet, \.jsonl"),
+        ("notes.txt", r"not a file of a known kind\. Data is a file \(\.parquet, \.jsonl"),
         ("gsm8k", r"no data at 'gsm8k'.*'path/to/file\.py:generator'"),
         ("empty", "the datasets library cannot load 'empty'"),
         ("~nobody.of-that-name.jsonl", "no file '~nobody"),

@@ -91,7 +91,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path, folder: Path) -> Non
     causal = shutil.copytree(folder, tmp_path / "causal")
     config = transformers.AutoConfig.from_pretrained(folder)
     transformers.Qwen2ForCausalLM(config).save_pretrained(causal)
-    with pytest.raises(RunFolderError, match=r"no trained classifier: it lacks 'score\.weight'"):
+    with pytest.raises(RunFolderError, match=r"not a trained classifier: it lacks 'score\.weight'"):
         RewardModel(causal)
     silent = shutil.copytree(folder, tmp_path / "silent")
     settings = json.loads((silent / "tokenizer_config.json").read_text())

@@ -183,7 +183,7 @@ def test_an_error_of_a_rank_is_one_line(own: str) -> None:
     ("name", "error", "message"),
     [
         ("Gate", UnknownName, "did you mean 'Gated'"),
-        ("function", ConfigError, "is no class. It derives from transformers.PreTrainedModel"),
+        ("function", ConfigError, "is not a class. It derives from transformers.PreTrainedModel"),
         ("NoModel", ConfigError, "has no from_pretrained"),
         ("Deaf", ConfigError, "1 of 4 layers of Deaf attend through transformers' AttentionInterface"),
         ("Broken", UserCodeFault, "Broken cannot load the model in .*: KeyError: 'no such layer'"),

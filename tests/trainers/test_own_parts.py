@@ -286,7 +286,7 @@ def test_optimizers_that_cannot_work_are_refused(
 @pytest.mark.parametrize(
     ("settings", "kind", "message"),
     [
-        ({"practice": "Watcher"}, ConfigError, "no class that derives from agentgym.trainers.TaskSampler"),
+        ({"practice": "Watcher"}, ConfigError, "not a class that derives from agentgym.trainers.TaskSampler"),
         ({"practice": "Risin"}, UnknownName, "has no task sampler 'Risin': did you mean 'Rising'"),
         ({"practice": "Broken"}, UserCodeFault, "no tasks today"),
         ({"observers": "Deaf"}, ConfigError, "lacks on_phase, on_episode or on_step"),

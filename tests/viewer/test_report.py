@@ -124,7 +124,7 @@ def test_an_evaluation_shows_what_its_result_says_of_repeats(make_run: MakeRun) 
 def test_a_result_that_is_none_is_named(make_run: MakeRun, text: str) -> None:
     run = make_run()
     (run / "result.json").write_text(text, encoding="utf-8")
-    with pytest.raises(RunFolderError, match=r"result\.json is no result of `agentgym eval`.*delete it"):
+    with pytest.raises(RunFolderError, match=r"result\.json is not a result of `agentgym eval`.*delete it"):
         write_report(run)
 
 

@@ -57,6 +57,6 @@ def _number(call_id: str) -> str:
     if call_id and not _UNNUMBERED.fullmatch(call_id):
         raise RenderError(
             f"a result of the call {call_id!r} cannot be appended: the chat template numbers the calls of the whole"
-            " conversation (`tool_call_id_to_int`), and that id is no number"
+            " conversation (`tool_call_id_to_int`), and that id is not a number"
         )
     return ""

@@ -35,7 +35,7 @@ class SameMeaning(Exception):
 
 
 class Code(str):
-    """A value that is no constant, as it is written in a script."""
+    """A value that is not a constant, as it is written in a script."""
 
 
 class Several(dict[str, Any]):
@@ -50,7 +50,7 @@ class Theirs:
         self._defaults = {key.theirs: key.default for key in keys if key.default is not ABSENT}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns the value of the key `name`; null, and what is no constant, count as not given."""
+        """Returns the value of the key `name`; null, and what is not a constant, count as not given."""
         value = self.given.get(name)
         return self._defaults.get(name, default) if value is None or _is_open(value) else value
 

@@ -92,10 +92,10 @@ def read_verl(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def read_source(path: Path) -> str:
-    """Returns the text of a file of settings; raises ConfigError for one that is no text, or longer than any is."""
+    """Returns the text of a file of settings; raises ConfigError for one that is not text, or longer than any is."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{str(path)!r} is no file of settings: it has more than {MAX_BYTES // 1024} kB")
+            raise ConfigError(f"{str(path)!r} is not a file of settings: it has more than {MAX_BYTES // 1024} kB")
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error

@@ -102,7 +102,7 @@ def endpoint_url(text: str) -> str:
     except ValueError as error:
         raise ConfigError(f"{text!r} is no address of an endpoint ({error}): http://HOST:PORT/v1 was wanted") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"{text!r} is no address of an endpoint: http://HOST:PORT/v1 was wanted")
+        raise ConfigError(f"{text!r} is not an address of an endpoint: http://HOST:PORT/v1 was wanted")
     if parts.username is not None or parts.query or parts.fragment:
         raise ConfigError(
             f"the address of {host} holds more than a host and a path; a key belongs into the environment, "

@@ -231,7 +231,7 @@ class ChatEndpoint:
                 used = reply.usage.prompt_tokens + reply.usage.completion_tokens
                 return reply
             except MALFORMED as error:
-                raise EndpointFailure(f"{self.url} answered what is no chat completion: {error!r}") from error
+                raise EndpointFailure(f"{self.url} answered what is not a chat completion: {error!r}") from error
             finally:
                 self._limit.settle(estimate, used)
                 if reader.remark not in self._remarks:

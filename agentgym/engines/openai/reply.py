@@ -103,7 +103,7 @@ class ChatCompletionReader:
             return
         self._num_events += 1
         if not isinstance(event, Mapping):
-            raise HttpUnreachable(f"the endpoint sent what is no completion: {str(event)[:200]}")
+            raise HttpUnreachable(f"the endpoint sent what is not a completion: {str(event)[:200]}")
         error = event.get("error")
         if error and not event.get("choices"):
             raise _refusal(error)

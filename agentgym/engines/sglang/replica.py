@@ -58,9 +58,9 @@ class SglangReplica:
             raise EngineError(f"no server answers at {transport.name}: {error}") from error
         except HttpRefusal as error:
             check_token(error, transport.name)
-            raise EngineError(f"{transport.name} is no SGLang server: {error}") from error
+            raise EngineError(f"{transport.name} is not an SGLang server: {error}") from error
         if not isinstance(info, dict) or "version" not in info:
-            raise EngineError(f"{transport.name} is no SGLang server: /server_info gave {str(info)[:80]!r}")
+            raise EngineError(f"{transport.name} is not an SGLang server: /server_info gave {str(info)[:80]!r}")
         check_release(transport.name, str(info["version"]))
         replica = SglangReplica(transport, SglangSync(transport, info, settings), settings)
         lengths = (info.get("context_length"), info.get("max_req_input_len"))

@@ -183,7 +183,7 @@ def read_vllm_completion(reply: VllmReply, *, name: str, num_prompt_ids: int, ve
     if reply.num_prompt_ids not in (None, num_prompt_ids):
         raise EngineError(f"{name} read {reply.num_prompt_ids} prompt ids where {num_prompt_ids} were sent")
     if not all(math.isfinite(value) and value > _NO_LOGPROB for value in logprobs):
-        raise EngineError(f"{name} gave a logprob that is no number: the weights of version {version} have diverged")
+        raise EngineError(f"{name} gave a logprob that is not a number: the weights of version {version} have diverged")
     reason: FinishReason = "abort"
     if reply.finish_reason in ("stop", "length"):
         reason = "stop" if reply.finish_reason == "stop" else "length"

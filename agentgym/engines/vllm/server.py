@@ -48,7 +48,7 @@ class VllmServer(ServerConnection):
         try:
             return int(answer["data"][0]["max_model_len"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise EngineError(f"{self.name} is no vLLM server: /v1/models gave {str(answer)[:80]!r}") from error
+            raise EngineError(f"{self.name} is not a vLLM server: /v1/models gave {str(answer)[:80]!r}") from error
 
     async def generate(
         self, prompt_ids: Sequence[int], params: Mapping[str, object], *, rid: str, cache_salt: str

@@ -57,7 +57,7 @@ async def read_layout(engine: VllmTransport) -> VllmLayout:
     except (HttpRefusal, KeyError, TypeError, ValueError, IndexError) as error:
         check_token(error, engine.name)
         raise EngineError(
-            f"{engine.name} is no vLLM server that reports its weights ({error}). Start one with"
+            f"{engine.name} is not a vLLM server that reports its weights ({error}). Start one with"
             " VLLM_SERVER_DEV_MODE=1, --enable-scale-out and"
             " --worker-extension-cls agentgym.engines.vllm.worker_extension.WeightWorker (a file that needs nothing"
             " else of agentgym), or have agentgym start it"

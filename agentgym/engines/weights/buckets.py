@@ -170,7 +170,7 @@ def fused_sums(weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns a number for each of these parameters, which differs when the tensors do, but for chance.
 
     It is computed where the tensors are, and read from there once; vLLM's workers give the same (`agentgym_sums`). The
-    digests of `fused_digests` are those of bytes on the CPU. It is no checksum against intent.
+    digests of `fused_digests` are those of bytes on the CPU. It is not a checksum against intent.
     """
     groups = _parts_by_parameter(weights)
     if not groups:

@@ -259,7 +259,7 @@ def _episodes_of(run: Path) -> Path:
     """
     path = find_episodes(run)
     if path is None:
-        what = "has no episodes.jsonl" if run.is_dir() else "is no folder"
+        what = "has no episodes.jsonl" if run.is_dir() else "is not a folder"
         raise RunFolderError(f"{run} {what}; the folder of a run that has played episodes was wanted: check --output")
     if path.stat().st_size == 0 and next(_lines(run / METRICS), None) is None:
         raise RunFolderError(f"{path} is empty; recorded episodes were wanted: wait for the run's first step")

@@ -50,9 +50,9 @@ class JudgeConfig:
     """The regular expression that the whole last line of the verdict must match; its first group is the score. A
     rubric, turns and groups have formats of their own."""
     scale: tuple[float, float] = (0.0, 10.0)
-    """The scores that become the rewards 0 and 1; a score outside of both is no verdict."""
+    """The scores that become the rewards 0 and 1; a score outside of both is not a verdict."""
     max_tokens: int = 1024
-    """The most tokens of a verdict; a truncated one is no verdict."""
+    """The most tokens of a verdict; a truncated one is not a verdict."""
     temperature: float = 0.0
     """The judge's sampling temperature."""
 
@@ -96,7 +96,7 @@ class JudgeConfig:
                 rubric = yaml.safe_load(_read_file(rubric, "rubric"))
             except yaml.YAMLError as error:
                 raise ConfigError(
-                    f"the judge's rubric {self.rubric!r} is no YAML: {' '.join(str(error).split())}"
+                    f"the judge's rubric {self.rubric!r} is not YAML: {' '.join(str(error).split())}"
                 ) from None
         if not isinstance(rubric, Mapping) or not rubric:
             raise ConfigError(f"a judge's rubric is a mapping of criteria by name, got {rubric!r:.80}")

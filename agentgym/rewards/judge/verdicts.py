@@ -1,4 +1,4 @@
-"""Reads a judge's verdict; what is no verdict raises RewardFailure, and is never a low score."""
+"""Reads a judge's verdict; what is not a verdict raises RewardFailure, and is never a low score."""
 
 from __future__ import annotations
 

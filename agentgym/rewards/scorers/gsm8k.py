@@ -33,7 +33,7 @@ def gsm8k(
     characters. The ground truth is the number, or an answer of GSM8K that contains `####`.
 
     Differences from verl: numbers are compared as numbers, and read by `agentgym.envs.tasks.math.final_number`
-    (`72.00`, `72.` and `$72` are 72; a sum that is not evaluated is no answer).
+    (`72.00`, `72.` and `$72` are 72; a sum that is not evaluated is not an answer).
     """
     truth = _truth(ground_truth(task))
     answer = (marked_number if method == "strict" else last_number)(last_reply(trajectory)[-END_CHARACTERS:])

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["NO_EPISODE", "check_fields", "check_numbers", "check_stored_ids"]
 
 NO_EPISODE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""The errors of reading a line that is no episode."""
+"""The errors of reading a line that is not an episode."""
 MAX_DEPTH = 200
 BIGGEST = 2**63
 NUMBER, TEXT, MAYBE, PLAIN = (bool, int, float), (str,), (str, type(None)), (dict,)
@@ -47,14 +47,14 @@ def check_fields(line: Mapping[str, Any]) -> None:
 
 
 def check_stored_ids(values: Any) -> None:
-    """Raises TypeError or ValueError for what is no list of token ids."""
+    """Raises TypeError or ValueError for what is not a list of token ids."""
     check_numbers(values, (int,), "ids")
     if values and not 0 <= min(values) <= max(values) < 2**31:
         raise ValueError("a token id is from 0 to 2**31")
 
 
 def check_numbers(values: Any, kinds: Collection[type], name: str) -> None:
-    """Raises TypeError or ValueError for what is no list of numbers of these types, each below 2**63."""
+    """Raises TypeError or ValueError for what is not a list of numbers of these types, each below 2**63."""
     if not isinstance(values, list) or not set(map(type, values)) <= {bool, *kinds}:
         raise TypeError(f"{name} is a list of numbers")
     if values and not (-BIGGEST < min(values) and max(values) < BIGGEST):

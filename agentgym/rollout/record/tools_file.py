@@ -52,7 +52,7 @@ def _read_line(path: Path, number: int, line: bytes) -> tuple[str, tuple[ToolSpe
         tools = tuple(ToolSpec(tool["name"], tool["description"], tool["parameters"]) for tool in value["tools"])
         return str(value["digest"]), tools
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise RunFolderError(f"{str(path)!r}, line {number} is no set of tools: {error!r}") from error
+        raise RunFolderError(f"{str(path)!r}, line {number} is not a set of tools: {error!r}") from error
 
 
 def _to_json(tools: Iterable[ToolSpec]) -> list[JSON]:

@@ -80,7 +80,7 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, RawTensor]]:
                 file.seek(8 + length + start)
                 yield name, RawTensor(entry["dtype"], tuple(entry["shape"]), file.read(end - start))
         except (*NOT_JSON, KeyError, ConfigError) as error:
-            raise RunFolderError(f"{str(path)!r} is no whole safetensors file: {error}") from error
+            raise RunFolderError(f"{str(path)!r} is not a whole safetensors file: {error}") from error
 
 
 def read_pickled(payload: bytes) -> Any:

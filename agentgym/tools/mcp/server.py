@@ -90,7 +90,7 @@ class McpServer:
     def check_program(self) -> None:
         """Raises ConfigError if the command names no program."""
         if self.cwd is not None and not Path(self.cwd).is_dir():
-            raise ConfigError(f"the working directory of the MCP server `{self}` is no folder: {str(self.cwd)!r}")
+            raise ConfigError(f"the working directory of the MCP server `{self}` is not a folder: {str(self.cwd)!r}")
         if not self.command:
             return
         program = self.command[0]

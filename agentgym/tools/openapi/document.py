@@ -63,7 +63,7 @@ class OpenApiDocument:
         """Returns `node` or the target of its `$ref`, which is an object; `what` names it in the error."""
         target = self.follow_reference(node)
         if not isinstance(target, Mapping):
-            raise ToolSchemaError(f"{self.name}: {what} is no object, but {str(target)[:80]!r}")
+            raise ToolSchemaError(f"{self.name}: {what} is not an object, but {str(target)[:80]!r}")
         return target
 
     def parameters(self, properties: Mapping[str, Any], required: list[str]) -> dict[str, Any]:

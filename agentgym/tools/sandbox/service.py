@@ -78,7 +78,7 @@ class ServiceSandbox(Runner):
         try:
             return self._outcome(answer, request)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise SandboxError(f"{self._url} answered what is no outcome: {error!r}") from error
+            raise SandboxError(f"{self._url} answered what is not an outcome: {error!r}") from error
 
     def _ask(self, body: bytes, timeout_s: float) -> Mapping[str, Any]:
         """Returns the service's answer; raises SandboxError if it gives none in several tries, or refuses."""

@@ -57,7 +57,7 @@ def _check_replaceable(path: Path) -> None:
     if path.is_file():
         with path.open("rb") as there:
             if not MAGIC.startswith(there.read(len(MAGIC))):
-                raise ConfigError(f"{str(path)!r} is there and is no search index: give another name, or remove it")
+                raise ConfigError(f"{str(path)!r} is there and is not a search index: give another name, or remove it")
 
 
 def load_index(path: Path) -> SearchIndex:
@@ -68,7 +68,7 @@ def load_index(path: Path) -> SearchIndex:
         raise ConfigError(f"cannot read the index {str(path)!r}: {error.strerror}") from error
     first, _, rest = content.partition(b"\n")
     if not first.startswith(MAGIC):
-        raise ConfigError(f"{str(path)!r} is no search index; `agentgym corpus index DIR -o INDEX` writes one")
+        raise ConfigError(f"{str(path)!r} is not a search index; `agentgym corpus index DIR -o INDEX` writes one")
     if first != b"%s%d" % (MAGIC, VERSION):
         version = first.removeprefix(MAGIC).decode("ascii", "replace")[:20]
         raise ConfigError(f"the index {str(path)!r} is of version {version}, this reads {VERSION}: rebuild it")

@@ -26,7 +26,7 @@ def check_estimator(name: str, settings: Mapping[str, object]) -> None:
     """Raises an error if the estimator or its settings cannot work; tries it on a step of two groups.
 
     Raises UnknownName for an estimator that does not exist, ConfigError for a setting that it does not have, of another
-    type or out of its bounds, and for an estimator whose result is no Credit.
+    type or out of its bounds, and for an estimator whose result is not a Credit.
     """
     _ = _try_estimator(name, settings)
 

@@ -99,7 +99,7 @@ def make_optimizer(
 def schedule_share(name: str, settings: Mapping[str, object], position: Mapping[str, int]) -> float:
     """Returns the share of the peak rate that a schedule leaves at a position: `step`, `total_steps`, `warmup_steps`.
 
-    Raises ConfigError for a share that is no number of at least 0.
+    Raises ConfigError for a share that is not a number of at least 0.
     """
     function = SCHEDULES[name]
     parameters = inspect.signature(function).parameters

@@ -57,7 +57,7 @@ class Checkpoint:
         if not path.is_dir():
             raise RunFolderError(f"there is no checkpoint {str(path)!r}")
         if torn := what_is_torn(path):
-            raise RunFolderError(f"{str(path)!r} is no whole checkpoint: {torn}")
+            raise RunFolderError(f"{str(path)!r} is not a whole checkpoint: {torn}")
         try:
             state = json.loads((path / STATE).read_text(encoding="utf-8"))
             step, tasks, numbers = int(state["step"]), dict(state["tasks"]), dict(state["random"])

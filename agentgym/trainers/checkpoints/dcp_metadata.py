@@ -48,9 +48,9 @@ class MetadataReader(FileSystemReader):
         except (
             *(pickle.UnpicklingError, EOFError, OSError, ValueError, TypeError, AttributeError, IndexError, KeyError),
         ) as error:
-            raise RunFolderError(f"{str(self._file)!r} is no metadata of tensors: {error}") from error
+            raise RunFolderError(f"{str(self._file)!r} is not metadata of tensors: {error}") from error
         if not isinstance(metadata, Metadata):
-            raise RunFolderError(f"{str(self._file)!r} is no metadata of tensors but a {type(metadata).__name__}")
+            raise RunFolderError(f"{str(self._file)!r} is not metadata of tensors but a {type(metadata).__name__}")
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata

@@ -200,7 +200,7 @@ def check_new_run(path: Path) -> None:
     if (path / "config.yaml").exists():
         raise RunFolderError(f"{str(path)!r} already holds a run; go on with --resume, or give another --output")
     if path.exists() and not path.is_dir():
-        raise RunFolderError(f"cannot write a run to {str(path)!r}, which is no folder; give another --output")
+        raise RunFolderError(f"cannot write a run to {str(path)!r}, which is not a folder; give another --output")
 
 
 def free_run_folder(config: TrainConfig) -> Path:

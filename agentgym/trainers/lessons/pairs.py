@@ -34,7 +34,7 @@ class PairSet:
 
 
 def pairs_of_files(paths: Sequence[str], renderer: TemplateRenderer, window: int) -> PairSet:
-    """Reads files, named as in `data.train`; raises ConfigError, naming the row, for one that is no pair."""
+    """Reads files, named as in `data.train`; raises ConfigError, naming the row, for one that is not a pair."""
     pairs: list[Pair] = []
     for path in paths:
         for where, row in rows_of_file(path, "pair"):

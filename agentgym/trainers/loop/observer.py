@@ -80,7 +80,7 @@ def own_observers(places: Sequence[str]) -> list[Observer]:
     for place in places:
         kind = load_named(place, WANTED)
         if not callable(kind):
-            raise ConfigError(f"{place!r} is no class of an observer. {WANTED.hint}")
+            raise ConfigError(f"{place!r} is not a class of an observer. {WANTED.hint}")
         with convert_function_errors(place, kind):
             observer: object = kind()
         if not isinstance(observer, Observer):

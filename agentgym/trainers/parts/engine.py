@@ -158,7 +158,7 @@ async def _load_custom_engine(place: str, model: LanguageModel, model_folder: Pa
     """The engine that a user's function makes, at once or as a coroutine; raises ConfigError for something else."""
     make = load_named(place, OWN_ENGINE)
     if not callable(make):
-        raise ConfigError(f"{place!r} is no function that makes an engine. {OWN_ENGINE.hint}")
+        raise ConfigError(f"{place!r} is not a function that makes an engine. {OWN_ENGINE.hint}")
     with convert_function_errors(place, make):
         result = make(model, model_folder, version)
         engine: object = await result if inspect.isawaitable(result) else result
@@ -196,7 +196,7 @@ def require_engine(config: TrainConfig) -> None:
     search = f"import importlib.util as u; raise SystemExit(u.find_spec({library!r}) is None)"
     if shutil.which(python) is None or subprocess.run([python, "-c", search], capture_output=True).returncode:
         raise ConfigError(
-            f"{python!r} is no interpreter with {library}: name one with --server.python, or servers with"
+            f"{python!r} is not an interpreter with {library}: name one with --server.python, or servers with"
             " --server.urls (`agentgym doctor` shows how to install it)"
         )
 

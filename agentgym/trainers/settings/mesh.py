@@ -45,7 +45,7 @@ class MeshConfig:
         return self.sequence * self.tensor
 
     def data(self, num_ranks: int) -> int:
-        """The number of shares of a batch on `num_ranks`; raises ConfigError if that is no multiple of the block."""
+        """The number of shares of a batch on `num_ranks`; raises ConfigError if that is not a multiple of the block."""
         if num_ranks % self.expert:
             raise ConfigError(
                 f"{num_ranks} learner ranks are no multiple of learner.mesh.expert {self.expert}: give {self.expert},"

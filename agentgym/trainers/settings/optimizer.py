@@ -120,10 +120,10 @@ class OptimizerConfig:
 
 
 def _check_own(name: str, pattern: str, value: object) -> None:
-    """Raises ConfigError for a pattern that is no regular expression, or a value below 0."""
+    """Raises ConfigError for a pattern that is not a regular expression, or a value below 0."""
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"optimizer.{name}: {pattern!r} is no regular expression ({error})") from error
+        raise ConfigError(f"optimizer.{name}: {pattern!r} is not a regular expression ({error})") from error
     if not isinstance(value, int | float) or not 0.0 <= value < math.inf:
         raise ConfigError(f"optimizer.{name} are numbers of at least 0, got {value!r} for {pattern!r}")

@@ -75,6 +75,6 @@ def own_sampler(place: str, source: TaskSource, seed: int) -> TaskSampler:
     """Returns the sampler that a run names; raises ConfigError for a class that is none."""
     kind = load_named(place, WANTED)
     if not (isinstance(kind, type) and issubclass(kind, TaskSampler)):
-        raise ConfigError(f"{place!r} is no class that derives from agentgym.trainers.TaskSampler")
+        raise ConfigError(f"{place!r} is not a class that derives from agentgym.trainers.TaskSampler")
     with convert_function_errors(place, kind):
         return kind(source, seed)

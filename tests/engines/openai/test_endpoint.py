@@ -104,7 +104,7 @@ def test_an_answer_of_another_form_fails_its_own_question_alone(
 
     monkeypatch.setattr(HttpClient, "post", post)
     config = ChatEndpointConfig(model="m", stream=False, token_ids=False, max_retries=0)
-    with pytest.raises(EndpointFailure, match="no chat completion"):
+    with pytest.raises(EndpointFailure, match="not a chat completion"):
         Asker("http://127.0.0.1:9/v1", config).ask()
 
 

@@ -352,7 +352,7 @@ def test_what_is_no_sglang_server_is_refused_and_nothing_stays_open(fake_sglang:
 
     async def play() -> None:
         config = ServerConfig(urls=(f"{server.url}/elsewhere",))
-        with pytest.raises(EngineError, match=r"is no SGLang server: .* answered 404"):
+        with pytest.raises(EngineError, match=r"is not an SGLang server: .* answered 404"):
             await open_sglang(config, embedded_folder())
         with pytest.raises(EngineError, match="no server answers at http"):
             await open_sglang(ServerConfig(urls=("http://127.0.0.1:9",)), embedded_folder())

@@ -79,7 +79,7 @@ def test_a_server_that_was_built_without_its_version_is_accepted_with_a_warning(
 
 
 def test_a_server_that_reports_no_version_is_no_sglang(fake_release: FakeRelease) -> None:
-    with pytest.raises(EngineError, match="is no SGLang server: /server_info gave"):
+    with pytest.raises(EngineError, match="is not an SGLang server: /server_info gave"):
         sample(fake_release(None))
 
 

@@ -513,5 +513,5 @@ def test_a_folder_without_episodes_says_so(tmp_path: Path, name: str) -> None:
         run.mkdir()
     if name == "empty":
         (run / "episodes.jsonl").touch()
-    with pytest.raises(RunFolderError, match=r"(is empty|has no episodes.jsonl|is no folder).*wanted"):
+    with pytest.raises(RunFolderError, match=r"(is empty|has no episodes.jsonl|is not a folder).*wanted"):
         verify_run(run)

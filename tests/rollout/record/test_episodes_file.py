@@ -236,5 +236,5 @@ def test_what_a_kill_left_of_a_set_of_tools_is_written_again(tmp_path: Path) -> 
         writer.write([with_tools("go")])
     assert file.read_bytes() == menu_lines({menu_digest((spec("go"),)): (spec("go"),)})
     file.write_bytes(b'{"digest": "x"}\n')
-    with pytest.raises(RunFolderError, match="line 1 is no set of tools"):
+    with pytest.raises(RunFolderError, match="line 1 is not a set of tools"):
         read_menus(tmp_path)

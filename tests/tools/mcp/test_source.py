@@ -273,7 +273,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
 def test_a_program_that_is_not_there_is_told_at_once() -> None:
     with pytest.raises(ConfigError, match="there is no program 'pythn'"):
         McpTools("pythn server.py").open()
-    with pytest.raises(ConfigError, match="is no folder: '/nowhere'"):
+    with pytest.raises(ConfigError, match="is not a folder: '/nowhere'"):
         McpTools(McpServer(command=("python3",), cwd="/nowhere")).open()
 
 

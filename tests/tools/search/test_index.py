@@ -147,7 +147,7 @@ def test_a_torn_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_an_index_replaces_an_index_and_nothing_else(tmp_path: Path) -> None:
     rows, place = tmp_path / "rows.jsonl", tmp_path / "rows.index"
     rows.write_text('{"url": "u", "text": "t"}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"rows.jsonl' is there and is no search index: give another name"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl' is there and is not a search index: give another name"):
         save_index(SearchIndex.build(read_documents(rows)), rows)
     for pages in (PAGES, [OTTER]):
         save_index(SearchIndex.build(pages), place)

@@ -177,7 +177,7 @@ def test_settings_of_a_users_function_are_given_and_checked_as_any(own: Path) ->
         ("failing", UserCodeFault, "failed: ValueError: not today"),
         ("halved", ConfigError, r"returns of shape \(4, 4\), and one for each token of each episode"),
         ("lopsided", ConfigError, r"advantages of shape \(8, 4, 16\), and one for each token"),
-        ("clipped", ConfigError, "'logp' is no input"),
+        ("clipped", ConfigError, "'logp' is not an input"),
     ],
 )
 def test_an_estimator_that_cannot_work_is_refused_before_anything_is_played(
@@ -193,10 +193,10 @@ def test_an_estimator_that_cannot_work_is_refused_before_anything_is_played(
         ({"loss": "summed"}, r"a loss of shape \(\), and one number for each token, \(4,\), was wanted"),
         ({"loss": "number"}, "gives a Tensor, and PolicyLoss"),
         ({"loss": "detached"}, "gives a loss without gradient"),
-        ({"loss": "centred"}, "'rewards_BT' is no input"),
+        ({"loss": "centred"}, "'rewards_BT' is not an input"),
         ({"correction": "scalar"}, r"gives weights of shape \(\), and one for each token, \(4,\), was wanted"),
         ({"correction": "weights"}, "gives a Tensor, and Correction"),
-        ({"correction": "clipped"}, "is no input"),
+        ({"correction": "clipped"}, "is not an input"),
     ],
 )
 def test_a_loss_or_correction_that_cannot_work_is_refused(own: Path, settings: dict[str, str], message: str) -> None:
@@ -205,7 +205,7 @@ def test_a_loss_or_correction_that_cannot_work_is_refused(own: Path, settings: d
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("mean", r"gives shape \(\), and a number for each token"), ("clipped", "is no input")]
+    ("name", "message"), [("mean", r"gives shape \(\), and a number for each token"), ("clipped", "is not an input")]
 )
 def test_a_penalty_that_cannot_work_is_refused(own: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -235,6 +235,6 @@ def test_inputs_that_do_not_fit_are_refused_for_a_users_function_too(own: Path) 
 
 @pytest.mark.parametrize("table", [ADVANTAGES, LOSSES, KL_PENALTIES, AGGREGATIONS, CORRECTIONS])
 def test_every_table_of_algorithms_refuses_a_function_of_something_else(table: object) -> None:
-    with pytest.raises(ConfigError, match="'logits' is no input"):
+    with pytest.raises(ConfigError, match="'logits' is not an input"):
         table.add("mine", lambda logits: logits)  # type: ignore[attr-defined]
     assert "mine" not in table  # type: ignore[operator]

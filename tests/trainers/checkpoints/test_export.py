@@ -103,7 +103,7 @@ def test_what_cannot_be_exported_is_named(trained: tuple[Path, Callable[[int], D
     with pytest.raises(RunFolderError, match="taken already"):
         export_model(find_checkpoint(one), run)
     (one / "state.json").write_text("{")
-    with pytest.raises(RunFolderError, match=r"no whole checkpoint: state.json has 1 bytes"):
+    with pytest.raises(RunFolderError, match=r"not a whole checkpoint: state.json has 1 bytes"):
         find_checkpoint(one)
     (run / "checkpoints" / "best").unlink()
     with pytest.raises(ConfigError, match="names no best checkpoint"):

@@ -415,7 +415,7 @@ def test_metadata_that_is_something_else_or_cut_short_is_refused(tmp_path: Path)
     whole = path.read_bytes()
     for data in (pickle.dumps({"mean": 1}), whole[: len(whole) // 2], b""):
         path.write_bytes(data)
-        with pytest.raises(RunFolderError, match="is no metadata of tensors"):
+        with pytest.raises(RunFolderError, match="is not metadata of tensors"):
             load_state(tmp_path)
 
 

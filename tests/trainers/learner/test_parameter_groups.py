@@ -134,7 +134,7 @@ def test_a_pattern_that_cannot_be_followed_is_an_error(tiny: Tiny, settings: Any
     ("settings", "words"),
     [
         ({"layer_decay": 0.0}, r"layer_decay must be in \(0, 1\]"),
-        ({"rates": {"(": 1.0}}, "'\\(' is no regular expression"),
+        ({"rates": {"(": 1.0}}, "'\\(' is not a regular expression"),
         ({"rates": {"a": -1.0}}, "numbers of at least 0, got -1.0 for 'a'"),
         ({"weight_decays": {"a": float("nan")}}, "numbers of at least 0"),
     ],

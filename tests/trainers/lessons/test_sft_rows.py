@@ -154,7 +154,7 @@ def test_nothing_to_learn_is_refused(renderer: TemplateRenderer, tmp_path: Path)
         ("a.jsonl", '{"messages": [\n', "line 1 is not JSON"),
         ("a.jsonl", "3\n", "line 1 is a JSON object with columns, got int 3"),
         ("a.json", "[1", "is not JSON"),
-        ("a.txt", "x", "is no file of a known kind"),
+        ("a.txt", "x", "is not a file of a known kind"),
         ("a.parquet", "x", "a.parquet"),
     ],
 )

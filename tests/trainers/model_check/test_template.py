@@ -327,7 +327,7 @@ def test_a_tokenizer_that_fails_on_a_text_is_a_finding(embedded: ChatTokenizer) 
         (["nowhere"], "no model folder 'nowhere'"),
         (["empty"], "tokenizer.json"),
         (["bare"], "--chat-template FILE"),
-        (["torn"], "tokenizer.json' is no tokenizer: Model missing"),
+        (["torn"], "tokenizer.json' is not a tokenizer: Model missing"),
         (["misread"], "added_tokens_decoder of 'misread/tokenizer_config.json' is malformed"),
         (["embedded", "--chat-template", "absent.jinja"], "'absent.jinja' cannot be read"),
         (["embedded", "--chat-template", "torn.jinja"], "does not compile (line 1)"),

@@ -199,7 +199,7 @@ def loss_with(name: str, settings: Mapping[str, object]) -> PolicyLossFn:
 
 
 def _check_result(name: str, result: object, logp: Tensor) -> None:
-    """Raises ConfigError for a result that is no PolicyLoss with one number for each token."""
+    """Raises ConfigError for a result that is not a PolicyLoss with one number for each token."""
     if not isinstance(result, PolicyLoss):
         raise ConfigError(
             f"policy loss {name!r} gives a {type(result).__name__}, and PolicyLoss(loss, loss_stats(tokens)) was wanted"
