@@ -103,7 +103,7 @@ def schedule(num_requests: int, num_tokens: int) -> None:
     while left:
         scheduler.admit()
         rows = scheduler.plan()
-        number = len(rows.wanted_R)
+        number = len(rows.output_R)
         ended = scheduler.commit(rows, np.full(number, 7), np.full(number, -0.5, np.float32), 0)
         for request in ended:
             assert len(scheduler.completion(request).ids) == num_tokens

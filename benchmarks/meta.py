@@ -219,10 +219,10 @@ def count_step(model: LanguageModel, lengths: list[int], *, recomputes: bool = F
     """Returns the counts of both passes over one micro-batch, a third of whose tokens are trained."""
     size = sum(lengths)
     model.set_recompute(recomputes)
-    wanted_N = torch.arange(size) % 3 == 0
-    layout = PackedLayout(lengths, "meta", wanted_N=wanted_N)
+    mask_N = torch.arange(size) % 3 == 0
+    layout = PackedLayout(lengths, "meta", mask_N=mask_N)
     ids_N = torch.zeros(size, dtype=torch.int64, device="meta")
-    target_M = torch.zeros(int(wanted_N.sum()), dtype=torch.int64, device="meta")
+    target_M = torch.zeros(int(mask_N.sum()), dtype=torch.int64, device="meta")
     counts = {name: Counter(sum(n * (n + 1) // 2 for n in lengths)) for name in ("forward", "backward")}
     parameters = list(model.parameters())
     with kernels_of_a_gpu():

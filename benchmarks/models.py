@@ -136,7 +136,7 @@ def check(folder: Path, vocab_size: int, scratch: Path) -> tuple[float, float]:
     rows = Rows.draw(4, 100, vocab_size, shared=True)
     run_trl(folder, rows, bf16=False, save=scratch / "trl.safetensors")
     tensors = load_file(scratch / "trl.safetensors")
-    wanted_M = tensors.pop("logprobs")
+    reference_M = tensors.pop("logprobs")
     norm = float(torch.stack([gradient.norm() for gradient in tensors.values()]).norm())
     nats, share = 0.0, 0.0
     for backend in BACKENDS:
@@ -144,7 +144,7 @@ def check(folder: Path, vocab_size: int, scratch: Path) -> tuple[float, float]:
         logp_M: Tensor = learner.logprobs(rows.batch()).clamp(max=0.0)
         own_norm = learner.update(rows.batch(logp_M.tolist())).grad_norm
         learner.close()
-        nats = max(nats, float((logp_M - wanted_M).abs().max()))
+        nats = max(nats, float((logp_M - reference_M).abs().max()))
         share = max(share, abs(own_norm / norm - 1))
     assert nats < LOGPROB_NATS and share < AGREEMENT, f"the trainers differ: {nats:.2g} nats, gradients by {share:.2g}"
     return nats, share

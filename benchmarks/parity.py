@@ -102,7 +102,7 @@ def logprobs(
     for length in batch.seqlens:
         ids_N[start : start + 8] = (ids_N[start : start + 8] + shift) % model.vocab_size
         start += length
-    layout = PackedLayout(batch.seqlens, ids_N=ids_N, wanted_N=batch.mask_N)
+    layout = PackedLayout(batch.seqlens, ids_N=ids_N, mask_N=batch.mask_N)
     logp_MV = (model.logits(model.hidden_states(ids_N, layout)).float() / temperature).log_softmax(-1)
     logp_M = logp_MV.gather(1, batch.target_N[batch.mask_N][:, None])[:, 0]
     if top_p < 1.0:

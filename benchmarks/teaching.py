@@ -86,13 +86,13 @@ def our_gkd(rows: Sequence[dict[str, Any]], teacher_folder: Path, beta: float) -
     lengths = [len(row["ids"]) - 1 for row in rows]
     with torch.no_grad():
         teacher_states = teacher(
-            ids_N, PackedLayout(lengths, ids_N=ids_N, wanted_N=mask_N), lambda *states: FinalStates(*states, None)
+            ids_N, PackedLayout(lengths, ids_N=ids_N, mask_N=mask_N), lambda *states: FinalStates(*states, None)
         )
 
     def compare(hidden_ME: torch.Tensor, head_VE: torch.Tensor) -> torch.Tensor:
         return whole_divergence(FinalStates(hidden_ME, head_VE, None), teacher_states, beta, 1.0)
 
-    divergence_M: torch.Tensor = student(ids_N, PackedLayout(lengths, ids_N=ids_N, wanted_N=mask_N), compare)
+    divergence_M: torch.Tensor = student(ids_N, PackedLayout(lengths, ids_N=ids_N, mask_N=mask_N), compare)
     loss = divergence_M.mean()
     slopes = torch.autograd.grad(loss, list(student.parameters()))
     return {"loss": float(loss.detach()), "grad_norm": float(torch.stack([slope.norm() for slope in slopes]).norm())}

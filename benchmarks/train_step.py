@@ -115,7 +115,7 @@ def ours(model: Decoder, rows: Rows, *, shares: bool) -> Tensor:
         mask_N = torch.tensor([place >= rows.prompt - 1 for _, place in places])
         target_M = torch.tensor([rows.ids[number][place + 1] for number, place in places])[mask_N]
         weight_M = torch.tensor([rows.weight(number, place) for number, place in places])[mask_N]
-        layout = PackedLayout(lengths, ids_N=ids_N if shares else None, wanted_N=mask_N)
+        layout = PackedLayout(lengths, ids_N=ids_N if shares else None, mask_N=mask_N)
         logp_M = score_targets(model.hidden_states(ids_N, layout), model.head_weight, target_M).logp_N
         (-weight_M * logp_M).sum().backward()
         logps.append(logp_M.detach())
@@ -126,8 +126,8 @@ def run_padded(model: torch.nn.Module, rows: Rows) -> Tensor:
     """Does the same with transformers, on all rows at once, padded to the longest."""
     longest = max(len(row) for row in rows.ids)
     ids_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows.ids])
-    seen_BT = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows.ids])
-    logits_BTV = model(input_ids=ids_BT[:, :-1], attention_mask=seen_BT[:, :-1]).logits
+    is_token_BT = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows.ids])
+    logits_BTV = model(input_ids=ids_BT[:, :-1], attention_mask=is_token_BT[:, :-1]).logits
     logp_BT = logits_BTV.float().log_softmax(-1).gather(-1, ids_BT[:, 1:, None])[..., 0]
     weight_BT = torch.zeros_like(logp_BT)
     mask_BT = torch.zeros_like(logp_BT, dtype=torch.bool)

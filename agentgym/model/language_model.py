@@ -146,8 +146,8 @@ def logits_difference(ours_TV: Tensor, theirs_TV: Tensor, bound: float = ROUNDIN
 
     The bound is that of float32, for the largest difference; of shorter types the mean one is looked at.
     """
-    wanted_TV = theirs_TV.float().log_softmax(-1)
-    difference_TV, size = (ours_TV.float().log_softmax(-1) - wanted_TV).abs(), wanted_TV.max() - wanted_TV.min()
+    logp_TV = theirs_TV.float().log_softmax(-1)
+    difference_TV, size = (ours_TV.float().log_softmax(-1) - logp_TV).abs(), logp_TV.max() - logp_TV.min()
     is_exact = ours_TV.dtype in (torch.float32, torch.float64)
     is_rounding = difference_TV.max() <= bound * size if is_exact else difference_TV.mean() <= MEAN * size
     return "" if is_rounding else f"{float(difference_TV.max()):.3g}"

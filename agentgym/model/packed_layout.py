@@ -91,7 +91,7 @@ class LayoutRows:
 class PackedLayout:
     """The mapping of packed sequences, of `seqlens` entries each in order, to the tokens that are computed.
 
-    With `ids_N`, prefixes that sequences have in common are computed once. With `wanted_N` (bool), only those entries
+    With `ids_N`, prefixes that sequences have in common are computed once. With `mask_N` (bool), only those entries
     have a final state. `place_N` is the computed token of each entry, `entry_M` each wanted entry's index among the
     `wanted` rows. `exchange` is what ranks that share the pass exchange in it.
 
@@ -104,30 +104,30 @@ class PackedLayout:
         device: torch.device | str = "cpu",
         *,
         ids_N: Tensor | None = None,
-        wanted_N: Tensor | None = None,
+        mask_N: Tensor | None = None,
         min_shared: int = MIN_SHARED,
     ) -> None:
         ids = None if ids_N is None else ids_N.cpu().numpy()
         self.exchange: Exchange = ALONE
         self.routing: BatchRouting | None = None
         """The choices of experts of a mixture; None if nobody asks for them."""
-        self.seqlens, self.wanted_N = tuple(seqlens), wanted_N
+        self.seqlens, self.mask_N = tuple(seqlens), mask_N
         tree = _Tree(seqlens, ids, min_shared)
         self.segments, place_N = tuple(tree.segments), tree.place_N
         self.num_tokens = tree.num_tokens
         source_U = np.zeros(self.num_tokens, np.int64)
         source_U[place_N] = np.arange(len(place_N))
         position_U = np.concatenate([np.zeros(0, np.int64), *(self._positions(segment) for segment in self.segments)])
-        is_wanted_N = np.ones(len(place_N), bool) if wanted_N is None else wanted_N.cpu().numpy()
-        wanted_U = np.zeros(self.num_tokens, bool)
-        wanted_U[place_N[is_wanted_N]] = True
+        is_wanted_N = np.ones(len(place_N), bool) if mask_N is None else mask_N.cpu().numpy()
+        mask_U = np.zeros(self.num_tokens, bool)
+        mask_U[place_N[is_wanted_N]] = True
         self.source_U = torch.from_numpy(_pad_index(source_U)).to(device)
         self.place_N = torch.from_numpy(place_N).to(device)
         self._causal = _CausalBias(device)
         self.every = self._rows(np.arange(self.num_tokens), position_U, device)
-        is_all = bool(wanted_U.all())
-        self.wanted = self.every if is_all else self._rows(np.flatnonzero(wanted_U), position_U, device)
-        self.entry_M = torch.from_numpy((np.cumsum(wanted_U) - 1)[place_N[is_wanted_N]]).to(device)
+        is_all = bool(mask_U.all())
+        self.wanted = self.every if is_all else self._rows(np.flatnonzero(mask_U), position_U, device)
+        self.entry_M = torch.from_numpy((np.cumsum(mask_U) - 1)[place_N[is_wanted_N]]).to(device)
 
     def _positions(self, segment: Segment) -> NDArray[np.int64]:
         return self._num_before(segment) + np.arange(segment.length)

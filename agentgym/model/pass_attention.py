@@ -88,9 +88,9 @@ def first_keys(rule: Callable[..., Tensor], position_T: Tensor) -> Tensor | None
     firsts = []
     for part_T in position_T.split(_RULED):
         key_1L = torch.arange(int(part_T.max()) + 1, device=part_T.device)[None]
-        seen_TL = rule(0, 0, part_T[:, None], key_1L).expand(len(part_T), -1)
-        first_T = part_T + 1 - seen_TL.sum(-1)
-        if not torch.equal(seen_TL, (key_1L >= first_T[:, None]) & (key_1L <= part_T[:, None])):
+        mask_TL = rule(0, 0, part_T[:, None], key_1L).expand(len(part_T), -1)
+        first_T = part_T + 1 - mask_TL.sum(-1)
+        if not torch.equal(mask_TL, (key_1L >= first_T[:, None]) & (key_1L <= part_T[:, None])):
             return None
         firsts.append(first_T)
     return torch.cat(firsts)
@@ -241,9 +241,9 @@ class PackedAttention:
         if number not in mask.made:
             allowed_TL = mask.allowed_TL(position_T, block.num_keys)
             first = int(allowed_TL.any(0).int().argmax())
-            seen_TL = allowed_TL[:, first:]
-            bias_TL = torch.zeros(seen_TL.shape, dtype=dtype, device=position_T.device)
-            mask.made[number] = first, bias_TL.masked_fill_(~seen_TL, -torch.inf)  # no view: GPU kernels need alignment
+            mask_TL = allowed_TL[:, first:]
+            bias_TL = torch.zeros(mask_TL.shape, dtype=dtype, device=position_T.device)
+            mask.made[number] = first, bias_TL.masked_fill_(~mask_TL, -torch.inf)  # no view: GPU kernels need alignment
         bias: tuple[int, Tensor] = mask.made[number]
         return bias
 
@@ -253,7 +253,7 @@ class KeptKeys(BatchAttention):
 
     def __init__(self) -> None:
         super().__init__(1)
-        self._kept: list[list[Tensor]] = []
+        self._inputs: list[list[Tensor]] = []
         self._num_calls = 0
 
     def begin_pass(self) -> None:
@@ -265,9 +265,9 @@ class KeptKeys(BatchAttention):
     ) -> Tensor:
         """Attends to the keys of all parts so far; computes the outputs of earlier parts again."""
         call, self._num_calls = self._num_calls, self._num_calls + 1
-        parts = zip(*self._kept[call : call + 1], (q_NHD, k_NKD, v_NKD), strict=True)
+        parts = zip(*self._inputs[call : call + 1], (q_NHD, k_NKD, v_NKD), strict=True)
         q_LHD, k_LKD, v_LKD = whole = [torch.cat(part) for part in parts]
-        self._kept[call : call + 1] = [whole]
+        self._inputs[call : call + 1] = [whole]
         return super().attend(layer, q_LHD, k_LKD, v_LKD, scores, mask)[-len(q_NHD) :]
 
 

@@ -291,7 +291,7 @@ class TransformersModel(LanguageModel):
         for _ in range(len(groups), num_passes):  # none of these states is read
             parts.append(self._states_of_batch(ids_N.new_zeros(1, padded_size(1)), 1)[:0])
         states_NE = torch.cat(parts)[torch.cat(entries).argsort()]
-        return states_NE if layout.wanted_N is None else states_NE[layout.wanted_N]
+        return states_NE if layout.mask_N is None else states_NE[layout.mask_N]
 
     def _states_of_batch(self, ids_BT: Tensor, longest: int) -> Tensor:
         """Returns the states of rows of up to `longest` tokens; padding has no later position than they have."""

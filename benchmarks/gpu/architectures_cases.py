@@ -48,10 +48,10 @@ def compare(probe: Probe, kind: str, backend: Any) -> dict[str, Any]:
     shared_T = torch.randint(3, here.vocab_size, (40,), generator=generator)
     rows = [torch.cat([shared_T, torch.randint(3, here.vocab_size, (size,), generator=generator)]) for size in (17, 30)]
     there = there.to(probe.device)
-    wanted_N, own_gradient = read(here, rows, torch.float32)
-    found_N, gradient = read(there, rows, torch.float32)
+    reference_N, own_gradient = read(here, rows, torch.float32)
+    device_N, gradient = read(there, rows, torch.float32)
     report: dict[str, Any] = {
-        "logprob": float((found_N - wanted_N).abs().max()),
+        "logprob": float((device_N - reference_N).abs().max()),
         "gradient": float((gradient - own_gradient).abs().max() / own_gradient.abs().max()),
     }
 
@@ -67,11 +67,11 @@ def compare(probe: Probe, kind: str, backend: Any) -> dict[str, Any]:
     whole = [torch.tensor([*row.tolist(), *reply.ids]) for row, reply in zip(rows, replies, strict=True)]
     logp_N = read(there, whole, torch.float32)[0]
     ends = torch.tensor([len(row) for row in whole]).cumsum(0).tolist()
-    read_N = torch.cat([logp_N[end - 13 : end - 1] for end in ends])
+    learner_N = torch.cat([logp_N[end - 13 : end - 1] for end in ends])
     report["engine"] = float(
-        (read_N - torch.tensor([logp for reply in replies for logp in reply.logprobs])).abs().max()
+        (learner_N - torch.tensor([logp for reply in replies for logp in reply.logprobs])).abs().max()
     )
-    report["bfloat16"] = float((read(there, rows, torch.bfloat16)[0] - wanted_N).abs().mean())
+    report["bfloat16"] = float((read(there, rows, torch.bfloat16)[0] - reference_N).abs().mean())
     return report
 
 

@@ -21,8 +21,8 @@ def layout_of(probe: Probe, kind: str, seed: int) -> tuple[PackedLayout, float]:
     """Returns the layout of a workload, and the seconds to make it."""
     work, started = Workload(kind, probe.shape, seed), time.perf_counter()
     ids_N = torch.from_numpy(np.concatenate([row[:-1] for row in work.rows]))
-    wanted_N = torch.from_numpy(np.concatenate(work.trained))
-    layout = PackedLayout(work.lengths, probe.device, ids_N=ids_N, wanted_N=wanted_N)
+    mask_N = torch.from_numpy(np.concatenate(work.trained))
+    layout = PackedLayout(work.lengths, probe.device, ids_N=ids_N, mask_N=mask_N)
     probe.sync()
     return layout, time.perf_counter() - started
 

@@ -104,13 +104,13 @@ def attend_prompt(probe: Probe, length: int, at: int) -> dict[str, Any]:
     sizes = (None, None, length, end, 0.0, True, False)
     flash = torch.ops.aten._flash_attention_forward
     flash_s = probe.seconds(lambda: flash(q_NHD[None], k_NKD, v_NKD, *sizes, scale=1.0), 20, 3)
-    wanted_NHD = flash(q_NHD[None], k_NKD, v_NKD, *sizes, scale=1.0)[0][0]
+    reference_NHD = flash(q_NHD[None], k_NKD, v_NKD, *sizes, scale=1.0)[0][0]
     flops = 4 * config.num_heads * width * (length * at + length * (length + 1) / 2)
     return {
         "ms": round(ours_s * 1e3, 4),
         "flash_ms": round(flash_s * 1e3, 4),
         "tflops": round(flops / ours_s / 1e12),
-        "differs_by": float((out_NHD - wanted_NHD).float().norm() / wanted_NHD.float().norm()),
+        "differs_by": float((out_NHD - reference_NHD).float().norm() / reference_NHD.float().norm()),
     }
 
 

@@ -65,7 +65,7 @@ def test_a_saved_decoder_loads_bitwise(tmp_path: Path) -> None:
 
 def test_activation_checkpointing_keeps_less_and_has_the_same_gradients() -> None:
     ids_N = torch.randint(0, 100, (90,), generator=torch.Generator().manual_seed(1))
-    layout = PackedLayout([40, 50], wanted_N=ids_N > 50)
+    layout = PackedLayout([40, 50], mask_N=ids_N > 50)
     model, results = tiny("qwen3"), []
     for recomputes in (False, True):
         num_bytes = 0

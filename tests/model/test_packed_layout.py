@@ -54,7 +54,7 @@ def test_a_group_s_prompt_is_one_segment_and_its_replies_are_its_branches() -> N
 
 
 def test_a_long_row_hides_later_keys_in_memory_that_grows_with_its_length_alone() -> None:
-    layout = PackedLayout([5000], wanted_N=torch.arange(5000) % 700 > 300)
+    layout = PackedLayout([5000], mask_N=torch.arange(5000) % 700 > 300)
     for rows in (layout.every, layout.wanted):
         place, biases = 0, {}
         for block in rows.blocks:
@@ -79,11 +79,11 @@ def decoder(family: str) -> Decoder:
 
 
 def states_and_gradients(
-    model: Decoder, ids_N: torch.Tensor, layout: PackedLayout, wanted_N: torch.Tensor, weights_ME: torch.Tensor
+    model: Decoder, ids_N: torch.Tensor, layout: PackedLayout, mask_N: torch.Tensor, weights_ME: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     hidden_ME = model.hidden_states(ids_N, layout)
     if len(hidden_ME) == len(ids_N):
-        hidden_ME = hidden_ME[wanted_N]
+        hidden_ME = hidden_ME[mask_N]
     parameters = [parameter for name, parameter in model.named_parameters() if name != "head"]
     return hidden_ME, *torch.autograd.grad((hidden_ME * weights_ME).sum(), parameters)
 
@@ -99,21 +99,21 @@ def test_shared_and_partly_wanted_states_and_gradients_are_those_of_every_sequen
     rows = [tools + first + draw(200), tools + first + draw(3), tools + second + draw(150), tools + second + draw(90)]
     rows += [rows[1], rows[2][:160], tools[:20]]
     ids_N, seqlens = packed(rows)
-    wanted_N = torch.rand(len(ids_N), generator=generator) < 0.3
-    wanted_N[: seqlens[0]] = False  # a row without a wanted entry
-    weights_ME = torch.randn(int(wanted_N.sum()), 32, generator=generator)
+    mask_N = torch.rand(len(ids_N), generator=generator) < 0.3
+    mask_N[: seqlens[0]] = False  # a row without a wanted entry
+    weights_ME = torch.randn(int(mask_N.sum()), 32, generator=generator)
     model = decoder(family)
-    plain = states_and_gradients(model, ids_N, PackedLayout(seqlens), wanted_N, weights_ME)
-    shared_layout = PackedLayout(seqlens, ids_N=ids_N, wanted_N=wanted_N)
+    plain = states_and_gradients(model, ids_N, PackedLayout(seqlens), mask_N, weights_ME)
+    shared_layout = PackedLayout(seqlens, ids_N=ids_N, mask_N=mask_N)
     assert shared_layout.num_tokens < 0.7 * len(ids_N)
-    shared = states_and_gradients(model, ids_N, shared_layout, wanted_N, weights_ME)
+    shared = states_and_gradients(model, ids_N, shared_layout, mask_N, weights_ME)
     for one, other in zip(shared, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.detach().abs().max()))
 
 
 def test_no_wanted_entry_gives_no_state() -> None:
     ids_N, seqlens = packed([[1, 2, 3], [4]])
-    layout = PackedLayout(seqlens, ids_N=ids_N, wanted_N=torch.zeros(4, dtype=torch.bool))
+    layout = PackedLayout(seqlens, ids_N=ids_N, mask_N=torch.zeros(4, dtype=torch.bool))
     assert decoder("qwen3").hidden_states(ids_N, layout).shape == (0, 32)
 
 

@@ -97,10 +97,10 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_each_row_alone(
 def test_only_wanted_entries_have_a_state(pair: tuple[Any, TransformersModel, Path]) -> None:
     ours, ids_N = pair[1], torch.cat(_rows())
     seqlens = [len(row) for row in _rows()]
-    wanted_N = torch.arange(len(ids_N)) % 3 == 0
-    some = ours.hidden_states(ids_N, PackedLayout(seqlens, ids_N=ids_N, wanted_N=wanted_N))
+    mask_N = torch.arange(len(ids_N)) % 3 == 0
+    some = ours.hidden_states(ids_N, PackedLayout(seqlens, ids_N=ids_N, mask_N=mask_N))
     every = ours.hidden_states(ids_N, PackedLayout(seqlens, ids_N=ids_N))
-    torch.testing.assert_close(some, every[wanted_N], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(some, every[mask_N], atol=1e-5, rtol=1e-5)
 
 
 def test_weights_are_published_as_they_were_saved(pair: tuple[Any, TransformersModel, Path]) -> None:

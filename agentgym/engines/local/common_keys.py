@@ -42,10 +42,10 @@ class CommonKeys:
         """
         slot_D = slot_N[:num_decode]
         root_D, num_D = self._root_S[slot_D], self._num_S[slot_D]
-        led_S = np.zeros_like(self._num_S)
-        np.maximum.at(led_S, root_D, num_D)
-        leads_D = led_S[slot_D] > 0
+        lead_S = np.zeros_like(self._num_S)
+        np.maximum.at(lead_S, root_D, num_D)
+        leads_D = lead_S[slot_D] > 0
         root_N, num_N = slot_N.copy(), np.full(len(slot_N), self._window)
         root_N[:num_decode] = np.where(leads_D, slot_D, root_D)
-        num_N[:num_decode] = np.where(leads_D, led_S[slot_D], num_D)
+        num_N[:num_decode] = np.where(leads_D, lead_S[slot_D], num_D)
         return root_N, num_N

@@ -104,9 +104,9 @@ class DecoderStep:
         """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
         root_N, common_N = self.cache.common.of(rows.slot_N, rows.num_decode)
         ids_N = self.cache.tokens_SW[rows.slot_N, rows.position_N]
-        inputs = [_contiguous(x) for x in (ids_N, rows.slot_N, rows.position_N, root_N, common_N, rows.wanted_R)]
-        due = _Due(len(rows.slot_N), len(rows.wanted_R), *(x.ctypes.data for x in inputs))
-        logits_RV = torch.empty(len(rows.wanted_R), self.model.head_weight.shape[0])
+        inputs = [_contiguous(x) for x in (ids_N, rows.slot_N, rows.position_N, root_N, common_N, rows.output_R)]
+        due = _Due(len(rows.slot_N), len(rows.output_R), *(x.ctypes.data for x in inputs))
+        logits_RV = torch.empty(len(rows.output_R), self.model.head_weight.shape[0])
         self._function(self._describe(), due, logits_RV.data_ptr(), torch.get_num_threads())
         return logits_RV
 

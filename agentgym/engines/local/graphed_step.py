@@ -58,10 +58,10 @@ class GraphedStep:
             states_NE = self.states(torch.from_numpy(inputs).to(device), has_prompts)
         else:
             states_NE = self._graphs[key].run(inputs)
-        if len(rows.wanted_R) < len(rows.slot_N):
-            states_NE = states_NE[torch.from_numpy(rows.wanted_R).to(states_NE.device)]
+        if len(rows.output_R) < len(rows.slot_N):
+            states_NE = states_NE[torch.from_numpy(rows.output_R).to(states_NE.device)]
         else:
-            states_NE = states_NE[: len(rows.wanted_R)]
+            states_NE = states_NE[: len(rows.output_R)]
         return F.linear(states_NE, self.model.head_weight)
 
     def forget(self) -> None:

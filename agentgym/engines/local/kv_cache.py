@@ -164,11 +164,11 @@ class SlotCache:
 
     def append(self, slot_R: NDArray[np.int64], id_R: NDArray[np.int64]) -> None:
         """Adds a token to each slot, all of which have a prompt."""
-        known_R = self.num_known_S[slot_R]
-        self.tokens_SW[slot_R, known_R] = id_R
-        added_R = _factors(id_R) * self._factor_W[known_R]
-        self._hash_SW[slot_R, known_R] = self._hash_SW[slot_R, known_R - 1] + added_R
-        self.num_known_S[slot_R] = known_R + 1
+        num_known_R = self.num_known_S[slot_R]
+        self.tokens_SW[slot_R, num_known_R] = id_R
+        added_R = _factors(id_R) * self._factor_W[num_known_R]
+        self._hash_SW[slot_R, num_known_R] = self._hash_SW[slot_R, num_known_R - 1] + added_R
+        self.num_known_S[slot_R] = num_known_R + 1
 
     def common_prefix_S(self, slot: int, at_least: int) -> NDArray[np.int64]:
         """Returns how many leading tokens each slot shares with `slot`, their keys computed or not, `[S]`.

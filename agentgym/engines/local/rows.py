@@ -19,17 +19,17 @@ class Rows:
     """The tokens due in one step: row `i` is the token at `position_N[i]` of `slot_N[i]`.
 
     The first `num_decode` rows belong to distinct slots, ascending; the rest are `extends`: (slot, first position,
-    number of rows), one after the other. `wanted_R` are the rows to sample from.
+    number of rows), one after the other. `output_R` are the rows to sample from.
 
     Example: slots 0 and 2 decode at positions 9 and 4, slot 5 reads a prompt of 3: `Rows(slot_N=[0, 2, 5, 5, 5],
-    position_N=[9, 4, 0, 1, 2], num_decode=2, extends=((5, 0, 3),), wanted_R=[0, 1, 4])`.
+    position_N=[9, 4, 0, 1, 2], num_decode=2, extends=((5, 0, 3),), output_R=[0, 1, 4])`.
     """
 
     slot_N: NDArray[np.int64]
     position_N: NDArray[np.int64]
     num_decode: int
     extends: tuple[tuple[int, int, int], ...]
-    wanted_R: NDArray[np.int64]
+    output_R: NDArray[np.int64]
 
 
 def pad_rows(values_N: NDArray[np.int64], value: int = 0) -> NDArray[np.int64]:

@@ -225,12 +225,12 @@ class Scheduler:
         cache.num_valid_S[rows.slot_N[: rows.num_decode]] += 1
         for slot, start, num_rows in rows.extends:
             cache.num_valid_S[slot] = start + num_rows
-        slot_R = rows.slot_N[rows.wanted_R]
-        known_R = cache.num_known_S[slot_R]
-        self._logprob_SW[slot_R, known_R] = logprob_R
-        self._version_SW[slot_R, known_R] = version
+        slot_R = rows.slot_N[rows.output_R]
+        num_known_R = cache.num_known_S[slot_R]
+        self._logprob_SW[slot_R, num_known_R] = logprob_R
+        self._version_SW[slot_R, num_known_R] = version
         cache.append(slot_R, id_R)
-        ended_R = (known_R + 1 == self._end_S[slot_R]) | (self._stop_SJ[slot_R] == id_R[:, None]).any(1)
+        ended_R = (num_known_R + 1 == self._end_S[slot_R]) | (self._stop_SJ[slot_R] == id_R[:, None]).any(1)
         for row in np.flatnonzero(self._reads_text_S[slot_R] & ~ended_R).tolist():
             ended_R[row] = self._has_stop(self.active[int(slot_R[row])])
         return [self._leave(slot) for slot in slot_R[ended_R].tolist()] if ended_R.any() else []

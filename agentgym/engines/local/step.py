@@ -52,7 +52,7 @@ class StepRunner:
             heads = [layer.config.num_heads, layer.config.num_kv_heads, layer.config.num_kv_heads]
             attended_NHD = attention.attend(kv, *qkv_NHD.split(heads, 1))
             x_NE = self._mix(layer, x_NE, attended_NHD)
-        return self._logits(x_NE, rows.wanted_R)
+        return self._logits(x_NE, rows.output_R)
 
     def _project(self, layer: DecoderLayer, x_NE: Tensor, cos_NHD: Tensor, sin_NHD: Tensor) -> Tensor:
         """Computes queries, keys (both rotated) and values of every row, `[N, H + 2K, D]`."""
@@ -81,8 +81,8 @@ class StepRunner:
         gate_NF, up_NF = row_product(h_NE, layer.gate_up).chunk(2, -1)
         return row_product(F.silu(gate_NF).mul_(up_NF), layer.down, x_NE)
 
-    def _logits(self, x_NE: Tensor, wanted_R: NDArray[np.int64]) -> Tensor:
-        if len(wanted_R) < x_NE.shape[0]:
-            x_NE = x_NE[torch.from_numpy(pad_rows(wanted_R)).to(x_NE.device)]
+    def _logits(self, x_NE: Tensor, output_R: NDArray[np.int64]) -> Tensor:
+        if len(output_R) < x_NE.shape[0]:
+            x_NE = x_NE[torch.from_numpy(pad_rows(output_R)).to(x_NE.device)]
         h_RE = torch.rms_norm(x_NE, (self.model.config.width,), self.model.final_norm, self.model.config.norm_eps)
-        return row_product(h_RE, self.model.head_weight)[: len(wanted_R)]
+        return row_product(h_RE, self.model.head_weight)[: len(output_R)]

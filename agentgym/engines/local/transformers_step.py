@@ -46,19 +46,19 @@ class TransformersStep:
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys, values and states into the cache."""
         if not self.model.continues:
-            prefixes = [(int(rows.slot_N[row]), int(rows.position_N[row]) + 1) for row in rows.wanted_R]
+            prefixes = [(int(rows.slot_N[row]), int(rows.position_N[row]) + 1) for row in rows.output_R]
             whole = [self._logits_of_whole(*prefix) for prefix in prefixes]
             return torch.cat(whole) if whole else self.model.embed.new_zeros(0, self.model.vocab_size)
         with self._products:
             parts = self._split(rows) if self.cache.states or self.model.continues_by_tokens else [rows]
             states_NE = torch.cat([self._pass(part) for part in parts])
-            return self.model.logits(states_NE[torch.from_numpy(rows.wanted_R).to(states_NE.device)])
+            return self.model.logits(states_NE[torch.from_numpy(rows.output_R).to(states_NE.device)])
 
     def _logits_of_whole(self, slot: int, length: int) -> Tensor:
         """Computes the logits `[1, V]` after the first `length` tokens of a slot, from these tokens alone."""
         cache, device = self.cache, self.model.embed.device
         ids_T = torch.from_numpy(cache.tokens_SW[slot, :length]).to(device)
-        layout = PackedLayout([length], device, wanted_N=torch.arange(length) == length - 1)
+        layout = PackedLayout([length], device, mask_N=torch.arange(length) == length - 1)
         if cache.experts_SWRK is not None:
             layout.routing = BatchRouting([length])
         states_1E = self.model.hidden_states(ids_T, layout)

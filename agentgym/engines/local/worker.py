@@ -149,7 +149,7 @@ class EngineWorker:
         assert self.runner is not None
         logits_RV = self.runner.forward(rows)
         self.num_steps += 1
-        slot_R = rows.slot_N[rows.wanted_R]
+        slot_R = rows.slot_N[rows.output_R]
         ids, logprobs = self._draw(logits_RV, slot_R)
         ended = scheduler.commit(rows, ids, logprobs, self._weights.version)
         return [(request, scheduler.completion(request)) for request in ended]

@@ -116,12 +116,12 @@ class _FlashAttention(torch.autograd.Function):
         attended_RHD, sum_HR, *random = _forward(q, *_keys_of(own, k, v), own, scale)
         for level in others:
             rows, keys = level.row_T, level.key_L
-            found_THD, found_HT, *_ = _forward(q[rows], k[keys], v[keys], level, scale)
+            part_THD, part_HT, *_ = _forward(q[rows], k[keys], v[keys], level, scale)
             before_HT = sum_HR[:, rows]
-            share_TH1 = torch.sigmoid(found_HT - before_HT).t()[..., None]
-            merged_THD = torch.lerp(attended_RHD[rows].to(sum_HR.dtype), found_THD.to(sum_HR.dtype), share_TH1)
+            share_TH1 = torch.sigmoid(part_HT - before_HT).t()[..., None]
+            merged_THD = torch.lerp(attended_RHD[rows].to(sum_HR.dtype), part_THD.to(sum_HR.dtype), share_TH1)
             attended_RHD[rows] = merged_THD.to(attended_RHD.dtype)
-            sum_HR[:, rows] = torch.logaddexp(before_HT, found_HT)
+            sum_HR[:, rows] = torch.logaddexp(before_HT, part_HT)
         if sinks_H is not None:
             share_RH1 = torch.sigmoid(sum_HR - sinks_H[:, None]).t()[..., None]
             attended_RHD = (attended_RHD * share_RH1).to(attended_RHD.dtype)

@@ -77,12 +77,12 @@ class _TreeAttention(torch.autograd.Function):
         for part in parts:
             rows, keys = _slices(part)
             out, log_sum = _forward(_call(q[rows]), _call(k[keys]), _call(v[keys]), 0.0, part.is_causal, scale=scale)
-            found_THD, log_sum_TH = out[0].transpose(0, 1), log_sum[0].t()
+            part_THD, log_sum_TH = out[0].transpose(0, 1), log_sum[0].t()
             if part.is_causal:
-                attended_RHD[rows], sum_RH[rows] = found_THD, log_sum_TH
+                attended_RHD[rows], sum_RH[rows] = part_THD, log_sum_TH
                 continue
             share_TH = torch.sigmoid(log_sum_TH - sum_RH[rows])
-            attended_RHD[rows].lerp_(found_THD, share_TH[..., None])
+            attended_RHD[rows].lerp_(part_THD, share_TH[..., None])
             torch.logaddexp(sum_RH[rows], log_sum_TH, out=sum_RH[rows])
         ctx.save_for_backward(q_RHD, k_NKD, v_NKD, attended_RHD, sum_RH)
         ctx.parts, ctx.scale = parts, scale

@@ -53,9 +53,9 @@ def check_penalized(name: str, settings: Mapping[str, object]) -> None:
 def _try_estimator(name: str, settings: Mapping[str, object]) -> tuple[dict[str, Tensor], Credit]:
     """Returns a step that the estimator can credit, and its credit."""
     check_settings(name, settings)
-    most = MAX_COMPONENTS if needs_input(name, "components_BTK") else 1
+    max_components = MAX_COMPONENTS if needs_input(name, "components_BTK") else 1
     refusals: list[AgentGymError] = []
-    for num_components in range(1, most + 1):
+    for num_components in range(1, max_components + 1):
         step = _trial(num_components)
         try:
             return step, estimate(name, settings, step)
@@ -117,15 +117,15 @@ def _check_numbers(name: str, what: str, numbers_BT: object, mask_BT: Tensor) ->
             f"advantage estimator {name!r} gives {what} of {found_kind}, and one for each token of each episode, "
             f"{tuple(mask_BT.shape)}, was wanted"
         )
-    kept_BT = torch.where(mask_BT, numbers_BT.detach(), 0.0)
-    fits_BT = kept_BT.to(torch.float32).isfinite()  # what a batch holds
+    number_BT = torch.where(mask_BT, numbers_BT.detach(), 0.0)
+    fits_BT = number_BT.to(torch.float32).isfinite()  # what a batch holds
     if not bool(fits_BT.all()):
-        wrong = float(kept_BT[~fits_BT][0])
+        wrong = float(number_BT[~fits_BT][0])
         raise TrainingHalted(
             f"advantage estimator {name!r} gives {what} of {wrong:g} at a trained token, which cannot be trained on:"
             " look at the rewards of this step"
         )
-    return kept_BT
+    return number_BT
 
 
 def _trial(num_components: int) -> dict[str, Tensor]:

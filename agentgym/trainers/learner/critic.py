@@ -184,12 +184,12 @@ class Critic:
         for ids_T, target_T, mask_T in zip(*rows, strict=True):
             ids.append(torch.cat([ids_T, target_T[-1:]]))
             target_masks.append(torch.cat([mask_T, torch.ones_like(mask_T[-1:])]))
-        ids_N, wanted_N = torch.cat(ids), torch.cat(target_masks)
+        ids_N, mask_N = torch.cat(ids), torch.cat(target_masks)
         seqlens = [length + 1 for length in part.seqlens]
-        layout = self._world.layout(seqlens, ids_N, wanted_N)
+        layout = self._world.layout(seqlens, ids_N, mask_N)
         value_W: Tensor = self.backbone(ids_N, layout, lambda hidden_OE, _: self.head(hidden_OE, layout.exchange))
         is_end_N = torch.cat([torch.arange(length + 1, device=ids_N.device) == length for length in part.seqlens])
-        is_end_W = is_end_N[wanted_N]
+        is_end_W = is_end_N[mask_N]
         return value_W[~is_end_W], value_W[is_end_W]
 
     def _compute(self, marked_part: tuple[TrainingBatch, bool]) -> MicroResult[Tensor]:

@@ -167,8 +167,8 @@ class Learner:
 
         Used if `kl.place` is reward. The `update` that follows moves the coefficient toward its target divergence.
         """
-        known_N = batch.reference_logp_N
-        reference_M = self._reference.logprobs(batch) if known_N is None else known_N[batch.mask_N]
+        batch_logp_N = batch.reference_logp_N
+        reference_M = self._reference.logprobs(batch) if batch_logp_N is None else batch_logp_N[batch.mask_N]
         nats_M = self._kl_penalty(batch.old_logp_N.cpu()[batch.mask_N.cpu()], reference_M.cpu())
         weighted_M = self.kl.coefficient * nats_M
         self._kl_of_rewards = float(nats_M.mean()) if len(nats_M) else 0.0
@@ -183,11 +183,11 @@ class Learner:
 
             def read(hidden_OE: Tensor, head_VE: Tensor) -> Tensor:
                 target_O = layout.exchange.own(part.target_N[part.trained_M])
-                found_O = gradient_proxy(hidden_OE, head_VE, target_O, self.temperature, softcap=self.model.softcap)
-                return layout.exchange.gather_entries(found_O)
+                proxy_O = gradient_proxy(hidden_OE, head_VE, target_O, self.temperature, softcap=self.model.softcap)
+                return layout.exchange.gather_entries(proxy_O)
 
-            found_M: Tensor = self.model(part.ids_N, layout, read)
-            return found_M
+            proxy_M: Tensor = self.model(part.ids_N, layout, read)
+            return proxy_M
 
         return self._every_target(read_part, self._share(batch))
 
@@ -356,8 +356,8 @@ class Learner:
         place_M = part.trained_M
         reference_M, is_loss = None, config.kl.coefficient > 0 and config.kl.place == "loss"
         if (is_loss and not config.kl.compares_whole) or self._traits.against_reference:
-            known_N = part.reference_logp_N
-            reference_M = self._reference.logprobs_of(part) if known_N is None else known_N[place_M]
+            batch_logp_N = part.reference_logp_N
+            reference_M = self._reference.logprobs_of(part) if batch_logp_N is None else batch_logp_N[place_M]
         (logp_M, entropy_M), further, kl_M, router = self._forward(part)
         if micro.is_idle:
             return MicroResult(0 * (logp_M.sum() + further), Report.nothing(router))

@@ -182,8 +182,8 @@ def whole_divergence(student: FinalStates, teacher: FinalStates, beta: float, te
     on_cpu = student.hidden_ME.device.type == "cpu"
     size = max(1, CHUNK_LOGITS * (1 if on_cpu else 16) // len(student.head_VE))
 
-    def compare(hidden_CE: Tensor, known_CF: Tensor) -> Tensor:
-        return generalized_jsd(student.logits(hidden_CE, temperature), teacher.logits(known_CF, temperature), beta)
+    def compare(hidden_CE: Tensor, teacher_CF: Tensor) -> Tensor:
+        return generalized_jsd(student.logits(hidden_CE, temperature), teacher.logits(teacher_CF, temperature), beta)
 
     parts = zip(student.hidden_ME.split(size), teacher.hidden_ME.split(size), strict=True)
     return torch.cat([checkpoint(compare, *part, use_reentrant=False) for part in parts])

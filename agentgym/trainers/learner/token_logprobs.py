@@ -85,12 +85,12 @@ def gradient_proxy(
     Li et al. 2026 (The Optimal Token Baseline), where it approximates the squared norm of the whole gradient. Arguments
     as in `score_targets`.
     """
-    found_N = torch.empty(len(target_N), device=hidden_NE.device)
+    proxy_N = torch.empty(len(target_N), device=hidden_NE.device)
     for part in _chunks(target_N, head_VE):
         p_CV = _logits(hidden_NE[part], head_VE, temperature or 1.0, softcap).softmax(-1)
         target_C = p_CV.gather(1, target_N[part, None])[:, 0]
-        found_N[part] = 1 - 2 * target_C + p_CV.square().sum(-1)
-    return found_N
+        proxy_N[part] = 1 - 2 * target_C + p_CV.square().sum(-1)
+    return proxy_N
 
 
 class _ScoreTargets(torch.autograd.Function):

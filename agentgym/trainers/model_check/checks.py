@@ -139,8 +139,8 @@ def _quiet() -> Iterator[None]:
 
 @torch.no_grad()
 def _check_logprobs(subject: _Subject) -> tuple[bool, str]:
-    wanted_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
-    return _judge(float((subject.own_NV() - wanted_NV).abs().max()), _NATS, "nats")
+    reference_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
+    return _judge(float((subject.own_NV() - reference_NV).abs().max()), _NATS, "nats")
 
 
 def _judge(difference: float, bound: float, unit: str) -> tuple[bool, str]:
@@ -209,15 +209,15 @@ def _check_samples(subject: _Subject) -> tuple[bool, str]:
         ids_T = torch.tensor([*prompt, *reply.ids])
         with torch.no_grad():
             logprobs_TV = subject.their_logprobs(ids_T)
-        wanted_T = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0]
-        differences.append((torch.tensor(reply.logprobs) - wanted_T).abs().max())
+        reference_T = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0]
+        differences.append((torch.tensor(reply.logprobs) - reference_T).abs().max())
     return _judge(float(torch.stack(differences).max()), _NATS, "nats")
 
 
 def _prompts(subject: _Subject) -> list[list[int]]:
     first, second, third = subject.rows
-    most = max(1, min(128, subject.ours.context_window) - 36)  # two replies follow
-    return [list(map(int, ids_T[:most])) for ids_T in (first, second[:20], third[:45], first)]
+    max_tokens = max(1, min(128, subject.ours.context_window) - 36)  # two replies follow
+    return [list(map(int, ids_T[:max_tokens])) for ids_T in (first, second[:20], third[:45], first)]
 
 
 async def _two_turns(model: LanguageModel, prompts: Sequence[list[int]]) -> list[tuple[list[int], Completion]]:
@@ -266,8 +266,8 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
         moved = float((adapted_NV - subject.own_NV()).abs().max())
         save_model_folder(adapters.merge(), folder)
         subject.theirs = _load_theirs(Path(folder), subject.backend)
-        wanted_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
-    passed, gap = _judge(float((adapted_NV - wanted_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers")
+        reference_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
+    passed, gap = _judge(float((adapted_NV - reference_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers")
     return (passed and moved > 10 * _NATS, gap if moved > 10 * _NATS else f"adapters move logprobs by {moved:.1e} nats")
 
 

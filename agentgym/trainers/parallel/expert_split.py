@@ -90,8 +90,8 @@ def _compute_everywhere(
         x_ME, weight_MK, index_MK = (F.pad(tensor, (0, 0, 0, 1)) for tensor in (x_ME, weight_MK, index_MK))
     row_T, slot_T = ((index_MK >= 0) & (index_MK < num_own)).nonzero(as_tuple=True)
     with _own_experts(module):
-        found_TE = compute(module, x_ME[row_T], index_MK[row_T, slot_T, None], weight_MK[row_T, slot_T, None])
-    return _sum_rows(trip.send_back(_sum_rows(found_TE, row_T, len(x_ME))), token_S, len(x_NE))
+        out_TE = compute(module, x_ME[row_T], index_MK[row_T, slot_T, None], weight_MK[row_T, slot_T, None])
+    return _sum_rows(trip.send_back(_sum_rows(out_TE, row_T, len(x_ME))), token_S, len(x_NE))
 
 
 def _sum_rows(rows_SE: Tensor, index_S: Tensor, number: int) -> Tensor:
@@ -101,22 +101,22 @@ def _sum_rows(rows_SE: Tensor, index_S: Tensor, number: int) -> Tensor:
 
 
 class _Trip:
-    """The way of rows to the ranks of a group and back: the first `sent_R[0]` go to rank 0, and so on."""
+    """The way of rows to the ranks of a group and back: the first `num_sent_R[0]` go to rank 0, and so on."""
 
-    def __init__(self, group: dist.ProcessGroup, sent_R: Tensor) -> None:
-        self._group, received_R = group, torch.empty_like(sent_R)
-        dist.all_to_all_single(received_R, sent_R, group=group)
-        self._sent, self._received = torch.stack([sent_R, received_R]).tolist()
+    def __init__(self, group: dist.ProcessGroup, num_sent_R: Tensor) -> None:
+        self._group, num_received_R = group, torch.empty_like(num_sent_R)
+        dist.all_to_all_single(num_received_R, num_sent_R, group=group)
+        self._num_out, self._num_in = torch.stack([num_sent_R, num_received_R]).tolist()
 
     def send(self, rows: Tensor) -> Tensor:
         """Returns the rows that the ranks send here, those of rank 0 first."""
-        result: Tensor = _Exchange.apply(rows, self._sent, self._received, self._group)  # type: ignore[no-untyped-call]
+        result: Tensor = _Exchange.apply(rows, self._num_out, self._num_in, self._group)  # type: ignore[no-untyped-call]
         return result
 
     def send_back(self, rows: Tensor) -> Tensor:
         """Returns what the ranks send for the rows that they got from here, given that for the rows from there."""
-        own = rows[: sum(self._received)]
-        result: Tensor = _Exchange.apply(own, self._received, self._sent, self._group)  # type: ignore[no-untyped-call]
+        own = rows[: sum(self._num_in)]
+        result: Tensor = _Exchange.apply(own, self._num_in, self._num_out, self._group)  # type: ignore[no-untyped-call]
         return result
 
 

@@ -247,13 +247,13 @@ class Ranks:
             )
         return int(longest)
 
-    def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
+    def layout(self, seqlens: Sequence[int], ids_N: Tensor, mask_N: Tensor) -> PackedLayout:
         """The layout of all tokens, or this rank's portion of them."""
         if self._mesh.config.block == 1:
-            layout = PackedLayout(seqlens, self.device, ids_N=ids_N, wanted_N=wanted_N)
+            layout = PackedLayout(seqlens, self.device, ids_N=ids_N, mask_N=mask_N)
             layout.exchange = PassExchange(self.device)
             return layout
-        return SplitLayout(self._mesh, seqlens, ids_N.to(self.device), wanted_N.to(self.device))
+        return SplitLayout(self._mesh, seqlens, ids_N.to(self.device), mask_N.to(self.device))
 
     def accumulate(
         self,

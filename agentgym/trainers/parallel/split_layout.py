@@ -30,41 +30,41 @@ class SplitLayout(PackedLayout):
     Example: tokens 0 to 4, of which 1, 3 and 4 are wanted, on two ranks: slots (1, 3, 0) and (4, padding, 2).
     """
 
-    def __init__(self, mesh: RankMesh, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> None:
+    def __init__(self, mesh: RankMesh, seqlens: Sequence[int], ids_N: Tensor, mask_N: Tensor) -> None:
         device, block = ids_N.device, mesh.config.block
-        super().__init__(seqlens, device, ids_N=ids_N, wanted_N=wanted_N)
-        wanted_W, rest = self._split_tokens()
-        most, further = max(1, -(-len(wanted_W) // block)), max(1, -(-len(rest) // block))
-        size = padded_size(most + (further if len(rest) else 0))
+        super().__init__(seqlens, device, ids_N=ids_N, mask_N=mask_N)
+        index_W, rest = self._split_tokens()
+        max_wanted, further = max(1, -(-len(index_W) // block)), max(1, -(-len(rest) // block))
+        size = padded_size(max_wanted + (further if len(rest) else 0))
         place_U = torch.empty(self.num_tokens, dtype=torch.int64, device=device)
-        place_U[wanted_W] = _slots(len(wanted_W), most, size).to(device)
-        place_U[rest] = _slots(len(rest), further, size).to(device) + most
+        place_U[index_W] = _slots(len(index_W), max_wanted, size).to(device)
+        place_U[rest] = _slots(len(rest), further, size).to(device) + max_wanted
         token_S = torch.zeros(block * size, dtype=torch.int64, device=device)
         token_S[place_U] = torch.arange(self.num_tokens, device=device)
         token_N = token_S.view(mesh.config.sequence, -1)[mesh.block_rank // mesh.config.tensor]
         own_P, position_N = torch.arange(size, device=device), self.every.position_U[token_N]
-        own_Q = torch.where(own_P < most, own_P, 0)[: padded_size(most)]
+        own_Q = torch.where(own_P < max_wanted, own_P, 0)[: padded_size(max_wanted)]
         index_N = (torch.arange(mesh.config.tensor, device=device)[:, None] * size + own_Q).flatten()
-        queries = LayoutRows(index_N, own_Q, position_N[index_N], self.wanted.blocks, self.wanted.parts, 0, wanted_W)
+        queries = LayoutRows(index_N, own_Q, position_N[index_N], self.wanted.blocks, self.wanted.parts, 0, index_W)
         is_every = self.wanted is self.every
         self.source_U = self.source_U[token_N]
         every, index_all_N = self.every, torch.arange(len(token_N), device=device)
         self.every = LayoutRows(index_all_N, own_P, position_N, every.blocks, every.parts, 0)
         self.wanted = self.every if is_every else queries
-        place_W = _slots(len(wanted_W), most, len(own_Q)).to(device)
-        owner_M = self.entry_M // most
-        self.entry_M = self.entry_M[owner_M == mesh.block_rank] % most
+        place_W = _slots(len(index_W), max_wanted, len(own_Q)).to(device)
+        owner_M = self.entry_M // max_wanted
+        self.entry_M = self.entry_M[owner_M == mesh.block_rank] % max_wanted
         self.exchange = BlockExchange(mesh, Slots(place_U, block * size), Slots(place_W, block * len(own_Q)), owner_M)
 
     def _split_tokens(self) -> tuple[Tensor, Tensor]:
         """The computed tokens that are wanted, and the others."""
-        wanted_W = self.wanted.index_U[: sum(block.num_rows for block in self.wanted.blocks)]
-        is_rest_U = torch.ones(self.num_tokens, dtype=torch.bool, device=wanted_W.device)
-        is_rest_U[wanted_W] = False
-        return wanted_W, is_rest_U.nonzero()[:, 0]
+        index_W = self.wanted.index_U[: sum(block.num_rows for block in self.wanted.blocks)]
+        is_rest_U = torch.ones(self.num_tokens, dtype=torch.bool, device=index_W.device)
+        is_rest_U[index_W] = False
+        return index_W, is_rest_U.nonzero()[:, 0]
 
 
-def _slots(number: int, most: int, size: int) -> Tensor:
-    """The slot of each of `number` tokens, when every rank holds at most `most` of them in its `size` slots."""
+def _slots(number: int, max_tokens: int, size: int) -> Tensor:
+    """The slot of each of `number` tokens, when every rank holds at most `max_tokens` of them in its `size` slots."""
     index = torch.arange(number)
-    return index // most * size + index % most
+    return index // max_tokens * size + index % max_tokens

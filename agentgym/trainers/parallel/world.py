@@ -75,7 +75,7 @@ class LearnerRanks(Protocol):
         """This rank's part of the batch, in micro-batches of at most `max_tokens` (see `TrainingBatch.split`)."""
         ...
 
-    def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
+    def layout(self, seqlens: Sequence[int], ids_N: Tensor, mask_N: Tensor) -> PackedLayout:
         """The layout of rows in a forward pass, each shared prefix once, with final states of the wanted entries."""
         ...
 
@@ -166,9 +166,9 @@ class OneProcess(GradientWorkers):
             parts, len(parts), IndexRange(0, num_targets, num_targets), IndexRange(0, num_rows, num_rows), sizes
         )
 
-    def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
+    def layout(self, seqlens: Sequence[int], ids_N: Tensor, mask_N: Tensor) -> PackedLayout:
         """The layout of all tokens."""
-        return PackedLayout(seqlens, self.device, ids_N=ids_N, wanted_N=wanted_N)
+        return PackedLayout(seqlens, self.device, ids_N=ids_N, mask_N=mask_N)
 
     def whole(self, values: Sequence[Tensor], index_range: IndexRange) -> Tensor:
         """All values as one tensor."""

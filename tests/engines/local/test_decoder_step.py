@@ -93,13 +93,13 @@ def test_compiled_logits_are_the_uncompiled_ones_for_prompts_and_decoded_tokens_
     after = dict(lengths.items())
     for rows in (prompts(lengths), decodes(after), decodes({3: 201}), decodes(dict.fromkeys(range(NUM_SLOTS), 5))):
         compiled_RV, plain_RV = (step.forward(rows) for step in steps)
-        assert compiled_RV.shape == plain_RV.shape == (len(rows.wanted_R), 90)
+        assert compiled_RV.shape == plain_RV.shape == (len(rows.output_R), 90)
         torch.testing.assert_close(compiled_RV, plain_RV, rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()
 def test_a_step_may_have_no_wanted_row(steps: Pair) -> None:
-    rows = replace(prompts({0: 8}), wanted_R=np.array([], np.int64))
+    rows = replace(prompts({0: 8}), output_R=np.array([], np.int64))
     assert steps[0].forward(rows).shape == (0, 90)
 
 

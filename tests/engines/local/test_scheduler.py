@@ -34,7 +34,7 @@ def play(scheduler: Scheduler) -> int:
     steps = 0
     while not steps or any(request.fresh for request in scheduler.active.values()):
         rows = scheduler.plan()
-        number = len(rows.wanted_R)
+        number = len(rows.output_R)
         scheduler.commit(rows, np.zeros(number, np.int64), np.zeros(number, np.float32), 0)
         steps += 1
     return steps

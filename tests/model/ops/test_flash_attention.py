@@ -190,8 +190,8 @@ def test_a_model_that_attends_by_levels_has_the_same_states_and_gradients(
     model = Decoder(config).initialize(0).double()
     rows = rows_of_a_tree()
     ids_N = torch.cat(rows)
-    wanted_N = torch.arange(len(ids_N)) % 9 > 5 if is_partial else None
-    layout = PackedLayout([len(row) for row in rows], ids_N=ids_N, wanted_N=wanted_N)
+    mask_N = torch.arange(len(ids_N)) % 9 > 5 if is_partial else None
+    layout = PackedLayout([len(row) for row in rows], ids_N=ids_N, mask_N=mask_N)
 
     def gradients() -> list[Tensor]:
         states_ME = model.hidden_states(ids_N, layout)

@@ -36,8 +36,8 @@ def test_outputs_and_gradients_are_those_of_masked_attention(is_partial: bool) -
     replies = [torch.randint(50, 90, (n,), generator=generator) for n in (200, 3, 131, 90)]
     rows = [torch.cat([tools, (first, first, second, second)[i], reply]) for i, reply in enumerate(replies)]
     ids_N, seqlens = torch.cat(rows), [len(row) for row in rows]
-    wanted_N = torch.arange(len(ids_N)) % 90 > 40 if is_partial else torch.ones(len(ids_N), dtype=torch.bool)
-    layout = PackedLayout(seqlens, ids_N=ids_N, wanted_N=wanted_N)
+    mask_N = torch.arange(len(ids_N)) % 90 > 40 if is_partial else torch.ones(len(ids_N), dtype=torch.bool)
+    layout = PackedLayout(seqlens, ids_N=ids_N, mask_N=mask_N)
     index_R = layout.wanted.index_U[: len(layout.wanted.index_U) - layout.wanted.num_padding]
     assert layout.wanted.parts and layout.num_tokens < 0.6 * len(ids_N)
     shapes = (len(index_R), 4, 8), (layout.num_tokens, 2, 8), (layout.num_tokens, 2, 8)

@@ -145,7 +145,7 @@ def test_the_gradient_under_a_bound_is_the_slope_of_the_clipped_error(
     moved(critic, name, place, step)
     loss = torch.zeros(())
     for part in batch.split(30):
-        layout = PackedLayout(part.seqlens, ids_N=part.ids_N, wanted_N=part.mask_N)
+        layout = PackedLayout(part.seqlens, ids_N=part.ids_N, mask_N=part.mask_N)
         loss = loss + critic.loss(critic.backbone.hidden_states(part.ids_N, layout), part)
     loss.backward()
     owner = {"trunk": critic.backbone.embed, "weight": critic.head.weight_E, "bias": critic.head.bias}[name]

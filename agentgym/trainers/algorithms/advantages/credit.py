@@ -76,11 +76,11 @@ class TrainedTokens:
             raise InvalidTrajectory(
                 f"{name} is float of shape {tuple(self.mask_BT.shape)}, got {_format_tensor(numbers_BT)}"
             )
-        taken_BL = numbers_BT.detach().to(torch.float64).gather(1, self.place_BL)
-        taken_BL = torch.where(self.valid_BL, taken_BL, 0.0)
-        if not bool(taken_BL.isfinite().all()):
-            raise InvalidTrajectory(f"{name} is finite at trained tokens, got {_first_not_finite(taken_BL)}")
-        return taken_BL
+        number_BL = numbers_BT.detach().to(torch.float64).gather(1, self.place_BL)
+        number_BL = torch.where(self.valid_BL, number_BL, 0.0)
+        if not bool(number_BL.isfinite().all()):
+            raise InvalidTrajectory(f"{name} is finite at trained tokens, got {_first_not_finite(number_BL)}")
+        return number_BL
 
     def take_ids(self, ids_BT: Tensor, name: str) -> Tensor:
         """The int64 `[B, L]` of ids that are given by token, -1 after each row's end; errors as for `take`."""

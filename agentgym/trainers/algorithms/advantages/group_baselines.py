@@ -223,9 +223,9 @@ def gdpo(
         raise ConfigError(f"{component_BK.shape[1]} components of the reward need as many weights, got {len(scale)}")
     combined_B = torch.zeros_like(return_B)
     for weight, component_B in zip(scale, component_BK.unbind(1), strict=True):
-        known_B = ~component_B.isnan()
+        is_number_B = ~component_B.isnan()
         score_B = torch.zeros_like(component_B)
-        score_B[known_B] = Groups.of(groups_B[known_B]).z_scores(component_B[known_B], STD_EPSILON)
+        score_B[is_number_B] = Groups.of(groups_B[is_number_B]).z_scores(component_B[is_number_B], STD_EPSILON)
         combined_B = combined_B + weight * score_B
     whitened_BL = _whiten_tokens(combined_B, groups, tokens)
     return tokens.credit(whitened_BL, return_B[:, None] + torch.zeros_like(whitened_BL))

@@ -147,9 +147,9 @@ def optimal_token_baseline(
     """
     tokens = TrainedTokens.of(rewards_BT, mask_BT)
     groups = episode_groups(groups_B, tokens, allow_single)
-    spent_BL = tokens.take(proxy_BT, "proxy_BT").cumsum(-1) * tokens.valid_BL
+    weight_BL = tokens.take(proxy_BT, "proxy_BT").cumsum(-1) * tokens.valid_BL
     returns_BL = tokens.to_go_BL
-    baseline_BL = groups.total(spent_BL * returns_BL) / (groups.total(spent_BL) + BASELINE_EPSILON)
+    baseline_BL = groups.total(weight_BL * returns_BL) / (groups.total(weight_BL) + BASELINE_EPSILON)
     if zero_tail:
         reached_BL = groups.total(tokens.valid_BL.to(torch.float64))
         baseline_BL = torch.where(reached_BL > 1, baseline_BL, 0.0)
