@@ -71,8 +71,8 @@ PARTS = ("rollout", "records", "verify", "scheduler", "learner", "products")
 
 def num_turns_for(renderer: Renderer, num_tokens: int) -> int:
     """Returns the turns of `Walk` after which an episode has about so many tokens."""
-    least, most = (len(play(renderer, 1, turns)[0].rows[0]) for turns in (1, 3))
-    return max(1, round(1 + (num_tokens - least) / ((most - least) / 2)))
+    one_turn, three_turns = (len(play(renderer, 1, turns)[0].rows[0]) for turns in (1, 3))
+    return max(1, round(1 + (num_tokens - one_turn) / ((three_turns - one_turn) / 2)))
 
 
 def play(renderer: Renderer, num_episodes: int, num_turns: int) -> list[Trajectory]:

@@ -103,8 +103,8 @@ def draw_time_steps(dt_bias: Tensor) -> None:
     That is the initialization of Mamba 2 and of Gated DeltaNet. The one of transformers, made to be overwritten by a
     checkpoint, has states that forget everything from one token to the next.
     """
-    least, most = math.log(1e-3), math.log(0.1)
-    step = torch.exp(least + (most - least) * torch.rand_like(dt_bias))
+    min_log, max_log = math.log(1e-3), math.log(0.1)
+    step = torch.exp(min_log + (max_log - min_log) * torch.rand_like(dt_bias))
     dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # whose softplus is the step
 
 

@@ -242,8 +242,8 @@ async def lag_ms(url: str, renderer: Renderer) -> dict[str, float]:
         watcher.cancel()
     lags.sort()
     used.sort()
-    half, most = len(lags) // 2, int(0.99 * len(lags))
-    lags_by_name = {"p50": lags[half], "p99": lags[most], "max": lags[-1], "cpu_p50": used[half], "cpu_p99": used[most]}
+    half, high = len(lags) // 2, int(0.99 * len(lags))
+    lags_by_name = {"p50": lags[half], "p99": lags[high], "max": lags[-1], "cpu_p50": used[half], "cpu_p99": used[high]}
     return {name: 1000 * value for name, value in lags_by_name.items()} | {"share": share}
 
 

@@ -315,8 +315,8 @@ def by_live(sizes: list[int], repeats: int) -> dict[int, Cost]:
 
 def off_line(each: Iterable[float]) -> float:
     """Returns the share by which the best proportional line misses the farthest total, given each episode's cost."""
-    least, most = min(each), max(each)
-    return (most - least) / (most + least)
+    lowest, highest = min(each), max(each)
+    return (highest - lowest) / (highest + lowest)
 
 
 def main() -> None:

@@ -150,8 +150,8 @@ class TemplateRenderer:
         The ids need not begin with those sampled before. Raises RenderError if the template leaves out earlier calls.
         """
         for message in messages:
-            for kind, least in (("calls", 1), ("further calls", 2)):
-                if kind in self.drops and len(message.tool_calls) >= least:
+            for kind, min_calls in (("calls", 1), ("further calls", 2)):
+                if kind in self.drops and len(message.tool_calls) >= min_calls:
                     raise RenderError(f"{self.tokenizer.name!r}: {self.drops[kind]}")
         return self.render(messages, tools)
 

@@ -98,7 +98,7 @@ def verl_turn_limit(_: Any, theirs: Theirs) -> Several:
     """Returns the most replies of an episode: verl's limit of replies, or one more than that of answers, if lower."""
     replies = theirs.get(ROLLOUT + "multi_turn.max_assistant_turns")
     answers = theirs.get(ROLLOUT + "multi_turn.max_user_turns")
-    limit = min(most for most in (replies, None if answers is None else answers + 1) if most is not None)
+    limit = min(bound for bound in (replies, None if answers is None else answers + 1) if bound is not None)
     return Several({"env_kwargs.max_turns" if verl_tool_files(None, theirs) else "limits.max_turns": limit})
 
 

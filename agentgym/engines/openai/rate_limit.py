@@ -55,9 +55,9 @@ class RateLimit:
 
 
 class _Bucket:
-    def __init__(self, per_minute: float | None, least: float, now: float) -> None:
+    def __init__(self, per_minute: float | None, min_size: float, now: float) -> None:
         self._per_s = None if per_minute is None else per_minute / 60
-        self._size = max(least, self._per_s or 0.0)
+        self._size = max(min_size, self._per_s or 0.0)
         self._level = self._size
         self._filled_at = now
 

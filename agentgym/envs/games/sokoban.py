@@ -126,11 +126,11 @@ class Sokoban(ToolEnv):
 
     def start(self, options: dict[str, Any]) -> str:
         """Draws a room, and takes its boxes away from the goals, backwards from the solution."""
-        size, num_walls, num_boxes, (fewest, most) = LEVELS[self.level]
+        size, num_walls, num_boxes, (min_steps, max_steps) = LEVELS[self.level]
         starts: list[tuple[State, int]] = []
         while not starts:
             self.room = _room(size, num_walls, num_boxes, self.np_random)
-            starts = [(state, steps) for state, steps in _distances(self.room, most) if steps >= fewest]
+            starts = [(state, steps) for state, steps in _distances(self.room, max_steps) if steps >= min_steps]
         self.state, steps = starts[int(self.np_random.integers(len(starts)))]
         self.left = 2 * steps + SPARE
         self.max_turns = self.left + 2
@@ -186,13 +186,13 @@ def _directions_to(ways: dict[State, tuple[State, str] | None], end: State) -> l
     return directions[::-1]
 
 
-def _distances(room: SokobanRoom, most: int) -> list[tuple[State, int]]:
-    """Every state that can be solved in at most `most` moves, with the number of moves."""
+def _distances(room: SokobanRoom, max_steps: int) -> list[tuple[State, int]]:
+    """Every state that can be solved in at most `max_steps` moves, with the number of moves."""
     solved = [(player, room.goals) for player in sorted(room.floor - room.goals)]
     distances: dict[State, int] = dict.fromkeys(solved, 0)
     queue: list[State] = list(solved)
     for state in queue:  # grows while it is walked: breadth first
-        if distances[state] == most:
+        if distances[state] == max_steps:
             break
         for earlier in room.before(state):
             if earlier not in distances:

@@ -81,8 +81,8 @@ class TicTacToe(MultiAgentEnv):
     def deal(self, options: dict[str, Any]) -> None:
         """Empties the board, and makes the moves of the opening; none of them wins."""
         self.board = EMPTY
-        fewest, most = self.opening
-        for _ in range(int(self.np_random.integers(fewest, most + 1)) if most else 0):
+        min_moves, max_moves = self.opening
+        for _ in range(int(self.np_random.integers(min_moves, max_moves + 1)) if max_moves else 0):
             free = free_cells(self.board)
             board = place_mark(self.board, free[int(self.np_random.integers(len(free)))], self.agent_selection)
             if winner(board):
@@ -163,10 +163,10 @@ class TicTacToe(MultiAgentEnv):
 def _span(opening: object) -> tuple[int, int]:
     """The fewest and the most moves."""
     match opening:
-        case int(most) if 0 <= most <= MAX_OPENING:
-            return 0, most
-        case (int(fewest), int(most)) if 0 <= fewest <= most <= MAX_OPENING:
-            return fewest, most
+        case int(max_moves) if 0 <= max_moves <= MAX_OPENING:
+            return 0, max_moves
+        case (int(min_moves), int(max_moves)) if 0 <= min_moves <= max_moves <= MAX_OPENING:
+            return min_moves, max_moves
     raise ConfigError(
         f"opening is a number of moves from 0 to {MAX_OPENING}, or the fewest and the most, got {opening}"
     )

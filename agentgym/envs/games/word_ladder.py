@@ -62,13 +62,13 @@ class WordLadder(ToolEnv):
 
     def start(self, options: dict[str, Any]) -> str:
         """Draws a pair of words with a ladder of the level's length."""
-        length, fewest, most = LEVELS[self.level]
+        length, min_steps, max_steps = LEVELS[self.level]
         words = [word for word in neighbours() if len(word) == length]
         goals: list[str] = []
         while not goals:
             self._word = words[int(self.np_random.integers(len(words)))]
             distances = distances_from(self._word)
-            goals = [word for word, steps in distances.items() if fewest <= steps <= most]
+            goals = [word for word, steps in distances.items() if min_steps <= steps <= max_steps]
         self._goal = goals[int(self.np_random.integers(len(goals)))]
         self.max_turns = 2 * distances[self._goal] + 2
         return f"Start: {self._word}. Goal: {self._goal}."

@@ -180,16 +180,16 @@ class Basis:
             self.sound_turns.store(key, None, len(key))
 
 
-def _ids_before(row: Mapping[str, Any], start: int, most: int | None = None) -> list[int]:
-    """Returns the ids of a stored row before an index, or only the last `most` of them."""
-    if most is None:
+def _ids_before(row: Mapping[str, Any], start: int, max_ids: int | None = None) -> list[int]:
+    """Returns the ids of a stored row before an index, or only the last `max_ids` of them."""
+    if max_ids is None:
         return list(chain.from_iterable(span["ids"] for span in row["spans"]))[:start]
     ids_before: list[int] = []
     for span in row["spans"]:
         ids = span["ids"]
         if start <= 0:
             break
-        if start - len(ids) < most:
+        if start - len(ids) < max_ids:
             ids_before += ids[:start]
         start -= len(ids)
-    return ids_before[-most:]
+    return ids_before[-max_ids:]

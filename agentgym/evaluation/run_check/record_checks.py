@@ -93,7 +93,7 @@ def _turn_at(record: Record, row: int, token: int, basis: Basis) -> int | None:
 
 def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     last_version = 0
-    least, most = _version_bounds(record, basis.max_staleness)
+    low, high = _version_bounds(record, basis.max_staleness)
     for span in basis.spans(record):
         logprobs, versions = span.raw.get("logprobs"), span.raw.get("policy_versions")
         at = partial(Violation, line, span.row, span.turn if span.turn >= 0 else None)
@@ -120,8 +120,8 @@ def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
             if version < last_version and problem is None:
                 text = f"policy version {version} follows {last_version}"
                 problem = at(token=span.start + index, problem=text)
-            elif not least <= version <= most and problem is None:
-                text = f"policy version {version} in step {record['step']}, which samples with {_between(least, most)}"
+            elif not low <= version <= high and problem is None:
+                text = f"policy version {version} in step {record['step']}, which samples with {_between(low, high)}"
                 problem = at(token=span.start + index, problem=text)
             last_version = version
         ledger.check("versions", problem)
@@ -137,8 +137,8 @@ def _version_bounds(record: Record, max_staleness: int | None) -> tuple[float, f
     return step, step
 
 
-def _between(least: float, most: float) -> str:
-    return f"version {least:g}" if least == most else f"versions {least:g} to {most:g}"
+def _between(low: float, high: float) -> str:
+    return f"version {low:g}" if low == high else f"versions {low:g} to {high:g}"
 
 
 def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:

@@ -74,7 +74,7 @@ def _normalize_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kerne
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * width
     column = tl.arange(0, BLOCK)
-    most = tl.full([BLOCK], float("-inf"), tl.float32)  # of each lane; all of them meet at the end
+    max_logit = tl.full([BLOCK], float("-inf"), tl.float32)  # of each lane; all of them meet at the end
     total_B, product_B = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for start in range(0, width, BLOCK):
         inside = start + column < width
@@ -82,14 +82,14 @@ def _normalize_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # kerne
         if CAPS:
             z = cap * _tanh(z / cap)
         z = tl.where(inside, z * scale, float("-inf"))
-        higher = tl.maximum(most, z)
+        higher = tl.maximum(max_logit, z)
         shift = tl.where(higher == float("-inf"), 0.0, higher)
-        before, now = tl.exp(most - shift), tl.exp(z - shift)
+        before, now = tl.exp(max_logit - shift), tl.exp(z - shift)
         total_B = total_B * before + now
         product_B = product_B * before + tl.where(now > 0, now * z, 0.0)
-        most = higher
-    peak = tl.max(most, 0)
-    factor = tl.exp(most - peak)
+        max_logit = higher
+    peak = tl.max(max_logit, 0)
+    factor = tl.exp(max_logit - peak)
     summed = tl.sum(total_B * factor, 0)
     log_total = peak + tl.log(summed)
     target_logit = tl.load(base + tl.load(target + row)).to(tl.float32)

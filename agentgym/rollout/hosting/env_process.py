@@ -330,11 +330,11 @@ class EnvProcesses:
             self._processes.remove(process)
             process.join(time.monotonic() + GRACE_S)
         shared = [process for process in self._processes if not process.is_alone]
-        least = min(shared, key=lambda process: process.num_environments, default=None)
-        if alone or least is None or (least.num_environments and len(shared) < self.num):
-            least = EnvProcess(self._limits, is_alone=alone)
-            self._processes.append(least)
-        return least
+        emptiest = min(shared, key=lambda process: process.num_environments, default=None)
+        if alone or emptiest is None or (emptiest.num_environments and len(shared) < self.num):
+            emptiest = EnvProcess(self._limits, is_alone=alone)
+            self._processes.append(emptiest)
+        return emptiest
 
     def _leave(self, process: EnvProcess) -> None:
         process.num_environments -= 1

@@ -180,8 +180,8 @@ def _scores(
 ) -> RepeatScores:
     played = [[episode for episode in episodes if episode.reward is not None] for episodes in tasks]
     num_episodes = sum(map(len, played))
-    most = max(Counter(episode.task.key for episodes in tasks for episode in episodes).values())
-    ks = sorted({*(1 << power for power in range(most.bit_length())), most})
+    max_episodes = max(Counter(episode.task.key for episodes in tasks for episode in episodes).values())
+    ks = sorted({*(1 << power for power in range(max_episodes.bit_length())), max_episodes})
     return RepeatScores(
         env=env,
         difficulty=difficulty,

@@ -34,7 +34,7 @@ class BareSubprocess(Runner):
             (folder / path).write_bytes(content)
         code = request.code.decode("utf-8", "surrogatepass")
         command = [sys.executable, "-c", code] if request.language == "python" else ["/bin/sh", "-c", code]
-        started, ended, most = time.monotonic(), Ended.EXITED, self.limits.output_kb * 1024
+        started, ended, max_bytes = time.monotonic(), Ended.EXITED, self.limits.output_kb * 1024
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = subprocess.Popen(
                 command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
@@ -48,10 +48,10 @@ class BareSubprocess(Runner):
             texts = []
             for stream in (out, err):
                 stream.seek(0)
-                part = stream.read(most + 1)
-                ended = Ended.OUTPUT_LIMIT if len(part) > most and ended is Ended.EXITED else ended
-                texts.append(part[:most].decode("utf-8", "replace"))
-                most -= len(part[:most])
+                part = stream.read(max_bytes + 1)
+                ended = Ended.OUTPUT_LIMIT if len(part) > max_bytes and ended is Ended.EXITED else ended
+                texts.append(part[:max_bytes].decode("utf-8", "replace"))
+                max_bytes -= len(part[:max_bytes])
         paths = sorted(path for pattern in request.collect for path in folder.glob(pattern) if path.is_file())
         return Outcome(
             stdout=texts[0],

@@ -94,12 +94,12 @@ def _call_of(body: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
     seconds, memory_mb = (body.get(name) for name in ("run_timeout", "memory_limit_MB"))
     seconds = min(10.0, limits.time_limit_s) if seconds is None else seconds
     memory_mb = -1 if memory_mb is None else memory_mb
-    for name, value, most in (
+    for name, value, max_value in (
         ("run_timeout", seconds, limits.time_limit_s),
         ("memory_limit_MB", memory_mb, limits.memory_mb),
     ):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
-            _refuse(f"{name} is a number of at most {most:g}, the limit of this server; got {value!r:.80}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value <= max_value:
+            _refuse(f"{name} is a number of at most {max_value:g}, the limit of this server; got {value!r:.80}")
     try:
         contents = {str(path): base64.b64decode(content or "", validate=True) for path, content in files.items()}
     except (TypeError, ValueError, binascii.Error) as error:

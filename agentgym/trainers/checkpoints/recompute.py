@@ -104,15 +104,15 @@ class RecomputedAdvantages:
 
 
 class RecomputedLogprobs:
-    """Checks the property `model` on up to `most` episodes of each version whose weights the run has.
+    """Checks the property `model` on up to `max_episodes` episodes of each version whose weights the run has.
 
     Those are the weights that it began with, and those of its checkpoints.
     """
 
     properties: tuple[Property, ...] = (LOGPROBS,)
 
-    def __init__(self, run: Path, config: TrainConfig, most: int = 8) -> None:
-        self._config, self._most = config, most
+    def __init__(self, run: Path, config: TrainConfig, max_episodes: int = 8) -> None:
+        self._config, self._max_episodes = config, max_episodes
         first = model_folder(config.model, config.chat_template)
         self._folders = {0: first, **{step_of(folder): folder for folder in checkpoint_folders(run)}}
         self._kept: dict[int, list[tuple[int, Trajectory]]] = {}
@@ -134,11 +134,11 @@ class RecomputedLogprobs:
             return
         sample = self._kept.setdefault(version, [])
         self._seen[version] = self._seen.get(version, 0) + 1
-        if len(sample) < self._most:
+        if len(sample) < self._max_episodes:
             sample.append((line, trajectory))
             return
         place = self._random.randrange(self._seen[version])
-        if place < self._most:
+        if place < self._max_episodes:
             sample[place] = (line, trajectory)
 
     def close(self, ledger: Ledger) -> None:
@@ -154,7 +154,7 @@ class RecomputedLogprobs:
                     LOGPROBS.name, Violation(line, problem=f"{problem} ({self._folders[version]})") if problem else None
                 )
             if left := self._seen[version] - len(sample):
-                reason = f"a sample of {self._most} of each version is taken"
+                reason = f"a sample of {self._max_episodes} of each version is taken"
                 skipped = ledger.tally(LOGPROBS.name).skipped
                 skipped[reason] = skipped.get(reason, 0) + left
 
@@ -183,11 +183,11 @@ class RecomputedLogprobs:
     def _problem(self, off: torch.Tensor) -> str:
         config = self._config
         is_exact = config.engine == "local" and config.executor == "local" and config.learner.weights_dtype == "float32"
-        most = config.parity.max_mismatch or EXACT_BOUND
+        max_nats = config.parity.max_mismatch or EXACT_BOUND
         if is_exact or config.parity.max_mismatch is not None:
-            if bool((off <= most).all()):
+            if bool((off <= max_nats).all()):
                 return ""
-            return f"a logprob is {float(off.max()):.4f} nats off those of the weights, more than {most:g}"
+            return f"a logprob is {float(off.max()):.4f} nats off those of the weights, more than {max_nats:g}"
         mean = float(off.mean())
         return (
             ""

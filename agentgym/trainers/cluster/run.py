@@ -109,16 +109,16 @@ class _Launch:
         logs, version = str(origin.logs.absolute()), origin.version
         for number in range(ray.engines):
             part = Part(config=self.config, number=number, folder=folder, logs=logs, version=version, files=self.files)
-            most = self.config.sampler.concurrency + 64
-            actors.append(self.cluster.actor("engine", number, EngineActor, part, self.board, max_concurrency=most))
+            limit = self.config.sampler.concurrency + 64
+            actors.append(self.cluster.actor("engine", number, EngineActor, part, self.board, max_concurrency=limit))
         return actors
 
     def workers(self, engines: Engines) -> list[Actor[EpisodeActor]]:
         ray, actors = self.cluster.config, []
         part = Cast(self.config, str(self.origin.model_folder.absolute()), engines, self.board, self.files)
         for number in range(ray.workers):
-            most = self.config.sampler.concurrency + 16
-            actors.append(self.cluster.actor("worker", number, EpisodeActor, part, max_concurrency=most))
+            limit = self.config.sampler.concurrency + 16
+            actors.append(self.cluster.actor("worker", number, EpisodeActor, part, max_concurrency=limit))
         return actors
 
 

@@ -171,9 +171,9 @@ def _practice(config: TrainConfig, choices: Sequence[EnvChoice]) -> list[PlanLin
         what = f"at most, of a step: earlier ones whose groups had a success of {bounds}"
         lines.append(("replayed tasks", int(tasks * practice.replay.share + 1e-9), what))
     if practice.filter != "off":
-        most = config.episodes_per_step * (1 + practice.max_refills)
+        max_episodes = config.episodes_per_step * (1 + practice.max_refills)
         what = f"groups of equal {practice.filter} are replaced in up to {practice.max_refills} rounds"
-        lines.append(("most episodes per step", most, what))
+        lines.append(("most episodes per step", max_episodes, what))
     return lines
 
 

@@ -220,9 +220,9 @@ def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     quantization(config)
     small = {name: value for name, value in config.items() if name != "quantization_config"}
-    for key, most in _SMALLER.items():
+    for key, max_value in _SMALLER.items():
         if isinstance(small.get(key), int):
-            small[key] = min(small[key], most)
+            small[key] = min(small[key], max_value)
     layers = min(int(small.get("num_hidden_layers", _LAYERS)), _LAYERS)
     small["num_hidden_layers"] = layers
     if isinstance(small.get("layer_types"), list):

@@ -66,7 +66,7 @@ class BlockExchange(Exchange):
         self._every, self._queries = every, queries
         self._owner_M = owner_M
         self._own_O = (owner_M == mesh.block_rank).nonzero()[:, 0]
-        self._most = int(owner_M.bincount(minlength=1).max())
+        self._max_entries = int(owner_M.bincount(minlength=1).max())
 
     def weight(self, parameter: Tensor) -> Tensor:
         """This rank's part of a matrix, or the whole of an unsplit parameter, whose gradient is a sum over tokens."""
@@ -125,7 +125,7 @@ class BlockExchange(Exchange):
 
     def gather_entries(self, x_O: Tensor) -> Tensor:
         """Gathers all entries: this rank's own with their graph, and the others without."""
-        padded = F.pad(x_O.detach(), (0, self._most - len(x_O)))
+        padded = F.pad(x_O.detach(), (0, self._max_entries - len(x_O)))
         blocks = [torch.empty_like(padded) for _ in range(dist.get_world_size(self._block))]
         dist.all_gather(blocks, padded, self._block)
         joined_M = x_O.new_empty(len(self._owner_M))

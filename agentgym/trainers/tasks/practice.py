@@ -69,10 +69,10 @@ class ReplayConfig:
                 f"replay.share is a share in [0, 1), got {self.share:g}: new tasks have to come from somewhere"
             )
         check_pair("replay.success", self.success)
-        least, most = self.success
-        if not 0.0 <= least <= most <= 1.0:
+        min_rate, max_rate = self.success
+        if not 0.0 <= min_rate <= max_rate <= 1.0:
             raise ConfigError(
-                f"replay.success is two rates of success from 0 to 1, the lower first; got {least:g} {most:g}"
+                f"replay.success is two rates of success from 0 to 1, the lower first; got {min_rate:g} {max_rate:g}"
             )
         check_at_least(1, self, "memory", "max_replays", where="replay.")
 

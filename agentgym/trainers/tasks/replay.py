@@ -68,8 +68,8 @@ class ReplayedTasks:
                 continue
             rates += [] if before is None else [rate]
             self._memory.pop(key, None)
-            least, most = self.config.success
-            if least <= rate <= most and replays < self.config.max_replays:
+            min_rate, max_rate = self.config.success
+            if min_rate <= rate <= max_rate and replays < self.config.max_replays:
                 self._memory[key] = _Memory(group.task, replays)
         for key in list(self._memory)[: max(0, len(self._memory) - self.config.memory)]:
             del self._memory[key]

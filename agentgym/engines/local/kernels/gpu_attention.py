@@ -130,30 +130,30 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     last = tl.load(position_N + token, is_real, -1)
     first, start, seen_by_all, end = _keys_of(last, first_N, token, is_real, KEYS, SPLITS)
     base = tl.load(slot_N + begin, count > 0, 0) * s + head * h
-    most, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
+    max_score, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     if sinks_H is not None:  # noqa: SIM102  # the compiler knows this, and each program finds the next
         if split == 0:
-            most, total = tl.load(sinks_H + query, is_real, 0.0), total + 1.0
+            max_score, total = tl.load(sinks_H + query, is_real, 0.0), total + 1.0
     q_block = _load_rows(q + token * q_n + query * q_h, is_real, KEY_WIDTH, KEY_PADDED)
     mixed = tl.zeros((ROWS, VALUE_PADDED), tl.float32)
     for block in range(start, seen_by_all, KEYS):
         offset = base + (block + tl.arange(0, KEYS)).to(tl.int64) * w
-        mixed, most, total = _add(
-            q_block, keys + offset, values + offset, None, None, mixed, most, total, softcap,
+        mixed, max_score, total = _add(
+            q_block, keys + offset, values + offset, None, None, mixed, max_score, total, softcap,
             KEY_WIDTH, VALUE_WIDTH, KEY_PADDED, VALUE_PADDED, HAS_SOFTCAP, PRECISION,
         )  # fmt: skip
     for block in range(seen_by_all, end, KEYS):
         key = block + tl.arange(0, KEYS)
         offset = base + key.to(tl.int64) * w
         sees = (key[None] <= last[:, None]) & (key[None] >= first[:, None]) & (key < end)[None]
-        mixed, most, total = _add(
-            q_block, keys + offset, values + offset, key < end, sees, mixed, most, total, softcap,
+        mixed, max_score, total = _add(
+            q_block, keys + offset, values + offset, key < end, sees, mixed, max_score, total, softcap,
             KEY_WIDTH, VALUE_WIDTH, KEY_PADDED, VALUE_PADDED, HAS_SOFTCAP, PRECISION,
         )  # fmt: skip
     to = token
     if SPLITS > 1:
         to = token + split * num_tokens
-        tl.store(sums + to * out_n // VALUE_WIDTH + query, most + tl.log(total), is_real)
+        tl.store(sums + to * out_n // VALUE_WIDTH + query, max_score + tl.log(total), is_real)
     offset = out + to[:, None] * out_n + query[:, None] * out_h + d[None]
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(offset, mixed, is_real[:, None] & (d < VALUE_WIDTH)[None])
@@ -173,8 +173,8 @@ def _keys_of(last, first_N, token, is_real, KEYS: tl.constexpr, SPLITS: tl.const
         end = tl.minimum(end, start + part)
     seen_by_all = start
     if first_N is None:
-        least = tl.min(tl.where(is_real, last, end - 1), 0) + 1
-        seen_by_all = tl.maximum(start, start + (tl.minimum(least, end) - start) // KEYS * KEYS)
+        min_end = tl.min(tl.where(is_real, last, end - 1), 0) + 1
+        seen_by_all = tl.maximum(start, start + (tl.minimum(min_end, end) - start) // KEYS * KEYS)
     return first, start, seen_by_all, end
 
 
@@ -200,7 +200,7 @@ def _load_columns(pointer, is_real, WIDTH: tl.constexpr, PADDED: tl.constexpr): 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add(  # type: ignore[no-untyped-def]  # noqa: PLR0913
-    q_block, keys, values, is_key, sees, mixed, most, total, softcap,
+    q_block, keys, values, is_key, sees, mixed, max_score, total, softcap,
     KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, KEY_PADDED: tl.constexpr, VALUE_PADDED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -214,9 +214,9 @@ def _add(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     if sees is not None:
         score = tl.where(sees, score, float("-inf"))
     v_block = _load_rows(values, is_key, VALUE_WIDTH, VALUE_PADDED)
-    higher = tl.maximum(most, tl.max(score, 1))
+    higher = tl.maximum(max_score, tl.max(score, 1))
     safe = tl.where(higher == float("-inf"), 0.0, higher)
-    weight, shrink = tl.exp(score - safe[:, None]), tl.exp(most - safe)
+    weight, shrink = tl.exp(score - safe[:, None]), tl.exp(max_score - safe)
     mixed = mixed * shrink[:, None] + tl.dot(weight.to(v_block.dtype), v_block, input_precision=PRECISION)
     return mixed, higher, total * shrink + tl.sum(weight, 1)
 

@@ -158,8 +158,8 @@ def _fill_entry(entry: tuple[str, str], draw: np.random.Generator) -> tuple[str,
 
 def _numbers(draw: np.random.Generator) -> list[int]:
     size = int(draw.integers(1, LONGEST + 1))
-    most = MOST if draw.integers(2) else 5  # small ones meet the bounds of a predicate often
-    return [int(number) for number in draw.integers(-most, most + 1, size)]
+    max_number = MOST if draw.integers(2) else 5  # small ones meet the bounds of a predicate often
+    return [int(number) for number in draw.integers(-max_number, max_number + 1, size)]
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:

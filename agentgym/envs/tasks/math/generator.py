@@ -177,8 +177,8 @@ def _whole(draw: Draw, low: int, high: int) -> int:
     return int(draw.integers(low, high + 1))
 
 
-def _other_than_0(draw: Draw, most: int) -> int:
-    return _whole(draw, 1, most) * (1 if draw.integers(2) else -1)
+def _other_than_0(draw: Draw, max_number: int) -> int:
+    return _whole(draw, 1, max_number) * (1 if draw.integers(2) else -1)
 
 
 def _latex(number: Fraction | int) -> str:

@@ -75,9 +75,9 @@ class LandlockBox:
         """Called by the first process and the supervisor; `pid` is the program's, and that of its process group."""
         self._group = pid
 
-    def pids(self, first: int, most: int = 1 << 22) -> list[int]:
-        """Returns the box's processes except its first one, up to `most`."""
-        return descendants(first, most)
+    def pids(self, first: int, max_pids: int = 1 << 22) -> list[int]:
+        """Returns the box's processes except its first one, up to `max_pids`."""
+        return descendants(first, max_pids)
 
     def signal_others(self, number: int) -> None:
         """Called by the first process and the supervisor: signals all of the program's processes at once."""

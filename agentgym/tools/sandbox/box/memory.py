@@ -34,7 +34,7 @@ class MemoryWatch:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._most = max_bytes // PAGE
+        self._max_pages = max_bytes // PAGE
         self._exact = 0
         self._known: dict[int, _Usage] = {}
         self.headroom_bytes = max_bytes
@@ -50,16 +50,16 @@ class MemoryWatch:
         now = _usages(pids)
         self.num_running = sum(usage.is_running for usage in now.values())
         bound = self._upper_bound(now) if num_bytes is None else num_bytes // PAGE
-        if num_bytes is None and bound > self._most:
+        if num_bytes is None and bound > self._max_pages:
             pause()
             self._known = _usages(now)
             self._exact = bound = self._sum(self._known)
-        self.headroom_bytes = (self._most - bound) * PAGE
-        return bound > self._most
+        self.headroom_bytes = (self._max_pages - bound) * PAGE
+        return bound > self._max_pages
 
     def _upper_bound(self, now: dict[int, _Usage]) -> int:
         total = sum(usage.resident for usage in now.values())
-        if total <= self._most:
+        if total <= self._max_pages:
             return total
         added = 0
         for pid, usage in now.items():
@@ -72,7 +72,7 @@ class MemoryWatch:
         total = 0
         for usage in sorted(now.values(), key=lambda usage: usage.resident, reverse=True):
             total += _proportional(usage)
-            if total > self._most:
+            if total > self._max_pages:
                 break
         return total
 

@@ -161,9 +161,9 @@ class NamespaceBox:
     def set_program(self, pid: int) -> None:
         """Called by the first process and the supervisor; `pid` is the program's."""
 
-    def pids(self, first: int, most: int = 1 << 22) -> list[int]:
-        """Returns the box's processes except its first one, up to `most`."""
-        return [pid for pid in visible_pids() if pid != 1][:most]
+    def pids(self, first: int, max_pids: int = 1 << 22) -> list[int]:
+        """Returns the box's processes except its first one, up to `max_pids`."""
+        return [pid for pid in visible_pids() if pid != 1][:max_pids]
 
     def signal_others(self, number: int) -> None:
         """Called by the first process: signals all others at once."""

@@ -27,14 +27,14 @@ def visible_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def descendants(root: int, most: int = 1 << 22) -> list[int]:
-    """Returns the processes that `root` started, and those that they started, up to `most` of them.
+def descendants(root: int, max_pids: int = 1 << 22) -> list[int]:
+    """Returns the processes that `root` started, and those that they started, up to `max_pids` of them.
 
     Orphans of a subreaper are its children.
     """
     pids: list[int] = []
     waiting = [root]
-    while waiting and len(pids) < most:
+    while waiting and len(pids) < max_pids:
         pid = waiting.pop()
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):

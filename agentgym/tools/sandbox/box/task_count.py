@@ -10,12 +10,12 @@ NAME = "agentgym-box"
 
 
 class TaskCount:
-    """A cgroup of up to `most` tasks below this process's own one; `folder` is empty if none can be made.
+    """A cgroup of up to `max_tasks` tasks below this process's own one; `folder` is empty if none can be made.
 
     It limits only the count: the limits of the cgroups around it, on memory and processors, apply as before.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_tasks: int) -> None:
         self.folder = ""
         parent = _own_cgroup()
         if not parent:
@@ -24,7 +24,7 @@ class TaskCount:
         with contextlib.suppress(OSError):
             os.mkdir(folder)
             self.folder = folder
-            _write(f"{folder}/pids.max", str(most))
+            _write(f"{folder}/pids.max", str(max_tasks))
 
     def join(self) -> None:
         """Puts this process and its future children into the cgroup, unless the kernel refuses."""

@@ -206,9 +206,9 @@ class _Turns:
             )
         opens_BL = torch.cat([valid_BL[:, :1], change_BL], dim=-1)
         count_B = opens_BL.sum(-1)
-        most = int(count_B.max()) if len(count_B) else 0
-        valid_BK = torch.arange(most, device=count_B.device) < count_B[:, None]
-        first_BK = torch.argsort((~opens_BL).to(torch.uint8), dim=-1, stable=True)[:, :most] * valid_BK
+        max_turns = int(count_B.max()) if len(count_B) else 0
+        valid_BK = torch.arange(max_turns, device=count_B.device) < count_B[:, None]
+        first_BK = torch.argsort((~opens_BL).to(torch.uint8), dim=-1, stable=True)[:, :max_turns] * valid_BK
         step_BL = torch.where(valid_BL, opens_BL.cumsum(-1) - 1, 0)
         rewards_BK = torch.zeros(valid_BK.shape, dtype=torch.float64, device=count_B.device)
         rewards_BK = rewards_BK.scatter_add(1, step_BL, tokens.rewards_BL)
