@@ -107,7 +107,7 @@ class HttpGuard:
         self._allowed = {"localhost", socket.gethostname().lower(), host.lower(), *map(str.lower, allowed_hosts)} - {""}
         self._accepts_key = accepts_key
         self.limits = limits or GuardLimits()
-        self._asked: set[object] = set()
+        self._senders: set[object] = set()
         self._halted: dict[object, tuple[int, float]] = {}
         """The connections on which nothing moves: the bytes that wait to be read, -1 before a request, and since when.
         """
@@ -132,7 +132,7 @@ class HttpGuard:
 
     async def admit(self, request: web.BaseRequest) -> None:
         """Checks the request and reads its body for the handler; raises RequestRejected."""
-        self._asked.add(request.protocol)
+        self._senders.add(request.protocol)
         self.check(request)
         if not request.can_read_body:
             return
@@ -180,10 +180,10 @@ class HttpGuard:
             return
         now, before = time.monotonic(), self._halted
         transports = {each: each.transport for each in runner.server.connections if each.transport is not None}
-        self._asked &= transports.keys()
+        self._senders &= transports.keys()
         self._halted = {}
         for connection, transport in transports.items():
-            waiting = transport.get_write_buffer_size() if connection in self._asked else -1
+            waiting = transport.get_write_buffer_size() if connection in self._senders else -1
             if waiting:
                 waiting_before, since = before.get(connection, (0, now))
                 self._halted[connection] = (waiting, since if waiting == waiting_before else now)

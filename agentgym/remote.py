@@ -43,7 +43,7 @@ class RemoteFolder:
         except (ImportError, ValueError) as error:
             raise ConfigError(f"{address!r} cannot be opened: {error}") from error
         self.address = address
-        self._made: set[str] = set()
+        self._folders: set[str] = set()
 
     def listing(self) -> dict[str, str]:
         """Returns a digest of what is known of each file in it, by its path; nothing if there is none."""
@@ -105,14 +105,14 @@ class RemoteFolder:
     def _make_parent(self, path: str) -> None:
         """Makes the file's folder; a bucket, which is the top of the path, is never made."""
         folder = self._path(path).rpartition("/")[0]
-        if folder in self._made:
+        if folder in self._folders:
             return
         top = "/" * folder.startswith("/") + folder.strip("/").partition("/")[0]
         if not self._files.exists(top):
             raise FileNotFoundError(f"there is no {top!r}")
         if folder.strip("/") != top.strip("/"):
             self._files.makedirs(folder, exist_ok=True)
-        self._made.add(folder)
+        self._folders.add(folder)
 
     @contextmanager
     def _naming_errors(self, what: str) -> Iterator[None]:

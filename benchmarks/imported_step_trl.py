@@ -8,7 +8,7 @@ import json
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-SEEN: list[dict] = []
+LOSSES: list[dict] = []
 PARTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 
@@ -23,7 +23,7 @@ class Recorder(GRPOTrainer):
     def compute_loss(self, model, inputs, *args, **kwargs):
         """Computes the loss, and records its inputs."""
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        SEEN.append({"loss": float(loss.detach()), **{name: inputs[name].tolist() for name in PARTS}})
+        LOSSES.append({"loss": float(loss.detach()), **{name: inputs[name].tolist() for name in PARTS}})
         return loss
 
 
@@ -53,7 +53,7 @@ def main():
     trainer = Recorder(model="MODEL", reward_funcs=vowels, args=args, train_dataset=data)
     trainer.train()
     norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
-    print(json.dumps({**SEEN[0], "grad_norm": norms[0]}))
+    print(json.dumps({**LOSSES[0], "grad_norm": norms[0]}))
 
 
 if __name__ == "__main__":

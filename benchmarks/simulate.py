@@ -161,24 +161,24 @@ class Lap:
     def __init__(self, live: int, episodes: int, *, calls: bool = False) -> None:
         self.episodes = episodes
         self._at = (2 * live, 2 * live + episodes)
-        self._begun = count(1)
+        self._episode_numbers = count(1)
         self._profile = cProfile.Profile(builtins=False) if calls else None
-        self._read: list[float] = []
+        self._times: list[float] = []
 
     def begin(self) -> None:
         """Counts an episode."""
-        if next(self._begun) not in self._at:
+        if next(self._episode_numbers) not in self._at:
             return
-        if self._profile is not None and not self._read:
+        if self._profile is not None and not self._times:
             self._profile.enable()
         elif self._profile is not None:
             self._profile.disable()
-        self._read.append(time.process_time())
+        self._times.append(time.process_time())
 
     @property
     def cpu_us(self) -> float:
         """The CPU microseconds of an episode."""
-        first, last = self._read
+        first, last = self._times
         return 1e6 * (last - first) / self.episodes
 
     @property

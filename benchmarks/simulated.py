@@ -103,13 +103,13 @@ class SimulatedEnv(TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[str, Info]:
         """Begins an episode."""
-        self._left = self._num_turns
+        self._turns_left = self._num_turns
         return "begin", {}
 
     def step(self, action: str) -> StepResult:
         """Counts a turn down."""
-        self._left -= 1
-        return "go on", float(self._left == 0), self._left == 0, False, {}
+        self._turns_left -= 1
+        return "go on", float(self._turns_left == 0), self._turns_left == 0, False, {}
 
 
 class SimulatedLoop(EpisodeLoop):

@@ -31,16 +31,16 @@ class ModelCustomer:
         self._config = ChatEndpointConfig(model=os.environ.get("CUSTOMER_MODEL"))
 
     def begin(self, brief: Brief) -> str:
-        self._said = [Message("system", f"{brief.instructions()}\n{RULES}")]
+        self._messages = [Message("system", f"{brief.instructions()}\n{RULES}")]
         return self.answer("Hello, what can I do for you?")
 
     def answer(self, text: str) -> str:
-        self._said.append(Message("user", text))
+        self._messages.append(Message("user", text))
         reply = asyncio.run(self._ask())
-        self._said.append(reply)
+        self._messages.append(reply)
         self.is_over = DONE in reply.content
         return reply.content.replace(DONE, "").strip()
 
     async def _ask(self) -> Message:
         async with ChatEndpoint(self._url, self._config) as endpoint:
-            return (await endpoint.complete(self._said, sampling=Sampling(max_tokens=1024))).message
+            return (await endpoint.complete(self._messages, sampling=Sampling(max_tokens=1024))).message

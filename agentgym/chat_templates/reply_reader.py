@@ -33,8 +33,8 @@ class ReplyReader:
         marks = frozenset(reply_format.marks)
         self._mark_texts = {index: token.content for index, token in added.items() if token.content in marks}
         texts = sorted(self._mark_texts.values(), key=len, reverse=True)
-        self._known = self._stop_ids.union(self._mark_texts)
-        self._spelled = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        self._special_ids = self._stop_ids.union(self._mark_texts)
+        self._mark_pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def parse(self, ids: Sequence[int], context: ReplyContext, stop: str = "") -> Message:
         """Returns the reply as a message, up to its first stop id; raises nothing, whatever the ids.
@@ -46,7 +46,7 @@ class ReplyReader:
             text = self.decode(ids)
             surplus = len(text.partition(stop)[2])
             parts[-1] = (parts[-1][0][: len(parts[-1][0]) - surplus], False)
-        spelled = [text for text, is_mark in parts if not is_mark and self._spelled.search(text)]
+        spelled = [text for text, is_mark in parts if not is_mark and self._mark_pattern.search(text)]
         if not spelled:
             return self.format.read("".join([text for text, _ in parts]), context)
         guard = pick_guard([text for text, _ in parts])
@@ -61,7 +61,7 @@ class ReplyReader:
         """Returns pairs of a text and whether it is a mark; a stop id that closes calls is a mark, and the last one."""
         parts: list[tuple[str, bool]] = []
         start = 0
-        for at in [at for at, index in enumerate(ids) if index in self._known]:
+        for at in [at for at, index in enumerate(ids) if index in self._special_ids]:
             mark, stops = self._mark_texts.get(ids[at]), ids[at] in self._stop_ids
             parts += [(self.decode(ids[start:at]), False)] if at > start else []
             if mark is not None and not (stops and mark in self.format.ends):
@@ -72,7 +72,7 @@ class ReplyReader:
         return parts + ([(self.decode(ids[start:]), False)] if start < len(ids) else [])
 
     def _hide(self, text: str, guard: str) -> str:
-        return self._spelled.sub(lambda match: match[0][0] + guard + match[0][1:], text)
+        return self._mark_pattern.sub(lambda match: match[0][0] + guard + match[0][1:], text)
 
 
 def _clean_message(message: Message, clean: Clean) -> Message:

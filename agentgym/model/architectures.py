@@ -100,7 +100,7 @@ def dequantization(config: Mapping[str, JSON]) -> dict[str, object]:
     )
 
 
-READ = frozenset(
+CONFIG_KEYS = frozenset(
     {
         "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
         "head_dim", "intermediate_size", "max_position_embeddings", "rope_theta", "rope_parameters", "rope_scaling",
@@ -139,7 +139,7 @@ def unknown_key(config: Mapping[str, JSON]) -> str | None:
     >>> unknown_key({"residual_multiplier": 0.22})
     'residual_multiplier = 0.22 is not known, so it could change the model (take it out of config.json if it does not)'
     """
-    for key in sorted(config.keys() - READ - WITHOUT_EFFECT):
+    for key in sorted(config.keys() - CONFIG_KEYS - WITHOUT_EFFECT):
         value = config[key]
         if value is None or key.startswith("_"):
             continue

@@ -27,7 +27,7 @@ extra_info)` or `(data)`, or TRL's `(prompts, completions, **columns)`.
 
 Sync or async; keyword-only parameters are settings. It returns a value for `read_reward`, or a sequence of those."""
 
-WANTED = Wanted(
+REWARD_FUNCTION = Wanted(
     noun="reward function",
     hint="A reward function takes (trajectory, task): docs/rewards.md has one.",
     new="`agentgym new reward NAME` writes a reward function to start from",
@@ -157,7 +157,7 @@ def find_reward(name: str) -> RewardFunction:
     """
     if not is_code_path(name):
         return REWARDS[name]
-    target = load_named(name, WANTED)
+    target = load_named(name, REWARD_FUNCTION)
     if not callable(target):
         raise ConfigError(f"{name!r} is a {type(target).__name__}, not a reward function")
     function: RewardFunction = target

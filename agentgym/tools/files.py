@@ -35,14 +35,14 @@ class FileTools:
                 raise ConfigError(f"{name} must be at least 1, got {limit!r}")
         if max_files < 1:
             raise ConfigError(f"max_files must be at least 1, got {max_files!r}")
-        self._given = dict(files or {})
+        self._files = dict(files or {})
         self._limits = (max_file_bytes, max_total_bytes, max_files)
         self._scratch: Scratch | None = None
 
     def open(self) -> Sequence[Tool]:
         """Creates the folder."""
         self._scratch = Scratch(*self._limits)
-        for path, text in self._given.items():
+        for path, text in self._files.items():
             try:
                 self._scratch.write(path, text.encode(), new=True)
             except ToolFailure as error:

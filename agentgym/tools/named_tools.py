@@ -25,7 +25,7 @@ from agentgym.errors import NOT_JSON, ConfigError, UnknownName, nearest
 from agentgym.loading import is_code_path, load_named
 from agentgym.registry import Registry
 from agentgym.tools.calling.definition import TOOLS, Tool, as_tool, register_tool
-from agentgym.tools.calling.resolve import WANTED
+from agentgym.tools.calling.resolve import TOOL
 from agentgym.tools.calling.source import ToolSource
 from agentgym.tools.trl_environment import TrlEnvironment, is_trl_environment
 
@@ -66,7 +66,7 @@ def _of_code_path(name: str) -> NamedTools:
             near = nearest(name, TOOLS) or "."
             raise UnknownName(f"unknown tool {name!r}{near} Write path/to/file.py:name, tools.json or mcp:COMMAND")
         return NamedTools((TOOLS[name],), ())
-    target: Any = load_named(name, WANTED)
+    target: Any = load_named(name, TOOL)
     if is_trl_environment(target):
         return NamedTools((), (partial(TrlEnvironment, target),))
     return NamedTools(tuple(as_tool(entry) for entry in (target if isinstance(target, list | tuple) else [target])), ())
@@ -131,6 +131,6 @@ def _of_schema(path: Path, number: int, entry: object) -> Tool:
     file, _, name = call.rpartition(":")
     beside = path.parent / file
     code_path = f"{beside}:{name}" if file.endswith(".py") and beside.is_file() else call
-    function: Any = load_named(code_path, WANTED)
+    function: Any = load_named(code_path, TOOL)
     schema = {key: value for key, value in entry.items() if key != "call"}
     return register_tool(schema, function, registry=Registry("tool"))

@@ -24,7 +24,7 @@ from agentgym.types import Message
 
 __all__ = ["BaseInteraction", "VerlInteraction", "settle", "verl_class", "verl_interactions"]
 
-WANTED = Wanted(noun="interaction class", example="Class", hint="verl's own classes need verl, or a copy of the file.")
+CLASS = Wanted(noun="interaction class", example="Class", hint="verl's own classes need verl, or a copy of the file.")
 SUFFIX = "Interaction"
 KWARGS = "interaction_kwargs"
 _INSTANCES = count()
@@ -129,7 +129,7 @@ def verl_interactions(path: Path, entries: object) -> Callable[[], VerlInteracti
     classes: dict[str, Callable[[], Any]] = {}
     for number, entry in enumerate(entries):
         where = f"{str(path)!r}, interaction {number}"
-        class_name, kind, entry = verl_class(where, entry, "generate_response", WANTED)
+        class_name, kind, entry = verl_class(where, entry, "generate_response", CLASS)
         simple = class_name.replace(":", ".").rpartition(".")[2]
         name = str(entry.get("name") or (simple.removesuffix(SUFFIX) or simple).lower())
         if name in classes:

@@ -24,7 +24,7 @@ from agentgym.tools.verl_interactions import VerlInteraction, settle, verl_class
 
 __all__ = ["BaseTool", "OpenAIFunctionToolSchema", "ToolResponse", "VerlTools", "verl_file"]
 
-WANTED = Wanted(noun="tool class", example="Class", hint="verl's classes derive from verl.tools.base_tool.BaseTool.")
+CLASS = Wanted(noun="tool class", example="Class", hint="verl's classes derive from verl.tools.base_tool.BaseTool.")
 _INSTANCES = count()
 
 
@@ -79,7 +79,7 @@ class VerlTools:
     create_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     reward: float = 0.0
     """The rewards that calls of `execute` returned since it was read last."""
-    _made: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    _instances: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
     def open(self) -> list[Tool]:
         """Returns the tools; each is created at its first call, when the row is known."""
@@ -103,23 +103,23 @@ class VerlTools:
     async def finish(self) -> float:
         """Returns the sum of `calc_reward` of the tools that were called, and releases them."""
         total = 0.0
-        for tool, instance in self._made.values():
+        for tool, instance in self._instances.values():
             if hasattr(tool, "calc_reward"):
                 total += float(await settle(tool.calc_reward(instance)) or 0.0)
             if hasattr(tool, "release"):
                 await settle(tool.release(instance))
-        self._made.clear()
+        self._instances.clear()
         return total
 
     async def _execute(self, each: _ToolClass, **parameters: Any) -> str:
-        if each.name not in self._made:
+        if each.name not in self._instances:
             tool, instance = each.kind(dict(each.config), each.schema), f"agentgym-{next(_INSTANCES)}"
             if hasattr(tool, "create"):
                 creation = await settle(tool.create(instance, **dict(self.create_kwargs.get(each.name, {}))))
                 creation_id = creation[0] if isinstance(creation, tuple) else creation
                 instance = creation_id if isinstance(creation_id, str) else instance
-            self._made[each.name] = (tool, instance)
-        tool, instance = self._made[each.name]
+            self._instances[each.name] = (tool, instance)
+        tool, instance = self._instances[each.name]
         answer = await settle(tool.execute(instance, parameters))
         text, reward = (answer[0], answer[1]) if isinstance(answer, tuple) else (answer, 0.0)
         self.reward += float(reward or 0.0)
@@ -145,7 +145,7 @@ def verl_file(path: Path, text: str) -> Callable[[], VerlTools | VerlInteraction
 
 def _tool_class(path: Path, number: int, entry: object) -> _ToolClass:
     where = f"{str(path)!r}, tool {number}"
-    _, kind, entry = verl_class(where, entry, "execute", WANTED)
+    _, kind, entry = verl_class(where, entry, "execute", CLASS)
     schema = entry.get("tool_schema")
     if not isinstance(schema, Mapping) or not isinstance(schema.get("function"), Mapping):
         raise ConfigError(f"{where}: tool_schema is OpenAI's, with `function`; schemas that a class makes are not read")

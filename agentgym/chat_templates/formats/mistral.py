@@ -21,17 +21,17 @@ CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 THINKING = ("[THINK]", "[/THINK]")
 TAGS = Tags(CALLS, thinking=THINKING, further=(f"{CALLS}{CALLS}", f"{CALLS} {CALLS}"))  # a doubled mark counts once
 LISTED = JsonCalls(listed=True, id="id", write='[{"name": "tool", "arguments": {...}}]')
-NAMED = re.compile(
+CALL_NAME = re.compile(
     r"\s*+(?P<name>[^\s\[\]{}\"]++)\s*+(?:\[CALL_ID\](?P<id>[^\s\[\]{}\"]*+)\s*+)?"
     r"(?:\[ARGS\]\s*+(?=\{|null\b|\"\")|(?=\{))"
 )
 BEFORE_LIST = r"[^\[{]*+(?=\[\s*+[\]{]|\{)"
-HEAD = re.compile(rf"{NAMED.pattern}|{BEFORE_LIST}")
+HEAD = re.compile(rf"{CALL_NAME.pattern}|{BEFORE_LIST}")
 
 
 def read_mistral_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
     """Returns the calls after one mark: several of a list, or the one that a name begins."""
-    match = NAMED.match(body)
+    match = CALL_NAME.match(body)
     if match is None:
         before = re.match(BEFORE_LIST, body)
         if before is None:

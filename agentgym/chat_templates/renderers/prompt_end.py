@@ -25,7 +25,7 @@ class PromptEnd:
     def __init__(self, tokenizer: ChatTokenizer, marks: Marks, thinking: tuple[str, str]) -> None:
         self._tokenizer = tokenizer
         self._thinking = thinking
-        self._known: dict[tuple[int, ...], bool] = {}
+        self._cache: dict[tuple[int, ...], bool] = {}
         own = "".join(thinking)
         self._frames = frozenset(index for text, index in marks.ids.items() if text not in own)
 
@@ -42,11 +42,11 @@ class PromptEnd:
 
     def _opens_after(self, ids: tuple[int, ...]) -> bool:
         """Returns True if the text of these ids leaves reasoning open."""
-        opened = self._known.get(ids)
+        opened = self._cache.get(ids)
         if opened is None:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            opened = self._known[ids] = opens_reasoning(self._tokenizer.decode(ids), self._thinking)
+            if len(self._cache) >= MAX_KNOWN:
+                self._cache.clear()
+            opened = self._cache[ids] = opens_reasoning(self._tokenizer.decode(ids), self._thinking)
         return opened
 
 

@@ -50,12 +50,12 @@ class _Text:
     """Fills variables into the texts of a file, all together up to MAX_TEXT characters."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._left = path, MAX_TEXT
+        self._path, self._num_left = path, MAX_TEXT
 
     def spend(self, number: int) -> None:
         """Counts characters or values; raises ConfigError after MAX_TEXT of them."""
-        self._left -= number
-        if self._left < 0:
+        self._num_left -= number
+        if self._num_left < 0:
             what = f"make it longer by more than {MAX_TEXT:,} characters"
             raise ConfigError(f"the variables of {str(self._path)!r} {what}")
 

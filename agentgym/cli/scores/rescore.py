@@ -39,7 +39,7 @@ __all__ = ["main"]
 
 CONFIG = "config.yaml"
 RESULT = "rescore.json"
-KEPT = ("model", "tokenizer", "family", "chat_template", "chat_template_kwargs", "date", "env", "env_kwargs")
+RUN_SETTINGS = ("model", "tokenizer", "family", "chat_template", "chat_template_kwargs", "date", "env", "env_kwargs")
 """The settings of the run that readers of its episodes need."""
 
 
@@ -163,7 +163,7 @@ async def _record(
 
 
 def _settings(run: Path, reward: RewardConfig) -> dict[str, JSON]:
-    own = {name: value for name, value in settings_of_run(run).items() if name in KEPT}
+    own = {name: value for name, value in settings_of_run(run).items() if name in RUN_SETTINGS}
     return {"kind": "rescore", "run": str(run), **own, "reward": plain_settings(reward)}
 
 

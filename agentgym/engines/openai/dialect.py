@@ -21,7 +21,7 @@ FURTHER = ("top_k", "min_p", "presence_penalty", "frequency_penalty")
 NEUTRAL: Mapping[str, JSON] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """The sampling settings that SGLang and vLLM would take from the model's `generation_config.json` if they were
 missing."""
-KEPT: Mapping[str, JSON] = {"include_stop_str_in_output": True, "no_stop_trim": True}
+STOP_SETTINGS: Mapping[str, JSON] = {"include_stop_str_in_output": True, "no_stop_trim": True}
 """vLLM's and SGLang's settings that keep a stop string in the text of a reply that it ends."""
 SAMPLING: Mapping[str, str] = {"top_p": r"\btop[ _-]?p\b", "temperature": "temperature"}
 """The settings that some models refuse, each or both together. They are sent at 1 too: the default of many models is
@@ -89,7 +89,7 @@ class Dialect:
         if sampling.stop:
             body["stop"] = [*sampling.stop]
         if self.neutral:
-            body.update({**NEUTRAL, **(KEPT if sampling.stop else {})})
+            body.update({**NEUTRAL, **(STOP_SETTINGS if sampling.stop else {})})
         body |= {name: value for name in FURTHER if (value := getattr(sampling, name))}
         if sampling.repetition_penalty != 1.0:
             body["repetition_penalty"] = sampling.repetition_penalty
@@ -158,7 +158,7 @@ class Dialect:
             return "calls"
         if self.token_ids and any(name in words for name in IDS):
             return "stream" if self.stream and "stream" in words else "token_ids"
-        if self.neutral and any(name in words for name in (*NEUTRAL, *KEPT)):
+        if self.neutral and any(name in words for name in (*NEUTRAL, *STOP_SETTINGS)):
             return "neutral"
         if self.stream_usage and "stream_options" in words:
             return "stream_usage"

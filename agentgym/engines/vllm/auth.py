@@ -29,7 +29,7 @@ class RequireSecret:
         if not secret:
             raise RuntimeError(f"the environment variable {VARIABLE} holds no secret")
         self._app = app
-        self._wanted = f"Bearer {secret}".encode()
+        self._header = f"Bearer {secret}".encode()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: _Send) -> None:
         """Passes on requests that have the secret, and the server's own start and end."""
@@ -44,4 +44,4 @@ class RequireSecret:
 
     def _is_allowed(self, scope: Mapping[str, Any]) -> bool:
         values = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(values) == 1 and hmac.compare_digest(values[0], self._wanted)
+        return len(values) == 1 and hmac.compare_digest(values[0], self._header)

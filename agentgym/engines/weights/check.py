@@ -19,13 +19,13 @@ class WeightCheck:
     def __init__(self, engine: str, *, is_exact: bool) -> None:
         self.engine = engine
         self.is_exact = is_exact
-        self._sent: Mapping[str, str] = {}
-        self._found: Mapping[str, str] = {}
+        self._own_sums: Mapping[str, str] = {}
+        self._server_sums: Mapping[str, str] = {}
 
     def compare(self, own_sums: Mapping[str, str], server_sums: Mapping[str, str], version: int) -> None:
         """Notes an update; raises EngineError that names the first parameter of `own_sums` that did not arrive."""
-        last, before = self._sent, self._found
-        self._sent, self._found = own_sums, server_sums
+        last, before = self._own_sums, self._server_sums
+        self._own_sums, self._server_sums = own_sums, server_sums
         if self.is_exact:
             stale = [name for name in own_sums if server_sums.get(name) != own_sums[name]]
         else:

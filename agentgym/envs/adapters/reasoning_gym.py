@@ -54,8 +54,8 @@ class ReasoningGym(TextEnv):
         self.dataset = dataset
         self._config = config
         self._randomness = OwnRandomness()
-        self._made: Any = None
-        self._drawn = 0
+        self._entries: Any = None
+        self._dataset_seed = 0
         self.entry: dict[str, Any] = {}
         """The question, its recorded answer and what the scorer needs, as reasoning-gym gives them."""
         self.card = EnvCard(
@@ -71,9 +71,9 @@ class ReasoningGym(TextEnv):
         """Asks the question of the seed: the first one of the dataset with that seed."""
         drawn = int(self.np_random.integers(LARGEST_SEED)) if seed is None else seed
         with self._randomness.start_stream(drawn):
-            self._made = _create_dataset(self.dataset, drawn, self._config)
-            self.entry = self._made[0]
-        self._drawn = drawn
+            self._entries = _create_dataset(self.dataset, drawn, self._config)
+            self.entry = self._entries[0]
+        self._dataset_seed = drawn
         return str(self.entry["question"]), {}
 
     def step(self, action: str) -> StepResult:
@@ -87,10 +87,10 @@ class ReasoningGym(TextEnv):
 
     def _score_answer(self, answer: str | None) -> Scored:
         if evaluates(self.dataset):
-            return scored_beside(self.dataset, self._drawn, self._config, self.entry, answer)
+            return scored_beside(self.dataset, self._dataset_seed, self._config, self.entry, answer)
         with self._randomness.again(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a scorer that reads numbers warns of a reply that has none
-            return scored_by(lambda: self._made.score_answer(answer, self.entry))
+            return scored_by(lambda: self._entries.score_answer(answer, self.entry))
 
     def make_oracle(self) -> Policy:
         """A policy that gives the recorded answer."""

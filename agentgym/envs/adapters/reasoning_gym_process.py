@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 MAX_BYTES = 2 << 30
 """The memory for an answer, beyond what the libraries have reserved."""
-READ = (
+SYNTAX = (
     *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Load),
     *(ast.BinOp, ast.operator, ast.UnaryOp, ast.unaryop, ast.Compare, ast.cmpop),
     *(ast.Name, ast.Call, ast.keyword),
@@ -43,7 +43,7 @@ def checked_eval(text: object, scope: Mapping[str, Any] | None = None, own: Mapp
         name = names.get(node.id) if isinstance(node, ast.Name) else sympy.Integer(0)
         is_formula = isinstance(name, sympy.Basic) or (isinstance(name, type) and issubclass(name, sympy.Basic))
         is_named = not isinstance(node, ast.Call) or isinstance(node.func, ast.Name)
-        if not isinstance(node, READ) or not is_named or not (is_formula or name in functions):
+        if not isinstance(node, SYNTAX) or not is_named or not (is_formula or name in functions):
             raise ValueError(f"no value and no formula: {ast.unparse(node):.80}")
     return eval(compile(tree, "<answer>", "eval"), {**names, "__builtins__": {}})  # checked above
 

@@ -63,7 +63,7 @@ class Verifiers(TextEnv):
         self._randomness = None if side_by_side else OwnRandomness()
         self.max_turns = None if getattr(self._environment, "max_turns", -1) > 0 else DEFAULT_TURNS
         self._rollout: Rollout | None = None
-        self._told: list[Any] = []
+        self._messages: list[Any] = []
         self._specs = _specs(getattr(self._environment, "tool_defs", None) or ())
         self.card = EnvCard(
             task=f"Play {name}, an environment of verifiers.",
@@ -89,7 +89,7 @@ class Verifiers(TextEnv):
         if isinstance(event, RolloutEnded):
             raise EnvironmentFault(f"{self.name} was over before the model was asked")
         self._specs = _specs(event.tools)
-        self._told = event.messages
+        self._messages = event.messages
         messages = tuple(_message(message) for message in event.messages)
         return "\n".join(message.content for message in messages), {"messages": messages}
 
@@ -116,10 +116,10 @@ class Verifiers(TextEnv):
             rollout.cancel()
 
     def _step_result(self, calls: Sequence[AnyCall], event: Asked | RolloutEnded) -> StepResult:
-        num_messages = len(self._told)
-        goes_on = event.messages[:num_messages] == self._told
+        num_messages = len(self._messages)
+        goes_on = event.messages[:num_messages] == self._messages
         new = event.messages[num_messages + 1 :] if goes_on else event.messages
-        self._told = event.messages
+        self._messages = event.messages
         results = _results(calls, new, {spec.name for spec in self._specs}, event.tool_errors)
         user_messages = [_message(message) for message in new if message.role != "tool"] if goes_on else []
         answers = [

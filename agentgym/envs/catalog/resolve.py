@@ -23,7 +23,7 @@ from agentgym.types import JSON
 __all__ = ["make_env", "resolve_env", "stem_of", "turn_limit"]
 
 VERSIONED = re.compile(r"-v\d+$")
-WANTED = Wanted(
+ENV_CLASS = Wanted(
     noun="environment",
     example="Class",
     hint="`agentgym env list` shows the installed environments.",
@@ -52,7 +52,7 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
     if adapted is not None:
         make = _maker_of(adapted)
     elif module and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
-        load_module(module, name, WANTED)
+        load_module(module, name, ENV_CLASS)
         make = _from_registry(last)
     else:
         make = _from_path(name) if module else _from_registry(name)
@@ -128,7 +128,7 @@ _FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).
 
 
 def _from_path(name: str) -> Callable[..., object]:
-    target = load_named(name, WANTED)
+    target = load_named(name, ENV_CLASS)
     if not callable(target):
         raise ConfigError(f"{name!r} is a {type(target).__name__}, not an environment class")
     factory: Callable[..., object] = target

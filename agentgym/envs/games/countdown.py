@@ -72,8 +72,8 @@ class Countdown(ToolEnv):
             self.solution = random_expression(self.numbers, self.np_random)
             value = evaluate_expression(self.solution, plain=True).value
             self.target = int(value) if value.denominator == 1 else 0
-        self._left = NUM_ANSWERS
-        return f"Numbers: {', '.join(map(str, self.numbers))}. Target: {self.target}. Answers left: {self._left}."
+        self._num_left = NUM_ANSWERS
+        return f"Numbers: {', '.join(map(str, self.numbers))}. Target: {self.target}. Answers left: {self._num_left}."
 
     @tool
     def answer(self, expression: str) -> str:
@@ -82,15 +82,15 @@ class Countdown(ToolEnv):
         Args:
             expression: such as (a + b) * c, with the numbers
         """
-        self._left -= 1
+        self._num_left -= 1
         verdict = self._judge_expression(expression)
         if self._over:
             return verdict
-        if not self._left:
+        if not self._num_left:
             self.end(success=False)
             return f"{verdict} No answers left."
         numbers = ", ".join(map(str, self.numbers))
-        return f"{verdict} Numbers: {numbers}. Target: {self.target}. Answers left: {self._left}."
+        return f"{verdict} Numbers: {numbers}. Target: {self.target}. Answers left: {self._num_left}."
 
     def task_identity(self) -> JSON:
         """The numbers in any order, and the target."""

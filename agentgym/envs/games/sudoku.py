@@ -77,7 +77,7 @@ class Sudoku(ToolEnv):
             self.solution = _full_grid(self.size, self.np_random)
             self.given = _clear_cells(self.solution, self.num_empty, self.np_random)
         self.grid = [list(row) for row in self.given]
-        self._left = self.num_empty + SPARE
+        self._num_left = self.num_empty + SPARE
         box = math.isqrt(self.size)
         return f"Digits 1 to {self.size}, boxes {box}x{box}, '.' is empty.\n{self.view()}"
 
@@ -90,12 +90,12 @@ class Sudoku(ToolEnv):
             column: counted from 1
             digit: the digit
         """
-        self._left -= 1
+        self._num_left -= 1
         verdict = self._try_placement(row, column, digit)
         if self.grid == self.solution:
             self.end(success=True, reward=1.0)
             return "The grid is solved."
-        if not self._left:
+        if not self._num_left:
             self.end(success=False)
             return f"{verdict} No placements left."
         return f"{verdict}\n{self.view()}"
@@ -103,7 +103,7 @@ class Sudoku(ToolEnv):
     def view(self) -> str:
         """The grid, a line for each row, and how many placements are left."""
         rows = [" ".join(str(digit) if digit else "." for digit in row) for row in self.grid]
-        return "\n".join([*rows, f"Placements left: {self._left}."])
+        return "\n".join([*rows, f"Placements left: {self._num_left}."])
 
     def secrets(self) -> tuple[str, ...]:
         """The solution, spelled in two ways."""

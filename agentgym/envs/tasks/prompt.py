@@ -49,7 +49,7 @@ class Prompt(TextEnv):
         self.ground_truth: JSON = None
         """The right reply; None if the row has none."""
         self._is_row = False
-        self._named: tuple[str, ...] = ()
+        self._terms: tuple[str, ...] = ()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Shows the row's messages, or a sum."""
@@ -71,7 +71,7 @@ class Prompt(TextEnv):
 
     def secrets(self) -> tuple[str, ...]:
         """The answer of a sum, unless the sum names it; a row may contain its answer."""
-        return () if self._is_row or self.ground_truth in self._named else (str(self.ground_truth),)
+        return () if self._is_row or self.ground_truth in self._terms else (str(self.ground_truth),)
 
     def make_oracle(self) -> Policy:
         """A policy that gives the ground truth."""
@@ -85,7 +85,7 @@ class Prompt(TextEnv):
         first, second = (int(number) for number in self.np_random.integers(0, NUMBERS, 2))
         sign = SIGNS[int(self.np_random.integers(len(SIGNS)))]
         self.ground_truth = str({"+": first + second, "-": first - second, "*": first * second}[sign])
-        self._named = (str(first), str(second))
+        self._terms = (str(first), str(second))
         return Message("user", f"What is {first} {sign} {second}? Reply with the number alone.")
 
 

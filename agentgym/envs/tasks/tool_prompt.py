@@ -49,12 +49,12 @@ class ToolPrompt(ToolEnv):
         """The right last reply; None if the row has none."""
         self._is_row = False
         self._sums = Prompt()
-        self._shown: tuple[ToolSpec, ...] | None = None
+        self._row_tools: tuple[ToolSpec, ...] | None = None
 
     def start(self, options: dict[str, Any]) -> tuple[Message, ...]:
         """Shows the row's messages, or a sum."""
         self._is_row = bool(options)
-        self._shown = self._choose(options.get("tools"))
+        self._row_tools = self._choose(options.get("tools"))
         if not options:
             _, info = self._sums.reset(seed=int(self.np_random.integers(2**31)))
             self.ground_truth = self._sums.ground_truth
@@ -72,7 +72,7 @@ class ToolPrompt(ToolEnv):
     @property
     def tool_specs(self) -> tuple[ToolSpec, ...]:
         """The tools that the model is shown: all, or those that the row names."""
-        return super().tool_specs if self._shown is None else self._shown
+        return super().tool_specs if self._row_tools is None else self._row_tools
 
     async def on_message(self, text: str) -> str:  # type: ignore[override]  # the base awaits it
         """Scores a reply without a call, which ends the episode; an interaction of verl may answer it instead."""

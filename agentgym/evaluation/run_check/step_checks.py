@@ -113,7 +113,7 @@ class StepChecks:
         self._steps: dict[int, _Step] = {}
         self._evaluations: dict[int, _Step] = {}
         """The evaluations that were played before a step, by the step."""
-        self._seen: set[int] = set()
+        self._line_steps: set[int] = set()
 
     def add(self, record: Record) -> None:
         """Adds one line of `episodes.jsonl`."""
@@ -130,7 +130,7 @@ class StepChecks:
     def close(self, ledger: Ledger) -> None:
         """Checks that each step with episodes had its line; the newest step may be unfinished."""
         for step in sorted(self._steps)[:-1]:
-            if step not in self._seen:
+            if step not in self._line_steps:
                 ledger.check("metrics", Violation(None, problem=f"metrics.jsonl has no line for step {step}"))
 
     def _problem(self, raw: bytes) -> str:
@@ -140,7 +140,7 @@ class StepChecks:
             return f"not JSON: {error}"
         if not isinstance(line, dict) or not isinstance(line.get("step"), int):
             return "an object with a step was wanted"
-        self._seen.add(line["step"])
+        self._line_steps.add(line["step"])
         step = self._steps.get(line["step"], _Step())
         expected, older = step.numbers(), step.older_numbers()
         if "episodes" not in line and not step.counts:  # of a lesson, which learns from rows

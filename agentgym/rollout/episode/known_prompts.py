@@ -20,12 +20,12 @@ class KnownPrompts:
     """
 
     def __init__(self) -> None:
-        self._known: deque[tuple[list[Message], tuple[ToolSpec, ...], list[int]]] = deque(maxlen=MOST)
+        self._prompts: deque[tuple[list[Message], tuple[ToolSpec, ...], list[int]]] = deque(maxlen=MOST)
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
         """Returns the prompt's ids, or None if it is not known."""
         start = list(messages)
-        for before, menu, ids in self._known:
+        for before, menu, ids in self._prompts:
             if len(menu) == len(tools) and all(map(is_, menu, tools)) and before == start:
                 return list(ids)
         return None
@@ -33,4 +33,4 @@ class KnownPrompts:
     def keep(self, messages: Sequence[Message], tools: Sequence[ToolSpec], ids: Sequence[int]) -> None:
         """Keeps a prompt, and forgets the oldest."""
         if not any(message.tool_calls for message in messages):
-            self._known.appendleft((list(messages), tuple(tools), list(ids)))
+            self._prompts.appendleft((list(messages), tuple(tools), list(ids)))

@@ -8,7 +8,7 @@ from agentgym.types import Message
 
 __all__ = ["reply_ids"]
 
-_ASKED = Message("user", "?")
+_QUESTION = Message("user", "?")
 
 
 def reply_ids(renderer: Renderer, message: Message) -> tuple[int, ...]:
@@ -16,8 +16,8 @@ def reply_ids(renderer: Renderer, message: Message) -> tuple[int, ...]:
 
     Raises RenderError if the chat format gives an assistant message no such ids of its own.
     """
-    prompt = renderer.render([_ASKED])
-    whole = renderer.render([_ASKED, message])
+    prompt = renderer.render([_QUESTION])
+    whole = renderer.render([_QUESTION, message])
     if whole[: len(prompt)] != prompt:
         raise RenderError("the chat template does not put a reply right after its generation prompt")
     for index in range(len(prompt), len(whole)):

@@ -112,14 +112,14 @@ class EnvProcess:
                 pass_fds=files,
             )
         self._link: EnvLink | None = None
-        self._begun = asyncio.Event()
+        self._ready = asyncio.Event()
         self._is_finished = False
         self._listening = asyncio.ensure_future(self._listen())
 
     async def call(self, env: int, method: str, *args: object) -> object:
         """Returns the value of an environment's method there; raises its error, or ProcessEnded."""
         payload = pickle.dumps(args)
-        await self._begun.wait()
+        await self._ready.wait()
         if self._link is None:
             raise ConfigError(
                 f"a process of environments (env_processes) did not start: it {self.end and self.end.reason}"
@@ -175,7 +175,7 @@ class EnvProcess:
             if await link.receive() is not None:
                 link.send(self._limits)
                 self._link = link
-                self._begun.set()
+                self._ready.set()
             while (message := await link.receive()) is not None:
                 number, self.num_leaked, answer = message
                 waiting = self._calls.get(number)
@@ -197,7 +197,7 @@ class EnvProcess:
             )
         self.end = end
         self.num_leaked = 0
-        self._begun.set()
+        self._ready.set()
         self.finish()
         self._report.close()
         for waiting in self._calls.values():

@@ -18,7 +18,7 @@ LOCK_NAME = ".lock"
 MAX_OWNER_BYTES = 300
 OWN_LINKS = ("wandb",)
 """The folders in a run's folder in which a tracker's library makes links of its own."""
-TAKEN = (errno.EACCES, errno.EAGAIN)
+LOCK_ERRORS = (errno.EACCES, errno.EAGAIN)
 
 
 class FolderLock:
@@ -55,7 +55,7 @@ class FolderLock:
             except OSError as error:
                 owner = os.read(file, MAX_OWNER_BYTES).decode(errors="replace")
                 os.close(file)
-                if error.errno in TAKEN:
+                if error.errno in LOCK_ERRORS:
                     raise self._lock_error(owner) from None
                 return
             if self._is_at_its_place(file):

@@ -135,7 +135,7 @@ class Sampler:
         self._has_own_host = env_host is None
         self.env_host = env_host or EnvHost(loop.limits, EnvThreads(self.config.env_threads), self.config.env_processes)
         self._make = make
-        self._shown: set[str] = set()
+        self._failures: set[str] = set()
         self._tool_envs: set[str] = set()
         self.checks_calls = True
         """True if the first episodes are still to be searched for a valid tool call."""
@@ -304,8 +304,8 @@ class Sampler:
             if trajectory is None or trajectory.status not in FAILED:
                 continue
             kind = NUMBER.sub("0", str(trajectory.info.get("traceback", trajectory.error)))
-            if kind not in self._shown and len(self._shown) < MAX_SHOWN:
-                self._shown.add(kind)
+            if kind not in self._failures and len(self._failures) < MAX_SHOWN:
+                self._failures.add(kind)
                 logger.warning("an episode failed (the same failure is not shown again): %s", failure_text(trajectory))
 
     def _check_calls(self, trajectories: Sequence[Trajectory]) -> None:

@@ -59,14 +59,14 @@ class SelfPlayGame:
         self.hosted = hosted
         self.game = env
         self.num_seated = len(env.agents)
-        self._begun = self._truncated = False
+        self._has_begun = self._is_truncated = False
         self._error: GameAbandoned | EngineError | None = None
         self._waiting: dict[str, asyncio.Future[None]] = {}
 
     async def begin(self, agent: str, seed: int, options: dict[str, object] | None) -> tuple[object, ...]:
         """Starts the game if it has not started; returns what the agent sees at its first turn."""
-        if not self._begun:
-            self._begun = True
+        if not self._has_begun:
+            self._has_begun = True
             with ENV_CODE:
                 self.game.reset(seed=seed, options=options)
             self._wake()
@@ -82,12 +82,12 @@ class SelfPlayGame:
         with ENV_CODE:
             *_, truncated, _ = self.game.step(action)
         reply, results = self.game.answered
-        self._truncated = self._truncated or truncated
+        self._is_truncated = self._is_truncated or truncated
         self._wake()
         await self._turn_of(agent)
         with ENV_CODE:
             observation, reward, over, _, info = self.game.step_result(agent, reply, results)
-        return observation, reward, over, self._truncated and not over, info
+        return observation, reward, over, self._is_truncated and not over, info
 
     def leave(self, agent: str, trajectory: Trajectory, *, is_rival: bool = False) -> None:
         """Ends an episode at the table.
@@ -108,7 +108,7 @@ class SelfPlayGame:
 
     @property
     def _is_over(self) -> bool:
-        return self.game.over or self._truncated
+        return self.game.over or self._is_truncated
 
     def _may_go(self, agent: str) -> bool:
         return self._error is not None or self._is_over or self.game.agent_selection == agent

@@ -25,7 +25,7 @@ __all__ = [
     "wire_answer",
 ]
 
-READ = frozenset("messages tools model max_tokens max_completion_tokens stop stream stream_options".split())
+REQUEST_FIELDS = frozenset("messages tools model max_tokens max_completion_tokens stop stream stream_options".split())
 IDLE = frozenset("user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention".split())
 """The settings that do not affect the reply."""
 DECIDED = frozenset(
@@ -155,7 +155,7 @@ def read_chat_request(body: object) -> ChatRequest:
         bool(options.get("include_usage")) if isinstance(options, Mapping) else False,
         fields.get("tool_choice") != "none",
         tuple(sorted(DECIDED & fields.keys())),
-        tuple(sorted(fields.keys() - READ - IDLE - DECIDED - NEUTRAL.keys())),
+        tuple(sorted(fields.keys() - REQUEST_FIELDS - IDLE - DECIDED - NEUTRAL.keys())),
         _stop_strings(fields.get("stop", [])),
     )
 

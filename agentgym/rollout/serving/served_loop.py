@@ -94,7 +94,7 @@ class ServedLoop(RolloutLoop):
         self._waiting: deque[AgentSession] = deque()
         self._claims: deque[asyncio.Future[AgentSession | None]] = deque()
         self._finished: deque[AgentSession] = deque()
-        self._told: set[str] = set()
+        self._warned_fields: set[str] = set()
 
     @property
     def num_waiting(self) -> int:
@@ -355,11 +355,11 @@ class ServedLoop(RolloutLoop):
 
     def _warn_of_fields(self, request: ChatRequest) -> None:
         """Warns once of each field that an agent sends and that has no effect."""
-        for name in set(request.ignored) - self._told:
-            self._told.add(name)
+        for name in set(request.ignored) - self._warned_fields:
+            self._warned_fields.add(name)
             logger.warning("an agent sends the field %r, which is unknown here and ignored", name)
-        for name in set(request.decided) - self._told:
-            self._told.add(name)
+        for name in set(request.decided) - self._warned_fields:
+            self._warned_fields.add(name)
             logger.warning(
                 "an agent sets %s, which plays no role: replies are sampled as the run says (temperature %g), or they "
                 "could not be trained on",

@@ -169,18 +169,18 @@ class _SecretWatch:
 
     def __init__(self, env: TextEnv) -> None:
         self._env: Any = env.unwrapped
-        self._said = ""
+        self._replies = ""
         self.found = ""
 
     def __call__(self, reply: str, result: StepResult) -> None:
         observation, _, terminated, truncated, info = result
-        self._said = f"{self._said}\n{reply}" if reply else ""
+        self._replies = f"{self._replies}\n{reply}" if reply else ""
         if terminated or truncated or self.found:
             return
         prompt = self._env.system_prompt
         for part, text in (("system prompt", prompt), ("observation", observation), *_infos(info)):
             for secret in self._env.secrets():
-                if _holds(text, secret) and not _holds(self._said, secret):
+                if _holds(text, secret) and not _holds(self._replies, secret):
                     self.found = f"the answer {secret[:40]!r} is in the {part} before it is earned"
                     return
 

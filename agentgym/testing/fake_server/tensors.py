@@ -130,7 +130,7 @@ def _load_storage(data: bytes) -> _Storage:
 class _TensorReader(pickle.Unpickler):
     """An unpickler that knows only the few names that a pickled CPU tensor uses."""
 
-    KNOWN: Mapping[tuple[str, str], Any] = {
+    GLOBALS: Mapping[tuple[str, str], Any] = {
         ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
         ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
         ("torch.storage", "_load_from_bytes"): _load_storage,
@@ -142,7 +142,7 @@ class _TensorReader(pickle.Unpickler):
         if module in ("torch", "torch.storage") and name in STORAGES:
             return STORAGES[name]
         try:
-            return self.KNOWN[module, name]
+            return self.GLOBALS[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"{module}.{name} is not read here: tensors on CPU alone are") from None
 

@@ -8,7 +8,7 @@ from agentgym.tools.calling.definition import MARK, TOOLS, Tool, ToolFunction, a
 
 __all__ = ["find_tool", "resolve_tool"]
 
-WANTED = Wanted(
+TOOL = Wanted(
     noun="tool",
     example="function",
     hint="`agentgym new tool NAME` writes a tool to start from.",
@@ -24,7 +24,7 @@ def resolve_tool(name: str) -> Tool:
     """
     if not is_code_path(name):
         return TOOLS[name]
-    function: ToolFunction = load_named(name, WANTED)  # type: ignore[assignment]  # as_tool reports what is wrong
+    function: ToolFunction = load_named(name, TOOL)  # type: ignore[assignment]  # as_tool reports what is wrong
     return as_tool(function)
 
 
@@ -35,7 +35,7 @@ def find_tool(name: str) -> Tool | None:
     if ":" not in name:
         return None
     try:
-        target = load_named(name, WANTED)
+        target = load_named(name, TOOL)
     except UnknownName:
         return None
     return as_tool(target) if isinstance(target, Tool) or isinstance(getattr(target, MARK, None), Tool) else None  # type: ignore[arg-type]

@@ -10,15 +10,15 @@ from typing import TextIO
 
 __all__ = ["StderrTail"]
 
-KEPT_BYTES = 4096
-SHOWN_CHARS = 1500
+MAX_BYTES = 4096
+MAX_CHARS = 1500
 
 
 class StderrTail:
     """Reads a pipe on the running loop, so that a server that writes much is not blocked, and keeps its end."""
 
     def __init__(self) -> None:
-        self._kept = b""
+        self._tail = b""
         self._reading: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -41,15 +41,15 @@ class StderrTail:
                 return
             if not chunk:
                 self._stop()
-            self._kept = (self._kept + chunk)[-KEPT_BYTES:]
+            self._tail = (self._tail + chunk)[-MAX_BYTES:]
 
     def format_tail(self) -> str:
         """Returns the last lines, for the end of a sentence; "." if there are none."""
         self._read()
-        text = self._kept.decode("utf-8", "replace").strip()
+        text = self._tail.decode("utf-8", "replace").strip()
         if not text:
             return "."
-        return f". Its standard error ends with:\n{text[-SHOWN_CHARS:]}"
+        return f". Its standard error ends with:\n{text[-MAX_CHARS:]}"
 
     def close(self) -> None:
         """Reads what is left, and closes the pipe."""

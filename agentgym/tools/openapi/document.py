@@ -15,7 +15,7 @@ from agentgym.errors import ToolSchemaError
 
 __all__ = ["OpenApiDocument"]
 
-NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+SCHEMA_MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 ONE = (
     "items",
     "additionalProperties",
@@ -106,7 +106,7 @@ class OpenApiDocument:
         for key, value in node.items():
             if key == "$ref":
                 schema[key] = self._move_definition(str(value), definitions)
-            elif key in NAMED and isinstance(value, Mapping):
+            elif key in SCHEMA_MAPPINGS and isinstance(value, Mapping):
                 schema[key] = {name: self._schema(part, definitions) for name, part in value.items()}
             elif key in MANY and isinstance(value, list):
                 schema[key] = [self._schema(part, definitions) for part in value]

@@ -115,8 +115,8 @@ class RecomputedLogprobs:
         self._config, self._max_episodes = config, max_episodes
         first = model_folder(config.model, config.chat_template)
         self._folders = {0: first, **{step_of(folder): folder for folder in checkpoint_folders(run)}}
-        self._kept: dict[int, list[tuple[int, Trajectory]]] = {}
-        self._seen: dict[int, int] = {}
+        self._samples: dict[int, list[tuple[int, Trajectory]]] = {}
+        self._num_episodes: dict[int, int] = {}
         self._random = random.Random(0)
 
     def add(self, ledger: Ledger, line: int, record: EpisodeRecord) -> None:
@@ -132,18 +132,18 @@ class RecomputedLogprobs:
         if version not in self._folders:
             ledger.skip(LOGPROBS.name, "no checkpoint has the weights")
             return
-        sample = self._kept.setdefault(version, [])
-        self._seen[version] = self._seen.get(version, 0) + 1
+        sample = self._samples.setdefault(version, [])
+        self._num_episodes[version] = self._num_episodes.get(version, 0) + 1
         if len(sample) < self._max_episodes:
             sample.append((line, trajectory))
             return
-        place = self._random.randrange(self._seen[version])
+        place = self._random.randrange(self._num_episodes[version])
         if place < self._max_episodes:
             sample[place] = (line, trajectory)
 
     def close(self, ledger: Ledger) -> None:
         """Computes the logprobs of the kept episodes."""
-        for version, sample in sorted(self._kept.items()):
+        for version, sample in sorted(self._samples.items()):
             try:
                 problems = self._problems(self._folders[version], [trajectory for _, trajectory in sample])
             except (AgentGymError, OSError) as error:
@@ -153,7 +153,7 @@ class RecomputedLogprobs:
                 ledger.check(
                     LOGPROBS.name, Violation(line, problem=f"{problem} ({self._folders[version]})") if problem else None
                 )
-            if left := self._seen[version] - len(sample):
+            if left := self._num_episodes[version] - len(sample):
                 reason = f"a sample of {self._max_episodes} of each version is taken"
                 skipped = ledger.tally(LOGPROBS.name).skipped
                 skipped[reason] = skipped.get(reason, 0) + left

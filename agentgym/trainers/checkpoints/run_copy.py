@@ -38,7 +38,7 @@ class RunCopy:
         self._generation = secrets.token_hex(4)
         """Part of the names of pieces: those of an earlier process may hold lines that a resumed run dropped."""
         self._pieces: dict[str, list[str]] = {}
-        self._sent: dict[str, int] = {}
+        self._marks: dict[str, int] = {}
         """The bytes sent of each growing file, and the time (ns) of any other or of a checkpoint's manifest."""
 
     def begin(self, *, is_new: bool) -> None:
@@ -91,28 +91,28 @@ class RunCopy:
     def _send_checkpoint(self, folder: Path) -> None:
         """Sends a checkpoint, unless its manifest, which is sent last, is there."""
         manifest, name = folder / MANIFEST, folder.relative_to(self.run).as_posix()
-        if self._sent.get(name) == manifest.stat().st_mtime_ns:
+        if self._marks.get(name) == manifest.stat().st_mtime_ns:
             return
         if self.remote.read(f"{name}/{MANIFEST}") != manifest.read_bytes():
             for file in sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest):
                 self.remote.upload(file, file.relative_to(self.run).as_posix())
             self.remote.upload(manifest, f"{name}/{MANIFEST}")
-        self._sent[name] = manifest.stat().st_mtime_ns
+        self._marks[name] = manifest.stat().st_mtime_ns
 
     def _send_whole(self, file: Path) -> None:
-        if file.is_file() and self._sent.get(name := file.relative_to(self.run).as_posix()) != file.stat().st_mtime_ns:
+        if file.is_file() and self._marks.get(name := file.relative_to(self.run).as_posix()) != file.stat().st_mtime_ns:
             time = file.stat().st_mtime_ns
             self.remote.upload(file, name)
-            self._sent[name] = time
+            self._marks[name] = time
 
     def _send_growth(self, name: str) -> None:
         file = self.run / name
-        start, end = self._sent.get(name, 0), file.stat().st_size if file.is_file() else 0
+        start, end = self._marks.get(name, 0), file.stat().st_size if file.is_file() else 0
         if end > start:  # it only grows while a run goes on
             piece = f"{name}.{self._generation}.{start:015d}"
             self.remote.upload(file, piece, start, end)
             self._pieces.setdefault(name, []).append(piece)
-            self._sent[name] = end
+            self._marks[name] = end
 
 
 def fetch_missing_run(run: Path, address: str | None) -> bool:

@@ -29,16 +29,16 @@ class CopyMemory:
 
     def __init__(self) -> None:
         self._pages: NDArray[np.uint8] = np.empty(1, np.uint8)
-        self._lent: list[ref[NDArray[np.uint8]]] = []
+        self._references: list[ref[NDArray[np.uint8]]] = []
 
     def copy(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns contiguous copies on the CPU, each with a storage of its own."""
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
         starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-        if len(self._pages) < starts[-1] or any(part() is not None for part in self._lent):
+        if len(self._pages) < starts[-1] or any(part() is not None for part in self._references):
             self._pages = _new_pages(starts[-1])
         parts = [self._pages[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-        self._lent = [ref(part) for part in parts]  # alive as long as a tensor has this storage
+        self._references = [ref(part) for part in parts]  # alive as long as a tensor has this storage
         copies = []
         for tensor, part in zip(tensors, parts, strict=True):
             copy = torch.from_numpy(part).view(tensor.dtype).view(tensor.shape)

@@ -81,7 +81,7 @@ class BoardKeeper:
         self._is_up = False
         """True if the board has the posted weights, unless it was restarted since."""
         self._is_lost = False
-        self._seen: set[str] = set()
+        self._texts: set[str] = set()
 
     async def post(self, posted: Posted) -> None:
         """Posts the weights for engines that restart; raises ActorLost if the board is dead for good."""
@@ -128,8 +128,8 @@ class BoardKeeper:
         is_up = self._is_up
         has_weights, news = await self.board.call(Board.news)
         for label, level, text in news:
-            if text not in self._seen:
-                self._seen.add(text)
+            if text not in self._texts:
+                self._texts.add(text)
                 _log.log(level, "%s: %s", label, text)
         if is_up and self._is_up and not has_weights:
             await self._refill("the board is gone: its process died, and was restarted")

@@ -14,7 +14,7 @@ from agentgym.trajectory import Trajectory
 
 __all__ = ["Observer", "Observers", "Unobserved", "own_observers"]
 
-WANTED = Wanted(
+OBSERVER = Wanted(
     noun="observer",
     example="Class",
     hint="Derive it from agentgym.trainers.Unobserved, and override what it wants to hear.",
@@ -78,12 +78,12 @@ def own_observers(places: Sequence[str]) -> list[Observer]:
     """Returns the observers that a run names; raises ConfigError for a class that is none."""
     observers: list[Observer] = []
     for place in places:
-        kind = load_named(place, WANTED)
+        kind = load_named(place, OBSERVER)
         if not callable(kind):
-            raise ConfigError(f"{place!r} is not a class of an observer. {WANTED.hint}")
+            raise ConfigError(f"{place!r} is not a class of an observer. {OBSERVER.hint}")
         with convert_function_errors(place, kind):
             observer: object = kind()
         if not isinstance(observer, Observer):
-            raise ConfigError(f"{place!r} lacks on_phase, on_episode or on_step. {WANTED.hint}")
+            raise ConfigError(f"{place!r} lacks on_phase, on_episode or on_step. {OBSERVER.hint}")
         observers.append(observer)
     return observers

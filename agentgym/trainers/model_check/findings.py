@@ -82,7 +82,7 @@ class CheckResult:
 
     def row(self) -> list[str]:
         """Returns the result as cells: name, outcome, what was found."""
-        return [self.name, SHOWN[self.outcome], self.found]
+        return [self.name, OUTCOME_TEXTS[self.outcome], self.found]
 
     def to_json(self) -> dict[str, JSON]:
         """Returns the result as a JSON object."""
@@ -97,7 +97,7 @@ class CheckResult:
         }
 
 
-SHOWN = {
+OUTCOME_TEXTS = {
     CheckOutcome.OK: "ok",
     CheckOutcome.NOTED: "noted",
     CheckOutcome.FAILED: "FAILED",

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 SHOWN_CHARACTERS = 60
-KEPT = "history=append keeps those that are sampled, while prompts with calls, rerender and sft lose them"
+HISTORY_HINT = "history=append keeps those that are sampled, while prompts with calls, rerender and sft lose them"
 
 
 class Reference(Protocol):

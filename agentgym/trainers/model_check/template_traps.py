@@ -11,7 +11,7 @@ from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RenderError
 from agentgym.trainers.model_check.findings import TemplateFindings
 from agentgym.trainers.model_check.template_cases import Case, marks_of
-from agentgym.trainers.model_check.template_checks import KEPT, TemplateUnderTest, call_texts, letters
+from agentgym.trainers.model_check.template_checks import HISTORY_HINT, TemplateUnderTest, call_texts, letters
 from agentgym.types import Message, ToolCall, ToolSpec
 
 __all__ = [
@@ -99,7 +99,7 @@ def _check_tools_shown(findings: TemplateFindings, renderer: TemplateRenderer) -
         findings.add_failure("shown", "a call", renderer.unread or "the template refuses a reply with text and a call")
         return
     dropped = next((renderer.drops[kind] for kind in ("calls", "calls with text") if kind in renderer.drops), "")
-    dropped = f"{dropped or 'the template drops the calls of a reply'}; {KEPT}"
+    dropped = f"{dropped or 'the template drops the calls of a reply'}; {HISTORY_HINT}"
     findings.check("shown", "a call", "" if writes_calls else dropped)
     findings.check("shown", "a tool's result", "" if "Qv7found." in play else "the template drops it")
     for kind in ("further calls", "text with calls"):

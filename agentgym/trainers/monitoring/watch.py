@@ -31,10 +31,10 @@ class CollapseWatch:
         ignored: Collection[SymptomName] = (),
     ) -> None:
         self.config = config
-        self._ignored = ignored
+        self._ignored_names = ignored
         self._history: list[StepHealth] = []
-        self._named: dict[SymptomName, Symptom] = {}
-        self._found: dict[SymptomName, str] = {}
+        self._symptoms: dict[SymptomName, Symptom] = {}
+        self._step_texts: dict[SymptomName, str] = {}
         self._now: tuple[Symptom, ...] = ()
         for line in lines:
             self._history.append(StepHealth.of(line))
@@ -46,23 +46,23 @@ class CollapseWatch:
             symptom, _, sentence = str(text).partition(": ")
             for name in SYMPTOMS:
                 if name == symptom and isinstance(step, int):
-                    self._named.setdefault(name, Symptom(name, step, sentence))
+                    self._symptoms.setdefault(name, Symptom(name, step, sentence))
 
     def add_symptom(self, name: SymptomName, text: str) -> None:
         """Adds a symptom that the step itself found; the next `see` logs it."""
-        self._found[name] = text
+        self._step_texts[name] = text
 
     def see(self, metrics: StepMetrics) -> StepMetrics:
         """Returns the step's metrics with the symptoms of the step; logs those that are new."""
         self._history.append(StepHealth.of(metrics.to_json()))
-        symptoms = {**self._found, **symptoms_of_collapse(self._history, self.config)}
-        texts = {name: text for name, text in symptoms.items() if name not in self._ignored}
-        self._found = {}
+        symptoms = {**self._step_texts, **symptoms_of_collapse(self._history, self.config)}
+        texts = {name: text for name, text in symptoms.items() if name not in self._ignored_names}
+        self._step_texts = {}
         for name, text in texts.items():
-            if name not in self._named:
-                self._named[name] = Symptom(name, metrics.step, text)
-                logger.warning("step %d: %s", metrics.step, self._named[name])
-        self._now = tuple(self._named[name] for name in texts)
+            if name not in self._symptoms:
+                self._symptoms[name] = Symptom(name, metrics.step, text)
+                logger.warning("step %d: %s", metrics.step, self._symptoms[name])
+        self._now = tuple(self._symptoms[name] for name in texts)
         return replace(metrics, symptoms=self._now)
 
     @property

@@ -53,7 +53,7 @@ class StepClock:
         self._now = now
         self._going_on: Counter[Activity] = Counter()
         self._began = self._last = now()
-        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
@@ -69,8 +69,8 @@ class StepClock:
     def lap(self) -> StepTimes:
         """Returns the seconds since the last lap, or since the clock was made."""
         self._count()
-        spent, began = self._spent, self._began
-        self._spent, self._began = defaultdict(float), self._last
+        spent, began = self._seconds, self._began
+        self._seconds, self._began = defaultdict(float), self._last
         return StepTimes(
             step_s=self._last - began,
             generate_s=spent["generate"],
@@ -86,6 +86,6 @@ class StepClock:
         now = self._now()
         seconds, self._last = now - self._last, now
         stage = next((activity for activity in _STAGES if self._going_on[activity]), "rest")
-        self._spent[stage] += seconds
+        self._seconds[stage] += seconds
         if not any(self._going_on[activity] for activity in _WORK):
-            self._spent["idle"] += seconds
+            self._seconds["idle"] += seconds

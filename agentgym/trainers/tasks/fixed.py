@@ -23,7 +23,7 @@ class FixedTasks:
 
     def __init__(self, loader: TaskLoader, held_out: Sequence[Task]) -> None:
         self.loader, self._held_out = loader, tuple(held_out)
-        self._handed: dict[tuple[int, int], int] = {}
+        self._positions: dict[tuple[int, int], int] = {}
         """The position in the stream of the task of each step and place."""
 
     def train_tasks(self, step: int, places: range) -> list[Task]:
@@ -37,7 +37,7 @@ class FixedTasks:
 
     def finish(self, step: int, groups: Sequence[Group]) -> None:
         """Forgets the places of finished steps."""
-        self._handed = {key: position for key, position in self._handed.items() if key[0] > step}
+        self._positions = {key: position for key, position in self._positions.items() if key[0] > step}
 
     def holds(self, task: Task) -> bool:
         """Returns True if a task with the same key is trained on or held out."""
@@ -53,14 +53,14 @@ class FixedTasks:
 
     def state(self) -> Mapping[str, JSON]:
         """Returns the state of the loader, and the positions of the tasks of future steps."""
-        handed = [[step, place, position] for (step, place), position in self._handed.items()]
+        handed = [[step, place, position] for (step, place), position in self._positions.items()]
         return {"loader": self.loader.state(), "handed": handed}
 
     def load(self, state: Mapping[str, JSON]) -> None:
         """Restores a `state`; raises ConfigError for the state of other tasks."""
         self.loader.load(cast(Mapping[str, JSON], state["loader"]))
         handed = cast(Sequence[Sequence[int]], state["handed"])
-        self._handed = {(step, place): position for step, place, position in handed}
+        self._positions = {(step, place): position for step, place, position in handed}
 
     @cached_property
     def _keys(self) -> frozenset[str]:
@@ -68,10 +68,10 @@ class FixedTasks:
 
     def _position(self, step: int, place: int) -> int:
         """Returns the position of a place's task, the next one for a new place."""
-        if (step, place) not in self._handed:
-            self._handed[step, place] = self.loader.position
+        if (step, place) not in self._positions:
+            self._positions[step, place] = self.loader.position
             self.loader.position += 1
-        return self._handed[step, place]
+        return self._positions[step, place]
 
 
 def by_level(tasks: Sequence[Task], path: str, values: Sequence[int | float | str]) -> dict[str, list[Task]]:

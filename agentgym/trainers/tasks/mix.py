@@ -97,7 +97,7 @@ class MixedTasks:
         self.tasks_per_step = tasks_per_step
         self._shares: list[list[int]] = []
         """The places of each source, by step from 1."""
-        self._given = [0] * len(self.weights)
+        self._totals = [0] * len(self.weights)
         """The places of each source, summed over the steps."""
         self._metrics: dict[str, float] = {}
 
@@ -155,8 +155,8 @@ class MixedTasks:
     def _share(self, step: int) -> list[int]:
         """Returns the number of places of each source in a step."""
         while len(self._shares) < step:
-            shares = apportion(self.weights, self.tasks_per_step, self._given)
-            self._given = [before + share for before, share in zip(self._given, shares, strict=True)]
+            shares = apportion(self.weights, self.tasks_per_step, self._totals)
+            self._totals = [before + share for before, share in zip(self._totals, shares, strict=True)]
             self._shares.append(shares)
         return self._shares[step - 1]
 

@@ -42,7 +42,7 @@ class ReplayedTasks:
         self.source, self.config = source, config
         self._memory: dict[str, _Memory] = {}
         """The remembered tasks by their keys, the oldest first."""
-        self._handed: dict[tuple[int, int], _Memory] = {}
+        self._replays: dict[tuple[int, int], _Memory] = {}
         """The tasks to be played again, by step and place."""
         self._metrics: dict[str, float] = {}
 
@@ -56,9 +56,9 @@ class ReplayedTasks:
 
     def finish(self, step: int, groups: Sequence[Group]) -> None:
         """Remembers the tasks whose groups had little success; a group without any reward is ignored."""
-        replayed = {memory.task.key: memory for memory in self._handed.values()}
+        replayed = {memory.task.key: memory for memory in self._replays.values()}
         own = {group.task.key for group in groups}
-        self._handed = {key: memory for key, memory in self._handed.items() if memory.task.key not in own}
+        self._replays = {key: memory for key, memory in self._replays.items() if memory.task.key not in own}
         rates = []
         for group in groups:
             key, rate = group.task.key, success_rate(group)
@@ -95,7 +95,7 @@ class ReplayedTasks:
         """Returns the remembered tasks, and the state of the source."""
         return {
             "memory": [memory.to_json() for memory in self._memory.values()],
-            "handed": [[step, place, memory.to_json()] for (step, place), memory in self._handed.items()],
+            "handed": [[step, place, memory.to_json()] for (step, place), memory in self._replays.items()],
             "source": self.source.state(),
         }
 
@@ -104,14 +104,14 @@ class ReplayedTasks:
         memories = [_Memory.of(stored) for stored in cast(Sequence[Mapping[str, JSON]], state["memory"])]
         self._memory = {memory.task.key: memory for memory in memories}
         handed = cast(Sequence[tuple[int, int, Mapping[str, JSON]]], state["handed"])
-        self._handed = {(step, place): _Memory.of(stored) for step, place, stored in handed}
+        self._replays = {(step, place): _Memory.of(stored) for step, place, stored in handed}
         self.source.load(cast(Mapping[str, JSON], state["source"]))
 
     def _task(self, step: int, place: int) -> Task:
         share = self.config.share
         is_for_replay = int((place + 1) * share + 1e-9) > int(place * share + 1e-9)
-        if is_for_replay and (step, place) not in self._handed and self._memory:
-            self._handed[step, place] = self._memory.pop(next(iter(self._memory)))
-        if (step, place) in self._handed:
-            return self._handed[step, place].task
+        if is_for_replay and (step, place) not in self._replays and self._memory:
+            self._replays[step, place] = self._memory.pop(next(iter(self._memory)))
+        if (step, place) in self._replays:
+            return self._replays[step, place].task
         return self.source.train_tasks(step, range(place, place + 1))[0]

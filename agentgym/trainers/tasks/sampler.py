@@ -13,7 +13,7 @@ from agentgym.types import JSON, Task
 
 __all__ = ["TaskSampler", "own_sampler"]
 
-WANTED = Wanted(
+TASK_SAMPLER = Wanted(
     noun="task sampler",
     example="Class",
     hint="Derive it from agentgym.trainers.TaskSampler.",
@@ -73,7 +73,7 @@ class TaskSampler:
 
 def own_sampler(place: str, source: TaskSource, seed: int) -> TaskSampler:
     """Returns the sampler that a run names; raises ConfigError for a class that is none."""
-    kind = load_named(place, WANTED)
+    kind = load_named(place, TASK_SAMPLER)
     if not (isinstance(kind, type) and issubclass(kind, TaskSampler)):
         raise ConfigError(f"{place!r} is not a class that derives from agentgym.trainers.TaskSampler")
     with convert_function_errors(place, kind):

@@ -21,7 +21,7 @@ TRACKERS = {
 """The class of each tracker, in the module of its name in this package; the library has the same name."""
 
 _METHODS = ("begin", "step", "episodes", "finish")
-_WANTED = Wanted(noun="tracker", example="MyTracker", hint=f"Those with a name are {', '.join(TRACKERS)}.")
+_TRACKER = Wanted(noun="tracker", example="MyTracker", hint=f"Those with a name are {', '.join(TRACKERS)}.")
 
 
 def open_tracker(name: str) -> Tracker:
@@ -52,7 +52,7 @@ def open_tracker(name: str) -> Tracker:
 
 
 def _open_own(name: str) -> Tracker:
-    make = load_named(name, _WANTED)
+    make = load_named(name, _TRACKER)
     if not callable(make):
         raise ConfigError(f"the tracker {name} is a {type(make).__name__}: a class without arguments was wanted")
     with convert_user_errors(f"the tracker {name} cannot be made"):

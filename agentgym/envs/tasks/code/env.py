@@ -30,7 +30,7 @@ JUDGE_S = 180.0
 MAX_CALLS = 24
 """The most calls of python in an episode."""
 LONGEST_PROGRAM = 50_000
-ASKED = (
+INSTRUCTIONS = (
     "Write the Python function that is asked for. Hidden tests call it. Try what you like with python; then call "
     "submit with the whole program, {often}."
 )
@@ -83,15 +83,15 @@ class CodeTasks(ToolEnv):
         self.own_split = level == HUMANEVAL
         self.submissions = submissions
         often = "once" if submissions == 1 else f"at most {submissions} times"
-        self.system_prompt = ASKED.format(often=often)
+        self.system_prompt = INSTRUCTIONS.format(often=often)
         self.problem = CodeProblem(name="", entry_point="", prompt="", solution="")
-        self._left = 0
+        self._num_left = 0
         self._number = 0
         self._counted_from: object = None
 
     def start(self, options: dict[str, Any]) -> str:
         """Draws a problem, or takes the next one of HumanEval."""
-        self._left = self.submissions
+        self._num_left = self.submissions
         if self.level == HUMANEVAL:
             self.problem = self._find_problem(options["task"]) if "task" in options else self._next()
         elif "task" in options:
@@ -107,7 +107,7 @@ class CodeTasks(ToolEnv):
         Args:
             program: the whole Python program with the function; the standard library can be imported
         """
-        self._left -= 1
+        self._num_left -= 1
         verdict = None
         try:
             if len(program) <= LONGEST_PROGRAM:
@@ -118,10 +118,10 @@ class CodeTasks(ToolEnv):
             self.end(success=True, reward=1.0)
             return "All hidden tests pass."
         why = f"it has more than {LONGEST_PROGRAM} characters" if verdict is None else verdict.why
-        if not self._left:
+        if not self._num_left:
             self.end(success=False)
             return f"Wrong: {why}."
-        return f"Wrong: {why}. Submissions left: {self._left}."
+        return f"Wrong: {why}. Submissions left: {self._num_left}."
 
     def secrets(self) -> tuple[str, ...]:
         """The solution."""

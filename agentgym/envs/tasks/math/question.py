@@ -19,7 +19,7 @@ SPACES = re.compile(
 UNIT = re.compile(r"\\(?:text|textrm|mbox)\{[^{}\d]{2,}\}$")
 WORD = re.compile(r"\\(?:text|textbf|textrm|mathbf|mathrm|mbox)\{([^{}]*)\}")
 NAME = r"[a-zA-Z](?:_(?:\w|\{[^{}=]*\}))?"
-NAMED = re.compile(rf"(?<![\w\\]){NAME}\s*(?:=|\\in(?![a-z]))")
+NAME_PREFIX = re.compile(rf"(?<![\w\\]){NAME}\s*(?:=|\\in(?![a-z]))")
 SIDE = rf"{NAME}|[a-zA-Z]'?\([a-zA-Z]\)|x-y|[^xy]*"
 """The text that may equal a number: no equation in x and y, as a question has some of these."""
 FRACTION = r"\\[cdt]?frac(?:\{[-+]?\d+\}|\d)(?:\{[-+]?\d+\}|\d)"
@@ -81,7 +81,7 @@ def in_form(answer: str, form: str) -> str | None:
     plain = SPACES.sub(" ", PARTS.sub("", answer.translate(MARKS))).strip().rstrip(".")
     plain = WORD.sub(r"\1", UNIT.sub("", plain) if form in ("number", "surd") else plain)
     if form == "set":
-        plain = re.sub(rf"\\pm\s*({SMALL})", r"-\1,\1", NAMED.sub("", plain))
+        plain = re.sub(rf"\\pm\s*({SMALL})", r"-\1,\1", NAME_PREFIX.sub("", plain))
     *sides, plain = plain.split("=")
     side = ".*" if form == "polynomial" else SIDE
     if not all(re.fullmatch(side, text.replace(" ", "")) for text in sides):

@@ -92,7 +92,7 @@ class Retail(ToolEnv):
         self.shop = draw_shop(self.np_random)
         self.customer: Customer = list(self.shop.customers.values())[int(self.np_random.integers(NUM_CUSTOMERS))]
         self.wishes = draw_wishes(self.level, self.shop, self.customer, self.np_random)
-        self._wanted = self._as_it_has_to_be()
+        self._right_shop = self._as_it_has_to_be()
         self._to_tell = {wish.told for wish in self.wishes if wish.told}
         self._numbers: set[str] = set()
         self._user = self._made_user()
@@ -107,7 +107,7 @@ class Retail(ToolEnv):
             self._to_tell = {number for number in self._to_tell if not tells(text, number)}
         answer = self._user.answer(text)
         if self._user.is_over:
-            right = self.shop == self._wanted and not self._to_tell
+            right = self.shop == self._right_shop and not self._to_tell
             self.end(success=right, reward=float(right))
         return answer
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 __all__ = ["empty_folder", "holds_too_much", "unlinked_bytes"]
 
-ENTERED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-NAMED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 256
 """The deepest nesting of folders: the kernel looks every one of them up at each access."""
 
@@ -55,7 +55,7 @@ def unlinked_bytes(pids: Iterable[int]) -> int:
 
 def empty_folder(folder: str) -> None:
     """Removes everything in a folder. The content of its folders is moved up first, so that no path is long."""
-    top = os.open(folder, ENTERED)
+    top = os.open(folder, OPEN_FLAGS)
     names = (f"{os.urandom(8).hex()}-{number}" for number in itertools.count())
     try:
         while entries := os.listdir(top):
@@ -72,7 +72,7 @@ def empty_folder(folder: str) -> None:
 
 def _move_up(name: str, top: int, names: Iterable[str]) -> None:
     """Removes the files of a folder, and moves its folders to the top."""
-    inner = os.open(name, ENTERED, dir_fd=top)
+    inner = os.open(name, OPEN_FLAGS, dir_fd=top)
     try:
         for entry in os.listdir(inner):
             try:
@@ -86,7 +86,7 @@ def _move_up(name: str, top: int, names: Iterable[str]) -> None:
 
 def _open_to_owner(name: str, parent: int) -> None:
     """Gives the owner access to a folder, whatever umask, mkdir or chmod did to its mode."""
-    handle = os.open(name, NAMED, dir_fd=parent)
+    handle = os.open(name, PATH_FLAGS, dir_fd=parent)
     try:
         os.chmod(f"/proc/self/fd/{handle}", 0o700)
     finally:

@@ -36,7 +36,7 @@ class MemoryWatch:
     def __init__(self, max_bytes: int) -> None:
         self._max_pages = max_bytes // PAGE
         self._exact = 0
-        self._known: dict[int, _Usage] = {}
+        self._exact_usages: dict[int, _Usage] = {}
         self.headroom_bytes = max_bytes
         """The bytes that can certainly be added before the limit is passed."""
         self.num_running = 0
@@ -52,8 +52,8 @@ class MemoryWatch:
         bound = self._upper_bound(now) if num_bytes is None else num_bytes // PAGE
         if num_bytes is None and bound > self._max_pages:
             pause()
-            self._known = _usages(now)
-            self._exact = bound = self._sum(self._known)
+            self._exact_usages = _usages(now)
+            self._exact = bound = self._sum(self._exact_usages)
         self.headroom_bytes = (self._max_pages - bound) * PAGE
         return bound > self._max_pages
 
@@ -63,7 +63,7 @@ class MemoryWatch:
             return total
         added = 0
         for pid, usage in now.items():
-            before = self._known.get(pid, _Usage(pid, 0, 0, False))
+            before = self._exact_usages.get(pid, _Usage(pid, 0, 0, False))
             added += max(usage.resident - before.resident, usage.faults - before.faults, 0)
         return min(total, self._exact + added)
 
