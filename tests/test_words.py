@@ -47,6 +47,11 @@ def is_lone_participle(name: str) -> bool:
     return word in IRREGULAR or word.endswith("ed")
 
 
+def is_state(name: str) -> bool:
+    """Returns whether a name is such a participle, apart from a shape suffix (`found_N`), `_` and capitals."""
+    return re.sub(r"(?<=[a-z])_[A-Z0-9]+$", "", name.strip("_")).lower() in STATES
+
+
 def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yields the line and text of each docstring: of modules, classes, functions and of what is assigned."""
     for node in nodes:
@@ -96,15 +101,14 @@ def read_offences(path: Path) -> Iterator[tuple[str, int, str]]:
             yield "one", node.lineno, node.id
         elif isinstance(node, ast.arg) and node.arg in ("one", "it"):
             yield "one", node.lineno, node.arg
-        if (
-            isinstance(node, ast.Name)
-            and isinstance(node.ctx, ast.Store)
-            and id(node) not in fields
-            and node.id in STATES
-        ):
-            yield "state", node.lineno, node.id
-        elif isinstance(node, ast.arg) and node.arg in STATES:
-            yield "state", node.lineno, node.arg
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
+            names = [node.id]
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr[0] == "_":
+            names = [node.attr]
+        else:
+            names = [node.arg] if isinstance(node, ast.arg) else []
+        for name in filter(is_state, names):
+            yield "state" if name in STATES else "marked state", node.lineno, name
     for line, text in docstrings(nodes):
         yield "docstring", line, text[:60]
         if FRAGMENT.match(text):
@@ -133,6 +137,10 @@ def test_no_loop_variable_or_parameter_is_called_one_or_it() -> None:
 def test_a_variable_is_named_by_what_it_holds() -> None:
     names = lines_of("state", (*FOLDERS, "tests"))
     assert [line for line in names if re.sub(r":\d+", "", line) not in STATES_ALLOWED] == []
+
+
+def test_private_attributes_constants_and_names_with_a_shape_suffix_are_nouns() -> None:
+    assert lines_of("marked state") == []
 
 
 def test_no_docstring_only_refers_to_another() -> None:

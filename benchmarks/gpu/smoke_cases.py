@@ -99,7 +99,7 @@ def gradients(probe: Probe) -> dict[str, Any]:
         )
         batch = batch or on_policy(learner, work.batch())
         share = learner._share(batch)
-        learner.world.accumulate(
+        learner.ranks.accumulate(
             learner._parts(batch, share), learner._compute, learner.optimizer.parameters, share.sizes
         )
         gradients_now = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}

@@ -55,15 +55,15 @@ class KeptAnswers:
                 self._chars -= len(old) + len(text)
 
 
-_kept: weakref.WeakKeyDictionary[object, KeptAnswers] = weakref.WeakKeyDictionary()
-_kept_lock = threading.Lock()
+_answers_by_function: weakref.WeakKeyDictionary[object, KeptAnswers] = weakref.WeakKeyDictionary()
+_answers_lock = threading.Lock()
 
 
 def answers_of(tool: Tool) -> KeptAnswers:
     """Returns the answers of the tool's function; for a method that a class marks as a tool, of all its objects."""
     fn = tool.fn if tool.owner is None else getattr(tool.fn, "__func__", tool.fn)
-    with _kept_lock:
-        return _kept.setdefault(fn, KeptAnswers())
+    with _answers_lock:
+        return _answers_by_function.setdefault(fn, KeptAnswers())
 
 
 def _key(arguments: Mapping[str, JSON]) -> str | None:

@@ -48,7 +48,7 @@ FAREWELL_S = 10.0
 TOKENS = "ray._private.authentication.authentication_token_setup"
 _PATH = "AGENTGYM_PYTHONPATH"
 A = TypeVar("A", covariant=True)
-Made = TypeVar("Made")
+K = TypeVar("K")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -267,8 +267,8 @@ class Cluster:
         self._leave()
 
     def actor(
-        self, role: Role, number: int, kind: type[Made], *arguments: object, max_concurrency: int = 1000
-    ) -> Actor[Made]:
+        self, role: Role, number: int, kind: type[K], *arguments: object, max_concurrency: int = 1000
+    ) -> Actor[K]:
         """Starts an actor of the class `kind` on its reserved bundle, with its label followed by the arguments."""
         label, place, needs = f"{role} {number}", self.config.place(role, number), self.config.needs(role)
         assert self._group is not None
@@ -285,8 +285,8 @@ class Cluster:
         )
 
     def post(
-        self, label: str, kind: type[Made], *arguments: object, is_here: bool = False, max_concurrency: int = 1000
-    ) -> Actor[Made]:
+        self, label: str, kind: type[K], *arguments: object, is_here: bool = False, max_concurrency: int = 1000
+    ) -> Actor[K]:
         """Starts an actor that takes no resources, on the node of this process if it `is_here`."""
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": self.config.max_restarts}
         if is_here:
@@ -299,10 +299,10 @@ class Cluster:
         table: Mapping[str, Any] = ray.util.placement_group_table(self._group)
         return set(table["bundles_to_node_id"].values()) != {own_node()}
 
-    def _begin(self, label: str, kind: type[Made], arguments: Sequence[object], **options: Any) -> Actor[Made]:
+    def _begin(self, label: str, kind: type[K], arguments: Sequence[object], **options: Any) -> Actor[K]:
         name = f"agentgym-{self.run}-{label.replace(' ', '-')}"
         remote: Any = ray.remote(kind)
-        actor: Actor[Made] = Actor(label, name, remote.options(name=name, **options).remote(*arguments))
+        actor: Actor[K] = Actor(label, name, remote.options(name=name, **options).remote(*arguments))
         self._actors.append(actor)
         return actor
 

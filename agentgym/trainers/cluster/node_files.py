@@ -129,8 +129,8 @@ class NodeFiles:
         place = Path(tempfile.gettempdir())
         home = place / f"{PREFIX}{self.run}"
         home.mkdir(mode=0o700, exist_ok=True)
-        if home not in _held:
-            _held[home] = _lock(home / ".in-use", fcntl.LOCK_SH)
+        if home not in _locks:
+            _locks[home] = _lock(home / ".in-use", fcntl.LOCK_SH)
         for other in place.glob(f"{PREFIX}*"):
             if other != home and other.is_dir() and (other / ".in-use").exists():
                 with suppress(OSError):
@@ -141,7 +141,7 @@ class NodeFiles:
 
 ONE_NODE = NodeFiles("")
 """The folders where all processes see the same ones."""
-_held: dict[Path, int] = {}
+_locks: dict[Path, int] = {}
 """The locks that this process has on folders of copies, until it ends."""
 
 

@@ -24,8 +24,8 @@ from agentgym.trainers.learner.critic import Critic, CriticStats
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.parameter_groups import ready_to_train
 from agentgym.trainers.learner.reference import ReferenceModel
+from agentgym.trainers.parallel.learner_ranks import Sharded, learner_ranks, model_of
 from agentgym.trainers.parallel.sharded_tensor import Gather
-from agentgym.trainers.parallel.world import Sharded, learner_ranks, model_of
 from agentgym.trainers.settings.critic import CriticConfig
 
 __all__ = ["CriticActor", "RankActor", "ReferenceActor"]
@@ -134,8 +134,8 @@ class ReferenceActor(RankProcess):
         else:
             source = self._load(str(model_folder(name)), "auto", is_of_run=False)
         model = model_of(source)
-        temperature, world = config.sampling.temperature, learner_ranks(source, learner)
-        self._model = ReferenceModel(model.requires_grad_(False), learner, temperature, world, setup.vocab_size)
+        temperature, ranks = config.sampling.temperature, learner_ranks(source, learner)
+        self._model = ReferenceModel(model.requires_grad_(False), learner, temperature, ranks, setup.vocab_size)
         return os.getpid()
 
     def logprobs(self, batch: TrainingBatch) -> Tensor:
@@ -161,7 +161,7 @@ class CriticActor(SavingRank):
             config.optimizer.for_size(model.num_parameters),
             total_steps=config.steps * learner.steps_per_batch,
             micro_batch_tokens=learner.pass_tokens,
-            world=learner_ranks(source, learner),
+            ranks=learner_ranks(source, learner),
         )
         return os.getpid()
 

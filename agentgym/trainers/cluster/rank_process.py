@@ -28,9 +28,9 @@ from agentgym.trainers.cluster.shipment import Shipment
 from agentgym.trainers.cluster.weight_store import write_weights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.lora import adapt
+from agentgym.trainers.parallel.learner_ranks import Sharded
 from agentgym.trainers.parallel.ranks import Ranks, open_group
 from agentgym.trainers.parallel.sharded_tensor import Gather, shard
-from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.parts.parts import LearnerLost
 from agentgym.trainers.settings.cluster import ModelRole
 from agentgym.trainers.settings.learner import LearnerConfig

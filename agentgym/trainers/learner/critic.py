@@ -24,8 +24,8 @@ from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.finite import NotFinite
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.parallel.gradient_threads import MicroResult
+from agentgym.trainers.parallel.learner_ranks import LearnerRanks
 from agentgym.trainers.parallel.sharded_tensor import Gather, Stored, like, whole
-from agentgym.trainers.parallel.world import LearnerRanks
 from agentgym.trainers.settings.critic import RATE, CriticConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -75,11 +75,11 @@ class Critic:
         *,
         total_steps: int,
         micro_batch_tokens: int,
-        world: LearnerRanks,
+        ranks: LearnerRanks,
     ) -> None:
         self.config = config
         self.head = ValueHead(backbone.width).to(backbone.embed.device)
-        world.spread(self.head)
+        ranks.spread(self.head)
         self.backbone = backbone
         self.optimizer: PolicyOptimizer | None = None
         if config.trunk == "own":
@@ -87,15 +87,15 @@ class Critic:
             settings = replace(optimizer, learning_rate=rate)
             self.optimizer = PolicyOptimizer(self.backbone, settings, total_steps, self.head.parameters())
         self._micro_batch_tokens = micro_batch_tokens
-        self._world = world
+        self._ranks = ranks
 
     @torch.no_grad()
     def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """The values of the batch's trained targets, `[M]`, and those after the last id of each row, `[R]`."""
-        share = self._world.share(batch, self._micro_batch_tokens)
-        pairs = self._world.map(self._read, share.parts)[: share.num_own]
-        values_M = self._world.whole([one_M for one_M, _ in pairs], share.targets)
-        return values_M, self._world.whole([end_R for _, end_R in pairs], share.rows)
+        share = self._ranks.share(batch, self._micro_batch_tokens)
+        pairs = self._ranks.map(self._read, share.parts)[: share.num_own]
+        values_M = self._ranks.whole([one_M for one_M, _ in pairs], share.targets)
+        return values_M, self._ranks.whole([end_R for _, end_R in pairs], share.rows)
 
     def fit(self, batch: TrainingBatch, epochs: int, minibatches: int) -> CriticStats:
         """Updates a backbone of its own `epochs` x `minibatches` times on the batch; returns the statistics of both.
@@ -116,11 +116,11 @@ class Critic:
         Raises NotFinite, with the weights unchanged, if the norm or the loss is not finite.
         """
         assert self.optimizer is not None
-        share = self._world.share(batch, self._micro_batch_tokens)
+        share = self._ranks.share(batch, self._micro_batch_tokens)
         parts = [(part, share.is_idle(number)) for number, part in enumerate(share.parts)]
-        losses = reduce(add, self._world.accumulate(parts, self._compute, self.optimizer.parameters, share.sizes))
-        loss = float(reduce(add, self._world.gather_scalars(losses)))
-        norm = self._world.run(self.optimizer.step) if math.isfinite(loss) else math.nan
+        losses = reduce(add, self._ranks.accumulate(parts, self._compute, self.optimizer.parameters, share.sizes))
+        loss = float(reduce(add, self._ranks.gather_scalars(losses)))
+        norm = self._ranks.run(self.optimizer.step) if math.isfinite(loss) else math.nan
         if not math.isfinite(norm):
             for parameter in self.optimizer.parameters:
                 parameter.grad = None
@@ -186,7 +186,7 @@ class Critic:
             target_masks.append(torch.cat([mask_T, torch.ones_like(mask_T[-1:])]))
         ids_N, mask_N = torch.cat(ids), torch.cat(target_masks)
         seqlens = [length + 1 for length in part.seqlens]
-        layout = self._world.layout(seqlens, ids_N, mask_N)
+        layout = self._ranks.layout(seqlens, ids_N, mask_N)
         value_W: Tensor = self.backbone(ids_N, layout, lambda hidden_OE, _: self.head(hidden_OE, layout.exchange))
         is_end_N = torch.cat([torch.arange(length + 1, device=ids_N.device) == length for length in part.seqlens])
         is_end_W = is_end_N[mask_N]
@@ -194,7 +194,7 @@ class Critic:
 
     def _compute(self, marked_part: tuple[TrainingBatch, bool]) -> MicroResult[Tensor]:
         part, is_idle = marked_part
-        layout = self._world.layout(part.seqlens, part.ids_N, part.mask_N)
+        layout = self._ranks.layout(part.seqlens, part.ids_N, part.mask_N)
         loss: Tensor = self.backbone(
             part.ids_N, layout, lambda hidden_OE, _: self.loss(hidden_OE, part, layout.exchange)
         )

@@ -36,8 +36,8 @@ from agentgym.trainers.learner.step_stats import Report, StepStats
 from agentgym.trainers.learner.target_scores import TargetScores
 from agentgym.trainers.learner.token_logprobs import gradient_proxy, scorer
 from agentgym.trainers.parallel.gradient_threads import MicroResult
+from agentgym.trainers.parallel.learner_ranks import Sharded, Share, learner_ranks, model_of
 from agentgym.trainers.parallel.sharded_tensor import Gather, is_sharded, shard, whole
-from agentgym.trainers.parallel.world import Sharded, Share, learner_ranks, model_of
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -67,7 +67,7 @@ class Learner:
         reference: LanguageModel | Sharded | Literal["elsewhere"] | None = None,
     ) -> None:
         self.model = model_of(model)
-        self.world = learner_ranks(model, config)
+        self.ranks = learner_ranks(model, config)
         self.config = config
         initial_model = None if reference is None or reference == "elsewhere" else model_of(reference)
         self.adapters: Adapters | None = None
@@ -83,13 +83,13 @@ class Learner:
         self._traits = traits_of(LOSSES[config.loss_name])
         if (config.kl.coefficient or self._traits.against_reference) and reference != "elsewhere":
             reference_model = self._reference_model(initial_model)
-            self.reference = ReferenceModel(reference_model, config, temperature, self.world, self.model.vocab_size)
+            self.reference = ReferenceModel(reference_model, config, temperature, self.ranks, self.model.vocab_size)
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:
             sizes = {"total_steps": num_steps, "micro_batch_tokens": config.pass_tokens}
-            backbone = self.model if config.critic.trunk == "shared" else self.world.copy(self.model)
-            self.critic = Critic(backbone, config.critic, optimizer, world=self.world, **sizes)
+            backbone = self.model if config.critic.trunk == "shared" else self.ranks.copy(self.model)
+            self.critic = Critic(backbone, config.critic, optimizer, ranks=self.ranks, **sizes)
         self._shared = self.critic if config.critic.trunk == "shared" else None
         further = () if self._shared is None else self._shared.head.parameters()
         own = config.lora.optimizer_settings(optimizer)
@@ -104,14 +104,14 @@ class Learner:
         if (name := self.config.kl.reference) is not None:
             teacher = load_teacher(name, self.model)
             if not self.config.kl.compares_whole:  # whose head is read outside of its own pass
-                self.world.spread(teacher)
+                self.ranks.spread(teacher)
             return teacher
         if self.adapters is not None:
             return self.adapters.reference
         if initial_model is None:
-            return self.world.copy(self.model).requires_grad_(False)
+            return self.ranks.copy(self.model).requires_grad_(False)
         if not is_sharded(initial_model.embed):
-            self.world.spread(initial_model)
+            self.ranks.spread(initial_model)
         return initial_model.requires_grad_(False)
 
     @property
@@ -138,7 +138,7 @@ class Learner:
             for part in batch.minibatches(self.config.minibatches):
                 share = self._share(part)
                 micros = self._parts(part, share)
-                reports = self.world.accumulate(micros, self._compute, self.optimizer.parameters, share.sizes)
+                reports = self.ranks.accumulate(micros, self._compute, self.optimizer.parameters, share.sizes)
                 total = self._total(reports, share.sizes)
                 steps.append(self._take_step(total, part.num_trained_tokens, UNBOUNDED if steps else bound))
         self.optimizer.skip_to(end)  # a batch of few episodes has fewer minibatches
@@ -154,7 +154,7 @@ class Learner:
         if self._traits.within_trajectory:
             batch = replace(batch, divides_trajectories=False)
         share = self._share(batch)
-        reports = self.world.map(lambda micro: self._compute(micro).report, self._parts(batch, share))
+        reports = self.ranks.map(lambda micro: self._compute(micro).report, self._parts(batch, share))
         total = self._total(reports, share.sizes)
         return total.result(batch.num_trained_tokens, 0.0, self.optimizer.learning_rate, self.kl.coefficient)
 
@@ -200,7 +200,7 @@ class Learner:
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(gather), "kl_coefficient": self.kl.coefficient}
         state |= {} if self.critic is None else {"critic": self.critic.state_dict(gather)}
         state |= {} if self.adapters is None else {"lora": self.adapters.state_dict(gather)}
-        return state if self.world.rank == 0 or gather is shard else {}
+        return state if self.ranks.rank == 0 or gather is shard else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the saved state of a learner of the same configuration, on any number of ranks.
@@ -214,7 +214,7 @@ class Learner:
             self.critic.load_state_dict(state["critic"])
         if self.adapters is not None:
             self.adapters.load_state_dict(state["lora"])
-            self.world.run(self.adapters.publish)
+            self.ranks.run(self.adapters.publish)
 
     def weights(self, *, trained_only: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Yields parameters under their published names, whole: all, or those with an adapter, merged.
@@ -225,7 +225,7 @@ class Learner:
         adapters = self.adapters
         merged = None if adapters is None else adapters.merged_weights(adapted_only=trained_only)
         for name, tensor in merged or published_views(self.model, whole):
-            if self.world.rank == 0:
+            if self.ranks.rank == 0:
                 yield name, tensor
 
     @property
@@ -246,7 +246,7 @@ class Learner:
         if is_rejected and not has_further_loss(self.config, self._balance):
             self._forget_gradients()  # all are 0, and momentum would move the weights
             return replace(total.result(num_tokens, 0.0, learning_rate, self.kl.coefficient), optimizer_steps=0)
-        norm = self.world.run(self.optimizer.step) if math.isfinite(loss) else math.nan
+        norm = self.ranks.run(self.optimizer.step) if math.isfinite(loss) else math.nan
         if not (math.isfinite(norm) and math.isfinite(loss)):
             self._forget_gradients()
             raise NotFinite(
@@ -254,7 +254,7 @@ class Learner:
                 " optimizer step. Lower the learning rate, or look at the episodes of this step"
             )
         if self.adapters is not None:
-            self.world.run(self.adapters.publish)
+            self.ranks.run(self.adapters.publish)
         return total.result(num_tokens, norm, learning_rate, self.kl.coefficient)
 
     def _total(self, reports: Sequence[Report], sizes: Sequence[int]) -> Report:
@@ -262,8 +262,8 @@ class Learner:
         rest = iter(reports)
         portions: list[Report] = [reduce(add, islice(rest, size)) for size in sizes or (len(reports),)]
         sums = [portion.scalars_K for portion in portions]
-        if self.world.size > 1 or len(sums) > 1:
-            sums = [scalars_K for sums_K in sums for scalars_K in self.world.gather_scalars(sums_K)]
+        if self.ranks.size > 1 or len(sums) > 1:
+            sums = [scalars_K for sums_K in sums for scalars_K in self.ranks.gather_scalars(sums_K)]
         return reduce(add, [Report.of_scalars(scalars_K.cpu()) for scalars_K in sums])
 
     def _forget_gradients(self) -> None:
@@ -287,7 +287,7 @@ class Learner:
         return self._every_target(lambda part: self._logp(part, temperature), self._share(batch))
 
     def _share(self, batch: TrainingBatch) -> Share:
-        return self.world.share(batch, self.config.pass_tokens)
+        return self.ranks.share(batch, self.config.pass_tokens)
 
     def _scores(
         self, hidden_OE: Tensor, head_VE: Tensor, part: TrainingBatch, exchange: Exchange, temperature: float
@@ -297,7 +297,7 @@ class Learner:
         return TargetScores(exchange.gather_entries(scores.logp_N), exchange.gather_entries(scores.entropy_N))
 
     def _layout(self, part: TrainingBatch) -> PackedLayout:
-        layout = self.world.layout(part.seqlens, part.on_cpu.ids_N, part.on_cpu.mask_N)
+        layout = self.ranks.layout(part.seqlens, part.on_cpu.ids_N, part.on_cpu.mask_N)
         if self.model.routers:
             recorded = part.experts_NRK
             experts_NRK = None if recorded is None else experts_of_routers(self.model.routers, recorded)
@@ -306,11 +306,11 @@ class Learner:
 
     def _every_target(self, work: Callable[[TrainingBatch], Tensor], share: Share) -> Tensor:
         """The results of `work` on micro-batches, for all trained targets of the batch, `[M]`."""
-        return self.world.whole(self.world.map(work, share.parts)[: share.num_own], share.targets)
+        return self.ranks.whole(self.ranks.map(work, share.parts)[: share.num_own], share.targets)
 
     def close(self) -> None:
         """Stops the learner's threads."""
-        self.world.close()
+        self.ranks.close()
 
     @torch.no_grad()
     def _logp(self, part: TrainingBatch, temperature: float | None = None) -> Tensor:
@@ -328,7 +328,7 @@ class Learner:
         """
         if self._traits.elementwise or self._traits.within_trajectory or not share.parts:
             return [MicroBatch(part, is_idle=share.is_idle(number)) for number, part in enumerate(share.parts)]
-        return parts_of_step(batch, share, self._every_target(self._logp, share), self._loss, self.world)
+        return parts_of_step(batch, share, self._every_target(self._logp, share), self._loss, self.ranks)
 
     def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor, Tensor, RouterSums]:
         """The policy's scores of the targets, the loss of experts and of a shared critic, whole divergences, sums."""

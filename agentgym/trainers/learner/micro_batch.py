@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agentgym.trainers.algorithms.losses import LossStats, PolicyLoss, PolicyLossFn
 from agentgym.trainers.batch.batch import TrainingBatch
-from agentgym.trainers.parallel.world import LearnerRanks, Share
+from agentgym.trainers.parallel.learner_ranks import LearnerRanks, Share
 
 __all__ = ["FoundLoss", "MicroBatch", "parts_of_step"]
 
@@ -39,7 +39,7 @@ class MicroBatch:
 
 
 def parts_of_step(
-    batch: TrainingBatch, share: Share, logp_M: Tensor, loss: PolicyLossFn, world: LearnerRanks
+    batch: TrainingBatch, share: Share, logp_M: Tensor, loss: PolicyLossFn, ranks: LearnerRanks
 ) -> list[MicroBatch]:
     """Returns the micro-batches of a share, with the losses of a whole step whose trained targets have these logprobs.
 
@@ -49,7 +49,7 @@ def parts_of_step(
     logp_M = logp_M.requires_grad_()
     names = ("old_logp_N", "advantage_N", "trajectory_N", "weight_N", "correction_N")
     old_M, advantage_M, trajectory_M, weight_M, correction_M = (
-        getattr(batch, name)[batch.mask_N].to(world.device) for name in names
+        getattr(batch, name)[batch.mask_N].to(ranks.device) for name in names
     )
     all_M = torch.ones_like(logp_M, dtype=torch.bool)
     policy = loss(logp_M, old_M, advantage_M, all_M, sequences=trajectory_M)
@@ -58,7 +58,7 @@ def parts_of_step(
     own, idle = share.parts[: share.num_own], share.parts[share.num_own :]
     here, sizes = share.targets.here, [part.num_trained_tokens for part in own]
     losses, slopes = corrected_M.detach()[here].split(sizes), (slope_M / weight_M)[here].split(sizes)
-    stats = [policy.stats if world.portion == 0 else policy.stats.nothing, *[policy.stats.nothing] * len(own)]
+    stats = [policy.stats if ranks.portion == 0 else policy.stats.nothing, *[policy.stats.nothing] * len(own)]
     loss_parts = (FoundLoss(*numbers) for numbers in zip(losses, slopes, stats, strict=False))
     return [
         *(MicroBatch(part, loss_part) for part, loss_part in zip(own, loss_parts, strict=True)),

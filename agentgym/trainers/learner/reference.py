@@ -23,7 +23,7 @@ from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.lora import Unadapted
 from agentgym.trainers.learner.target_scores import TargetScores
 from agentgym.trainers.learner.token_logprobs import scorer
-from agentgym.trainers.parallel.world import LearnerRanks
+from agentgym.trainers.parallel.learner_ranks import LearnerRanks
 from agentgym.trainers.settings.learner import LearnerConfig
 
 __all__ = ["FinalStates", "ReferenceModel", "check_teacher", "generalized_jsd", "load_teacher", "whole_divergence"]
@@ -98,10 +98,10 @@ class ReferenceModel:
         model: LanguageModel | Unadapted,
         config: LearnerConfig,
         temperature: float,
-        world: LearnerRanks,
+        ranks: LearnerRanks,
         vocab_size: int,
     ) -> None:
-        self._model, self._world = model, world
+        self._model, self._ranks = model, ranks
         self._num_ids = min(vocab_size, len(model.embed))
         self._temperature = temperature
         self._tokens = config.pass_tokens
@@ -109,8 +109,8 @@ class ReferenceModel:
 
     def logprobs(self, batch: TrainingBatch) -> Tensor:
         """The logprobs of all trained targets, `[M]`; each rank computes its share of the batch."""
-        share = self._world.share(batch, self._tokens)
-        return self._world.whole(self._world.map(self.logprobs_of, share.parts)[: share.num_own], share.targets)
+        share = self._ranks.share(batch, self._tokens)
+        return self._ranks.whole(self._ranks.map(self.logprobs_of, share.parts)[: share.num_own], share.targets)
 
     @torch.no_grad()
     def logprobs_of(self, part: TrainingBatch) -> Tensor:
@@ -136,7 +136,7 @@ class ReferenceModel:
         return part.ids_N.clamp(max=len(self._model.embed) - 1)
 
     def _layout(self, part: TrainingBatch) -> PackedLayout:
-        return self._world.layout(part.seqlens, part.on_cpu.ids_N, part.on_cpu.mask_N)
+        return self._ranks.layout(part.seqlens, part.on_cpu.ids_N, part.on_cpu.mask_N)
 
 
 def generalized_jsd(student_CV: Tensor, teacher_CV: Tensor, beta: float) -> Tensor:

@@ -22,8 +22,8 @@ from agentgym.model.policy import load_policy
 from agentgym.trainers.batch.batch import TrainingBatch, build_batch
 from agentgym.trainers.batch.credits import flat_credit
 from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.parallel.learner_ranks import Sharded
 from agentgym.trainers.parallel.ranks import Ranks
-from agentgym.trainers.parallel.world import Sharded
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn

@@ -36,11 +36,11 @@ from agentgym.trainers.parallel.balance import divide_batch
 from agentgym.trainers.parallel.block_exchange import PassExchange
 from agentgym.trainers.parallel.expert_split import split_experts
 from agentgym.trainers.parallel.gradient_threads import MicroResult
+from agentgym.trainers.parallel.learner_ranks import IndexRange, Sharded, Share
 from agentgym.trainers.parallel.mesh import RankMesh, check_mesh
 from agentgym.trainers.parallel.sharded_tensor import like
 from agentgym.trainers.parallel.split_layout import SplitLayout
 from agentgym.trainers.parallel.tensor_split import mark_rows, second_cut, split_weights
-from agentgym.trainers.parallel.world import IndexRange, Sharded, Share
 from agentgym.trainers.settings.fsdp import FsdpConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 

@@ -56,7 +56,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "tmp"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    monkeypatch.setattr(node_files, "_held", {})
+    monkeypatch.setattr(node_files, "_locks", {})
     monkeypatch.setattr(node_files, "PIECE_BYTES", 1000)
     return place
 

@@ -17,7 +17,7 @@ from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.critic import Critic
 from agentgym.trainers.learner.learner import Learner
-from agentgym.trainers.parallel.world import OneProcess
+from agentgym.trainers.parallel.learner_ranks import OneProcess
 from agentgym.trainers.settings.critic import CriticConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -94,7 +94,7 @@ def test_the_gradient_is_that_of_half_the_squared_error(tiny: Tiny, fresh_batch:
             STEP,
             total_steps=10,
             micro_batch_tokens=micro_batch_tokens,
-            world=OneProcess(torch.device("cpu"), 2),
+            ranks=OneProcess(torch.device("cpu"), 2),
         )
         shaken(critic)
         total = torch.zeros(())

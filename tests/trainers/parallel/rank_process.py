@@ -33,9 +33,9 @@ from agentgym.trainers.checkpoints.sharded_state import StateShard, finish_state
 from agentgym.trainers.checkpoints.state_copy import CopyMemory
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.lora import adapt
+from agentgym.trainers.parallel.learner_ranks import Sharded
 from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.parallel.sharded_tensor import shard, whole
-from agentgym.trainers.parallel.world import Sharded
 
 LIMIT_S = 280
 
