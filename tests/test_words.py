@@ -52,6 +52,14 @@ def is_state(name: str) -> bool:
     return re.sub(r"(?<=[a-z])_[A-Z0-9]+$", "", name.strip("_")).lower() in STATES
 
 
+def bound_name(node: ast.Name | ast.Attribute | ast.arg) -> str:
+    """Returns the name that a node binds, or an empty text; a public attribute may reach users."""
+    if isinstance(node, ast.arg):
+        return node.arg
+    name = node.id if isinstance(node, ast.Name) else node.attr
+    return name if isinstance(node.ctx, ast.Store) and (isinstance(node, ast.Name) or name[0] == "_") else ""
+
+
 def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yields the line and text of each docstring: of modules, classes, functions and of what is assigned."""
     for node in nodes:
@@ -101,14 +109,12 @@ def read_offences(path: Path) -> Iterator[tuple[str, int, str]]:
             yield "one", node.lineno, node.id
         elif isinstance(node, ast.arg) and node.arg in ("one", "it"):
             yield "one", node.lineno, node.arg
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
-            names = [node.id]
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr[0] == "_":
-            names = [node.attr]
-        else:
-            names = [node.arg] if isinstance(node, ast.arg) else []
-        for name in filter(is_state, names):
-            yield "state" if name in STATES else "marked state", node.lineno, name
+        if (
+            isinstance(node, ast.Name | ast.Attribute | ast.arg)
+            and id(node) not in fields
+            and is_state(bound_name(node))
+        ):
+            yield "state" if bound_name(node) in STATES else "marked state", node.lineno, bound_name(node)
     for line, text in docstrings(nodes):
         yield "docstring", line, text[:60]
         if FRAGMENT.match(text):
