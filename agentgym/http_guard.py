@@ -108,7 +108,7 @@ class HttpGuard:
         self._accepts_key = accepts_key
         self.limits = limits or GuardLimits()
         self._senders: set[object] = set()
-        self._halted: dict[object, tuple[int, float]] = {}
+        self._stalls: dict[object, tuple[int, float]] = {}
         """The connections on which nothing moves: the bytes that wait to be read, -1 before a request, and since when.
         """
 
@@ -178,16 +178,16 @@ class HttpGuard:
         """
         if runner.server is None:
             return
-        now, before = time.monotonic(), self._halted
+        now, before = time.monotonic(), self._stalls
         transports = {each: each.transport for each in runner.server.connections if each.transport is not None}
         self._senders &= transports.keys()
-        self._halted = {}
+        self._stalls = {}
         for connection, transport in transports.items():
             waiting = transport.get_write_buffer_size() if connection in self._senders else -1
             if waiting:
                 waiting_before, since = before.get(connection, (0, now))
-                self._halted[connection] = (waiting, since if waiting == waiting_before else now)
-                if now - self._halted[connection][1] > (self.limits.headers_s if waiting < 0 else self.limits.idle_s):
+                self._stalls[connection] = (waiting, since if waiting == waiting_before else now)
+                if now - self._stalls[connection][1] > (self.limits.headers_s if waiting < 0 else self.limits.idle_s):
                     transport.abort()
         asyncio.get_running_loop().call_later(min(SWEEP_S, self.limits.headers_s), self.watch, runner)
 

@@ -52,13 +52,13 @@ def progress(label: str, total: int | None, done: int = 0) -> Iterator[Callable[
 
 class _PlainProgress:
     def __init__(self, label: str, total: int | None, done: int) -> None:
-        self._label, self._total, self._done = label, total, done
+        self._label, self._total, self._num_done = label, total, done
 
     def __call__(self, note: str) -> None:
-        before, self._done = self._done, self._done + 1
+        before, self._num_done = self._num_done, self._num_done + 1
         of, step = (f"/{self._total}", self._total / 10) if self._total else ("", 1000)
-        if before // step != self._done // step:
-            print(f"{self._label} {self._done}{of} {note}".rstrip(), file=sys.stderr, flush=True)
+        if before // step != self._num_done // step:
+            print(f"{self._label} {self._num_done}{of} {note}".rstrip(), file=sys.stderr, flush=True)
 
 
 class _Console(Console):

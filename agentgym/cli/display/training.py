@@ -62,7 +62,7 @@ class TrainingDisplay:
         self._columns = [name for name in COLUMNS if name not in left_out]
         self._began = 0.0
         self._rows: list[dict[str, str]] = []
-        self._phase, self._played, self._total, self._won = "", 0, 0, 0
+        self._phase, self._num_played, self._total, self._num_won = "", 0, 0, 0
         self._live: Live | None = None
         if sys.stdout.isatty():
             self._live = Live(console=Console(highlight=False), refresh_per_second=4, transient=False)
@@ -82,7 +82,7 @@ class TrainingDisplay:
 
     def on_phase(self, name: str, episodes: int) -> None:
         """Shows that a phase begins."""
-        self._phase, self._played, self._total, self._won = PHASES.get(name, name), 0, episodes, 0
+        self._phase, self._num_played, self._total, self._num_won = PHASES.get(name, name), 0, episodes, 0
         if name == "train" and self._began:  # it goes on after an evaluation
             return
         if name == "train":
@@ -99,12 +99,12 @@ class TrainingDisplay:
 
     def on_episode(self, trajectory: Trajectory) -> None:
         """Counts a finished evaluation episode."""
-        self._played += 1
-        self._won += bool(trajectory.success)
+        self._num_played += 1
+        self._num_won += bool(trajectory.success)
         if self._live:
             self._draw()
-        elif self._played == self._total:
-            say(f"  success {self._won / self._total:.3f}")
+        elif self._num_played == self._total:
+            say(f"  success {self._num_won / self._total:.3f}")
 
     def on_step(self, metrics: StepMetrics) -> None:
         """Shows a step's row."""
@@ -165,8 +165,8 @@ class TrainingDisplay:
     def _caption(self) -> str:
         if self._phase == PHASES["train"] or not self._total:
             return self._phase
-        won = f", success {self._won / self._played:.3f}" if self._played else ""
-        return f"{self._phase}: {self._played}/{self._total}{won}"
+        won = f", success {self._num_won / self._num_played:.3f}" if self._num_played else ""
+        return f"{self._phase}: {self._num_played}/{self._total}{won}"
 
 
 def _plain_width() -> int:

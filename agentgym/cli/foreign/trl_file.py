@@ -95,13 +95,13 @@ class _Script:
 
     def __init__(self, path: Path, tree: ast.Module) -> None:
         self._path, self._tree = path, tree
-        self._assigned: dict[str, list[ast.expr]] = {}
+        self._assignments: dict[str, list[ast.expr]] = {}
         self._code_paths: dict[str, str] = {}
         self._values: dict[str, Any] = {}
         """The values of the names so far."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                self._assigned.setdefault(node.targets[0].id, []).append(node.value)
+                self._assignments.setdefault(node.targets[0].id, []).append(node.value)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 self._code_paths |= {alias.asname or alias.name: self._import_path(node, alias) for alias in node.names}
         for node in tree.body:
@@ -125,7 +125,7 @@ class _Script:
         if isinstance(node, ast.Name):
             if node.id in self._code_paths:
                 return self._code_paths[node.id]
-            assigned = self._assigned.pop(node.id, [])  # so that names which lead to each other end
+            assigned = self._assignments.pop(node.id, [])  # so that names which lead to each other end
             if node.id not in self._values:
                 self._values[node.id] = self.value(assigned[0]) if len(assigned) == 1 else None
             value = self._values[node.id]

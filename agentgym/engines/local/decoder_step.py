@@ -98,7 +98,7 @@ class DecoderStep:
             assert isinstance(layer, DecoderLayer)
             self._matrices += [layer.qkv, layer.out, layer.gate_up, layer.down]
         self._pointers: object = None
-        self._described = _Model()
+        self._description = _Model()
 
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
@@ -114,7 +114,7 @@ class DecoderStep:
         """Returns where everything lies now: memory may have been given back, or copies be older than weights."""
         pointers = [*map(Tensor.data_ptr, self._tensors), *map(packed_copy, self._matrices)]
         if pointers == self._pointers:
-            return self._described
+            return self._description
         model, c = self.model, self.model.config
         layers = (_Layer * c.num_layers)(*map(_layer, model.layers, self.cache.kv))
         described = _Model(
@@ -123,7 +123,7 @@ class DecoderStep:
             *map(_address, (model.embed, model.cos_TD, model.sin_TD, model.final_norm)),
             _matrix(model.head_weight), layers,
         )  # fmt: skip
-        self._described, self._pointers = described, pointers
+        self._description, self._pointers = described, pointers
         return described
 
 

@@ -106,7 +106,7 @@ class ChatEndpoint:
         limits = (self.config.requests_per_minute, self.config.tokens_per_minute)
         self._limit = RateLimit(*limits, sleep=sleep, clock=clock)
         self._first = asyncio.Lock()
-        self._tried = self._answered = False
+        self._has_tried = self._has_answered = False
         self._owner = ""
         self._remarks = {""}
 
@@ -165,9 +165,9 @@ class ChatEndpoint:
             messages=messages, tools=tools, sampling=sampling or Sampling(max_tokens=1024), session=session
         )
         async with (
-            self._first if not self._tried else nullcontext()
+            self._first if not self._has_tried else nullcontext()
         ):  # the first request learns for all what the endpoint accepts
-            if not self._tried:
+            if not self._has_tried:
                 return await self._persist_first(question)
         return await self._persist(question)
 
@@ -175,7 +175,7 @@ class ChatEndpoint:
         try:
             return await self._persist(question)
         finally:
-            self._tried = True
+            self._has_tried = True
 
     async def _persist(self, question: _Question) -> ChatReply:
         """Sends the question until it is answered."""
@@ -191,7 +191,7 @@ class ChatEndpoint:
                 failure = error
             cause = cause_of(failure)
             if isinstance(failure, HttpRefusal) and cause in ("refused", "content_filter"):
-                is_first = not self._answered and cause == "refused"
+                is_first = not self._has_answered and cause == "refused"
                 if self._dialect.adapt(failure, question.sampling, revision=revision, first=is_first):
                     cause = "unsupported_feature"
             failures[cause] += 1
@@ -221,7 +221,7 @@ class ChatEndpoint:
                     async with aclosing(self._http.stream(CHAT, body, with_done=True)) as events:
                         async for event in events:
                             reader.take(event)
-                    if reader.num_events == 0 and not self._answered:
+                    if reader.num_events == 0 and not self._has_answered:
                         self._dialect.without_stream()
                         raise HttpRefusal(f"{self.url} does not stream: it answers at once", 400)
                 else:
@@ -242,8 +242,8 @@ class ChatEndpoint:
         self, reply: ChatReply, question: _Question, failures: Mapping[str, int], *, cut_by_window: bool
     ) -> ChatReply:
         usage = reply.usage
-        if not self._answered:
-            self._answered = True
+        if not self._has_answered:
+            self._has_answered = True
             self._note_first(reply, question)
         cost = self.config.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         return replace(reply, failures=dict(failures), cost=cost, cut_by_window=cut_by_window)

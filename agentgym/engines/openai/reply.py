@@ -71,7 +71,7 @@ class ChatCompletionReader:
     """Takes a completion whole, or its chunks one after the other."""
 
     def __init__(self) -> None:
-        self._started = time.perf_counter()
+        self._start_s = time.perf_counter()
         self._first_token_s: float | None = None
         self._num_events = 0
         self._content: list[str] = []
@@ -123,7 +123,7 @@ class ChatCompletionReader:
             self._reasoning[name] = self._reasoning.get(name, "") + text
         calls = add_calls(self._calls, message, in_stream=delta is not None)
         if delta is not None and self._first_token_s is None and (content or reasoning or calls):
-            self._first_token_s = time.perf_counter() - self._started
+            self._first_token_s = time.perf_counter() - self._start_s
         if classify_finish(choice.get("finish_reason"))[0]:
             self._finish = str(choice["finish_reason"])
         self._stop = choice.get("stop_reason") or choice.get("matched_stop") or self._stop  # vLLM's, SGLang's
@@ -138,7 +138,7 @@ class ChatCompletionReader:
         A reply that a content filter withheld is an HttpRefusal. `max_tokens` are those that were asked for.
         """
         is_cut = self._is_cut(max_tokens)
-        latency_s = time.perf_counter() - self._started
+        latency_s = time.perf_counter() - self._start_s
         wire = self._wire()
         try:
             message = message_from_openai({**wire, "reasoning": max(self._reasoning.values(), key=len, default=None)})

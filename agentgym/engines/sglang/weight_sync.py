@@ -46,7 +46,7 @@ class SglangSync:
         self._path = weight_path(settings.sync, receiver, settings.bucket_mb * 1_000_000)
         self._check = WeightCheck(server.name, is_exact=info.get("device") == "cpu" and num_ranks == 1)
         self._prefix = f"policy-{secrets.token_hex(4)}"  # an earlier run may have left adapters
-        self._unused: list[str] = []
+        self._old_adapters: list[str] = []
         self._errands: set[asyncio.Task[None]] = set()
 
     async def recover(self) -> None:
@@ -88,7 +88,7 @@ class SglangSync:
         answer = await self.order("/load_lora_adapter_from_tensors", order)
         self.check_adapters(answer, name)
         if self.adapter is not None:
-            self._unused.append(self.adapter)
+            self._old_adapters.append(self.adapter)
         self.adapter = name
         return WeightSync(
             version=version,
@@ -101,7 +101,7 @@ class SglangSync:
 
     def unload_unused(self) -> None:
         """Unloads adapters that later requests do not use, in the background: the engine waits for their last one."""
-        names, self._unused = self._unused, []
+        names, self._old_adapters = self._old_adapters, []
         for name in names:
             errand = asyncio.ensure_future(self._unload(name))
             self._errands.add(errand)

@@ -34,7 +34,7 @@ class VllmReplica:
         self.sync = sync
         self.settings = settings
         self._paused = False
-        self._torn = ""
+        self._fault = ""
         self._num_updates = 0
         self._sleep = ServerSleep(transport.sleep, transport.wake, parts=("weights", "kv_cache"))
 
@@ -66,8 +66,8 @@ class VllmReplica:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
         """Samples one reply."""
-        if self._torn:
-            raise EngineError(f"{self.name} holds half of an update: {self._torn}. Update its weights again")
+        if self._fault:
+            raise EngineError(f"{self.name} holds half of an update: {self._fault}. Update its weights again")
         params = sampling_params(sampling)
         if not self.sync.layout.seeds:
             del params["seed"]
@@ -120,12 +120,12 @@ class VllmReplica:
         tensors = self.sync.wanted_tensors(checked_weights(weights))
         gather_s = time.perf_counter() - started
         await self._hold()  # a second time is harmless, and reaches a server that was restarted
-        self._torn = f"version {version} did not arrive whole"
+        self._fault = f"version {version} did not arrive whole"
         report = await self.sync.load(tensors, version)
         loaded = time.perf_counter()
         checksum = await self.sync.verify(tensors, version) if self.settings.verify_sync else ""
         await self._renew(version)
-        self._torn = ""
+        self._fault = ""
         if not self._paused:
             await self.transport.resume()
         load_s = report.load_s + time.perf_counter() - loaded

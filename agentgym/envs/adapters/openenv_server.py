@@ -124,7 +124,7 @@ class _Doors:
         self._make = make
         self._max_sessions = max_sessions
         self._sockets: set[web.WebSocketResponse] = set()
-        self._shared: Session | None = None
+        self._session: Session | None = None
 
     async def socket(self, request: web.Request) -> web.WebSocketResponse:
         """A session, until its client leaves."""
@@ -164,13 +164,13 @@ class _Doors:
 
     async def close(self, _: web.Application) -> None:
         """Closes the environment that all clients share."""
-        if self._shared is not None:
-            await self._shared.close()
+        if self._session is not None:
+            await self._session.close()
 
     def _of_all(self) -> Session:
-        if self._shared is None:
-            self._shared = Session(self._make())
-        return self._shared
+        if self._session is None:
+            self._session = Session(self._make())
+        return self._session
 
 
 def openenv_app(

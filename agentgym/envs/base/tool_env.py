@@ -73,7 +73,7 @@ class ToolEnv(TextEnv, abstract=True):
         self._own_tools += [as_tool(entry) for entry in tools]
         self._source_factories = tuple(tool_sources)
         self._sources: list[ToolSource] = []
-        self._released = True
+        self._is_released = True
         self.metrics = {}
         self._runner = self._make_runner(())
 
@@ -153,7 +153,7 @@ class ToolEnv(TextEnv, abstract=True):
         """Begins an episode with fresh tool state."""
         if not self._is_inline:
             return self._wait_for(ToolEnv.areset(self, seed=seed, options=options))
-        if not self._released:
+        if not self._is_released:
             self._release_all()
         self._prepare_episode()
         return self._opening_result(self.start(dict(options or {})))
@@ -188,7 +188,7 @@ class ToolEnv(TextEnv, abstract=True):
 
     def close(self) -> None:
         """Releases the episode's state and the thread; a second call does nothing."""
-        if not self._released:
+        if not self._is_released:
             if self._is_inline:
                 self._release_all()
             else:
@@ -217,7 +217,7 @@ class ToolEnv(TextEnv, abstract=True):
         return hook(*args) if self._is_inline else await self.own_thread.run(functools.partial(hook, *args))
 
     def _prepare_episode(self) -> None:
-        self._released = False
+        self._is_released = False
         self._over, self._success, self._history, self.reward = False, None, None, 0.0
         self.metrics = {"turns": 0.0, "tool_calls": 0.0, "failed_calls": 0.0}
         if self._source_factories:
@@ -239,7 +239,7 @@ class ToolEnv(TextEnv, abstract=True):
 
     def _release_all(self) -> None:
         """Calls `release`, then every source's `close`, even if one before failed; the first error is raised."""
-        self._released = True
+        self._is_released = True
         with contextlib.ExitStack() as stack:
             while self._sources:
                 stack.callback(self._sources.pop(0).close)
@@ -247,7 +247,7 @@ class ToolEnv(TextEnv, abstract=True):
                 self.release()
 
     async def _release_async(self) -> None:
-        if self._released:
+        if self._is_released:
             return
         try:
             if inspect.iscoroutinefunction(self.release):

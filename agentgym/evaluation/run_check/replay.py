@@ -50,7 +50,7 @@ class Replay:
         share: float = 1.0,
     ) -> None:
         self._foreign_rewards = foreign_rewards
-        self._served = served
+        self._served_phases = served
         self._share = share
         self._random = random.Random(0)
         self._end_thinking = end_thinking
@@ -63,7 +63,7 @@ class Replay:
             ledger.skip(REPLAY.name, f"only a share of {self._share:g} of the episodes is played again")
             return
         factory = self._factory(trajectory.task)
-        reason = "an outside agent played it" if record.phase in self._served else ""
+        reason = "an outside agent played it" if record.phase in self._served_phases else ""
         reason = reason or factory.reason or _skip_reason(trajectory)
         if reason:
             ledger.skip(REPLAY.name, reason)

@@ -318,7 +318,7 @@ class _Across:
     def __init__(self) -> None:
         self._groups: dict[tuple[str, int, str], _Group] = {}
         self._prompts: dict[str, tuple[int, list[int]]] = {}
-        self._failed: set[int] = set()
+        self._failed_lines: set[int] = set()
 
     def add(self, ledger: Ledger, line: int, record: Record) -> None:
         task = _sorted_json(record["task"])
@@ -328,12 +328,12 @@ class _Across:
         if group.problem is None and task != group.task:
             problem = f"group {key[2]!r} of step {key[1]} has another task on line {group.line}"
             group.problem = Violation(line, problem=problem)
-        if group.problem is None and member in group.members and group.members[member] not in self._failed:
+        if group.problem is None and member in group.members and group.members[member] not in self._failed_lines:
             problem = f"member {member} of group {key[2]!r} is on line {group.members[member]} already"
             group.problem = Violation(line, problem=problem)
         group.members[member] = line
         if record["reward"] is None:
-            self._failed.add(line)  # a resumed evaluation plays it again
+            self._failed_lines.add(line)  # a resumed evaluation plays it again
         if (
             record["rows"] and record["task"]["kwargs"].get("opponent") != SELF
         ):  # in self-play others may have moved before

@@ -85,7 +85,7 @@ class ChatLoop(EpisodeLoop):
         super().__init__(limits or Limits())
         self.endpoint = endpoint
         self.sampling = sampling or SamplingConfig()
-        self._warned = False
+        self._has_warned = False
 
     async def _end_session(self, session: str) -> None:
         """Does nothing: an endpoint holds no session."""
@@ -185,8 +185,8 @@ class ChatLoop(EpisodeLoop):
         if message.tool_calls or not self.endpoint.config.text_marks or not _MARK.search(text):
             return message
         parsed = HERMES.parse(text)
-        if tools and parsed.tool_calls and not self._warned:
-            self._warned = True
+        if tools and parsed.tool_calls and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "%s leaves tool calls in the text; they are read there (a server with a parser, such as "
                 "--tool-call-parser hermes, gives them as calls)",

@@ -107,7 +107,7 @@ class AgentSession:
         self._last: tuple[str, Answered] | None = None
         self._arrived = asyncio.Event()
         self._status: Status | None = None
-        self._ended = EpisodeEnded("")
+        self._end = EpisodeEnded("")
 
     @property
     def is_over(self) -> bool:
@@ -154,7 +154,7 @@ class AgentSession:
         if isinstance(request, StepRequest) and self._status is not None and self._status.trainable:
             is_completed = self._status is Status.COMPLETED
             return StepAnswer((), 0.0, is_completed, not is_completed)
-        raise self._ended
+        raise self._end
 
     # The episode's side
 
@@ -186,9 +186,9 @@ class AgentSession:
         status = Status.CANCELLED if trajectory is None else trajectory.status
         reason = StopReason.CANCELLED if trajectory is None else trajectory.stop_reason
         error = f": {trajectory.error}" if trajectory is not None and trajectory.error else ""
-        self._status, self._ended = status, EpisodeEnded(f"episode {self.name!r} is over ({reason}){error}", reason)
+        self._status, self._end = status, EpisodeEnded(f"episode {self.name!r} is over ({reason}){error}", reason)
         if not self._opening.done():
-            self._opening.set_result(self._ended)
+            self._opening.set_result(self._end)
         if self._current is not None:
             try:
                 self.answer(self._after_the_end(self._current[1]))

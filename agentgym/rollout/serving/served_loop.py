@@ -93,7 +93,7 @@ class ServedLoop(RolloutLoop):
         """The sessions of episodes that are played, by the key of the episode's engine session."""
         self._waiting: deque[AgentSession] = deque()
         self._claims: deque[asyncio.Future[AgentSession | None]] = deque()
-        self._finished: deque[AgentSession] = deque()
+        self._past_sessions: deque[AgentSession] = deque()
         self._warned_fields: set[str] = set()
 
     @property
@@ -187,9 +187,9 @@ class ServedLoop(RolloutLoop):
             self._waiting.append(session)
 
     def _forget_oldest(self, session: AgentSession) -> None:
-        self._finished.append(session)
-        if len(self._finished) > MAX_KEPT:
-            oldest = self._finished.popleft()
+        self._past_sessions.append(session)
+        if len(self._past_sessions) > MAX_KEPT:
+            oldest = self._past_sessions.popleft()
             if self._sessions.get(oldest.name) is oldest:
                 del self._sessions[oldest.name]
 

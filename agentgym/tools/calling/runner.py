@@ -48,7 +48,7 @@ class ToolRunner:
         self.inline = inline
         self.worker = worker or Worker("agentgym-tools")
         self.max_result_chars = max_result_chars
-        self._stopped = stopped or (lambda: False)
+        self._is_stopped = stopped or (lambda: False)
 
     def add(self, tool: Tool) -> None:
         """Adds a tool; raises ConfigError if its name is taken."""
@@ -130,20 +130,20 @@ class ToolRunner:
         if isinstance(tool, ToolResult):
             return tool
         assert isinstance(call, ToolCall)
-        if self._stopped():
+        if self._is_stopped():
             return _episode_over(call)
         return self._kept_answer(tool, call) or tool
 
     def _kept_answer(self, tool: Tool, call: ToolCall) -> ToolResult | None:
         """Returns the answer that a pure tool gave before, or None."""
-        if not tool.pure or self._stopped():
+        if not tool.pure or self._is_stopped():
             return None
         answer = answers_of(tool).get(call.arguments)
         return None if answer is None else ToolResult(call.id, call.name, self._fitting(answer))
 
     def _call(self, tool: Tool, call: ToolCall) -> ToolResult:
         """Runs a plain function synchronously."""
-        if self._stopped():
+        if self._is_stopped():
             return _episode_over(call)
         try:
             return self._result(tool, call, tool.fn(**tool.convert(call.arguments)))
@@ -188,7 +188,7 @@ class ToolRunner:
         return _timed_out(tool, call)
 
     async def _run_async(self, tool: Tool, call: ToolCall) -> ToolResult:
-        if self._stopped() and tool.owner is not None:
+        if self._is_stopped() and tool.owner is not None:
             return _episode_over(call)
         task = asyncio.ensure_future(self._await_tool(tool, call))
         try:

@@ -60,7 +60,7 @@ class Connection:
         self._specs: asyncio.Future[Sequence[ToolSpec]] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._stderr = StderrTail()
-        self._answered = ""
+        self._refusal = ""
         self._listed: list[ToolSpec] = []
         self._unreadable: list[str] = []
         """Why the SDK could not read the server's last message that it could not, if there was one."""
@@ -126,7 +126,7 @@ class Connection:
     def _mark_lost(self, what: str) -> ServerLost:
         self.is_lost = True
         self._closing.set()
-        answered = f": {self._answered}" if self._answered and self._answered not in what else ""
+        answered = f": {self._refusal}" if self._refusal and self._refusal not in what else ""
         return ServerLost(f"the MCP server `{self.server}` {what}{answered}{self._stderr.format_tail()}")
 
     async def _hold(self) -> None:
@@ -171,8 +171,8 @@ class Connection:
         if response.request.method != "POST" or (status < 500 and status not in NOT_THE_MODEL_S):
             return
         if b'"jsonrpc"' not in await response.aread():
-            self._answered = f"it answered {status} {response.reason_phrase}"
-            raise httpx2.HTTPStatusError(self._answered, request=response.request, response=response)
+            self._refusal = f"it answered {status} {response.reason_phrase}"
+            raise httpx2.HTTPStatusError(self._refusal, request=response.request, response=response)
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Client]:

@@ -31,21 +31,21 @@ class _Reader(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.title: list[str] = []
         self.parts: list[str] = []
-        self._hidden = ""
+        self._hidden_tag = ""
         self._in_title = False
         self._in_pre = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in HIDDEN and not self._hidden:
-            self._hidden = tag
+        if tag in HIDDEN and not self._hidden_tag:
+            self._hidden_tag = tag
         self._in_title = self._in_title or (tag == "title" and not self.title)
         self._in_pre = self._in_pre or tag == "pre"
         if tag in BLOCKS:
             self.parts.append("\n")
 
     def handle_endtag(self, tag: str) -> None:
-        if tag == self._hidden:
-            self._hidden = ""
+        if tag == self._hidden_tag:
+            self._hidden_tag = ""
         self._in_title = self._in_title and tag != "title"
         self._in_pre = self._in_pre and tag != "pre"
         if tag in BLOCKS:
@@ -54,5 +54,5 @@ class _Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._in_title:
             self.title.append(data)
-        elif not self._hidden:
+        elif not self._hidden_tag:
             self.parts.append(data if self._in_pre else data.replace("\n", " "))

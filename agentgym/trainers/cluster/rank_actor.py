@@ -42,7 +42,7 @@ class RankActor(SavingRank):
         super().__init__(label, board, rank, size)
         self._shipment: Shipment | None = None
         """The weights that were shipped last, on rank 0; they are lost with this process."""
-        self._shipped: tuple[int, str | None] | None = None
+        self._shipment_key: tuple[int, str | None] | None = None
         """Their step, and the type that they were cast to."""
 
     def begin(self, setup: RankSetup) -> int:
@@ -88,8 +88,8 @@ class RankActor(SavingRank):
         They are in the engines' type, and replace those that were shipped before.
         """
         own = str(next(self._learner.model.parameters()).dtype).removeprefix("torch.")
-        self._shipment, self._shipped = None, (self.num_steps(), None if dtype == own else dtype)
-        self._shipment = self._store(self._shipped[1])
+        self._shipment, self._shipment_key = None, (self.num_steps(), None if dtype == own else dtype)
+        self._shipment = self._store(self._shipment_key[1])
         if self._is_colocated:
             torch.cuda.empty_cache()  # an engine on this GPU takes its memory back
         return self._shipment
@@ -105,7 +105,7 @@ class RankActor(SavingRank):
 
     def copy_state(self, number: int) -> None:
         """Copies this rank's shards of the learner's state, and keeps its weights, which may have been shipped so."""
-        shipment = self._shipment if self._shipped == (self.num_steps(), None) else self._store(None)
+        shipment = self._shipment if self._shipment_key == (self.num_steps(), None) else self._store(None)
         self._copies[number] = RankCopy(self._copied_state(), shipment)
 
     def num_steps(self) -> int:
@@ -117,7 +117,7 @@ class RankActor(SavingRank):
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self._learner.load_state_dict(state)
-        self._shipped = None
+        self._shipment_key = None
 
 
 class ReferenceActor(RankProcess):

@@ -90,8 +90,8 @@ class Learner:
             sizes = {"total_steps": num_steps, "micro_batch_tokens": config.pass_tokens}
             backbone = self.model if config.critic.trunk == "shared" else self.ranks.copy(self.model)
             self.critic = Critic(backbone, config.critic, optimizer, ranks=self.ranks, **sizes)
-        self._shared = self.critic if config.critic.trunk == "shared" else None
-        further = () if self._shared is None else self._shared.head.parameters()
+        self._shared_critic = self.critic if config.critic.trunk == "shared" else None
+        further = () if self._shared_critic is None else self._shared_critic.head.parameters()
         own = config.lora.optimizer_settings(optimizer)
         self.optimizer = PolicyOptimizer(self.model, own, num_steps, further, config.ema_decay)
         self._fresh_from, self._kl_of_rewards = 0, 0.0
@@ -341,8 +341,8 @@ class Learner:
             if reference is not None:
                 own, beta = FinalStates(hidden_OE, head_VE, self.model.softcap), self.config.kl.beta
                 whole_M = layout.exchange.gather_entries(whole_divergence(own, reference, beta, self.temperature))
-            if self._shared is not None:
-                further = self._shared.config.coefficient * self._shared.loss(hidden_OE, part)
+            if self._shared_critic is not None:
+                further = self._shared_critic.config.coefficient * self._shared_critic.loss(hidden_OE, part)
             if layout.routing is not None and self._balance:
                 further = further + self._balance * (part.row_weight_B * layout.routing.balance_loss_B).sum()
             return scores, further, whole_M

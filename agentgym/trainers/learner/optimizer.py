@@ -50,7 +50,7 @@ class PolicyOptimizer:
         more = list(further)
         self.parameters = [*(parameter for parameter in model.parameters() if parameter.requires_grad), *more]
         self._masters = MasterWeights(self.parameters)
-        self._stepped = [self._masters.of(parameter) for parameter in self.parameters]
+        self._masters_of_step = [self._masters.of(parameter) for parameter in self.parameters]
         self._parts = _make_parts(model, config, more, self._masters)
         for part in self._parts:
             divide_groups(part, model, config, self._masters.of)
@@ -78,7 +78,7 @@ class PolicyOptimizer:
         A norm that is not finite changes nothing and is returned, for the caller to halt on.
         """
         self._masters.take_gradients()
-        norm = _clip_gradients(self._stepped, self.config.max_grad_norm)
+        norm = _clip_gradients(self._masters_of_step, self.config.max_grad_norm)
         if norm == norm and norm != float("inf"):
             for part in self._parts:
                 for group in part.param_groups:
@@ -86,7 +86,7 @@ class PolicyOptimizer:
                     if group.get("decoupled") and group["weight_decay"]:
                         _decay(group)
                 part.step()
-            torch.autograd.graph.increment_version(self._stepped)  # which a fused step leaves as it was
+            torch.autograd.graph.increment_version(self._masters_of_step)  # which a fused step leaves as it was
             self._masters.round()
             if self._average is not None:
                 self._average.update()

@@ -122,7 +122,7 @@ def test_the_critic_learns_what_that_of_the_learners_ranks_does_and_both_read_ea
 def write_state(rank: Any, checkpoint: Path, part: str) -> None:
     """Writes what a single rank trains into a checkpoint's folder."""
     checkpoint.mkdir(exist_ok=True)
-    rank._shipped = rank.num_steps(), None  # the weights are not written here
+    rank._shipment_key = rank.num_steps(), None  # the weights are not written here
     rank.copy_state(0)
     rank.write_copy(0, CopyTarget(folder=str(checkpoint), part=part, marker="", config={}))
     while (results := rank.results_of(0)) is None:

@@ -71,7 +71,7 @@ class TextGame(ToolEnv):
         """Draws the world; `options["level"]` overrides the level for this episode."""
         self.play = Play(make_text_game_world(self.np_random, int(options.get("level", self.level))))
         self.max_turns = self.play.world.max_turns
-        self._paid = 0
+        self._num_paid = 0
         return f"{self.play.world.quest}\n{self.play.describe()}"
 
     @tool
@@ -127,8 +127,8 @@ class TextGame(ToolEnv):
         if self.play.over:
             self.end(success=self.play.is_won, reward=1.0 if self.play.is_won else 0.0)
         elif self.shaped:
-            self.reward += PROGRESS_REWARD * (len(self.play.milestones) - self._paid)
-        self._paid = len(self.play.milestones)
+            self.reward += PROGRESS_REWARD * (len(self.play.milestones) - self._num_paid)
+        self._num_paid = len(self.play.milestones)
         return f"{text}\n{self.play.describe()}" if text else self.play.describe()
 
 

@@ -33,8 +33,8 @@ class LandlockBox:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._version = landlock_version()
-        self._listed = readable_folders(plan)
-        self._readable = [part for folder in self._listed for part in parts_without(folder, plan.hidden)]
+        self._folders = readable_folders(plan)
+        self._readable = [part for folder in self._folders for part in parts_without(folder, plan.hidden)]
         self._readable.append("/etc/ld.so.cache")
         self._filter = assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=True)
         self._group = 0
@@ -65,7 +65,7 @@ class LandlockBox:
         kernel.drop_capabilities()
         limit_resources(self._plan)
         kernel.forbid_new_privileges()
-        restrict_files(self._version, listed=self._listed, readable=self._readable, devices=DEVICES, write=[self.home])
+        restrict_files(self._version, listed=self._folders, readable=self._readable, devices=DEVICES, write=[self.home])
         if self._version < SIGNALS_STAY_INSIDE:  # then the filter keeps them inside, and names this very process
             install_filter(assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=False))
         else:
