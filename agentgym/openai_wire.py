@@ -29,7 +29,7 @@ REASONING = tuple(
 """The names under which servers and data sets keep the reasoning of a reply; the first is the one that we write."""
 _TEXTS = ("text", "thinking", "reasoning", "content", "summary")
 """The keys of a part of reasoning that may hold its text, or parts with text."""
-_SEALED = ("data", "signature", "encrypted_content")
+_CIPHER_KEYS = ("data", "signature", "encrypted_content")
 """The keys of a part of reasoning that only its server can read."""
 _OTHER_SCHEMAS = (
     *(key for key in ARGUMENT_KEYS if key != "parameters"),
@@ -215,7 +215,7 @@ def _thought_text(value: object, levels: int = 6) -> str | None:
     if not levels or not isinstance(value, Mapping):
         return None
     texts = [_thought_text(value[key], levels - 1) for key in _TEXTS if value.get(key) is not None]
-    is_empty = "" in texts and not any(value.get(key) for key in _SEALED)
+    is_empty = "" in texts and not any(value.get(key) for key in _CIPHER_KEYS)
     return next(filter(None, texts), "" if is_empty else None)
 
 

@@ -42,7 +42,7 @@ __all__ = [
 
 Model = TypeVar("Model", bound=LanguageModel)
 
-LOCKED = "config.json"
+LOCK_FILE = "config.json"
 """The file of a model folder that readers lock."""
 
 
@@ -252,7 +252,7 @@ def count_parameters(folder: Path) -> int:
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
     """Keeps runs from deleting the model folder inside the context, in case it is one of their checkpoints."""
-    with open(folder / LOCKED, "rb") as file:
+    with open(folder / LOCK_FILE, "rb") as file:
         with suppress(OSError):  # a file system without locks: a run cannot know, and keeps what it may not delete
             fcntl.flock(file, fcntl.LOCK_SH)
         yield
@@ -261,7 +261,7 @@ def reading(folder: Path) -> Iterator[None]:
 def is_read(folder: Path) -> bool:
     """True if this or another process is `reading` the folder, or if the file system cannot report it."""
     try:
-        with open(folder / LOCKED, "rb+") as file:  # for writing: a network file system locks nothing else
+        with open(folder / LOCK_FILE, "rb+") as file:  # for writing: a network file system locks nothing else
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

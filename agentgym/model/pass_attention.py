@@ -86,7 +86,7 @@ def first_keys(rule: Callable[..., Tensor], position_T: Tensor) -> Tensor | None
     None if a token does not attend to all keys from there to its own, or to later ones.
     """
     firsts = []
-    for part_T in position_T.split(_RULED):
+    for part_T in position_T.split(_RULE_TOKENS):
         key_1L = torch.arange(int(part_T.max()) + 1, device=part_T.device)[None]
         mask_TL = rule(0, 0, part_T[:, None], key_1L).expand(len(part_T), -1)
         first_T = part_T + 1 - mask_TL.sum(-1)
@@ -96,7 +96,7 @@ def first_keys(rule: Callable[..., Tensor], position_T: Tensor) -> Tensor | None
     return torch.cat(firsts)
 
 
-_RULED = 512
+_RULE_TOKENS = 512
 """Positions that are looked at together."""
 _attention: ContextVar[PassAttention] = ContextVar("attention")
 

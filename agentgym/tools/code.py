@@ -17,7 +17,7 @@ __all__ = ["CodeTools", "shared_sandbox"]
 
 ANSWER_S = 60.0
 """The seconds after the program's own limit when a call is given up: the sandbox itself has then failed."""
-STOPPED = {
+STOP_TEXTS = {
     Ended.TIME_LIMIT: "it was stopped after {limits.time_limit_s:g} s",
     Ended.MEMORY: "it was stopped: its processes held more than {limits.memory_mb} MiB",
     Ended.PROCESS_LIMIT: "it was stopped: more than {limits.num_processes} processes",
@@ -129,7 +129,7 @@ def format_outcome(outcome: Outcome, limits: SandboxLimits, language: Language) 
     parts = [text.removesuffix("\n") for text in (outcome.stdout, outcome.stderr) if text]
     notes = []
     if outcome.ended is not Ended.EXITED:
-        notes.append(STOPPED[outcome.ended].format(limits=limits))
+        notes.append(STOP_TEXTS[outcome.ended].format(limits=limits))
     elif outcome.exit_code:
         notes.append(f"exit code {outcome.exit_code}")
     if outcome.is_lost:

@@ -56,8 +56,8 @@ def _pair(block: str, name: str, **defaults: object) -> dict[str, FormerSetting]
     return {f"{block}.{part}": FormerSetting(default, f"{block}.{name}", index=n) for n, (part, default) in settings}
 
 
-_TESTED = "it is for a model under test, which has it as eval --endpoint.*"
-_REPLAYED = "learner.router.replay has the engine record them"
+_TEST_NOTE = "it is for a model under test, which has it as eval --endpoint.*"
+_REPLAY_NOTE = "learner.router.replay has the engine record them"
 
 FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "eval_episodes": FormerSetting(200, "eval.episodes"),
@@ -72,7 +72,7 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "local.window": FormerSetting(None, "limits.context_window"),
     **_removals("local", "the engine compiles where it can", compile=False),
     **_removals("local", "it is always 0.5 s", keep_idle_s=0.5),
-    **_removals("local", _REPLAYED, record_experts=False),
+    **_removals("local", _REPLAY_NOTE, record_experts=False),
     **_pair("optimizer", "betas", beta1=0.9, beta2=0.98),
     **_removals("parity", "a probe has 4 episodes of at most 3 replies", episodes=4, turns=3),
     **_renames("practice.curriculum", "practice.curriculum.settings", raise_at=0.8, lower_at=0.2, window=16),
@@ -84,8 +84,8 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     **_removals("ray", "engines read new weights from the object store", deltas=False, broadcast=False),
     **_removals("ray", "these ranks have the cores of the learner's", cpus_per_reference=1.0, cpus_per_critic=1.0),
     **_removals("ray", "these ranks have the GPUs of the learner's", gpus_per_reference=0.0, gpus_per_critic=0.0),
-    **_removals("reward.judge.endpoint", _TESTED, price_prompt=None, price_cached=None, price_completion=None),
-    **_removals("reward.judge.endpoint", _TESTED, stream=True, token_ids=True, text_marks=True, strict_tools=False),
+    **_removals("reward.judge.endpoint", _TEST_NOTE, price_prompt=None, price_cached=None, price_completion=None),
+    **_removals("reward.judge.endpoint", _TEST_NOTE, stream=True, token_ids=True, text_marks=True, strict_tools=False),
     **_pair("reward.judge", "scale", lowest=0.0, highest=10.0),
     **_removals("sampler", "it is always 64", max_leaked_threads=64),
     **_removals("sampling", UNCUT, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
@@ -93,7 +93,7 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     **_removals("server", "a run keeps the logs of its servers in its folder", log_folder=""),
     **_removals("server.serving", "it is always 512", bucket_mb=512),
     **_removals("server.serving", "every update is verified", verify_sync=True),
-    **_removals("server.serving", _REPLAYED, record_experts=False),
+    **_removals("server.serving", _REPLAY_NOTE, record_experts=False),
     **_removals("server.serving", "it is always 3", max_retries=3),
     **_removals("server.serving", f"it is always {COMMAND_S:g}", update_s=COMMAND_S),
     **_removals("server.serving", "it is always 2", affinity_margin=2.0),

@@ -294,8 +294,8 @@ def test_code_runs_in_a_pool(episode: Make) -> None:
 
 
 def test_a_fence_and_many_blanks_are_read_in_a_time_in_proportion() -> None:
-    from agentgym.rewards.scorers.code_tests import FENCED
+    from agentgym.rewards.scorers.code_tests import FENCE
 
     before = time.thread_time()
-    assert FENCED.search("```" + " " * 200_000 + "x") is None
+    assert FENCE.search("```" + " " * 200_000 + "x") is None
     assert time.thread_time() - before < 1.0

@@ -22,7 +22,7 @@ THINK, END_THINK = THINKING = ("<think>", "</think>")
 VALUE = re.compile(r"\[(?=\s*+\{\s*+\")|\{(?=\s*+\")")
 """Matches the place where a JSON object, or a list of them, may begin."""
 STEP = re.compile(f"{re.escape(END_THINK)}|{VALUE.pattern}")
-MEANT = re.compile(r"[\[\s]*+\{\s*+\"(?:name|tool_calls?)\"\s*+:")
+CALL_START = re.compile(r"[\[\s]*+\{\s*+\"(?:name|tool_calls?)\"\s*+:")
 """Matches the beginning of JSON that is meant as a call even if the rest of it cannot be read."""
 MEANT_IN_REASONING = re.compile(r"\{\s*+\"name\"\s*+:")
 FENCE, END_FENCE = re.compile(r"```\w*+\s*+\Z"), re.compile(r"\s*+```")
@@ -155,7 +155,7 @@ class _Scan:
         try:
             value = read_json(raw)
         except ValueError:
-            if MEANT.match(raw) is None:
+            if CALL_START.match(raw) is None:
                 return None
             raise
         if self.family.answers and isinstance(value, Mapping) and value.keys() == {"response"}:

@@ -20,7 +20,7 @@ FUNCTION = "<function="
 TAGS = Tags(FUNCTION, further=(ADDRESS,), silent=("</function>", ADDRESS + ALL))
 HEAD = re.compile(r"(?P<name>[^\s<>{}\[\]\"=]++)(?:>|\n)\s*+(?=\{|null\b|\"\"|\Z)")
 EMPTY = re.compile(rf"{FUNCTION}(?P<name>[^\s<>{{}}\[\]\"=]++)>\s*+</function>")
-ADDRESSED = re.compile(r"[^\s<>{}\[\]\"=]++\n\s*+\{")
+RECIPIENT = re.compile(r"[^\s<>{}\[\]\"=]++\n\s*+\{")
 
 
 def read_functionary_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
@@ -38,7 +38,7 @@ def read_functionary_body(body: str, context: ReplyContext) -> Sequence[FoundCal
 def read_functionary(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply; a prompt of v3.2 ends with the `>>>` after which a reply begins."""
     start = text.lstrip()
-    if start.startswith(ALL) or ADDRESSED.match(start):
+    if start.startswith(ALL) or RECIPIENT.match(start):
         text = ADDRESS + start
     calls = OpenJson(text, context, TAGS, read_functionary_body, HEAD)
 
@@ -47,7 +47,7 @@ def read_functionary(text: str, context: ReplyContext) -> Message:
             reply.call(empty["name"], {})
             return empty.end()
         after = start + len(ADDRESS)
-        if text.startswith(ADDRESS, start) and not ADDRESSED.match(text, after):
+        if text.startswith(ADDRESS, start) and not RECIPIENT.match(text, after):
             reply.text(ADDRESS)
             return after
         return calls.take(reply, start)

@@ -20,7 +20,7 @@ __all__ = ["MISTRAL"]
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 THINKING = ("[THINK]", "[/THINK]")
 TAGS = Tags(CALLS, thinking=THINKING, further=(f"{CALLS}{CALLS}", f"{CALLS} {CALLS}"))  # a doubled mark counts once
-LISTED = JsonCalls(listed=True, id="id", write='[{"name": "tool", "arguments": {...}}]')
+CALL_LIST = JsonCalls(listed=True, id="id", write='[{"name": "tool", "arguments": {...}}]')
 CALL_NAME = re.compile(
     r"\s*+(?P<name>[^\s\[\]{}\"]++)\s*+(?:\[CALL_ID\](?P<id>[^\s\[\]{}\"]*+)\s*+)?"
     r"(?:\[ARGS\]\s*+(?=\{|null\b|\"\")|(?=\{))"
@@ -36,7 +36,7 @@ def read_mistral_body(body: str, context: ReplyContext) -> Sequence[FoundCall | 
         before = re.match(BEFORE_LIST, body)
         if before is None:
             raise ValueError(f"neither a list nor a name with arguments. Write {CALLS}tool{ARGS}{{...}}")
-        return LISTED(body[before.end() :], context)
+        return CALL_LIST(body[before.end() :], context)
     try:
         arguments = read_arguments(read_json(body[match.end() :]))
     except ValueError as error:

@@ -129,7 +129,7 @@ class _Schema:
             return
         if name == ITEM and isinstance(items := schema.get("items"), Mapping):
             yield items
-        for part in _parts(schema, *COMPOSED):
+        for part in _parts(schema, *COMBINATIONS):
             yield from self._declared_schemas(part, name)
         if isinstance(further := schema.get("additionalProperties"), Mapping):
             yield further
@@ -266,7 +266,7 @@ ITEM = "item"
 """The step of a path that leads to a value of a list."""
 MAX_STEPS = 200
 """The maximum number of schemas read for one argument: references may go in circles."""
-COMPOSED = ("anyOf", "oneOf", "allOf")
+COMBINATIONS = ("anyOf", "oneOf", "allOf")
 KINDS = ("null", "boolean", "integer", "number", "object", "array", "string")
 """JSON Schema's types, the most specific first."""
 SPELLINGS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}

@@ -13,7 +13,7 @@ from agentgym.types import Message, ToolSpec
 __all__ = ["CommandRenderer"]
 
 _NUMBER = re.compile(r'^        "tool_call_id": "\d*",$', re.MULTILINE)
-_UNNUMBERED = re.compile(r"call_\d+")
+_CALL_ID = re.compile(r"call_\d+")
 
 
 class CommandRenderer(TemplateRenderer):
@@ -54,7 +54,7 @@ class CommandRenderer(TemplateRenderer):
 def _number(call_id: str) -> str:
     if call_id.isdecimal():
         return str(int(call_id))
-    if call_id and not _UNNUMBERED.fullmatch(call_id):
+    if call_id and not _CALL_ID.fullmatch(call_id):
         raise RenderError(
             f"a result of the call {call_id!r} cannot be appended: the chat template numbers the calls of the whole"
             " conversation (`tool_call_id_to_int`), and that id is not a number"

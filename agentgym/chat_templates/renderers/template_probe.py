@@ -341,10 +341,10 @@ class _Case:
     new: Sequence[Message]
 
 
-_TALKED = [USER, Message("assistant", "Hi."), _MORE]
-_PLAYED = [USER, CALLING, _RESULT]
-_HISTORIES: tuple[Sequence[Message], ...] = ([USER], _TALKED, [Message("system", "Be brief."), *_TALKED])
-_LOOPS: tuple[Sequence[Message], ...] = (_PLAYED, [*_PLAYED, Message("assistant", "A door."), _MORE])
+_TALK = [USER, Message("assistant", "Hi."), _MORE]
+_PLAY = [USER, CALLING, _RESULT]
+_HISTORIES: tuple[Sequence[Message], ...] = ([USER], _TALK, [Message("system", "Be brief."), *_TALK])
+_LOOPS: tuple[Sequence[Message], ...] = (_PLAY, [*_PLAY, Message("assistant", "A door."), _MORE])
 _CALLS = CALLING.tool_calls
 _CASES = (
     _Case("a reply", [USER], Message("assistant", PROBE), [_MORE]),
@@ -352,6 +352,6 @@ _CASES = (
     _Case("a call", [USER], CALLING, [_RESULT]),
     _Case("a call with reasoning", [USER], Message("assistant", "", "Qv7thought", _CALLS), [_RESULT]),
     _Case("a call with text", [USER], Message("assistant", PROBE, None, _CALLS), [_RESULT]),
-    _Case("a result", _PLAYED, _AGAIN, [_NEXT_RESULT]),
-    _Case("a result and a later question", _PLAYED, Message("assistant", PROBE, "Qv7thought"), [_MORE]),
+    _Case("a result", _PLAY, _AGAIN, [_NEXT_RESULT]),
+    _Case("a result and a later question", _PLAY, Message("assistant", PROBE, "Qv7thought"), [_MORE]),
 )

@@ -21,7 +21,7 @@ __all__ = ["DPO_KEYS", "DPO_OWN", "SFT_KEYS", "SFT_OWN"]
 
 CODE = "code of one's own is for agentgym.trainers from Python"
 MEMORY = "how much memory a step takes; the numbers are the same"
-MEASURED = "validation is measured after every pass"
+EVALUATION = "validation is measured after every pass"
 LOSSES = ("sigmoid", "ipo", "hinge")
 SHARED = ("model", "optimizer.", "learner.", "checkpoint.", "trackers", "tracking.")
 """The beginnings of the settings that `train`, `sft` and `dpo` have in common."""
@@ -109,8 +109,8 @@ def common(rows: str, rate: float) -> tuple[Key, ...]:
         same("dataset_num_proc", "rows are read in this process"),
         *(same(name, MEMORY) for name in ("activation_offloading", "cast_lm_head_to_fp32")),
         skip("router_aux_loss_coef", "sft takes that of the model's config.json"),
-        same("eval_strategy", MEASURED, "epoch", "no"),
-        *(skip(name, MEASURED) for name in ("eval_steps", "per_device_eval_batch_size")),
+        same("eval_strategy", EVALUATION, "epoch", "no"),
+        *(skip(name, EVALUATION) for name in ("eval_steps", "per_device_eval_batch_size")),
         same("remove_unused_columns", "other columns are ignored"),
         *(skip(name, CODE) for name in ("data_collator", "compute_metrics", "callbacks", "optimizers")),
     )

@@ -34,7 +34,7 @@ LOSS_SETTINGS: Mapping[str, Mapping[str, tuple[str, Any]]] = {
     "sapo": {"tau_positive": ("tau_pos", 1.0), "tau_negative": ("tau_neg", 1.05)},
 }
 """The settings of losses, with the keys below the actor's that they come from, and their defaults."""
-CLIPPED = ("vanilla", "clip_cov", "gspo", "geo_mean", "cispo", "dppo_tv", "dppo_kl")
+CLIP_LOSSES = ("vanilla", "clip_cov", "gspo", "geo_mean", "cispo", "dppo_tv", "dppo_kl")
 """The losses with a bound on each side."""
 ESTIMATORS: Mapping[str, str] = {
     **{
@@ -94,7 +94,7 @@ def verl_loss(value: Any, theirs: Theirs) -> Several:
     if value not in LOSSES:
         raise NoCounterpart("no loss of this name: `agentgym algorithms list`, or your own as file.py:name")
     settings = {name: theirs.get(ACTOR + key, default) for name, (key, default) in LOSS_SETTINGS.get(value, {}).items()}
-    if value in CLIPPED:
+    if value in CLIP_LOSSES:
         for name in ("low", "high"):
             bound = theirs.get(f"{ACTOR}clip_ratio_{name}", theirs.get(ACTOR + "clip_ratio", 0.2))
             settings[f"clip_{name}"] = bound

@@ -34,7 +34,7 @@ __all__ = [
     "sendable",
 ]
 
-_FUSED = {
+_FUSIONS = {
     "q_proj": "qkv_proj",
     "k_proj": "qkv_proj",
     "v_proj": "qkv_proj",
@@ -157,8 +157,8 @@ def digest(parts: Sequence[Tensor]) -> str:
 def fused_name(name: str) -> str:
     """Returns the name of the parameter of SGLang and vLLM that a published tensor is, or is a part of."""
     parts = name.split(".")
-    slot = next((index for index, part in enumerate(parts) if part in _FUSED), None)
-    return name if slot is None else ".".join([*parts[:slot], _FUSED[parts[slot]], *parts[slot + 1 :]])
+    slot = next((index for index, part in enumerate(parts) if part in _FUSIONS), None)
+    return name if slot is None else ".".join([*parts[:slot], _FUSIONS[parts[slot]], *parts[slot + 1 :]])
 
 
 def fused_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
@@ -183,9 +183,9 @@ def _parts_by_parameter(weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]
     """Returns the parts of each parameter of SGLang and vLLM, in their order along the first dimension."""
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
-        key = next((part for part in name.split(".") if part in _FUSED), "")
+        key = next((part for part in name.split(".") if part in _FUSIONS), "")
         groups.setdefault(fused_name(name), {})[key] = tensor
-    order = list(_FUSED)
+    order = list(_FUSIONS)
     return {
         name: [parts[key] for key in sorted(parts, key=lambda key: order.index(key) if key else 0)]
         for name, parts in groups.items()

@@ -42,7 +42,7 @@ ACTIONS = {
 TOYS = "gymnasium.envs.toy_text"
 """The module of Gymnasium's environments whose steps are short pure computation."""
 COLOURS = ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
-PAINTED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
+PAINT = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
 
 
 class GymnasiumText(ToolEnv):
@@ -234,7 +234,7 @@ def _name_colours(drawn: str) -> str:
         colours = [COLOURS[code % 10] for code in codes if code // 10 in (3, 4) and code % 10 < len(COLOURS)]
         return f"[{match[2]}|{colours[0]}]" if colours else match[2]
 
-    return PAINTED.sub(name_colour, drawn).strip("\n")
+    return PAINT.sub(name_colour, drawn).strip("\n")
 
 
 def _system_prompt(env_id: str, words: tuple[str, ...] | None) -> str:

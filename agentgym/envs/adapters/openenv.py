@@ -36,7 +36,7 @@ RETRY_S = 0.2
 """The seconds between two attempts to get a session of a server that has none free."""
 OF_THE_PROTOCOL = ("done", "reward", "metadata")
 """The fields that every action or observation of OpenEnv may have in addition to its own."""
-SERVED = {"message", "tool_calls"}
+MESSAGE_FIELDS = {"message", "tool_calls"}
 """The fields of the actions of `agentgym env serve`."""
 AS_REPLY: dict[str, JSON] = {"metadata": {"reply": True}}
 """The mark there of a text that a model wrote, which is not a command that a person typed."""
@@ -74,7 +74,7 @@ class OpenEnv(ToolEnv):
         texts = [name for name, part in own.items() if isinstance(part, dict) and part.get("type") == "string"]
         self._text_field = texts[0] if len(texts) == 1 else None
         super().__init__(render_mode)
-        self._is_served = own.keys() == SERVED
+        self._is_served = own.keys() == MESSAGE_FIELDS
         self._num_steps = self._num_rewards = 0
         if self._is_served:
             self._take_tools()

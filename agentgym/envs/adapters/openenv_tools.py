@@ -14,7 +14,7 @@ __all__ = ["LIST_TOOLS", "call_of", "result_text", "takes_calls", "tool_specs"]
 
 LIST_TOOLS: dict[str, JSON] = {"type": "list_tools"}
 """The action that asks for the tools."""
-ANSWERED = ("execution_error", "invalid_args", "tool_not_found")
+ERROR_TYPES = ("execution_error", "invalid_args", "tool_not_found")
 """Types of tool errors that the model's call caused or can react to; the others are failures of the server."""
 
 
@@ -54,7 +54,7 @@ def result_text(observation: Mapping[str, Any]) -> str:
     error = observation.get("error")
     if error:
         message = str(error.get("message") or error)
-        if error.get("error_type") in ANSWERED:
+        if error.get("error_type") in ERROR_TYPES:
             raise ToolFailure(message)
         raise EnvironmentFault(f"tool {observation.get('tool_name')!r} of the OpenEnv server failed: {message}")
     result = observation.get("result")

@@ -151,7 +151,7 @@ def names() -> list[str]:
     return sorted(env_names)
 
 
-_LOADED: dict[tuple[str, str], Any] = {}
+_ENVIRONMENTS: dict[tuple[str, str], Any] = {}
 _LOADING = threading.Lock()
 
 
@@ -160,9 +160,9 @@ def _load_environment(name: str, settings: dict[str, Any]) -> Any:
     vf = _library()
     key = (name, json.dumps(settings, sort_keys=True, default=repr))
     with _LOADING:
-        if key not in _LOADED:
-            _LOADED[key] = _make_environment(vf, name, settings)
-        return _LOADED[key]
+        if key not in _ENVIRONMENTS:
+            _ENVIRONMENTS[key] = _make_environment(vf, name, settings)
+        return _ENVIRONMENTS[key]
 
 
 def _make_environment(vf: Any, name: str, settings: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from agentgym.types import JSON
 
 __all__ = ["make_env", "resolve_env", "stem_of", "turn_limit"]
 
-VERSIONED = re.compile(r"-v\d+$")
+VERSION = re.compile(r"-v\d+$")
 ENV_CLASS = Wanted(
     noun="environment",
     example="Class",
@@ -51,7 +51,7 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
     adapted = spec_of(name)
     if adapted is not None:
         make = _maker_of(adapted)
-    elif module and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
+    elif module and VERSION.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
         load_module(module, name, ENV_CLASS)
         make = _from_registry(last)
     else:

@@ -33,7 +33,7 @@ from agentgym.types import JSON, Task
 __all__ = ["code"]
 
 PROGRAM = Path(__file__).with_name("code_process.py")
-FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
+FENCE = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ def code(
 
 
 def _program(reply: str) -> str:
-    blocks: list[str] = FENCED.findall(reply)
+    blocks: list[str] = FENCE.findall(reply)
     return blocks[-1] if blocks else reply
 
 

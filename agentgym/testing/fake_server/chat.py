@@ -26,7 +26,7 @@ from agentgym.yaml_text import check_size
 __all__ = ["FakeChat"]
 
 NOT_STREAMED = ("return_prompt_token_ids", "return_token_ids", "return_meta_info")
-PASSED = ("temperature", "top_p", "top_k", "stop", "no_stop_trim", "stop_token_ids", "ignore_eos")
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "stop", "no_stop_trim", "stop_token_ids", "ignore_eos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class FakeChat:
             raise HttpError.bad(f"messages or tools cannot be read: {type(error).__name__}: {error}") from error
         room = max(self._model.context_window - len(ids) - 6, 1)
         num_new = body.get("max_completion_tokens") or body.get("max_tokens") or room
-        params = {name: body[name] for name in PASSED if body.get(name) is not None}
+        params = {name: body[name] for name in SAMPLING_FIELDS if body.get(name) is not None}
         rid = body.get("rid") or uuid.uuid4().hex
         native = {
             "input_ids": ids,

@@ -14,7 +14,7 @@ from agentgym.testing.fake_server.tensors import RawTensor, read_pickled, read_s
 
 __all__ = ["FakeWeights", "UpdateRefused"]
 
-FUSED = {
+FUSIONS = {
     "q_proj": ("qkv_proj", 0),
     "k_proj": ("qkv_proj", 1),
     "v_proj": ("qkv_proj", 2),
@@ -132,8 +132,8 @@ class FakeWeights:
         """Returns the server's parameter for a published one, and the index in it."""
         words = name.split(".")
         for index, word in enumerate(words):
-            if word in FUSED:
-                words[index], part = FUSED[word]
+            if word in FUSIONS:
+                words[index], part = FUSIONS[word]
                 return ".".join(words), part
         return name, 0
 

@@ -19,7 +19,7 @@ FOLDER = "/work"
 """The folder where commands are run; files are named relative to it."""
 UNTIL_STDIN_ENDS = ("sh", "-c", "cat >/dev/null; exit 0")
 """The first process: the container ends with the process that holds its input, however that one ends."""
-MERGED = ("sh", "-c", 'exec 2>&1; exec timeout -s KILL "$1" sh -c "$2"', "sh")
+COMMAND = ("sh", "-c", 'exec 2>&1; exec timeout -s KILL "$1" sh -c "$2"', "sh")
 KILL_SCRIPT = """
 kill -9 -1
 others() { for one in /proc/[0-9]*; do [ "$one" = "/proc/$$" ] || [ ! -O "$one" ] || return 0; done; return 1; }
@@ -30,7 +30,7 @@ KILL_ALL = ("sh", "-c", KILL_SCRIPT)
 MAX_COMMAND_BYTES = (1 << 17) - 1
 """The most bytes that Linux takes as one argument of a program."""
 GRACE_S = 10.0
-KILLED = 137  # 128 + SIGKILL, as a shell reports it
+KILL_CODE = 137  # 128 + SIGKILL, as a shell reports it
 MIB = 1 << 20
 
 
@@ -106,12 +106,12 @@ class Workspace:
             raise ConfigError(f"time_limit_s must be a positive number of seconds, got {seconds!r}")
         if len(command.encode("utf-8", "replace")) > MAX_COMMAND_BYTES:
             raise ConfigError(f"a command has at most {MAX_COMMAND_BYTES} bytes: write what is longer to a file")
-        execution, stream = self._container.begin([*MERGED, f"{seconds:g}", command], self._user, FOLDER)
+        execution, stream = self._container.begin([*COMMAND, f"{seconds:g}", command], self._user, FOLDER)
         with contextlib.closing(stream):
             started = time.monotonic()
             output, is_cut, is_late = _read(stream, started + seconds + GRACE_S, self._limits.output_kb * 1024)
-        code = KILLED if is_cut or is_late else self._container.exit_code(execution)
-        timed_out = is_late or (code == KILLED and time.monotonic() - started >= seconds)
+        code = KILL_CODE if is_cut or is_late else self._container.exit_code(execution)
+        timed_out = is_late or (code == KILL_CODE and time.monotonic() - started >= seconds)
         is_lost = (timed_out or is_cut) and not self._kill_all()
         if is_lost:
             self.close()

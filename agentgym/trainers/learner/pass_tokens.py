@@ -12,7 +12,7 @@ __all__ = ["activation_numbers", "fitting_tokens"]
 
 GPU_TOKENS = 16_384
 """The tokens of the workloads that were measured on a GPU (docs/gpu.md)."""
-_USED = 0.7
+_ACTIVATION_SHARE = 0.7
 """The share of the memory that activations may take; the rest is for logits, gradients of states and gaps."""
 
 
@@ -34,6 +34,6 @@ def fitting_tokens(model: LanguageModel, *, recomputes: bool, reserve_bytes: flo
         return CPU_TOKENS
     layer = activation_numbers(model)
     numbers = model.num_layers * model.width + 2 * layer if recomputes else model.num_layers * layer
-    room = _USED * share * max(0.0, torch.cuda.mem_get_info(device)[0] - reserve_bytes)
+    room = _ACTIVATION_SHARE * share * max(0.0, torch.cuda.mem_get_info(device)[0] - reserve_bytes)
     tokens = int(room / (numbers * model.embed.element_size()))
     return min(GPU_TOKENS, max(CPU_TOKENS, 1 << tokens.bit_length() >> 1))

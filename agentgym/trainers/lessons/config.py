@@ -20,7 +20,7 @@ from agentgym.types import JSON
 
 __all__ = ["DpoConfig", "LessonConfig", "SftConfig", "config_kind"]
 
-PLAYED = (
+PLAY_SETTINGS = (
     *("data", "practice", "algo", "advantage", "tasks", "group_size", "allow_single", "aggregation", "norm_tokens"),
     *("truncated_episodes", "parity", "max_staleness", "serve", "require_token", "rival"),
     *("learner.epochs", "learner.minibatches", "learner.correction", "learner.critic"),
@@ -108,7 +108,7 @@ class LessonConfig(TrainConfig):
 
     def _refuse_played(self) -> None:
         """Raises ConfigError for settings of runs that learn from episodes of their own."""
-        for path in PLAYED:
+        for path in PLAY_SETTINGS:
             settings: Any = self
             *blocks, name = path.split(".")
             for block in blocks:

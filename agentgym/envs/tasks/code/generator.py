@@ -85,7 +85,7 @@ SCANS = (
         "            left.pop()\n        else:\n            left.append(x)\n    return left\n",
     ),
 )
-LISTED = "takes a list of whole numbers"
+LIST_TASK = "takes a list of whole numbers"
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def draw_problem(level: int, draw: np.random.Generator) -> CodeProblem:
 
 def _choice(draw: np.random.Generator) -> _Task:
     (predicate, test), (fold, value) = _fill_entry(_pick(PREDICATES, draw), draw), _pick(FOLDS, draw)
-    description = f"{LISTED}, looks at those that are {predicate}, and returns {fold}."
+    description = f"{LIST_TASK}, looks at those that are {predicate}, and returns {fold}."
     return _Task(description, "numbers", f"    chosen = [x for x in numbers if {test}]\n    return {value}\n", _numbers)
 
 
@@ -132,7 +132,7 @@ def _chain(draw: np.random.Generator) -> _Task:
         description, body = f"Those that are {predicate} are kept, and each of these is {change}", keep + turn
     else:
         description, body = f"Each is {change}, and those that are then {predicate} are kept", turn + keep
-    description = f"{LISTED}. {description}. It returns {fold}."
+    description = f"{LIST_TASK}. {description}. It returns {fold}."
     return _Task(description, "numbers", f"    chosen = list(numbers)\n{body}    return {value}\n", _numbers)
 
 
@@ -143,7 +143,7 @@ def _scan(draw: np.random.Generator) -> _Task:
     predicate, test = _fill_entry(_pick(PREDICATES, draw), draw)
     description, body = _pick(SCANS, draw)
     values = {"d": int(draw.integers(2, 8)), "w": int(draw.integers(2, 5)), "predicate": predicate, "test": test}
-    return _Task(f"{LISTED} and returns {description.format(**values)}.", "numbers", body.format(**values), _numbers)
+    return _Task(f"{LIST_TASK} and returns {description.format(**values)}.", "numbers", body.format(**values), _numbers)
 
 
 LEVELS: dict[int, Callable[[np.random.Generator], _Task]] = {1: _choice, 2: _chain, 3: _scan}

@@ -69,7 +69,7 @@ with open("verdict.json", "w", encoding="ascii") as file:
     file.write(plain_values.dumps((passed, calls)))
 """
 """Runs the tests of a problem in a sandbox without the program: on its recorded answers, or to learn the calls."""
-STOPPED = {
+STOP_TEXTS = {
     Ended.TIME_LIMIT: "it takes too long",
     Ended.MEMORY: "it takes too much memory",
     Ended.PROCESS_LIMIT: "it starts too many processes",
@@ -94,7 +94,7 @@ def judge_program(program: str, problem: CodeProblem, sandbox: Sandbox) -> Progr
     outcome = _run(sandbox, CALLER, {"solution.py": program, "calls.json": calls_text}, "answers.json")
     written = outcome.files.get("answers.json")
     if outcome.ended is not Ended.EXITED:
-        return ProgramVerdict(False, STOPPED[outcome.ended])
+        return ProgramVerdict(False, STOP_TEXTS[outcome.ended])
     if outcome.exit_code or written is None:
         return ProgramVerdict(False, _error_of(outcome))
     if len(written) > MAX_ANSWER_BYTES:
