@@ -50,7 +50,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 def groups_of(folder: Path) -> list[tuple[int, str]]:
     """The step that learned from each group, and the group's name."""
-    groups = {(one.step, one.trajectory.group) for one in read_episodes(folder) if one.phase == "train"}
+    groups = {(record.step, record.trajectory.group) for record in read_episodes(folder) if record.phase == "train"}
     return sorted(groups)
 
 
@@ -59,12 +59,12 @@ def test_a_run_ahead_learns_from_whole_groups_of_which_no_token_is_older_than_th
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     _, watcher = train(replace(ahead, eval=HeldOutConfig(episodes=2)), tmp_path / "run")
-    records = [one for one in read_episodes(tmp_path / "run") if one.phase == "train"]
-    assert len({(one.trajectory.group, one.trajectory.member) for one in records}) == len(records) == 48
+    records = [record for record in read_episodes(tmp_path / "run") if record.phase == "train"]
+    assert len({(record.trajectory.group, record.trajectory.member) for record in records}) == len(records) == 48
     ages = []
-    for one in records:
-        for row in one.trajectory.rows:
-            ages += [one.step - 1 - int(version) for version in row.policy_versions[row.sampled_mask]]
+    for record in records:
+        for row in record.trajectory.rows:
+            ages += [record.step - 1 - int(version) for version in row.policy_versions[row.sampled_mask]]
     assert 0 <= min(ages) and 0 < max(ages) <= 2
     lines = lines_of(tmp_path / "run")
     assert max(line["staleness_max"] for line in lines) == max(ages)
@@ -121,8 +121,14 @@ def test_what_is_sampled_before_the_first_update_is_what_the_synchronous_run_sam
     played = []
     for name, steps, bound in (("in turn", 1, 0), ("ahead", 2, 1)):
         train(replace(ahead, steps=steps, max_staleness=bound), tmp_path / name)
-        records = [one.trajectory for one in read_episodes(tmp_path / name)]
-        played.append({(one.group, one.member): one.rows[0] for one in records if one.group.startswith("1/")})
+        records = [record.trajectory for record in read_episodes(tmp_path / name)]
+        played.append(
+            {
+                (trajectory.group, trajectory.member): trajectory.rows[0]
+                for trajectory in records
+                if trajectory.group.startswith("1/")
+            }
+        )
     assert len(played[0]) == 12 and played[0].keys() == played[1].keys(), "both steps take what began before the update"
     for key, row in played[1].items():
         renewed = (row.policy_versions > 0).nonzero()[0]
@@ -173,7 +179,7 @@ def test_a_resumed_run_loses_no_task_and_learns_from_none_twice(
     step, place = later["next"]
     assert keys == {f"{at // 3 + 1}/{at % 3}" for at in range(3 * (step - 1) + place)}, "a task was lost"
     assert sum(line["resumed_groups"] for line in lines_of(tmp_path / "run")) > 0
-    seeds = {one.trajectory.group: one.trajectory.task.seed for one in read_episodes(tmp_path / "run")}
+    seeds = {record.trajectory.group: record.trajectory.task.seed for record in read_episodes(tmp_path / "run")}
     again = {key: task["seed"] for _, key, task in stored["ahead"]}
     assert all(seeds[key] == seed for key, seed in again.items() if key in seeds)
 
@@ -182,13 +188,13 @@ def test_what_was_ordered_and_not_learned_from_is_ordered_again_under_the_same_n
     tasks = AheadTasks(EnvTasks("TextGame-v0", 0), 2)
     requests = tasks.requests()
     first = [next(requests) for _ in range(5)]
-    assert [one.key for one in first] == ["1/0", "1/1", "2/0", "2/1", "3/0"]
+    assert [request.key for request in first] == ["1/0", "1/1", "2/0", "2/1", "3/0"]
     tasks.finish(1, [Group("1/1", first[1].task, ()), Group("2/0", first[2].task, ())])
     again = AheadTasks(EnvTasks("TextGame-v0", 0), 2)
     again.load(json.loads(json.dumps(tasks.state(), default=dict)))
     requests = again.requests()
     resumed = [next(requests) for _ in range(4)]
-    assert [one.key for one in resumed] == ["1/0", "2/1", "3/0", "3/1"]
+    assert [request.key for request in resumed] == ["1/0", "2/1", "3/0", "3/1"]
     assert resumed[:3] == [first[0], first[3], first[4]]
     again.finish(2, [Group("2/1", first[3].task, ()), Group("3/1", resumed[3].task, ())])
     assert again.metrics()["resumed_groups"] == 1

@@ -179,8 +179,8 @@ def test_weights_carry_no_gradient_and_inputs_stay_as_they_are(name: str) -> Non
     before = (old_BT.clone(), sampled_BT.clone())
     result = correct(name, old_BT.requires_grad_(), sampled_BT.requires_grad_(), mask_BT)
     assert not result.weights.requires_grad
-    for one, two in zip(before, (old_BT, sampled_BT), strict=True):
-        torch.testing.assert_close(one, two.detach(), rtol=0, atol=0, equal_nan=True)
+    for old, new in zip(before, (old_BT, sampled_BT), strict=True):
+        torch.testing.assert_close(old, new.detach(), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -214,13 +214,13 @@ def test_the_proximal_policy_lies_between_the_one_that_sampled_and_the_current_o
 
 
 def test_versions_are_asked_for_and_checked() -> None:
-    one, mask = torch.zeros(1), torch.ones(1, dtype=torch.bool)
+    logp, mask = torch.zeros(1), torch.ones(1, dtype=torch.bool)
     with pytest.raises(ConfigError, match="needs `versions`"):
-        CORRECTIONS["proximal_by_version"](one, one, mask)
+        CORRECTIONS["proximal_by_version"](logp, logp, mask)
     with pytest.raises(ConfigError, match="newer than the current version 3"):
-        proximal_logp(one, one, mask, versions=torch.tensor([4]), current=3)
+        proximal_logp(logp, logp, mask, versions=torch.tensor([4]), current=3)
     with pytest.raises(InvalidTrajectory, match="versions have the shape"):
-        proximal_logp(one, one, mask, versions=torch.tensor([4, 4]), current=9)
+        proximal_logp(logp, logp, mask, versions=torch.tensor([4, 4]), current=9)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -243,6 +243,6 @@ def test_tensors_that_do_not_fit_are_refused(name: str) -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused(name: str, settings: dict[str, object], message: str) -> None:
-    one, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    logp, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
     with pytest.raises(ConfigError, match=message):
-        CORRECTIONS[name](one, one, mask, **settings)
+        CORRECTIONS[name](logp, logp, mask, **settings)

@@ -53,8 +53,8 @@ def test_what_is_set_beside_an_algo_wins_and_the_rest_is_the_algos() -> None:
     assert resolve_config(TrainConfig(env="X", algo="dapo", learner=learner)).learner.loss_settings == {
         "clip_high": 0.2
     }
-    other = LearnerConfig(loss="cispo")
-    assert resolve_config(TrainConfig(env="X", algo="dapo", learner=other)).learner.loss_settings == {}
+    other_loss = LearnerConfig(loss="cispo")
+    assert resolve_config(TrainConfig(env="X", algo="dapo", learner=other_loss)).learner.loss_settings == {}
 
 
 def test_another_algo_of_the_same_run_is_another_configuration() -> None:

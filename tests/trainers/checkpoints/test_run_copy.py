@@ -155,10 +155,10 @@ def test_a_copy_of_another_run_is_never_replaced(finished_run: Path, tmp_path: P
     before = files_of(tmp_path / "copy")
     with pytest.raises(RunFolderError, match=r"already holds a run: go on with --resume"):
         RunCopy(finished_run, address).begin(is_new=True)
-    other = shutil.copytree(finished_run, tmp_path / "other")
-    (other / "config.yaml").write_text((other / "config.yaml").read_text() + "# other\n")
+    other_run = shutil.copytree(finished_run, tmp_path / "other")
+    (other_run / "config.yaml").write_text((other_run / "config.yaml").read_text() + "# other\n")
     with pytest.raises(RunFolderError, match="holds another run than"):
-        RunCopy(other, address).begin(is_new=False)
+        RunCopy(other_run, address).begin(is_new=False)
     RunCopy(finished_run, address).begin(is_new=False)
     assert files_of(tmp_path / "copy") == before
 

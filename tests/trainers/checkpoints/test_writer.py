@@ -100,22 +100,22 @@ FILES = [
 ]
 
 
-def truncated(file: Path, other: Path) -> None:
+def truncated(file: Path, other_file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def missing(file: Path, other: Path) -> None:
+def missing(file: Path, other_file: Path) -> None:
     file.unlink()
 
 
-def with_one_bit_changed(file: Path, other: Path) -> None:
+def with_one_bit_changed(file: Path, other_file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
-def of_another_checkpoint(file: Path, other: Path) -> None:
-    shutil.copyfile(other, file)
+def of_another_checkpoint(file: Path, other_file: Path) -> None:
+    shutil.copyfile(other_file, file)
 
 
 def test_the_files_of_a_checkpoint_are_those_that_are_tampered_with_below(tiny: Tiny, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_what_is_written_is_the_model_of_the_step_whatever_became_of_it_meanwhil
     state = written.learner_state()
     assert torch.equal(state["state"][0], torch.ones(3)) and torch.equal(state["state"][1][0], torch.ones(3))
     loaded = load_decoder(path)
-    assert all(torch.equal(one, other) for one, other in zip(loaded.parameters(), before, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(loaded.parameters(), before, strict=True))
     checkpoints.close()
 
 
@@ -322,9 +322,9 @@ def test_a_learner_goes_on_from_a_file_as_if_nothing_had_been(
     resumed.load_state_dict(load_state(tmp_path / "learner"))
     assert resumed.update(batch) == learner.update(batch)
     assert resumed.update_critic(batch) == learner.update_critic(batch)
-    assert all(torch.equal(one, other) for one, other in zip(again.parameters(), model.parameters(), strict=True))
-    for one in (learner, resumed):
-        one.close()
+    assert all(torch.equal(left, right) for left, right in zip(again.parameters(), model.parameters(), strict=True))
+    for any_learner in (learner, resumed):
+        any_learner.close()
 
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -336,14 +336,14 @@ trees = st.recursive(
 )
 
 
-def same(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and one == other
+def same(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and left == right
 
 
 @given(state=st.dictionaries(st.text(), trees, max_size=3))

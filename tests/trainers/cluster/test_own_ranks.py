@@ -77,16 +77,16 @@ def test_a_teacher_may_be_of_another_architecture(
     ppo: TrainConfig, begin_rank: Begin, fresh_batch: Callable[..., TrainingBatch], tmp_path: Path
 ) -> None:
     run, own = resolve_config(on_ray(ppo, references=1)), load_decoder(embedded_folder())
-    batch, other = fresh_batch(own), tmp_path / "other"
+    batch, folder = fresh_batch(own), tmp_path / "other"
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8, "num_attention_heads": 4}
     shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     mixture = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", vocab_size=own.vocab_size, **shape))
-    mixture.float().eval().save_pretrained(other)
+    mixture.float().eval().save_pretrained(folder)
     expected = []
     for ids_T, target_T in zip(batch.ids_N.split(batch.seqlens), batch.target_N.split(batch.seqlens), strict=True):
         with torch.no_grad():
             expected.append(mixture(ids_T[None]).logits[0].log_softmax(-1).gather(1, target_T[:, None])[:, 0])
-    found_M = teacher_of(run, other, begin_rank).logprobs(batch)
+    found_M = teacher_of(run, folder, begin_rank).logprobs(batch)
     torch.testing.assert_close(found_M, torch.cat(expected)[batch.mask_N], rtol=0, atol=1e-5)
 
 
@@ -182,7 +182,7 @@ def test_a_run_with_ranks_of_both_outlives_their_deaths_and_gives_the_bytes_of_a
     assert episodes(folder) == episodes(tmp_path / "local")
     assert losses(folder) == losses(tmp_path / "local")
     for label in ("critic", "reference"):
-        assert any(f"{label} 0 is gone" in one for one in caplog.messages), caplog.messages
+        assert any(f"{label} 0 is gone" in message for message in caplog.messages), caplog.messages
     assert verify_run(folder).ok
 
 

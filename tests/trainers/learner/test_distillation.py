@@ -79,8 +79,8 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         states = FinalStates(own, head, 30.0), FinalStates(known_MF, known_VF, None)
         value_M = whole_divergence(*states, 0.5, 0.7)
         results.append((value_M, *torch.autograd.grad(value_M.sum(), (own, head))))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right)
 
 
 def saved(model: Decoder, folder: Path) -> str:
@@ -124,8 +124,8 @@ def test_a_step_from_a_teacher_is_the_plain_gradient(
     stats, gradients = update(model, batch, kl, micro_batch_tokens=micro_batch_tokens)
     assert stats.loss == pytest.approx(float(loss.detach()), rel=1e-5)
     assert stats.kl == pytest.approx(float(divergence_N[batch.mask_N].detach().mean()), rel=1e-5)
-    for one, other in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+    for left, right in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-7)
 
 
 def test_at_sampled_tokens_a_teacher_takes_the_place_of_the_first_weights(

@@ -137,7 +137,9 @@ def test_a_saved_state_goes_on_to_the_bit(settings: dict[str, Any], folder_of: F
     again.load_state_dict(state)
     assert all(torch.equal(tensor, between[name]) for name, tensor in again.weights())
     again.update(batch)
-    assert all(torch.equal(one, two) for (_, one), (_, two) in zip(again.weights(), learner.weights(), strict=True))
+    assert all(
+        torch.equal(left, right) for (_, left), (_, right) in zip(again.weights(), learner.weights(), strict=True)
+    )
     assert not any("mlp.gate." in name for name in between), "routers have no adapter"
 
 

@@ -174,12 +174,12 @@ def test_a_resumed_optimizer_goes_on_bitwise(name: str, tiny: Callable[..., Deco
     torch.save(optimizer.state_dict(), saved)
     resumed = tiny()
     resumed.load_state_dict(whole.state_dict())
-    other = PolicyOptimizer(resumed, config, total_steps=6)
+    second_optimizer = PolicyOptimizer(resumed, config, total_steps=6)
     saved.seek(0)
-    other.load_state_dict(torch.load(saved, weights_only=True))
-    assert other.learning_rate == optimizer.learning_rate
+    second_optimizer.load_state_dict(torch.load(saved, weights_only=True))
+    assert second_optimizer.learning_rate == optimizer.learning_rate
     for step in range(3, 6):
-        for model, its in ((whole, optimizer), (resumed, other)):
+        for model, its in ((whole, optimizer), (resumed, second_optimizer)):
             give_gradients(model, step)
             its.step()
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))

@@ -159,7 +159,10 @@ def test_ids_of_calls_and_results_may_be_left_out_and_columns_may_be_json_text()
     conversation = conversation_of({"messages": json.dumps(messages), "tools": json.dumps([GO])})
     first, second = conversation.messages[1].tool_calls
     assert isinstance(first, ToolCall) and len(first.id) == 9 and first.id != second.id
-    assert [(one.tool_call_id, one.name) for one in conversation.messages[2:]] == [(first.id, "go"), (second.id, "go")]
+    assert [(message.tool_call_id, message.name) for message in conversation.messages[2:]] == [
+        (first.id, "go"),
+        (second.id, "go"),
+    ]
     assert [tool.name for tool in conversation.tools] == ["go"]
 
 
@@ -221,7 +224,13 @@ def test_a_result_has_the_name_of_the_latest_call_of_its_id() -> None:
     twice["tool_calls"] = [*twice["tool_calls"], *called("b", {})["tool_calls"]]  # type: ignore[misc]
     messages = [USER, called("weather", {}), answer, called("timer", {}), answer, answer, twice, answer, answer, SAID]
     conversation = conversation_of({"messages": messages})
-    assert [one.name for one in conversation.messages if one.role == "tool"] == ["weather", "timer", "timer", "a", "b"]
+    assert [message.name for message in conversation.messages if message.role == "tool"] == [
+        "weather",
+        "timer",
+        "timer",
+        "a",
+        "b",
+    ]
 
 
 MARKUP = (
@@ -352,7 +361,7 @@ def test_real_tokenizers_have_the_ids_and_the_mask_of_transformers_text(
     theirs: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(tokenizers / name)
     conversation = talk(3, "You play — é 日本.")
     rows = conversation_rows(renderer_for(tokenizers / name), conversation)
-    dicts = [{"role": one.role, "content": one.content} for one in conversation.messages]
+    dicts = [{"role": message.role, "content": message.content} for message in conversation.messages]
     expected = []
     for place in (2, 4, 6) if name == "qwen3" else (6,):  # Qwen3 tells the last reply alone with its empty reasoning
         text = theirs.apply_chat_template(dicts[: place + 1], tokenize=False).removesuffix("\n")

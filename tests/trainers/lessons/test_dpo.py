@@ -136,8 +136,8 @@ def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, learn: Le
     config = preferring(0.3, form=loss, sft_weight=0.2, threads=threads)
     steps = learn(model, [pair_batch(pairs)] * 2, config, optimizer)
     assert [step.loss for step in steps] == pytest.approx(losses, rel=1e-5)
-    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-6)
+    for left, right in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=5e-6)
 
 
 def test_the_report_is_of_the_gains_before_the_update(tiny: Tiny) -> None:
@@ -173,9 +173,9 @@ def test_passes_of_few_tokens_or_that_recompute_learn_the_same(more: dict[str, A
         optimizer = OptimizerConfig(name="sgd", learning_rate=1e-2, warmup_steps=0)
         steps = learn(model, [batch] * 2, replace(preferring(), **settings), optimizer)
         learned.append((steps[-1], model.embed.detach()))
-    (plain, weights), (other, same) = learned
+    (plain, weights), (varied, same) = learned
     torch.testing.assert_close(same, weights, rtol=1e-4, atol=1e-6)
-    numbers = [(step.loss, step.grad_norm, pairs_of(step).margin) for step in (plain, other)]
+    numbers = [(step.loss, step.grad_norm, pairs_of(step).margin) for step in (plain, varied)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-3)
 
 

@@ -95,7 +95,7 @@ def test_generalized_advantages_of_an_episode_of_two_rows_and_of_one_that_a_budg
             following = value
             advantages.append(running)
         advantages.reverse()
-        return advantages, [one + value for one, value in zip(advantages, values, strict=True)]
+        return advantages, [advantage + value for advantage, value in zip(advantages, values, strict=True)]
 
     before = [[1, 2], [1, 2, 3], [1, 2, 3, 4, 5], [7, 8]]
     advantages, returns = worked(before, [0.0, 0.0, 0.5, 1.0], 0.0)
@@ -158,8 +158,8 @@ def test_the_proxy_is_the_squared_norm_of_the_gradient_by_the_logits(tiny: Tiny)
 
 
 def test_a_greedy_episode_is_the_baseline_of_its_task_and_without_one_nothing_of_the_task_is_trained() -> None:
-    other = Group("h", TASK, tuple(replace(one, group="h") for one in GROUP.trajectories))
-    credits = credit_groups([GROUP, other], "remax", inputs=CreditInputs(greedy={"g": 0.5}))
+    second_group = Group("h", TASK, tuple(replace(trajectory, group="h") for trajectory in GROUP.trajectories))
+    credits = credit_groups([GROUP, second_group], "remax", inputs=CreditInputs(greedy={"g": 0.5}))
     first, second = credits[0].members
     assert first is not None and second is not None
     np.testing.assert_allclose(np.concatenate(first), [1.0, 1.0, 1.0, 0.5])
@@ -169,10 +169,12 @@ def test_a_greedy_episode_is_the_baseline_of_its_task_and_without_one_nothing_of
 
 def test_components_of_a_reward_are_weighed_by_their_own() -> None:
     parts = [{"reward/right": 1.0, "reward/short": 0.0}, {"reward/right": 0.0, "reward/short": 0.5}]
-    members = tuple(replace(one, metrics=part) for one, part in zip(GROUP.trajectories, parts, strict=True))
+    members = tuple(
+        replace(trajectory, metrics=part) for trajectory, part in zip(GROUP.trajectories, parts, strict=True)
+    )
     group = replace(GROUP, trajectories=members)
     (credit,) = credit_groups([group], "gdpo")
-    means = [one or 0.0 for one in credit.means]
+    means = [mean or 0.0 for mean in credit.means]
     assert all(np.isfinite(means)) and credit.members[0] is not None
     with pytest.raises(ConfigError, match="no episode has any: return Reward"):
         credit_groups([GROUP], "gdpo")

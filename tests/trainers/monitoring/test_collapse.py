@@ -198,7 +198,7 @@ def test_a_run_that_learns_until_it_is_good_shows_no_sign(steps: int, entropy: f
 def test_a_collapse_after_any_healthy_history_is_named_within_three_steps(
     history: list[StepHealth], name: SymptomName
 ) -> None:
-    before = [replace(one, success=0.5) for one in history]
+    before = [replace(step, success=0.5) for step in history]
     collapse = [replace(HEALTHY, **COLLAPSES[name](step)) for step in range(1, 4)]
     assert name in first_signs(before + collapse)
 

@@ -108,8 +108,8 @@ def test_a_step_of_a_real_model_has_the_same_bits_with_any_number_of_threads(
             norms.append(learner.update(fresh_batch(model, seed=step)).grad_norm)
         learner.close()
         weights.append([parameter.detach().clone() for parameter in model.parameters()])
-    for other in weights[1:]:
-        assert all(torch.equal(one, two) for one, two in zip(weights[0], other, strict=True))
+    for some_weights in weights[1:]:
+        assert all(torch.equal(left, right) for left, right in zip(weights[0], some_weights, strict=True))
     assert norms[:2] * 4 == norms
 
 

@@ -137,8 +137,8 @@ def check(ranks: list[Found], expected: Found) -> None:
 def assert_near(tensors: list[Tensor], expected: list[Tensor]) -> None:
     """All numbers differ by a hundred thousandth of the largest at most."""
     bound = 1e-5 * max(float(tensor.abs().max()) for tensor in expected)
-    for one, two in zip(tensors, expected, strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=bound)
+    for left, right in zip(tensors, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=bound)
 
 
 @pytest.mark.long

@@ -83,12 +83,12 @@ def test_the_process_has_had_at_least_what_it_just_held() -> None:
 def test_the_page_of_metrics_lists_exactly_what_a_line_may_have() -> None:
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text().partition("## What was played")[2]
     listed = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
-    router = RouterStats(**{one.name: 0 for one in fields(RouterStats)})
+    router = RouterStats(**{field.name: 0 for field in fields(RouterStats)})
     metrics = StepMetrics(
         step=1,
-        rollout=RolloutSummary(**{one.name: 0 for one in fields(RolloutSummary)}),
-        update=StepStats(**{one.name: 0 for one in fields(StepStats)} | {"router": router}),
-        critic=CriticStats(**{one.name: 0 for one in fields(CriticStats)}),
+        rollout=RolloutSummary(**{field.name: 0 for field in fields(RolloutSummary)}),
+        update=StepStats(**{field.name: 0 for field in fields(StepStats)} | {"router": router}),
+        critic=CriticStats(**{field.name: 0 for field in fields(CriticStats)}),
         sync=WeightSync(version=1),
         generate_s=0,
         update_s=0,

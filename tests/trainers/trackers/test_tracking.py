@@ -111,7 +111,7 @@ def test_a_tracker_that_fails_is_named_once_finished_and_told_nothing_more(
     tell(follower, 1, 2, 3, 2)
     follower.finish(60)
     assert tracker.told == ["run", 1, "finished"]  # or its library would take the run for one that goes on
-    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == [
         "the tracker noted failed and is switched off, the run goes on: OSError: the server is gone",
     ]
@@ -169,7 +169,7 @@ def test_an_unknown_tracker_is_answered_with_the_one_that_was_meant() -> None:
 def test_a_library_that_is_missing_is_named_with_the_line_that_installs_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in [one for one in sys.modules if one.partition(".")[0] == name]:
+    for module in [module_name for module_name in sys.modules if module_name.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
     for module in ("torch.utils.tensorboard", f"agentgym.trainers.trackers.{name}"):
         monkeypatch.delitem(sys.modules, module, raising=False)

@@ -113,7 +113,7 @@ def as_episodes(batch: Batch) -> list[Episode]:
         places = [place for place, trained in enumerate(mask) if trained]
         carried = dict.fromkeys(places, 0.0)
         for place, reward in enumerate(rewards):
-            before = [one for one in places if one <= place]
+            before = [earlier for earlier in places if earlier <= place]
             if places:
                 carried[before[-1] if before else places[0]] += reward
         counted = [carried[place] for place in places]
