@@ -24,7 +24,7 @@ def by_length(trajectory: Trajectory, task: Task, *, per_turn: float = 1.0, offs
 
 
 def of_all(trajectories: Sequence[Trajectory], tasks: Sequence[Task]) -> list[float]:
-    return [float(len(tasks) * one.seed) for one in tasks]
+    return [float(len(tasks) * task.seed) for task in tasks]
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:

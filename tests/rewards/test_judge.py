@@ -131,8 +131,8 @@ def test_a_score_out_of_the_highest_is_one(chat_endpoint: Any, episode: Make, ve
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
     (scored,) = judge(endpoint.url, [episode("a")])
     assert scored.reward == 0.7
-    (other,) = judge(endpoint.url, [episode("a")], scale=(0, 5))
-    assert other.error is not None and "no score from 0 to 5" in other.error
+    (failure,) = judge(endpoint.url, [episode("a")], scale=(0, 5))
+    assert failure.error is not None and "no score from 0 to 5" in failure.error
 
 
 RUBRIC = {"right": {"text": "Is it right?", "weight": 3}, "clear and brief": "Is it short?"}

@@ -62,7 +62,11 @@ def run(config: RewardConfig, talk: Callable[[Rewards], Any]) -> Any:
             return await talk(rewards)
 
     result = asyncio.run(main())
-    assert not [one for one in psutil.Process().children(recursive=True) if "pool_process" in " ".join(one.cmdline())]
+    assert not [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if "pool_process" in " ".join(process.cmdline())
+    ]
     return result
 
 
@@ -74,16 +78,19 @@ def test_it_runs_in_another_process_with_its_settings(written: str, episode: Mak
     scored = run(
         pool(f"{written}:by_word", settings={"bonus": 0.5}), lambda rewards: rewards.score([episode("a"), episode("b")])
     )
-    first, second = (one.reward for one in scored)
+    first, second = (episode.reward for episode in scored)
     assert first == second and first % 1 == 0.5 and first != os.getpid() + 0.5
 
 
 @pytest.mark.long
 def test_async_batch_and_whole_rewards_pass_the_border(written: str, episode: Make) -> None:
     played = [episode("a"), episode("b", replies=["c"])]
-    assert [one.reward for one in run(pool(f"{written}:later"), lambda rewards: rewards.score(played))] == [2.0, 2.0]
+    assert [episode.reward for episode in run(pool(f"{written}:later"), lambda rewards: rewards.score(played))] == [
+        2.0,
+        2.0,
+    ]
     together = run(pool(f"{written}:lengths"), lambda rewards: rewards.score(played))
-    assert [one.reward for one in together] == [1.0, 2.0]
+    assert [episode.reward for episode in together] == [1.0, 2.0]
     (whole,) = run(pool(f"{written}:by_word"), lambda rewards: rewards.score([episode("whole")]))
     assert (whole.reward, whole.success, whole.metrics["reward/part"]) == (1.0, True, 0.5)
     assert whole.info["reward"] == {"said": "yes"}
@@ -116,7 +123,7 @@ def test_what_goes_wrong_is_told_and_the_next_episode_is_scored(
 def test_what_a_function_prints_and_reads_touches_no_reward(written: str, episode: Make) -> None:
     played = [episode("a"), episode("forge"), episode("b")]
     scored = run(pool(f"{written}:by_word"), lambda rewards: rewards.score(played))
-    assert len({one.reward for one in scored}) == 1
+    assert len({episode.reward for episode in scored}) == 1
 
 
 @pytest.mark.long
@@ -127,8 +134,10 @@ def test_a_hang_is_killed_with_all_it_started(written: str, episode: Make) -> No
     hung, next_one = run(pool(f"{written}:by_word", timeout_s=3.0), talk)
     assert hung.status is Status.ENV_ERROR and "no answer within 3 s" in hung.error
     assert next_one.status is Status.COMPLETED
-    left = [one for one in psutil.process_iter(["cmdline", "ppid"]) if one.info["cmdline"] == ["sleep", "600"]]
-    assert not [one for one in left if one.info["ppid"] in (1, os.getpid())]
+    left = [
+        process for process in psutil.process_iter(["cmdline", "ppid"]) if process.info["cmdline"] == ["sleep", "600"]
+    ]
+    assert not [process for process in left if process.info["ppid"] in (1, os.getpid())]
 
 
 @pytest.mark.long

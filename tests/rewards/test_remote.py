@@ -64,7 +64,9 @@ class Server:
             config = RemoteConfig(url=url, **settings)
             client = RemoteReward(config, {"k": 1}, 64, sleep=self._sleep, clock=lambda: self.now)
             try:
-                return await asyncio.gather(*(client.score([one]) for one in played), return_exceptions=True)
+                return await asyncio.gather(
+                    *(client.score([trajectory]) for trajectory in played), return_exceptions=True
+                )
             finally:
                 await client.close()
 

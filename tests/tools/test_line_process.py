@@ -43,8 +43,8 @@ def beside(program: Path) -> Callable[[], psutil.Process]:
     """The one process that runs the program."""
 
     def found() -> psutil.Process:
-        (one,) = (one for one in psutil.Process().children() if str(program) in one.cmdline())
-        return one
+        (process,) = (process for process in psutil.Process().children() if str(program) in process.cmdline())
+        return process
 
     return found
 

@@ -128,7 +128,7 @@ def told(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def tools_of(document: Any = DOCUMENT, **settings: Any) -> dict[str, Any]:
-    return {one.name: one.spec for one in openapi_tools(document, "http://127.0.0.1:1", **{**SECRETS, **settings})}
+    return {tool.name: tool.spec for tool in openapi_tools(document, "http://127.0.0.1:1", **{**SECRETS, **settings})}
 
 
 def test_an_operation_is_a_tool_by_its_id() -> None:
@@ -180,7 +180,9 @@ def test_schemas_whose_names_are_written_alike_stay_apart() -> None:
     query_parameters = [{"name": n, "in": "query", "schema": {"$ref": f"#/components/schemas/{n}"}} for n in schemas]
     document = {**DOCUMENT, "paths": {"/a": {"get": {"operationId": "a", "parameters": query_parameters}}}}
     parameters = tools_of({**document, "components": {"schemas": schemas}})["a"].parameters
-    meant = [parameters["$defs"][one["$ref"].removeprefix("#/$defs/")] for one in parameters["properties"].values()]
+    meant = [
+        parameters["$defs"][schema["$ref"].removeprefix("#/$defs/")] for schema in parameters["properties"].values()
+    ]
     assert meant == list(schemas.values())
 
 

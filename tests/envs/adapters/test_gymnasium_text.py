@@ -23,7 +23,7 @@ WAY = ("down", "down", "right", "right", "down", "right")
 
 
 def act(env: TextEnv, *actions: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-    calls = tuple(ToolCall(f"call_{number}", "act", {"action": one}) for number, one in enumerate(actions))
+    calls = tuple(ToolCall(f"call_{number}", "act", {"action": action}) for number, action in enumerate(actions))
     return env.step(Action.from_message(Message("assistant", "", tool_calls=calls)))
 
 
@@ -42,13 +42,13 @@ def test_an_episode_is_that_of_gymnasium_under_the_same_seed() -> None:
     theirs, ours = gymnasium.make("Blackjack-v1"), make_env("text/Blackjack-v1")
     for seed in range(20):
         observation, _ = theirs.reset(seed=seed)
-        assert ours.reset(seed=seed)[0] == f"Observation: {tuple(int(one) for one in observation)}"
+        assert ours.reset(seed=seed)[0] == f"Observation: {tuple(int(number) for number in observation)}"
         ended = False
         while not ended:
             observation, reward, ended, *_ = theirs.step(1)
             text, paid, terminated, *_ = act(ours, "hit")
             assert (paid, terminated) == (reward, ended)
-            assert text.endswith(f"Observation: {tuple(int(one) for one in observation)}")
+            assert text.endswith(f"Observation: {tuple(int(number) for number in observation)}")
 
 
 def test_a_reply_that_names_no_action_or_several_plays_none() -> None:

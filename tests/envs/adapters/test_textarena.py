@@ -149,7 +149,7 @@ def test_a_game_without_its_words_says_how_to_get_them(monkeypatch: pytest.Monke
 
 
 def test_env_check_tells_of_a_reward_for_coming_near() -> None:
-    verdicts = {one.check: one.verdict for one in examine_env(GUESS)}
+    verdicts = {verdict.check: verdict.verdict for verdict in examine_env(GUESS)}
     # "ignored seed": the first text is the same for all, and random words are no guess that would tell seeds apart
     assert {name for name, verdict in verdicts.items() if verdict == "failed"} == {"canaries", "ignored seed"}
     assert verdicts["side by side"] == verdicts["another process"] == verdicts["global random state"] == "passed"

@@ -43,7 +43,7 @@ def walk(seed: int, item: str = "", **settings: JSON) -> list[StepResult]:
     while not (steps[-1][2] or steps[-1][3]):
         here = re.findall(r"(\w+) key", observation.partition("Here: ")[2].partition("\n")[0])
         if here and item:
-            colour = chest if item == "right" else next(one for one in here if one != chest)
+            colour = chest if item == "right" else next(option for option in here if option != chest)
             action = calls(("take", {"item": f"{colour} key"}))
         else:
             action = calls(("go", {"direction": re.findall(r"Exits: (\w+)", observation)[0]}))

@@ -53,7 +53,7 @@ def test_it_keeps_the_contract_of_environments() -> None:
 
 def test_a_rows_messages_are_shown_as_they_are(env: TextEnv) -> None:
     observation, info = env.reset(seed=0, options={"messages": SHOTS})
-    assert info["messages"] == tuple(Message(one["role"], one["content"]) for one in SHOTS)
+    assert info["messages"] == tuple(Message(shot["role"], shot["content"]) for shot in SHOTS)
     assert observation == "Be brief.\n1 + 1?\n2\nParis is the capital of?"
     assert env.system_prompt == "" and env.tool_specs == ()
 
@@ -151,8 +151,8 @@ def test_a_row_is_rolled_out_with_its_system_prompt_and_examples(env: TextEnv, t
     loop = RolloutLoop(ScriptedEngine(reply), renderer, Limits())
     trajectory = asyncio.run(loop.run(env, Episode(task)))
     (row,) = trajectory.rows
-    assert row.messages == tuple(Message(one["role"], one["content"]) for one in SHOTS)
+    assert row.messages == tuple(Message(shot["role"], shot["content"]) for shot in SHOTS)
     prompt = renderer.decode(row.spans[0].ids)
-    assert all(one["content"] in prompt for one in SHOTS)
+    assert all(shot["content"] in prompt for shot in SHOTS)
     assert (trajectory.status, trajectory.reward, trajectory.success) == (Status.COMPLETED, 1.0, True)
     assert trajectory.task == task

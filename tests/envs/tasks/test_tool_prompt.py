@@ -393,7 +393,7 @@ def test_rows_of_an_agent_with_tools_are_trained_and_verified(folder: Path, caps
     rows, run = folder / "rows.jsonl", folder / "run"
     tool_rows = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "agent_name": "tool_agent"} for n in range(4)]
     rows.write_text(
-        "".join(json.dumps(one) + "\n" for one in [*tool_rows, {"prompt": "x", "answer": "y", "tools": ["search"]}])
+        "".join(json.dumps(row) + "\n" for row in [*tool_rows, {"prompt": "x", "answer": "y", "tools": ["search"]}])
     )
     small = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --limits.max-turns 2"
     words = ["--tools", f"{folder}/own.py:KIT", "--data.train", str(rows)]

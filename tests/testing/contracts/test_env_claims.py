@@ -92,7 +92,7 @@ class Copied(TextEnv):
 
 
 def verdicts(env: Any) -> dict[str, Verdict]:
-    return {one.check: one for one in examine_env(env)}
+    return {verdict.check: verdict for verdict in examine_env(env)}
 
 
 def verdict_of(env: Any, check: str) -> Verdict:
@@ -102,8 +102,11 @@ def verdict_of(env: Any, check: str) -> Verdict:
 
 def test_a_fair_environment_passes_every_check_it_claims() -> None:
     reports = verdicts(Fair)
-    assert {name for name, one in reports.items() if one.verdict == "not claimed"} == {"another process", "fork"}
-    assert {one.verdict for one in reports.values()} == {"passed", "not claimed"}
+    assert {name for name, verdict in reports.items() if verdict.verdict == "not claimed"} == {
+        "another process",
+        "fork",
+    }
+    assert {verdict.verdict for verdict in reports.values()} == {"passed", "not claimed"}
     assert verdict_of(Copied, "fork").verdict == "passed"
 
 
@@ -111,7 +114,7 @@ def test_what_is_not_claimed_is_told_as_that() -> None:
     reports = verdicts(Copied)
     unclaimed = {"tool schemas", "arguments against the schema", "card", "oracle", "cheat", "canaries", "baseline"}
     unclaimed |= {"reward range", "answer leak", "another process", "raising tools"}
-    assert {name for name, one in reports.items() if one.verdict == "not claimed"} == unclaimed
+    assert {name for name, verdict in reports.items() if verdict.verdict == "not claimed"} == unclaimed
     assert all(reports[name].not_claimed for name in unclaimed)
 
 
@@ -169,9 +172,9 @@ class ForkIsSelf(Copied):
 
 class ForkForgets(Copied):
     def fork(self) -> TextEnv:
-        other = copy.deepcopy(self)
-        other.said = []
-        return other
+        clone = copy.deepcopy(self)
+        clone.said = []
+        return clone
 
 
 KEPT: list[Any] = []
@@ -207,14 +210,14 @@ class KeepsFolder(Fair):
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for what the checks before leave in it
     yield
-    for one in KEPT:
-        if isinstance(one, threading.Event):
-            one.set()
-        elif isinstance(one, subprocess.Popen):
-            one.kill()
-            one.wait()
+    for resource in KEPT:
+        if isinstance(resource, threading.Event):
+            resource.set()
+        elif isinstance(resource, subprocess.Popen):
+            resource.kill()
+            resource.wait()
         else:
-            one.close()
+            resource.close()
     KEPT.clear()
 
 

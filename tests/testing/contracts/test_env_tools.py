@@ -154,5 +154,5 @@ def test_what_a_sound_environment_prints_is_not_shown(capfd: pytest.CaptureFixtu
             print("starting")
             return super().start(options)
 
-    assert all(one.printed == "" for one in examine_env(Talks, only=["makes", "reproducible", "raising tools"]))
+    assert all(verdict.printed == "" for verdict in examine_env(Talks, only=["makes", "reproducible", "raising tools"]))
     assert capfd.readouterr() == ("", "")

@@ -89,8 +89,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_random_replies_depend_on_seed_and_prompt_alone(fake_sglang: Start) -> None:
-    first, second, other = fake_sglang(seed=1), fake_sglang(seed=1), fake_sglang(seed=2)
-    answers = [generate(server, num_new=40)["output_ids"] for server in (first, second, other)]
+    first, second, reseeded = fake_sglang(seed=1), fake_sglang(seed=1), fake_sglang(seed=2)
+    answers = [generate(server, num_new=40)["output_ids"] for server in (first, second, reseeded)]
     assert answers[0] == answers[1] != answers[2]
     assert generate(first, ids=(5, 7), num_new=40)["output_ids"] != answers[0]
     assert generate(first, params={"sampling_seed": 3}, num_new=40)["output_ids"] != answers[0]
@@ -273,7 +273,7 @@ def test_rates_are_drawn_by_seed(fake_sglang: Start) -> None:
     for _ in range(2):
         server = fake_sglang(faults=faults)
         series.append([generate(server, num_new=1) for _ in range(40)])
-    kinds = [[answer if isinstance(answer, int) else 200 for answer in one] for one in series]
+    kinds = [[answer if isinstance(answer, int) else 200 for answer in answers] for answers in series]
     assert kinds[0] == kinds[1]
     assert 6 <= kinds[0].count(500) <= 18
     assert 2 <= kinds[0].count(429) <= 14

@@ -38,7 +38,7 @@ def wait_until(done: Callable[[], bool], limit_s: float = 30.0) -> None:
 
 @pytest.mark.long
 def test_descriptions_and_schemas_are_the_server_s(long_desk: Any) -> None:
-    spec = {one.name: one for one in long_desk.tool_specs}["add"]
+    spec = {spec.name: spec for spec in long_desk.tool_specs}["add"]
     assert spec.description == "Adds to the counter."
     assert spec.parameters["properties"] == {"amount": {"default": 1, "title": "Amount", "type": "integer"}}
 
@@ -191,7 +191,7 @@ def test_a_server_that_does_not_start_is_told_with_its_standard_error(
 ) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         desk(McpServer(command=(sys.executable, *command), start_timeout_s=0.5 if "sleep" in command[1] else 60))
-    wait_until(lambda: not server_processes() or all("-c" not in one.cmdline() for one in server_processes()))
+    wait_until(lambda: not server_processes() or all("-c" not in process.cmdline() for process in server_processes()))
 
 
 # ---- one server for all episodes
@@ -310,4 +310,6 @@ def test_secrets_are_in_no_repr() -> None:
 def test_nothing_is_started_before_an_episode(server_processes: Processes) -> None:
     threads = threading.active_count()
     McpTools("python server.py")
-    assert threading.active_count() == threads and not [one for one in server_processes() if "server.py" in str(one)]
+    assert threading.active_count() == threads and not [
+        process for process in server_processes() if "server.py" in str(process)
+    ]

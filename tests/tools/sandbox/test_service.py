@@ -51,8 +51,8 @@ def serving(box: Sandbox) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    with open_sandbox(limits=LIMITS) as one:
-        yield one
+    with open_sandbox(limits=LIMITS) as open_box:
+        yield open_box
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def post(url: str, **body: object) -> tuple[int, dict[str, Any]]:
 )
 def test_a_program_ends_as_in_a_box_of_this_machine(call: dict[str, Any], box: Sandbox, url: str) -> None:
     with open_sandbox(url, limits=LIMITS) as elsewhere:
-        here, there = (one.run(collect=["out/b", "missing"], **call) for one in (box, elsewhere))
+        here, there = (place.run(collect=["out/b", "missing"], **call) for place in (box, elsewhere))
     assert (there.stdout, there.stderr, there.exit_code) == (here.stdout, here.stderr, here.exit_code)
     assert (there.ended, there.files, there.ok) == (here.ended, here.files, here.ok)
     assert there.backend == "service" and there.seconds > 0

@@ -62,9 +62,9 @@ def test_oracle_and_cheat_over_many_tasks(level: int) -> None:
 
 @pytest.mark.slow
 def test_every_claim_of_the_card_holds() -> None:
-    verdicts = {one.check: one for one in examine_env("Retail-v0")}
-    assert [one.findings for one in verdicts.values() if one.findings] == []
-    assert {name for name, one in verdicts.items() if one.verdict == "not claimed"} == {"fork", "answer leak"}
+    verdicts = {verdict.check: verdict for verdict in examine_env("Retail-v0")}
+    assert [verdict.findings for verdict in verdicts.values() if verdict.findings] == []
+    assert {name for name, verdict in verdicts.items() if verdict.verdict == "not claimed"} == {"fork", "answer leak"}
 
 
 @pytest.mark.slow
@@ -133,12 +133,12 @@ def test_what_is_done_beyond_the_wish_is_wrong(more: str) -> None:
     call(env, "find_by_email", email=f" {env.customer.email.upper()} ")
     name, arguments = env.wishes[0].call or ("", {})
     call(env, name, **arguments)
-    own = [one for one in env.shop.orders.values() if one.user_id == env.customer.user_id]
+    own = [order for order in env.shop.orders.values() if order.user_id == env.customer.user_id]
     if more == "escalate":
         call(env, "escalate", order_id=own[0].order_id, reason="status")
     else:
-        other = next(one for one in own if one.status == "delivered")
-        call(env, "return_items", order_id=other.order_id, items=other.items[:1], refund_to="gift card")
+        delivery = next(order for order in own if order.status == "delivered")
+        call(env, "return_items", order_id=delivery.order_id, items=delivery.items[:1], refund_to="gift card")
     assert say(env, CLOSING)[1:] == (0.0, True)
 
 
@@ -207,7 +207,7 @@ def test_an_order_that_is_told_in_full_tells_its_price() -> None:
 
 def test_the_system_refuses_what_cannot_be() -> None:
     env = begun(1, "cancel_order")
-    own = {one.status: one for one in env.shop.orders.values() if one.user_id == env.customer.user_id}
+    own = {order.status: order for order in env.shop.orders.values() if order.user_id == env.customer.user_id}
     pending, delivered = own["pending"], own["delivered"]
     before = repr(env.shop)
     for name, arguments, message in (
@@ -355,7 +355,7 @@ def test_a_model_behind_an_endpoint_plays_the_customer(
     assert main([*options, "--seed", "3", "--json", "--output", str(tmp_path / "eval")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["success"] == 1.0
     last = endpoint.bodies[-1]["messages"]
-    assert [one["role"] for one in last[:4]] == ["system", "user", "assistant", "user"]
+    assert [message["role"] for message in last[:4]] == ["system", "user", "assistant", "user"]
     assert "You are " in last[0]["content"] and last[2]["content"] == "I want something."
     recorded = (tmp_path / "eval" / "episodes.jsonl").read_text()
     assert "I want something." in recorded and "Goodbye." in recorded and "[DONE]" not in recorded
