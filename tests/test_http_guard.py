@@ -356,7 +356,7 @@ def test_a_compressed_body_is_refused_before_it_is_inflated(renderer: Renderer, 
         {"data": compress(b"{" + b" " * 10_000_000 + b"}"), "headers": {"Content-Encoding": coding}}
         for coding, compress in (("gzip", gzip.compress), ("deflate", zlib.compress))
     ]
-    requests = [{**one, "headers": {"Content-Type": "application/json", **one["headers"]}} for one in small]
+    requests = [{**request, "headers": {"Content-Type": "application/json", **request["headers"]}} for request in small]
     assert statuses(renderer, name, *requests) == [415, 415]
 
 

@@ -180,7 +180,7 @@ def test_a_tool_that_holds_the_interpreter_ends_its_own_episode_alone(agentgym: 
     assert done.code == 0, done.err
     assert "1 episodes failed" in done.text
     episodes = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
-    (failed,) = [one for one in episodes if one["status"] != "truncated"]
+    (failed,) = [episode for episode in episodes if episode["status"] != "truncated"]
     assert len(episodes) == 10 and failed["status"] == "timeout" and failed["reward"] is None
     assert failed["error"].startswith("the environment held Python's interpreter for ")
     assert "its process was ended: regex.py:Search (seed 1000000003), tool look, step(" in failed["error"]

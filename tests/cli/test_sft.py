@@ -87,7 +87,7 @@ def test_adapters_are_merged_into_the_model_that_is_left(agentgym: Command, mode
     )
     assert done.code == 0, done.err
     first, learned = (dict(published_views(load_decoder(folder))) for folder in (model, tmp_path / "learned"))
-    changed = {name.split(".")[-2] for name, one in first.items() if not torch.equal(one, learned[name])}
+    changed = {name.split(".")[-2] for name, tensor in first.items() if not torch.equal(tensor, learned[name])}
     assert changed == {"q_proj", "down_proj"}
     moved = learned["model.layers.0.self_attn.q_proj.weight"] - first["model.layers.0.self_attn.q_proj.weight"]
     assert torch.linalg.matrix_rank(moved, rtol=1e-3) <= 2

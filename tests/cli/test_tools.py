@@ -169,7 +169,7 @@ def test_a_tool_of_a_file_is_listed_and_called(agentgym: Command, tmp_path: Path
 def test_an_mcp_server_s_tools_are_listed_and_called(agentgym: Command) -> None:
     server = f"{sys.executable} {Path(__file__).parents[1] / 'tools' / 'mcp' / 'servers' / 'careless.py'}"
     listed = agentgym("tools", "list", "--mcp", server, "--json")
-    assert [one["function"]["name"] for one in listed.json["tools"]] == ["flood", "pid", "crash", "add", "daemon"]
+    assert [tool["function"]["name"] for tool in listed.json["tools"]] == ["flood", "pid", "crash", "add", "daemon"]
     called = agentgym("tools", "call", "--mcp", server, "flood", "mib=0", "--json")
     assert (called.code, called.json) == (0, {"tool": "flood", "content": "done", "error": None})
     crashed = agentgym("tools", "call", "--mcp", server, "crash")

@@ -27,7 +27,7 @@ def test_a_mix_is_trained_and_told_for_each_environment(tmp_path: Path, capsys: 
     assert "agentgym eval --env TextGame-v0 --policy" in errors and "agentgym eval --env GuessNumber-v0" in errors
     result = json.loads(printed.out)
     assert {"success_before/TextGame-v0", "success_after/GuessNumber-v0"} < set(result)
-    trained = [one.trajectory.task.env_id for one in read_episodes(run) if one.phase == "train"]
+    trained = [record.trajectory.task.env_id for record in read_episodes(run) if record.phase == "train"]
     assert sorted(trained) == ["GuessNumber-v0"] * 2 + ["TextGame-v0"] * 4
     (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {"success/TextGame-v0", "reward_mean/GuessNumber-v0"} < set(line)

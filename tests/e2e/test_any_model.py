@@ -283,9 +283,9 @@ def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_
         words = [*train, *ray, "--steps", number, "--output", str(parts), *(["--resume"] if number == "2" else [])]
         subprocess.run([sys.executable, "-m", "agentgym", *words], check=True, timeout=280)
     assert (whole / "episodes.jsonl.zst").read_bytes() == (parts / "episodes.jsonl.zst").read_bytes()
-    one, two = (load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (whole, parts))
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    own, theirs = (load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (whole, parts))
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
     assert main(["verify", str(parts), "--deep"]) == 0
     if adapters:
         assert main(["export", str(parts), str(tmp_path / "adapter"), "--adapter"]) == 0
@@ -307,10 +307,12 @@ def test_two_ranks_with_half_of_the_experts_each_learn_on_ray_what_one_process_l
     for number in ("1", "2"):
         words = [*train, *ray, "--steps", number, "--output", str(divided), *(["--resume"] if number == "2" else [])]
         subprocess.run([sys.executable, "-m", "agentgym", *words], check=True, timeout=280)
-    one, two = (load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (alone, divided))
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-5)
+    own, theirs = (
+        load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (alone, divided)
+    )
+    assert own.keys() == theirs.keys()
+    for name, tensor in own.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=2e-5)
 
 
 @pytest.mark.long

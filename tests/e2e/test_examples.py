@@ -31,7 +31,9 @@ EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.st
 
 def environments(module: str) -> list[str]:
     classes = inspect.getmembers(importlib.import_module(f"examples.{module}"), inspect.isclass)
-    own = [name for name, one in classes if issubclass(one, TextEnv) and one.__module__ == f"examples.{module}"]
+    own = [
+        name for name, class_ in classes if issubclass(class_, TextEnv) and class_.__module__ == f"examples.{module}"
+    ]
     return [f"examples.{module}:{name}" for name in own]
 
 

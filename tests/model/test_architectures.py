@@ -146,10 +146,10 @@ def foreign(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_is_compared_with_transformers_on_its_own_tensors(foreign: Path, dtype: torch.dtype) -> None:
     model = load_decoder(foreign, dtype=dtype)
-    before = [one.data_ptr() for one in model.parameters()]
+    before = [parameter.data_ptr() for parameter in model.parameters()]
     difference = check_forward(model, foreign)
     assert difference is not None and difference < (2e-4 if dtype is torch.float32 else 1.0)
-    assert [one.data_ptr() for one in model.parameters()] == before
+    assert [parameter.data_ptr() for parameter in model.parameters()] == before
 
 
 def test_a_model_that_transformers_computes_differently_is_named_with_the_difference(foreign: Path) -> None:

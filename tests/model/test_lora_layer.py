@@ -105,14 +105,16 @@ def test_fresh_adapters_and_disabled_ones_change_no_bit_and_are_removed(kind: st
     wanted_NV, model = logprobs_of(make(kind)), make(kind)
     model.adapt(None, rank=3, scale=SCALE)
     assert torch.equal(logprobs_of(model), wanted_NV)
-    other = adapted(make(kind))
-    assert (logprobs_of(other) - wanted_NV).abs().max() > 0.01
+    adapted_model = adapted(make(kind))
+    assert (logprobs_of(adapted_model) - wanted_NV).abs().max() > 0.01
     with adapters_off():
-        assert torch.equal(logprobs_of(other), wanted_NV)
-    assert torch.equal(logprobs_of(copy.deepcopy(other)), logprobs_of(other))
-    other.remove_adapters()
-    assert torch.equal(logprobs_of(other), wanted_NV)
-    assert not list(other.adapted_weights()) and len(list(other.parameters())) == len(list(make(kind).parameters()))
+        assert torch.equal(logprobs_of(adapted_model), wanted_NV)
+    assert torch.equal(logprobs_of(copy.deepcopy(adapted_model)), logprobs_of(adapted_model))
+    adapted_model.remove_adapters()
+    assert torch.equal(logprobs_of(adapted_model), wanted_NV)
+    assert not list(adapted_model.adapted_weights()) and len(list(adapted_model.parameters())) == len(
+        list(make(kind).parameters())
+    )
 
 
 @torch.no_grad()
@@ -176,7 +178,7 @@ def test_recomputed_blocks_have_the_gradients_of_kept_ones(make: Make) -> None:
     expected = torch.autograd.grad(logprobs_of(model)[:, 7].mean(), adapters)
     model.set_recompute(True)
     recomputed = torch.autograd.grad(logprobs_of(model)[:, 7].mean(), adapters)
-    assert all(torch.equal(one, two) for one, two in zip(recomputed, expected, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(recomputed, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -202,10 +204,10 @@ def test_a_function_that_takes_no_sum_is_refused(make: Make) -> None:
 
 def test_the_experts_of_a_folder_may_be_copied_without_their_weights(make: Make) -> None:
     model = adapted(make("qwen3_moe"))
-    other = model.like()
-    assert [name for name, _ in other.named_parameters()] == [name for name, _ in model.named_parameters()]
-    assert all(parameter.is_meta for parameter in other.parameters())
-    assert [own.name for own in other.adapted_weights()] == [own.name for own in model.adapted_weights()]
+    duplicate = model.like()
+    assert [name for name, _ in duplicate.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert all(parameter.is_meta for parameter in duplicate.parameters())
+    assert [own.name for own in duplicate.adapted_weights()] == [own.name for own in model.adapted_weights()]
 
 
 def test_a_saved_folder_has_no_adapter(make: Make, tmp_path: Path) -> None:

@@ -49,7 +49,12 @@ def test_a_group_s_prompt_is_one_segment_and_its_replies_are_its_branches() -> N
     prompt, replies = list(range(40)), [[7] * 5, [8] * 6, [9] * 7]
     ids_N, seqlens = packed([prompt + reply for reply in replies])
     layout = PackedLayout(seqlens, ids_N=ids_N)
-    assert [(one.length, one.ancestors) for one in layout.segments] == [(40, ()), (5, (0,)), (6, (0,)), (7, (0,))]
+    assert [(segment.length, segment.ancestors) for segment in layout.segments] == [
+        (40, ()),
+        (5, (0,)),
+        (6, (0,)),
+        (7, (0,)),
+    ]
     assert PackedLayout(seqlens).num_tokens == sum(seqlens)  # without ids nothing is shared
 
 
@@ -107,8 +112,8 @@ def test_shared_and_partly_wanted_states_and_gradients_are_those_of_every_sequen
     shared_layout = PackedLayout(seqlens, ids_N=ids_N, wanted_N=wanted_N)
     assert shared_layout.num_tokens < 0.7 * len(ids_N)
     shared = states_and_gradients(model, ids_N, shared_layout, wanted_N, weights_ME)
-    for one, other in zip(shared, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.detach().abs().max()))
+    for left, right in zip(shared, plain, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-3 * float(right.detach().abs().max()))
 
 
 def test_no_wanted_entry_gives_no_state() -> None:

@@ -115,12 +115,12 @@ def test_weights_from_outside_reach_every_tensor_of_a_copy(
     pair: tuple[Any, TransformersModel, Path], tmp_path: Path
 ) -> None:
     _, ours, _ = pair
-    other, generator = copy.deepcopy(ours), torch.Generator().manual_seed(2)
+    duplicate, generator = copy.deepcopy(ours), torch.Generator().manual_seed(2)
     new = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in ours.published_tensors()}
     with torch.no_grad():
-        for name, view in published_views(other):
+        for name, view in published_views(duplicate):
             view.copy_(new[name])
-    save_model_folder(other, tmp_path)
+    save_model_folder(duplicate, tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     assert saved.keys() == new.keys()
     assert all(torch.equal(saved[name], tensor) for name, tensor in new.items())

@@ -509,7 +509,7 @@ def test_the_openai_client_reads_chat_completions_and_their_exact_ids(url: str) 
     assert [pair[1] for pair in choice_json["meta_info"]["output_token_logprobs"]] == ids
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
-    assert [one.logprob for one in choice.logprobs.content] == [
+    assert [token.logprob for token in choice.logprobs.content] == [
         pair[0] for pair in choice_json["meta_info"]["output_token_logprobs"]
     ]
     assert answer.metadata is not None

@@ -87,8 +87,10 @@ def test_the_engine_keeps_every_promise_of_the_protocol(
             weights=model.tensors(),
             recompute=lambda prompt, reply, sampling: model.logprobs(prompt, reply, sampling.temperature),
         )
-        assert [one for one in findings if one.severity == "error"] == []
-        assert {one.message for one in findings} <= {"logprobs change in their last bits with what else is in flight"}
+        assert [finding for finding in findings if finding.severity == "error"] == []
+        assert {finding.message for finding in findings} <= {
+            "logprobs change in their last bits with what else is in flight"
+        }
 
     played(play, pause=mode)
 
@@ -150,7 +152,7 @@ def test_seeds_are_honoured_and_filtered_sampling_reports_the_distribution_it_dr
 def test_many_long_prompts_at_once_with_seeds_do_not_end_the_server(played: Played) -> None:
     async def play(engine: ReplicatedEngine) -> None:
         sampling = [Sampling(max_tokens=4, seed=seed) for seed in range(32)]
-        calls = [engine.generate(prompt_of(900, i), one, session=f"s{i}") for i, one in enumerate(sampling)]
+        calls = [engine.generate(prompt_of(900, i), settings, session=f"s{i}") for i, settings in enumerate(sampling)]
         assert all(len(reply.ids) == 4 for reply in await asyncio.gather(*calls))
 
     played(play)
@@ -450,7 +452,7 @@ def kill_core(replica: Replica) -> None:
     assert replica.transport.process is not None
     processes = psutil.Process(replica.transport.process.pid).children(recursive=True)
     doomed = [process for process in processes if "EngineCore" in process.name() + "".join(process.cmdline())]
-    assert doomed, [one.cmdline() for one in processes]
+    assert doomed, [process.cmdline() for process in processes]
     for process in doomed:
         with suppress(psutil.NoSuchProcess):  # it ends with the one before it
             process.kill()

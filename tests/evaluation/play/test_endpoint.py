@@ -76,7 +76,7 @@ def test_verify_and_the_report_say_that_no_ids_are_there(chat_endpoint: Start, e
     checked = {verdict.about.name: verdict.num_checked for verdict in report.verdicts}
     assert checked["reward"] == checked["status"] == 4 and checked["tool_answers"] == 12 and checked["spans"] == 0
     episodes = read_run(tmp_path / "run").episodes
-    assert [(one.num_tokens, one.num_trained_tokens) for one in episodes] == [(39, 9)] * 4
+    assert [(episode.num_tokens, episode.num_trained_tokens) for episode in episodes] == [(39, 9)] * 4
 
 
 def test_rows_that_are_taken_away_are_missed(chat_endpoint: Start, tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_failures_on_the_way_are_survived_and_counted_apart(echo: str, tmp_path:
         result = play(server.url, echo, tmp_path / "run", num_tasks=12, endpoint={"max_retries": 8, "timeout_s": 1.0})
     assert result.summary.num_episodes == 12 and result.summary.num_failed == 0
     assert result.use is not None and result.use.num_retries > 0 and result.use.num_without_ids == 0
-    replies = sum(len(one.turns) for one in result.trajectories)
+    replies = sum(len(trajectory.turns) for trajectory in result.trajectories)
     assert result.use.num_requests == replies + result.use.num_retries
-    assert result.use.completion_tokens == sum(one.num_trained_tokens for one in result.trajectories)
+    assert result.use.completion_tokens == sum(trajectory.num_trained_tokens for trajectory in result.trajectories)
     report = verify_run(tmp_path / "run")
     assert report.ok, "\n".join(report.lines())
 

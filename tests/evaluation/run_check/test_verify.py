@@ -110,8 +110,10 @@ def play(run: Path, tokenizer: ChatTokenizer, renderer: Renderer, *, num_tasks: 
                 tasks = [Task("GuessNumber-v0", seed=10 * step + index) for index in range(num_tasks)]
                 for group in await sampler.sample(tasks, 4, step=step):
                     advantages = [
-                        [[0.5] * row.num_trained_tokens for row in one.rows] if one.status.trainable else None
-                        for one in group.trajectories
+                        [[0.5] * row.num_trained_tokens for row in trajectory.rows]
+                        if trajectory.status.trainable
+                        else None
+                        for trajectory in group.trajectories
                     ]
                     writer.write(group.trajectories, step=step, advantages=advantages)
                 await engine.update_weights({}, step + 1)
@@ -459,7 +461,7 @@ def test_the_numbers_of_a_step_follow_from_its_episodes(tmp_path: Path, lines: L
     assert verify_run(run).ok
     wrong = {**sound, "failed": 0, "reward_mean": sum(rewards) / 24}
     (run / "metrics.jsonl").write_text(json.dumps(sound) + "\n" + json.dumps(wrong) + "\n{", encoding="utf-8")
-    (verdict,) = (one for one in verify_run(run).verdicts if one.about.name == "metrics")
+    (verdict,) = (verdict for verdict in verify_run(run).verdicts if verdict.about.name == "metrics")
     assert (verdict.num_checked, verdict.num_failed) == (3, 2)
     assert str(verdict.first).startswith("line 2: of metrics.jsonl: failed of step 0 is 0, its episodes give ")
 

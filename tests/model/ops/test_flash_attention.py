@@ -175,8 +175,8 @@ def test_models_of_transformers_attend_by_levels(kind: str, tmp_path: Path, monk
     expected, calls = results(), []
     monkeypatch.setattr(pass_attention, "is_flash_attention", lambda *_: True)
     monkeypatch.setattr(pass_attention, "attend", lambda *_: calls.append(1))
-    for own, other in zip(results(), expected, strict=True):
-        assert (own - other).norm() <= 1e-6 * other.norm()
+    for own, theirs in zip(results(), expected, strict=True):
+        assert (own - theirs).norm() <= 1e-6 * theirs.norm()
     assert not calls
 
 
@@ -200,8 +200,8 @@ def test_a_model_that_attends_by_levels_has_the_same_states_and_gradients(
     expected = gradients()
     monkeypatch.setattr(decoder, "is_tree_attention", lambda *_: False)
     monkeypatch.setattr(decoder, "is_flash_attention", lambda *_: True)
-    for own, other in zip(gradients(), expected, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
+    for own, theirs in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(own, theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.gpu

@@ -115,7 +115,7 @@ def test_without_ids_the_record_says_so_and_counts_by_usage(chat_endpoint: Start
     noted: Any = played.info["chat_endpoint"]
     assert noted["model"] == "test-model" and noted["token_ids"] is False
     assert len(noted["latency_s"]) == len(noted["first_token_s"]) == 2
-    assert [one["role"] for one in noted["opening"]] == ["system", "user"]
+    assert [message["role"] for message in noted["opening"]] == ["system", "user"]
     assert trajectory_from_json(trajectory_to_json(played)) == played
 
 

@@ -89,8 +89,8 @@ class Played:
 
     @property
     def group(self) -> Group:
-        one = self.trajectory
-        return Group(one.group, one.task, (one,))
+        trajectory = self.trajectory
+        return Group(trajectory.group, trajectory.task, (trajectory,))
 
 
 def play(

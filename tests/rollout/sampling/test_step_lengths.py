@@ -53,4 +53,4 @@ def test_orders_that_were_learned_before_the_run_was_resumed_are_waited_for_no_l
     lengths = StepLengths(groups_per_step=2, max_staleness=1)
     metrics = [lengths.add(5, [group("4/1", 3, 3), group("5/0", 4, 4)])]  # 5/1 was learned before
     metrics += [lengths.add(step, [group(f"{step}/{n}", step, step) for n in range(2)]) for step in range(6, 10)]
-    assert [one.get("length_step") for one in metrics] == [None, None, None, 6, 7]
+    assert [step_metrics.get("length_step") for step_metrics in metrics] == [None, None, None, 6, 7]

@@ -75,8 +75,8 @@ def test_the_interval_of_a_difference_holds_the_true_one_near_0_and_1(
     rng = np.random.default_rng(num_tasks)
     covered = {"success": 0, "reward": 0}
     for _ in range(400):
-        ease, other = rng.random(num_tasks), rng.random(num_tasks)
-        solved = (ease < first, np.where(rng.random(num_tasks) < shared, ease, other) < second)
+        ease, own_ease = rng.random(num_tasks), rng.random(num_tasks)
+        solved = (ease < first, np.where(rng.random(num_tasks) < shared, ease, own_ease) < second)
         scores = [{f"{task}": [(float(won), float(won))] for task, won in enumerate(bits)} for bits in solved]
         difference = paired_difference(*scores)
         assert difference is not None

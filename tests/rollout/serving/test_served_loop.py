@@ -257,7 +257,7 @@ def test_an_agent_with_a_prompt_and_tools_of_its_own_is_recorded_as_it_asks(
 
     texts = (CALL % ("clock", 1), "It is noon.", "one", "two", "three")
     trajectory = play(RolloutLoop(scripted(raw, *texts), renderer), Chat(), agent)
-    assert policy_ids(trajectory) == [raw(one + END) for one in texts]
+    assert policy_ids(trajectory) == [raw(text + END) for text in texts]
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 0.5, 0.5, 0.5]
     opening, row = trajectory.rows
     assert not opening.num_trained_tokens and "pirate" in renderer.decode(row.ids.tolist())
@@ -358,7 +358,7 @@ def test_an_episode_that_cannot_begin_costs_its_agent_nothing(renderer: Renderer
             await player.play_on()
         return await playing
 
-    statuses = [one.status for one in asyncio.run(run())]
+    statuses = [trajectory.status for trajectory in asyncio.run(run())]
     assert statuses == [Status.ENV_ERROR, Status.COMPLETED, Status.COMPLETED]
 
 

@@ -152,7 +152,7 @@ def test_other_tensors_are_multiplied_without_a_copy(weight_OI: nn.Parameter, x_
     others = weight_OI.to(torch.float16), torch.zeros(3), uncounted
     keep_packed(others)
     row_product(x_NI, weight_OI)
-    assert not any(other in row_products._packed_by_weight for other in (weight_OI, *others))
+    assert not any(tensor in row_products._packed_by_weight for tensor in (weight_OI, *others))
 
 
 def test_the_copy_ends_with_its_weight(weight_OI: nn.Parameter, x_NI: Tensor) -> None:
