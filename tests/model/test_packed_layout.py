@@ -65,8 +65,8 @@ def test_a_long_row_hides_later_keys_in_memory_that_grows_with_its_length_alone(
         for block in rows.blocks:
             assert block.bias_TL is not None
             place_T = rows.position_U[place : place + block.num_rows]
-            wanted_TL = torch.where(torch.arange(block.num_keys) > place_T[:, None], -torch.inf, 0.0)
-            assert torch.equal(block.bias_TL, wanted_TL)
+            bias_TL = torch.where(torch.arange(block.num_keys) > place_T[:, None], -torch.inf, 0.0)
+            assert torch.equal(block.bias_TL, bias_TL)
             biases[block.bias_TL.untyped_storage().data_ptr()] = block.bias_TL.untyped_storage().nbytes()
             place += block.num_rows
         if rows is layout.every:

@@ -26,9 +26,9 @@ def _has_mask(args: Any) -> bool:
 
 
 class PretendTensor(torch.Tensor):
-    """A tensor of the device, over the CPU tensor `held`."""
+    """A tensor of the device, over the CPU tensor `cpu_tensor`."""
 
-    held: torch.Tensor
+    cpu_tensor: torch.Tensor
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> PretendTensor:
@@ -41,12 +41,12 @@ class PretendTensor(torch.Tensor):
             device=torch.device(NAME, 0),
             requires_grad=inner.requires_grad,
         )
-        wrapper.held = inner
+        wrapper.cpu_tensor = inner
         return wrapper
 
     def tolist(self) -> Any:
         WAITS.append("tolist")
-        return self.held.tolist()
+        return self.cpu_tensor.tolist()
 
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -61,7 +61,7 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
 
     def held(value: Any) -> Any:
         if isinstance(value, PretendTensor):
-            return value.held
+            return value.cpu_tensor
         if isinstance(value, torch.Tensor):
             plain_tensors.append(value)
         return torch.device("cpu") if isinstance(value, torch.device) and value.type == NAME else value

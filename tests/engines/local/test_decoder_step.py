@@ -92,9 +92,9 @@ def test_compiled_logits_are_the_uncompiled_ones_for_prompts_and_decoded_tokens_
     lengths = {0: 1, 3: 200, 4: 17, 7: 64, 9: 65, 30: 130}
     after = dict(lengths.items())
     for rows in (prompts(lengths), decodes(after), decodes({3: 201}), decodes(dict.fromkeys(range(NUM_SLOTS), 5))):
-        compiled_RV, plain_RV = (step.forward(rows) for step in steps)
-        assert compiled_RV.shape == plain_RV.shape == (len(rows.wanted_R), 90)
-        torch.testing.assert_close(compiled_RV, plain_RV, rtol=1e-4, atol=1e-4)
+        fast_RV, plain_RV = (step.forward(rows) for step in steps)
+        assert fast_RV.shape == plain_RV.shape == (len(rows.wanted_R), 90)
+        torch.testing.assert_close(fast_RV, plain_RV, rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()

@@ -77,9 +77,9 @@ def test_logits_are_those_of_the_step_of_operators(heads: dict[str, Any], dtype:
             step = StepRunner(model, cache)
             step._attends_compiled = False
         logits.append([step.forward(rows_of(parts)).clone() for parts in [*STEPS, *STEPS]])
-    for graphed_RV, plain_RV in zip(*logits, strict=True):
+    for graph_RV, plain_RV in zip(*logits, strict=True):
         bound = 1e-4 if dtype == torch.float32 else 0.02
-        assert (graphed_RV - plain_RV).norm() < bound * plain_RV.norm()
+        assert (graph_RV - plain_RV).norm() < bound * plain_RV.norm()
 
 
 def test_new_weights_and_released_memory_are_seen_by_the_graphs() -> None:

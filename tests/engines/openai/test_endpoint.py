@@ -28,7 +28,7 @@ from agentgym.testing.fake_server.server import FakeConfig, FakeSglang
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
 Start = Callable[..., Any]
-ASKED = [Message("user", "Hello?")]
+QUESTION = [Message("user", "Hello?")]
 GO = ToolSpec("go", "Goes.", {"type": "object", "properties": {"direction": {"type": "string"}}})
 PLAIN = ChatEndpointConfig(token_ids=False)
 REFUSED = {"error": {"message": "This model's maximum context length is 10 tokens.", "code": "context_length_exceeded"}}
@@ -54,7 +54,7 @@ class Asker:
         return asyncio.run(main())
 
     def ask(self, *messages: Message | ChatReply, sampling: Sampling | None = None, tools: Any = ()) -> ChatReply:
-        reply = self.run(lambda endpoint: endpoint.complete(messages or ASKED, tools, sampling, session="s"))
+        reply = self.run(lambda endpoint: endpoint.complete(messages or QUESTION, tools, sampling, session="s"))
         assert isinstance(reply, ChatReply)
         return reply
 
@@ -129,7 +129,7 @@ def test_history_goes_back_word_for_word_and_bad_arguments_as_good_json(chat_end
     endpoint = chat_endpoint(lambda body, number: completion)
     asker = Asker(endpoint.url)
     reply = asker.ask(tools=[GO])
-    asker.ask(*ASKED, reply, Message("tool", "A hall.", tool_call_id="call_7"), tools=[GO])
+    asker.ask(*QUESTION, reply, Message("tool", "A hall.", tool_call_id="call_7"), tools=[GO])
     messages = endpoint.bodies[-1]["messages"]
     assert messages[1]["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"direction":"north"}'}
     assert "reasoning_content" not in messages[1]
@@ -195,7 +195,7 @@ def test_a_wrong_key_is_told_at_once_and_never_shown(chat_endpoint: Start, monke
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said())
     endpoint.key = "another"
     asker = Asker(endpoint.url, ChatEndpointConfig(model="test-model", token_ids=False))
-    for talk in (lambda client: client.open(), lambda client: client.complete(ASKED)):
+    for talk in (lambda client: client.open(), lambda client: client.complete(QUESTION)):
         with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:
             asker.run(talk)
         text = f"{caught.value!r} {caught.value.__cause__!r} {asker.config!r}"
@@ -211,7 +211,7 @@ def test_a_model_that_is_not_there_is_answered_with_the_nearest(chat_endpoint: S
 
     endpoint = chat_endpoint(script, models=("qwen3-8b", "llama-70b"))
     asker = Asker(endpoint.url, ChatEndpointConfig(model="qwen-8b"))
-    for talk in (lambda client: client.open(), lambda client: client.complete(ASKED)):
+    for talk in (lambda client: client.open(), lambda client: client.complete(QUESTION)):
         with pytest.raises(UnknownName, match="did you mean 'qwen3-8b'"):
             asker.run(talk)
     with pytest.raises(ConfigError, match="lists 2: qwen3-8b, llama-70b; name a model"):
@@ -301,8 +301,8 @@ def test_a_reply_that_cannot_fit_any_more_is_asked_for_without_a_limit(chat_endp
 
     async def talk(client: ChatEndpoint) -> list[ChatReply]:
         await client.open()
-        first = await client.complete(ASKED, (), Sampling(max_tokens=41))
-        return [first, await client.complete([*ASKED, first, *ASKED], (), Sampling(max_tokens=41))]
+        first = await client.complete(QUESTION, (), Sampling(max_tokens=41))
+        return [first, await client.complete([*QUESTION, first, *QUESTION], (), Sampling(max_tokens=41))]
 
     replies = Asker(endpoint.url).run(talk)
     assert [reply.cut_by_window for reply in replies] == [False, True]
@@ -332,7 +332,7 @@ def test_what_an_endpoint_refuses_is_asked_once_a_client(chat_endpoint: Start) -
     asker = Asker(endpoint.url, ChatEndpointConfig())
 
     async def talk(client: ChatEndpoint) -> list[ChatReply]:
-        return await asyncio.gather(*(client.complete(ASKED) for _ in range(8)))
+        return await asyncio.gather(*(client.complete(QUESTION) for _ in range(8)))
 
     replies = asker.run(talk)
     assert [reply.attempts for reply in replies] == [5, *[1] * 7]
@@ -345,7 +345,7 @@ def test_an_endpoint_that_never_streams_is_asked_for_whole_answers_from_then_on(
     endpoint.streams = False
 
     async def talk(client: ChatEndpoint) -> list[str]:
-        return [(await client.complete(ASKED)).message.content for _ in range(3)]
+        return [(await client.complete(QUESTION)).message.content for _ in range(3)]
 
     assert Asker(endpoint.url, ChatEndpointConfig()).run(talk) == ["Hi."] * 3
     assert ["stream" in body for body in endpoint.bodies][-2:] == [False, False]
@@ -400,7 +400,7 @@ def test_an_endpoint_that_counts_no_tokens_is_told_of_once(
 
     async def talk(client: ChatEndpoint) -> None:
         for _ in range(2):
-            await client.complete(ASKED)
+            await client.complete(QUESTION)
 
     with caplog.at_level(logging.WARNING):
         Asker(endpoint.url).run(talk)
@@ -414,7 +414,7 @@ def test_requests_keep_within_the_rate_limit(chat_endpoint: Start) -> None:
 
     async def talk(client: ChatEndpoint) -> None:
         for _ in range(4):
-            await client.complete(ASKED)
+            await client.complete(QUESTION)
 
     asker = Asker(endpoint.url, ChatEndpointConfig(requests_per_minute=30, token_ids=False))
     asker.run(talk)
@@ -429,8 +429,8 @@ def test_ids_and_logprobs_are_kept_where_the_server_returns_them() -> None:
         asker = Asker(server.url, ChatEndpointConfig())
 
         async def talk(client: ChatEndpoint) -> tuple[ChatReply, ChatReply]:
-            first = await client.complete(ASKED, sampling=Sampling(max_tokens=8))
-            return first, await client.complete(ASKED, sampling=Sampling(max_tokens=8))
+            first = await client.complete(QUESTION, sampling=Sampling(max_tokens=8))
+            return first, await client.complete(QUESTION, sampling=Sampling(max_tokens=8))
 
         first, second = asker.run(talk)
     assert first.attempts == 2 and second.attempts == 1  # it streams no ids, so that it is asked without streaming

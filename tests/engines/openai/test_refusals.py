@@ -20,7 +20,7 @@ from agentgym.errors import ConfigError
 from agentgym.types import Message
 
 Start = Callable[..., Any]
-ASKED = [Message("user", "Hello?")]
+QUESTION = [Message("user", "Hello?")]
 PLAIN = ChatEndpointConfig(token_ids=False)
 GOOGLE = "You exceeded your current quota, please check your plan and billing details."
 LONG = f"{GOOGLE} For more information, head to the documentation of limits. {'* Quota exceeded for a metric. ' * 30}"
@@ -40,7 +40,9 @@ def ask(
 
     async def main() -> list[ChatReply]:
         async with ChatEndpoint(url, config, sleep=sleep, clock=lambda: now) as endpoint:
-            return [await endpoint.complete(ASKED, (), sampling) for sampling in samplings or [Sampling(max_tokens=9)]]
+            return [
+                await endpoint.complete(QUESTION, (), sampling) for sampling in samplings or [Sampling(max_tokens=9)]
+            ]
 
     return asyncio.run(main())
 
@@ -283,7 +285,7 @@ def test_connections_stay_below_the_limit_of_open_files(chat_endpoint: Start) ->
         finally:  # the endpoint of this test is in the same process
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         async with ChatEndpoint(endpoint.url, PLAIN) as player, ChatEndpoint(endpoint.url, PLAIN) as judge:
-            return await asyncio.gather(*(each.complete(ASKED) for _ in range(60) for each in (player, judge)))
+            return await asyncio.gather(*(each.complete(QUESTION) for _ in range(60) for each in (player, judge)))
 
     replies = asyncio.run(main())
     assert [reply.attempts for reply in replies] == [1] * 120

@@ -193,14 +193,14 @@ def test_a_tool_may_tell_the_history_anew(renderer: Renderer, raw: Raw, tmp_path
 def test_a_history_that_says_the_same_goes_on_with_the_row(renderer: Renderer, raw: Raw) -> None:
     class Same(Diary):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-            self.told = [Message("user", "page 0")]
+            self.history_messages = [Message("user", "page 0")]
             return super().reset(seed=seed, options=options)
 
         def step(self, action: str) -> StepResult:
             assert isinstance(action, Action) and action.message is not None
             observation, *rest, _ = super().step(action)
-            self.told += [action.message, Message("user", observation)]
-            return observation, *rest, {"history": tuple(self.told)}  # type: ignore[return-value]
+            self.history_messages += [action.message, Message("user", observation)]
+            return observation, *rest, {"history": tuple(self.history_messages)}  # type: ignore[return-value]
 
     assert len(play(renderer, Same(), notes(raw)).trajectory.rows) == 1
 

@@ -80,12 +80,12 @@ class Copied(TextEnv):
     system_prompt = "Talk."
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        self.said = [str(self.np_random.integers(10**6))]
-        return self.said[0], {}
+        self.lines = [str(self.np_random.integers(10**6))]
+        return self.lines[0], {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self.said.append(action)
-        return f"{len(self.said)} {self.np_random.integers(10**6)}", 0.0, False, False, {}
+        self.lines.append(action)
+        return f"{len(self.lines)} {self.np_random.integers(10**6)}", 0.0, False, False, {}
 
     def fork(self) -> TextEnv:
         return copy.deepcopy(self)
@@ -173,16 +173,16 @@ class ForkIsSelf(Copied):
 class ForkForgets(Copied):
     def fork(self) -> TextEnv:
         clone = copy.deepcopy(self)
-        clone.said = []
+        clone.lines = []
         return clone
 
 
-KEPT: list[Any] = []
+RESOURCES: list[Any] = []
 
 
 class KeepsFile(Fair):
     def start(self, options: dict[str, Any]) -> str:
-        KEPT.append(open("/dev/null"))  # noqa: SIM115  # what it is here for
+        RESOURCES.append(open("/dev/null"))  # noqa: SIM115  # what it is here for
         return super().start(options)
 
 
@@ -190,13 +190,13 @@ class KeepsThread(Fair):
     def start(self, options: dict[str, Any]) -> str:
         event = threading.Event()
         threading.Thread(target=event.wait, name="left-behind", daemon=True).start()
-        KEPT.append(event)
+        RESOURCES.append(event)
         return super().start(options)
 
 
 class KeepsProcess(Fair):
     def start(self, options: dict[str, Any]) -> str:
-        KEPT.append(subprocess.Popen(["sleep", "60"]))
+        RESOURCES.append(subprocess.Popen(["sleep", "60"]))
         return super().start(options)
 
 
@@ -210,7 +210,7 @@ class KeepsFolder(Fair):
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for what the checks before leave in it
     yield
-    for resource in KEPT:
+    for resource in RESOURCES:
         if isinstance(resource, threading.Event):
             resource.set()
         elif isinstance(resource, subprocess.Popen):
@@ -218,7 +218,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
             resource.wait()
         else:
             resource.close()
-    KEPT.clear()
+    RESOURCES.clear()
 
 
 @pytest.mark.long

@@ -59,13 +59,13 @@ def test_the_reference_is_the_first_weights_or_a_teacher(
     learner = begin_rank(run, embedded_folder())
     reference = begin_rank(run, tmp_path / "none", "ReferenceActor")  # only the first weights are loaded
     batch = fresh_batch(learner._learner.model)
-    wanted_M = learner.act_on(Learner.logprobs, batch)
+    expected_M = learner.act_on(Learner.logprobs, batch)
     assert learner._learner.reference is None
-    assert torch.equal(reference.logprobs(batch), wanted_M)
+    assert torch.equal(reference.logprobs(batch), expected_M)
     learner._learner.model.embed.data.mul_(1.5)
-    assert not torch.equal(learner.act_on(Learner.logprobs, batch), wanted_M)
+    assert not torch.equal(learner.act_on(Learner.logprobs, batch), expected_M)
     Trainer(replace(ppo, steps=1), tmp_path / "run").save(tmp_path / "same")
-    assert torch.equal(teacher_of(run, tmp_path / "same", begin_rank).logprobs(batch), wanted_M)
+    assert torch.equal(teacher_of(run, tmp_path / "same", begin_rank).logprobs(batch), expected_M)
 
 
 def teacher_of(run: TrainConfig, folder: Path, begin_rank: Begin) -> Any:
@@ -86,8 +86,8 @@ def test_a_teacher_may_be_of_another_architecture(
     for ids_T, target_T in zip(batch.ids_N.split(batch.seqlens), batch.target_N.split(batch.seqlens), strict=True):
         with torch.no_grad():
             expected.append(mixture(ids_T[None]).logits[0].log_softmax(-1).gather(1, target_T[:, None])[:, 0])
-    found_M = teacher_of(run, folder, begin_rank).logprobs(batch)
-    torch.testing.assert_close(found_M, torch.cat(expected)[batch.mask_N], rtol=0, atol=1e-5)
+    teacher_M = teacher_of(run, folder, begin_rank).logprobs(batch)
+    torch.testing.assert_close(teacher_M, torch.cat(expected)[batch.mask_N], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["weights", "adapters"])

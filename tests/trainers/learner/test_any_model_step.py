@@ -135,11 +135,11 @@ def test_chosen_experts_are_replayed_with_their_gradient(
 ) -> None:
     """Other experts give another step, the router's own the same one, and cutting the step changes neither."""
     first_N = batch.ids_N + batch.position_N  # the same for the same prefix, which is computed once
-    chosen_NRK = ((first_N[:, None, None] + torch.arange(4)[:, None] + torch.arange(2)) % 4).short()
-    free = torch.full_like(chosen_NRK, FREE)
+    choice_NRK = ((first_N[:, None, None] + torch.arange(4)[:, None] + torch.arange(2)) % 4).short()
+    free = torch.full_like(choice_NRK, FREE)
     config = LearnerConfig(router=RouterConfig(balance=BALANCE))
     changes = {}
-    for name, experts in (("none", None), ("free", free), ("chosen", chosen_NRK)):
+    for name, experts in (("none", None), ("free", free), ("chosen", choice_NRK)):
         model = load_transformers_model(folder_of("qwen3_moe"))
         recorded = replace(batch, experts_NRK=experts)
         plain = step_of(load_transformers_model(folder_of("qwen3_moe")), recorded, config)
@@ -151,7 +151,7 @@ def test_chosen_experts_are_replayed_with_their_gradient(
         for name in ("free", "chosen")
     )
     assert same < 1e-6 and different > 0.01
-    loads = torch.bincount(chosen_NRK[:, 0].flatten().long(), minlength=4) / chosen_NRK[:, 0].numel()
+    loads = torch.bincount(choice_NRK[:, 0].flatten().long(), minlength=4) / choice_NRK[:, 0].numel()
     assert (router := changes["chosen"][0].router) is not None
     assert router.router_loads[0] == pytest.approx(loads.tolist(), abs=1e-4)
 

@@ -133,8 +133,8 @@ def test_the_gradient_under_a_bound_is_the_slope_of_the_clipped_error(
 
     def error() -> float:
         value_M, old_M, return_M = critic.read(batch)[0].double(), near_M.double(), batch.return_N[batch.mask_N]
-        held_M = old_M + (value_M - old_M).clamp(-0.2, 0.2)
-        loss_M = 0.5 * torch.maximum((value_M - return_M) ** 2, (held_M - return_M) ** 2)
+        clamp_M = old_M + (value_M - old_M).clamp(-0.2, 0.2)
+        loss_M = 0.5 * torch.maximum((value_M - return_M) ** 2, (clamp_M - return_M) ** 2)
         return float((batch.weight_N[batch.mask_N].double() * loss_M).sum())
 
     step = 1e-3

@@ -140,10 +140,10 @@ def test_logits_of_every_family_are_those_of_peft(family: str, tiny: Tiny, tmp_p
     learner = learner_of(model, lora=replace(LORA, alpha=3.0))
     theirs = in_peft(model, stirred(learner), tmp_path)
     ids_T = torch.arange(3, 30, 2)
-    found_TV = learner.model.logits(learner.model.hidden_states(ids_T, PackedLayout([len(ids_T)])))
-    torch.testing.assert_close(found_TV, theirs(ids_T[None]).logits[0], rtol=1e-5, atol=1e-5)
+    ours_TV = learner.model.logits(learner.model.hidden_states(ids_T, PackedLayout([len(ids_T)])))
+    torch.testing.assert_close(ours_TV, theirs(ids_T[None]).logits[0], rtol=1e-5, atol=1e-5)
     with theirs.disable_adapter():
-        assert (theirs(ids_T[None]).logits[0] - found_TV).abs().max() > 0.01
+        assert (theirs(ids_T[None]).logits[0] - ours_TV).abs().max() > 0.01
 
 
 def test_the_first_values_are_drawn_as_pefts_are_and_follow_from_the_seed_alone(tiny: Tiny) -> None:
@@ -338,9 +338,9 @@ def test_a_run_resumes_to_the_bit_and_is_exported_merged_or_as_an_adapter(
     base = AutoModelForCausalLM.from_pretrained(config["base_model_name_or_path"])
     with torch.no_grad():
         first_TV = base(ids_T[None]).logits[0]
-        wanted_TV = ours.logits(ours.hidden_states(ids_T, PackedLayout([len(ids_T)])))
+        ours_TV = ours.logits(ours.hidden_states(ids_T, PackedLayout([len(ids_T)])))
         theirs_TV = PeftModel.from_pretrained(base, tmp_path / "adapter")(ids_T[None]).logits[0]
-    torch.testing.assert_close(theirs_TV, wanted_TV, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(theirs_TV, ours_TV, rtol=1e-5, atol=1e-5)
     assert (theirs_TV - first_TV).abs().max() > 1e-3
     with pytest.raises(RunFolderError, match=r"other settings.*rank: 4 there, 8 here"):
         train(replace(run, learner=replace(learner, lora=LoraConfig(rank=8))), tmp_path / "parts", resume=True)

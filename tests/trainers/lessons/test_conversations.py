@@ -167,7 +167,7 @@ def test_ids_of_calls_and_results_may_be_left_out_and_columns_may_be_json_text()
 
 
 USER = {"role": "user", "content": "Hi."}
-SAID = {"role": "assistant", "content": "Ho."}
+REPLY = {"role": "assistant", "content": "Ho."}
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,14 @@ SAID = {"role": "assistant", "content": "Ho."}
         ({"messages": 3}, r"messages is a list, got int 3"),
         ({"messages": "[{"}, "text that is not JSON"),
         ({"messages": [USER]}, "holds no reply"),
-        ({"messages": [SAID, USER]}, r"messages\[0\] is a reply to nothing"),
+        ({"messages": [REPLY, USER]}, r"messages\[0\] is a reply to nothing"),
         ({"messages": [USER, {"role": "assistant", "content": " "}]}, r"messages\[1\] is an empty reply"),
         ({"messages": [USER, {"role": "critic", "content": "x"}]}, r"messages\[1\].role is one of .*'critic'"),
-        ({"messages": [USER, {**SAID, "weight": 0}]}, r"messages\[1\] has the weight 0"),
+        ({"messages": [USER, {**REPLY, "weight": 0}]}, r"messages\[1\] has the weight 0"),
         ({"messages": [USER, "Ho."]}, r"messages\[1\] is an object"),
-        ({"messages": [USER, SAID], "tools": [{"name": "go"}]}, r"tools\[0\] is"),
+        ({"messages": [USER, REPLY], "tools": [{"name": "go"}]}, r"tools\[0\] is"),
         (
-            {"messages": [USER, {**SAID, "tool_calls": [{"function": {"name": "go", "arguments": "{"}}]}]},
+            {"messages": [USER, {**REPLY, "tool_calls": [{"function": {"name": "go", "arguments": "{"}}]}]},
             r"messages\[1\].tool_calls\[0\]: the arguments are invalid JSON",
         ),
         *(
@@ -192,7 +192,7 @@ SAID = {"role": "assistant", "content": "Ho."}
                 {
                     "messages": [
                         USER,
-                        {**SAID, "tool_calls": [{"function": {"name": "go", key: {"direction": "north"}}}]},
+                        {**REPLY, "tool_calls": [{"function": {"name": "go", key: {"direction": "north"}}}]},
                     ]
                 },
                 rf'messages\[1\].tool_calls\[0\]: .*no "{key}"',
@@ -222,7 +222,7 @@ def test_a_result_has_the_name_of_the_latest_call_of_its_id() -> None:
     answer = {"role": "tool", "tool_call_id": "call_0", "content": "x"}
     twice = called("a", {})
     twice["tool_calls"] = [*twice["tool_calls"], *called("b", {})["tool_calls"]]  # type: ignore[misc]
-    messages = [USER, called("weather", {}), answer, called("timer", {}), answer, answer, twice, answer, answer, SAID]
+    messages = [USER, called("weather", {}), answer, called("timer", {}), answer, answer, twice, answer, answer, REPLY]
     conversation = conversation_of({"messages": messages})
     assert [message.name for message in conversation.messages if message.role == "tool"] == [
         "weather",

@@ -147,10 +147,10 @@ def test_the_proxy_is_the_squared_norm_of_the_gradient_by_the_logits(tiny: Tiny)
     model = tiny()
     learner = learner_of(model)
     batch = plain_batch(GROUP.trajectories)
-    found_M = learner.gradient_proxies(batch)
+    proxy_M = learner.gradient_proxies(batch)
     learner.close()
     hidden_ME = model.hidden_states(batch.ids_N, PackedLayout(batch.seqlens))[batch.mask_N]
-    for hidden_E, target, proxy in zip(hidden_ME, batch.target_N[batch.mask_N], found_M, strict=True):
+    for hidden_E, target, proxy in zip(hidden_ME, batch.target_N[batch.mask_N], proxy_M, strict=True):
         logits_V = model.logits(hidden_E[None])[0].detach().requires_grad_()
         (slope_V,) = torch.autograd.grad(logits_V.log_softmax(-1)[target], logits_V)
         assert float(proxy) == pytest.approx(float(slope_V.square().sum()), rel=1e-4)

@@ -57,12 +57,12 @@ class Overpaid(Worthless):
 class Fragile(TextGame):
     """Breaks at its fourth turn, seven of eight of them."""
 
-    made = 0
+    num_made = 0
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        Fragile.made += 1
-        self.number = Fragile.made
+        Fragile.num_made += 1
+        self.number = Fragile.num_made
 
     def step(self, action: str) -> Any:
         if self.turns == 4 and self.number % 8:  # the check of the engine plays three turns

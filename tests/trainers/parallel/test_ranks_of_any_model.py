@@ -179,8 +179,8 @@ def test_ranks_have_adapters_on_experts_and_publish_them_merged(
     first = dict(load_policy(cases["qwen3_moe-lora"]["model"]).published_tensors())  # type: ignore[attr-defined]
     for expert in range(4):
         name = f"model.layers.1.mlp.experts.{expert}.up_proj.weight"
-        wanted_OI = first[name] + LORA.alpha / LORA.rank * high_XOR[expert] @ low_XRI[expert]
-        torch.testing.assert_close(outcome["between"][name], wanted_OI, rtol=0, atol=1e-5)
+        expected_OI = first[name] + LORA.alpha / LORA.rank * high_XOR[expert] @ low_XRI[expert]
+        torch.testing.assert_close(outcome["between"][name], expected_OI, rtol=0, atol=1e-5)
         assert not torch.equal(outcome["between"][name], first[name])
 
 

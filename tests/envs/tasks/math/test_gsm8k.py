@@ -161,8 +161,8 @@ def test_held_out_seeds_play_the_test_set_in_order_and_others_play_training_prob
         assert fresh.problem in problems("train")  # where nobody gave a seed either
     for split in ("train", "test"):
         split_env = GSM8K(split=split)  # type: ignore[arg-type]
-        assert one.reset(seed=EVAL_SEED_START + 2)[0] == problems(split)[2].question  # type: ignore[arg-type]
-        assert one.reset(seed=0, options={"index": 9})[0] == problems(split)[9].question  # type: ignore[arg-type]
+        assert split_env.reset(seed=EVAL_SEED_START + 2)[0] == problems(split)[2].question  # type: ignore[arg-type]
+        assert split_env.reset(seed=0, options={"index": 9})[0] == problems(split)[9].question  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="from 0 to 999 in the split train, got 1000"):
         env.reset(seed=0, options={"index": 1000})
 
