@@ -55,7 +55,7 @@ def groups_of(folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-def test_a_run_ahead_learns_from_whole_groups_of_which_no_token_is_older_than_the_bound(
+def test_a_run_ahead_learns_from_whole_groups_within_the_staleness_bound(
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     _, watcher = train(replace(ahead, eval=HeldOutConfig(episodes=2)), tmp_path / "run")
@@ -138,7 +138,7 @@ def test_what_is_sampled_before_the_first_update_is_what_the_synchronous_run_sam
 
 
 @pytest.mark.slow
-def test_what_is_learned_beside_sampling_is_what_is_learned_of_the_recorded_groups_alone(
+def test_learning_beside_sampling_equals_learning_from_the_recorded_groups(
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     """Loss by loss and weight by weight: neither the thread nor the episodes that go on meanwhile change a bit."""
@@ -201,7 +201,7 @@ def test_what_was_ordered_and_not_learned_from_is_ordered_again_under_the_same_n
     assert again.train_tasks(1, range(2)) == [first[0].task, first[1].task]
 
 
-def test_the_engine_has_a_copy_of_the_weights_only_where_it_samples_while_they_are_trained(
+def test_the_engine_copies_the_weights_only_if_it_samples_during_training(
     small_run: TrainConfig, tmp_path: Path
 ) -> None:
     model = load_decoder(embedded_folder())
@@ -230,6 +230,6 @@ def test_a_baseline_that_is_played_with_the_weights_of_the_step_is_refused() -> 
         TrainConfig(env="X", max_staleness=-1)
 
 
-def test_who_asks_for_over_dispatch_is_told_what_is_there_instead(capsys: pytest.CaptureFixture[str]) -> None:
+def test_over_dispatch_is_refused_with_its_replacement(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--env", "TextGame-v0", "--over-dispatch", "8"]) != 0
     assert "unknown option '--over-dispatch': max_staleness has later steps played" in capsys.readouterr().err

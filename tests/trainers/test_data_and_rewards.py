@@ -158,7 +158,7 @@ def test_an_episode_whose_reward_fails_is_no_zero_and_too_many_end_the_run(
 
 
 @pytest.mark.slow
-def test_a_class_and_a_function_in_python_stand_in_the_place_of_names(small_run: TrainConfig, tmp_path: Path) -> None:
+def test_classes_and_functions_may_replace_names(small_run: TrainConfig, tmp_path: Path) -> None:
     trainer = Trainer(
         replace(small_run, steps=1),
         tmp_path / "run",
@@ -186,7 +186,7 @@ def test_a_reward_in_python_may_be_a_name_and_what_is_no_configuration_is_refuse
     assert not (tmp_path / "other").exists()
 
 
-def test_lengths_and_held_out_rows_are_told_before_anything_is_played(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lengths_and_held_out_rows_are_printed_before_any_episode(capsys: pytest.CaptureFixture[str]) -> None:
     file, options = str(GSM8K), ["--data.eval-fraction", "0.2", "--data.max-prompt-tokens", "200", "--dry-run"]
     assert main(["train", "--data.train", file, *options]) == 0
     output = capsys.readouterr()

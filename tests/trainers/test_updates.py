@@ -35,7 +35,7 @@ def shifted(batch: TrainingBatch, nats: float) -> TrainingBatch:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 12, 99])
-def test_minibatches_hold_whole_trajectories_once_each_and_weigh_as_much_as_the_whole(
+def test_minibatches_hold_each_trajectory_once_and_sum_to_the_whole_weight(
     number: int, tiny: Tiny, fresh_batch: Fresh
 ) -> None:
     batch = fresh_batch(tiny())
@@ -49,7 +49,7 @@ def test_minibatches_hold_whole_trajectories_once_each_and_weigh_as_much_as_the_
     assert total == pytest.approx(float(batch.weight_N.sum()))
 
 
-def test_every_epoch_and_minibatch_is_an_optimizer_step_and_the_ratio_is_to_before_the_first(
+def test_every_minibatch_is_an_optimizer_step_with_the_ratio_to_the_first_weights(
     tiny: Tiny, fresh_batch: Fresh
 ) -> None:
     model = tiny()
@@ -78,7 +78,7 @@ def test_one_epoch_of_one_part_is_one_plain_step(tiny: Tiny, fresh_batch: Fresh)
 @pytest.mark.parametrize(
     ("loss", "nats", "factor"), [("ppo_clip", 0.5, 1.6487213), ("gspo", 0.5, 1.6487213), ("ppo_clip", 1.0, 2.0)]
 )
-def test_a_correction_weighs_what_was_sampled_elsewhere_and_the_ratio_is_to_the_weights_before_the_step(
+def test_a_correction_weighs_samples_and_the_ratio_is_to_the_weights_before_the_step(
     loss: str, nats: float, factor: float, tiny: Tiny, fresh_batch: Fresh
 ) -> None:
     model, twin = tiny(), tiny()
@@ -186,9 +186,7 @@ def test_every_correction_leaves_samples_of_the_same_weights_as_they_are(
     corrected.close()
 
 
-def test_a_penalty_in_the_rewards_is_reported_with_the_coefficient_that_it_was_taken_with(
-    tiny: Tiny, fresh_batch: Fresh
-) -> None:
+def test_a_penalty_in_the_rewards_is_reported_with_its_coefficient(tiny: Tiny, fresh_batch: Fresh) -> None:
     model = tiny()
     batch = fresh_batch(model)
     kl = KLConfig(coefficient=0.1, penalty="k1", place="reward", target=1e-6, horizon=100)

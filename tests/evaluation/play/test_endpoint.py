@@ -51,7 +51,7 @@ def play(url: str, env: str, folder: Path, *, resume: bool = False, **settings: 
     return evaluate(config, output=folder, resume=resume)
 
 
-def test_it_plays_reports_and_says_what_it_took(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
+def test_it_plays_and_reports_results_tokens_and_time(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm.", usage=(50, 20, 5)))
     result = play(endpoint.url, echo, tmp_path / "run", endpoint={"price_prompt": 1.0, "price_completion": 4.0})
     assert result.summary.num_episodes == 4 and result.summary.mean_reward == 1.5
@@ -67,7 +67,7 @@ def test_it_plays_reports_and_says_what_it_took(chat_endpoint: Start, echo: str,
     assert stored["policy"] == f"{endpoint.url}/v1"
 
 
-def test_verify_and_the_report_say_that_no_ids_are_there(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
+def test_verify_and_the_report_note_missing_ids(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
     play(endpoint.url, echo, tmp_path / "run")
     report = verify_run(tmp_path / "run")

@@ -254,7 +254,7 @@ def test_a_policy_plays_without_torch_and_without_a_trainer(arena: Arena) -> Non
     assert done.stdout.split() == []
 
 
-def test_a_model_says_the_same_here_and_in_a_training_rollout(model_folder: Path, arena: Arena) -> None:
+def test_evaluation_and_training_sample_the_same_replies(model_folder: Path, arena: Arena) -> None:
     from agentgym.engines.local.engine import LocalEngine
     from agentgym.model.model_folder import load_decoder
 

@@ -149,7 +149,7 @@ def test_a_sound_run_verifies_with_every_property_checked(tmp_path: Path, lines:
     json.dumps(report.to_json(), allow_nan=False)
 
 
-def test_without_a_renderer_the_report_says_what_it_skipped(tmp_path: Path, lines: Lines) -> None:
+def test_without_a_renderer_the_report_lists_the_skipped_checks(tmp_path: Path, lines: Lines) -> None:
     report = verify_run(stored(tmp_path, lines))
     assert report.ok
     skipped = {verdict.about.name for verdict in report.verdicts if verdict.skipped}
@@ -509,7 +509,7 @@ def test_cut_replies_and_rewritten_histories_verify_too(
 
 
 @pytest.mark.parametrize("name", ["empty", "missing", "nowhere"])
-def test_a_folder_without_episodes_says_so(tmp_path: Path, name: str) -> None:
+def test_a_folder_without_episodes_is_an_error(tmp_path: Path, name: str) -> None:
     run = tmp_path / name
     if name != "nowhere":
         run.mkdir()

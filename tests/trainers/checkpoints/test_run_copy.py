@@ -177,7 +177,7 @@ def test_what_cannot_be_opened_or_read_is_one_line(tmp_path: Path, failing: type
         RunCopy(tmp_path, "failing://bucket").begin(is_new=True)
 
 
-def test_an_address_that_cannot_be_written_ends_the_command_before_anything_is_played(
+def test_an_address_that_cannot_be_written_ends_the_command_before_any_episode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

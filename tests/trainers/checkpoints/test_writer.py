@@ -153,9 +153,7 @@ def test_a_torn_file_is_named_and_the_checkpoint_before_is_taken(
             newest_whole(tmp_path)
 
 
-def test_a_run_that_is_resumed_puts_torn_checkpoints_aside_and_writes_their_steps_again(
-    tiny: Tiny, tmp_path: Path
-) -> None:
+def test_a_resumed_run_sets_torn_checkpoints_aside_and_repeats_their_steps(tiny: Tiny, tmp_path: Path) -> None:
     write(tmp_path, tiny(), [20, 40])
     truncated(tmp_path / "checkpoints" / "step-000040" / "state.json", tmp_path)
     (tmp_path / "checkpoints" / ".step-000060.part").mkdir()
@@ -173,7 +171,7 @@ def test_a_run_without_checkpoints_begins_at_the_beginning(tmp_path: Path) -> No
     assert Checkpoints(tmp_path, CheckpointConfig()).resume() is None
 
 
-def test_what_is_written_is_the_model_of_the_step_whatever_became_of_it_meanwhile(tiny: Tiny, tmp_path: Path) -> None:
+def test_the_written_model_is_that_of_its_step(tiny: Tiny, tmp_path: Path) -> None:
     model, go = tiny(), threading.Event()
     mean = torch.ones(3)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -235,9 +233,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_the_one_bef
     assert [folder.name for folder in checkpoint_folders(tmp_path)] == ["step-000001", "step-000003"]
 
 
-def test_an_error_that_nobody_was_told_is_logged_at_the_end(
-    tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unraised_error_is_logged_at_the_end(tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
     checkpoints.save(snapshot(tiny(), 2, Unwritable), [])
     checkpoints.close()
@@ -283,7 +279,7 @@ def test_the_best_checkpoint_is_told_by_a_mean_over_a_window() -> None:
     assert best_step([], metrics, "success", 1) is None
 
 
-def test_a_metric_that_no_step_has_is_told_once_with_the_nearest_name(
+def test_a_metric_that_no_step_has_is_warned_about_once_with_the_nearest_name(
     tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_best="sucess"))
@@ -396,9 +392,7 @@ class Program:
         return (Path.touch, (self.path,))
 
 
-def test_a_checkpoint_whose_metadata_is_a_program_is_refused_and_the_program_does_not_run(
-    tiny: Tiny, tmp_path: Path
-) -> None:
+def test_a_checkpoint_with_a_program_as_metadata_is_refused_and_not_run(tiny: Tiny, tmp_path: Path) -> None:
     write(tmp_path, tiny(), [1])
     folder, mark = tmp_path / "checkpoints" / "step-000001", tmp_path / "ran"
     (folder / "learner" / ".metadata").write_bytes(pickle.dumps(Program(mark)))

@@ -91,7 +91,7 @@ def test_a_teacher_may_be_of_another_architecture(
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["weights", "adapters"])
-def test_the_critic_learns_what_that_of_the_learners_ranks_does_and_both_read_each_others_state(
+def test_critic_ranks_learn_as_learner_ranks_do_and_exchange_their_state(
     rank: int, ppo: TrainConfig, begin_rank: Begin, fresh_batch: Callable[..., TrainingBatch], tmp_path: Path
 ) -> None:
     run = resolve_config(on_ray(replace(ppo, learner=replace(ppo.learner, kl=KLConfig(), lora=LoraConfig(rank=rank)))))
@@ -171,7 +171,7 @@ SMALL = {"cpus": {"learner": 0.5, "engine": 0.5}}
 
 
 @pytest.mark.slow
-def test_a_run_with_ranks_of_both_outlives_their_deaths_and_gives_the_bytes_of_a_local_run(
+def test_a_run_with_separate_ranks_survives_their_deaths_with_a_local_runs_bytes(
     cluster: str, ppo: TrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ppo = replace(ppo, checkpoint=CheckpointConfig(every=1))
@@ -187,7 +187,7 @@ def test_a_run_with_ranks_of_both_outlives_their_deaths_and_gives_the_bytes_of_a
 
 
 @pytest.mark.slow
-def test_two_ranks_of_each_learn_what_one_process_learns_which_goes_on_with_their_checkpoint(
+def test_two_ranks_of_each_kind_learn_as_one_process_that_can_resume_them(
     cluster: str, ppo: TrainConfig, tmp_path: Path
 ) -> None:
     first = replace(ppo, steps=2)

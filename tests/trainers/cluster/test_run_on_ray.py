@@ -200,7 +200,7 @@ def test_the_only_engine_is_waited_for_when_it_dies(
     assert episodes(folder) == episodes(local_run)
 
 
-def test_what_an_engine_lacks_is_told_with_its_origin(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
+def test_missing_engine_parts_are_reported_with_their_origin(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
     greedy = replace(run, executor="ray", ray=on(cluster), local=replace(run.local, num_slots=10**10))
     with pytest.raises(AgentGymError, match=r"the key/value cache needs .* GiB") as raised:
         Trainer(greedy, tmp_path / "run").fit()
@@ -237,7 +237,7 @@ def test_an_interrupt_ends_the_run_and_all_that_it_began(
         driver.kill()
 
 
-def test_actors_that_ray_ends_for_want_of_memory_are_told_as_that(tmp_path: Path) -> None:
+def test_an_actor_out_of_memory_is_reported_as_such(tmp_path: Path) -> None:
     """Ray is told to see a shortage where a hundredth of the memory is in use, which is always."""
     words = "train --env TextGame-v0 --executor ray --steps 1 --tasks 2 --group-size 2 --ray.max-restarts 0".split()
     command = [sys.executable, "-m", "agentgym", *words, "--output", str(tmp_path / "run")]
@@ -248,7 +248,7 @@ def test_actors_that_ray_ends_for_want_of_memory_are_told_as_that(tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
-def test_a_cluster_that_is_too_small_says_what_it_has(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
+def test_a_cluster_that_is_too_small_is_refused_with_its_size(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
     greedy = ClusterConfig(address=cluster, engines=40, start_s=3)
     with pytest.raises(AgentGymError, match=r"the cluster did not give .*CPU.* it has .*12"):
         Trainer(replace(run, executor="ray", ray=greedy), tmp_path / "run").fit()
@@ -295,7 +295,7 @@ def joining(address: str, folder: Path, home: Path) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environ, check=False)
 
 
-def test_an_address_at_which_nobody_answers_is_named_at_once(tmp_path: Path) -> None:
+def test_an_unanswered_address_is_named_at_once(tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

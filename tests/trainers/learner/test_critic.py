@@ -76,7 +76,7 @@ def test_a_value_is_read_before_its_token_and_one_after_the_last(
     learner.close()
 
 
-def test_a_new_critic_says_nothing_and_the_first_values_are_zero(tiny: Tiny, fresh_batch: Fresh) -> None:
+def test_a_new_critic_predicts_zero(tiny: Tiny, fresh_batch: Fresh) -> None:
     learner = learner_of(tiny())
     assert learner.critic is not None
     values_M, end_R = learner.critic.read(fresh_batch(tiny()))

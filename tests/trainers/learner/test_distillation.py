@@ -158,7 +158,7 @@ def test_adapters_learn_from_a_teacher_and_from_their_base(tiny: Tiny, fresh_bat
 
 @pytest.mark.parametrize("penalty", ["jsd", "k2"])
 @pytest.mark.parametrize(("num_own", "num_theirs"), [(44, 40), (40, 44)])
-def test_another_padding_of_the_embedding_counts_for_nothing(
+def test_padding_of_the_embedding_is_ignored(
     penalty: str, num_own: int, num_theirs: int, tiny: Tiny, fresh_batch: Fresh, tmp_path: Path
 ) -> None:
     model, teacher, batch = tiny(vocab_size=num_own), tiny(vocab_size=num_theirs, seed=5), fresh_batch(tiny())
@@ -210,7 +210,7 @@ def test_a_teacher_with_another_tokenizer_of_the_same_size_is_refused(change: st
     assert not (tmp_path / "run").exists()
 
 
-def test_a_teacher_with_the_same_tokenizer_is_taken_whatever_its_file_says_besides(tmp_path: Path) -> None:
+def test_a_teacher_with_the_same_tokenizer_is_accepted_despite_other_settings(tmp_path: Path) -> None:
     teacher = changed_tokenizer("nothing", tmp_path / "teacher")
     tokenizer = json.loads((teacher / "tokenizer.json").read_text())
     further = {**tokenizer["added_tokens"][0], "id": 1984, "content": "<|further|>"}

@@ -298,7 +298,7 @@ def test_either_optimizer_trains_adapters(name: Any, tiny: Tiny, fresh_batch: Fr
         ({"rank": 4, "learning_rate": 0.0}, "learning_rate must be above 0"),
     ],
 )
-def test_settings_that_cannot_work_say_what_to_do(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_are_refused_with_advice(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LoraConfig(**settings)
 

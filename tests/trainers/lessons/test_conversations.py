@@ -95,7 +95,7 @@ def test_the_mask_of_chatml_is_that_of_character_offsets(num_replies: int, syste
     assert (list(row.ids), list(row.mask)) == (ids, mask)
 
 
-def test_a_reply_ends_with_the_beginning_of_what_answers_it_where_a_template_has_no_other_end() -> None:
+def test_a_reply_without_an_end_mark_ends_with_the_start_of_the_next_message() -> None:
     renderer = inline(NEXT_ENDS)
     (row,) = conversation_rows(renderer, talk(2))
     assert learned(renderer, [row]) == ["say0, 12 rooms.<|user|>", "say1, 12 rooms.<|user|>"]

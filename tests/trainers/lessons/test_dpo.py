@@ -240,9 +240,7 @@ def test_a_pair_is_read_from_texts_and_messages_and_only_what_differs_is_learned
     assert "hm" not in said(renderer, later.chosen) and said(renderer, later.chosen).startswith("go north")
 
 
-def test_pairs_of_parquet_are_those_of_json_and_a_null_that_only_one_reply_has_is_learned(
-    renderer: Any, tmp_path: Path
-) -> None:
+def test_pairs_of_parquet_equal_those_of_json_and_a_null_argument_is_learned(renderer: Any, tmp_path: Path) -> None:
     def reply(arguments: dict[str, Any], **fields: Any) -> dict[str, Any]:
         call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": arguments}}
         return {"role": "assistant", "content": "", "tool_calls": [call], **fields}
@@ -352,7 +350,7 @@ def test_the_report_has_both_parts_of_the_loss(tiny: Tiny, learn: Learn) -> None
 
 
 @pytest.mark.long
-def test_the_command_learns_writes_a_model_and_says_what_it_did(
+def test_the_command_learns_writes_a_model_and_prints_a_summary(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "preferred"

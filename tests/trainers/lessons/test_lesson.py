@@ -107,7 +107,7 @@ def test_adapters_imitate_and_leave_a_model_without_adapters(
 @pytest.mark.parametrize(
     ("dtype", "size", "warns"), [("bfloat16", 1e-5, True), ("bfloat16", 1.0, False), ("float32", 1e-5, False)]
 )
-def test_adapters_that_the_type_of_the_weights_cannot_hold_are_named_where_they_are_merged(
+def test_adapters_lost_to_the_weights_type_are_named_when_they_are_merged(
     dtype: str, size: float, warns: bool, tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny().to(getattr(torch, dtype))
@@ -216,7 +216,7 @@ def test_settings_that_a_lesson_has_no_use_for_are_refused(settings: dict[str, A
 
 
 @pytest.mark.long
-def test_a_mixture_of_experts_also_learns_to_balance_them_as_its_configuration_says(tmp_path: Path) -> None:
+def test_a_mixture_of_experts_learns_its_configured_balance_loss(tmp_path: Path) -> None:
     save_small_model("qwen3_moe", tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(

@@ -88,7 +88,7 @@ def test_held_out_tasks_are_counted_and_measurements_of_training_are_not_read(tm
         read_played([tmp_path / "absent"])
 
 
-def test_rows_hold_the_recorded_ids_though_other_ids_say_the_same(renderer: Renderer) -> None:
+def test_rows_hold_the_recorded_ids_and_not_those_of_a_new_encoding(renderer: Renderer) -> None:
     ids = renderer.render([Message("user", "Hi")])
     spelled = tuple(renderer.render([Message("user", "Hi")])[-3:])  # ids that nobody would get by encoding a reply
     sampled = TokenSpan(spelled, Source.POLICY, (-0.1,) * 3, (0,) * 3)

@@ -81,7 +81,7 @@ def with_critic(model: Decoder) -> Learner:
     return learner
 
 
-def test_generalized_advantages_of_an_episode_of_two_rows_and_of_one_that_a_budget_ended(tiny: Tiny) -> None:
+def test_generalized_advantages_span_two_rows_and_a_budget_end(tiny: Tiny) -> None:
     learner = with_critic(tiny())
     config = config_of("gae", gamma=1.0, lam=0.5, whiten_advantages=False)
     (credit,) = credit_step([GROUP], config, learner)
@@ -157,7 +157,7 @@ def test_the_proxy_is_the_squared_norm_of_the_gradient_by_the_logits(tiny: Tiny)
     assert credit_step([GROUP], config_of("optimal_token_baseline"), learner_of(model))[0].members[0] is not None
 
 
-def test_a_greedy_episode_is_the_baseline_of_its_task_and_without_one_nothing_of_the_task_is_trained() -> None:
+def test_a_greedy_episode_is_the_baseline_and_a_task_without_one_is_not_trained() -> None:
     second_group = Group("h", TASK, tuple(replace(trajectory, group="h") for trajectory in GROUP.trajectories))
     credits = credit_groups([GROUP, second_group], "remax", inputs=CreditInputs(greedy={"g": 0.5}))
     first, second = credits[0].members

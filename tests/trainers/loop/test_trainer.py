@@ -93,7 +93,7 @@ def test_a_run_leaves_metrics_episodes_and_a_checkpoint_that_transformers_loads(
 
 
 @pytest.mark.long
-def test_equal_seeds_and_any_number_of_environment_threads_give_equal_bytes_and_losses(
+def test_equal_seeds_give_equal_bytes_with_any_number_of_environment_threads(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     runs = []
@@ -160,7 +160,7 @@ def test_a_resumed_run_keeps_the_reference_that_training_began_with(
 
 
 @pytest.mark.slow
-def test_episodes_that_fail_leave_the_advantages_of_the_others_as_in_a_run_without_them(
+def test_failed_episodes_change_no_advantage_of_the_others(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     config = replace(small_run, steps=1, tasks=12, eval=HeldOutConfig(episodes=0))
@@ -203,7 +203,7 @@ def test_mistakes_end_before_anything_is_written(small_run: TrainConfig, train: 
 
 
 @pytest.mark.long
-def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other_settings(
+def test_a_folder_with_a_run_is_not_overwritten_or_resumed_with_other_settings(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     config = replace(small_run, steps=1, eval=HeldOutConfig(episodes=0))

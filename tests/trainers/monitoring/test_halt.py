@@ -160,7 +160,7 @@ def test_an_entropy_that_is_driven_to_nothing_is_named(quick: TrainConfig, train
 
 
 @pytest.mark.slow
-def test_a_reward_that_punishes_calls_ends_in_no_calls_and_says_so(
+def test_a_reward_that_punishes_calls_is_named_once_calls_stop(
     quick: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     config = replace(
@@ -181,7 +181,7 @@ def test_a_reward_that_punishes_calls_ends_in_no_calls_and_says_so(
 
 
 @pytest.mark.long
-def test_a_loss_that_is_no_number_stops_with_the_batch_saved_and_the_weights_as_before(
+def test_a_nan_loss_stops_the_run_with_the_batch_saved_and_the_weights_unchanged(
     quick: TrainConfig, train: Train, tmp_path: Path, poison: dict[str, int]
 ) -> None:
     run = tmp_path / "run"
@@ -254,7 +254,7 @@ def test_without_nan_among_the_signs_that_stop_the_step_is_left_out(
 
 
 @pytest.mark.long
-def test_a_return_that_no_float_holds_stops_with_the_episodes_saved_or_leaves_the_step_out(
+def test_a_return_beyond_float32_stops_the_run_with_its_episodes_or_skips_the_step(
     quick: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     config = replace(quick, env=f"{HERE}:Overpaid", steps=2, algo="turn_returns")

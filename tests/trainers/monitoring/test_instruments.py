@@ -112,7 +112,7 @@ def test_a_run_with_trackers_and_a_trace_plays_and_learns_what_one_without_does(
 
 
 @pytest.mark.long
-def test_the_line_of_a_step_says_where_its_time_went(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
+def test_the_line_of_a_step_holds_its_timings(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     train(replace(small_run, speed=SpeedConfig(peak_tflops=2.0)), tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()

@@ -74,7 +74,7 @@ def test_a_parameter_that_no_part_uses_keeps_no_gradient() -> None:
     assert unused.grad is None
 
 
-def test_other_work_runs_on_one_core_of_a_thread_of_its_own_and_gives_its_value_or_error() -> None:
+def test_other_work_runs_on_one_core_and_returns_its_value_or_error() -> None:
     workers = GradientWorkers(2)
     name, num_threads = workers.run(lambda: (threading.current_thread().name, torch.get_num_threads()))
     assert name.startswith("agentgym-learner") and num_threads == 1

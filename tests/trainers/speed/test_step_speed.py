@@ -36,7 +36,7 @@ def test_rates_shares_and_gains_by_hand() -> None:
     assert (speed.padding_gain, speed.sharing_gain) == (2, 3)
 
 
-def test_a_step_without_an_update_or_a_device_without_a_peak_has_no_number_where_there_is_none() -> None:
+def test_a_step_without_an_update_or_a_known_peak_has_no_speed() -> None:
     speed = StepSpeed.of(TIMES, 1000, None, 1e9)
     assert speed.trained_tokens_per_s is speed.mfu is speed.padding_gain is speed.computed_tokens is None
     assert StepSpeed.of(TIMES, 1000, WORK, None).mfu is None

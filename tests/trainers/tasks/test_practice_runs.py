@@ -126,7 +126,7 @@ def test_a_step_without_any_signal_ends_at_the_cap_is_told_once_and_learns_nothi
 
 
 @pytest.mark.slow
-def test_groups_that_failed_are_replaced_and_the_share_that_may_fail_is_that_of_the_whole_step(
+def test_failed_groups_are_replaced_and_the_failure_share_is_of_the_whole_step(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     practice = PracticeConfig(filter="reward", max_refills=20)

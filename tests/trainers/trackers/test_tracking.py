@@ -79,7 +79,7 @@ def tell(follower: Follower, *steps: int) -> None:
         follower.tell(lambda tracker, step=step: tracker.step(step, {}))  # type: ignore[misc]
 
 
-def test_a_tracker_is_told_all_in_order_and_finishes_last(tmp_path: Path) -> None:
+def test_a_tracker_receives_everything_in_order_and_finishes_last(tmp_path: Path) -> None:
     tracker = Noted()
     tracker.may_go_on.set()
     follower = follow(tracker, tmp_path)

@@ -78,7 +78,7 @@ def test_inputs_are_of_the_vocabulary_and_settings_are_keywords(name: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_docstring_names_a_source_and_says_the_expectation_and_the_differences(name: str) -> None:
+def test_the_docstring_names_a_source_the_expectation_and_the_differences(name: str) -> None:
     text = inspect.getdoc(ADVANTAGES[name]) or ""
     assert any(str(year) in text for year in range(1990, 2030))
     if name not in ("turn_returns", "tir_optimal_token_baseline"):

@@ -92,7 +92,7 @@ def test_the_optimal_token_baseline_weighs_returns_by_the_gradient_spent(
     check_credit(batch.estimate(name, **settings), batch, rows, [episode.to_go for episode in episodes])
 
 
-def test_the_tail_that_only_the_longest_episode_has_gets_its_raw_return_only_with_zero_tail() -> None:
+def test_the_tail_of_the_longest_episode_gets_its_raw_return_only_with_zero_tail() -> None:
     rewards_BT = torch.tensor([[0.0, 0.0, 2.0], [1.0, 0.0, 0.0]])
     mask_BT = torch.tensor([[True, True, True], [True, False, False]])
     inputs = (rewards_BT, mask_BT, torch.zeros(2, dtype=torch.int64), torch.ones(2, 3))
@@ -112,7 +112,7 @@ def test_an_episode_whose_mates_have_nothing_trained_has_no_baseline_and_gets_ze
     assert not credit.advantages_BT.any()
 
 
-def test_gae_carries_value_and_sum_over_the_environment_and_bootstraps_a_truncated_episode() -> None:
+def test_gae_skips_environment_tokens_and_bootstraps_a_truncated_episode() -> None:
     # token, environment, token: delta_0 = 0 + 2 - 1, delta_1 = 1 + 8 - 2 (the reward stands on the environment's token
     # behind the last); with lam 0.5: A_1 = 7, A_0 = 1 + 0.5 * 7
     rewards_BT = torch.tensor([[0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)

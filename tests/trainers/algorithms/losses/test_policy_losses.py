@@ -302,7 +302,7 @@ def test_parts_of_a_step_add_up_to_the_whole(name: str, cut: int) -> None:
         torch.testing.assert_close(getattr(total, field), getattr(whole.stats, field), rtol=0, atol=1e-12)
 
 
-def test_the_traits_say_which_losses_look_at_one_token_at_a_time() -> None:
+def test_the_traits_list_the_elementwise_losses() -> None:
     assert [name for name in ALL if is_elementwise(LOSSES[name])] == ELEMENTWISE
     assert not is_elementwise(lambda *_: None)  # type: ignore[arg-type, return-value]
 
@@ -317,7 +317,7 @@ def test_what_is_not_elementwise_does_depend_on_other_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_trajectory_without_advantage_is_silent_where_the_traits_say_so(name: str) -> None:
+def test_a_trajectory_without_advantage_has_no_gradient_if_the_traits_promise_it(name: str) -> None:
     settings = {"kl_cov": {"fraction": 1.0}, "clip_cov": {"fraction": 1.0, "cov_low": 0.0}}.get(name, {})
 
     def silent(seed: int) -> bool:
@@ -384,7 +384,7 @@ def test_on_policy_the_gradient_is_the_plain_policy_gradient(name: str, dtype: t
         assert result.stats.clip_fraction == 0.0
 
 
-def test_clip_cov_drops_as_many_candidates_as_the_share_says_and_the_same_ones_every_time() -> None:
+def test_clip_cov_drops_its_share_of_candidates_and_always_the_same() -> None:
     torch.manual_seed(0)
     logp_BT, old_BT = -torch.rand(10, 50) * 2, torch.full((10, 50), -1.0)
     old_BT = logp_BT.clone()  # on policy: nothing is clipped
