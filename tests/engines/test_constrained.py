@@ -147,7 +147,7 @@ def test_a_chat_endpoint_holds_calls_to_strict_tools(sglang_server: ServerProces
     assert not any(row.mask.any() for trajectory in strict_replies for row in trajectory.rows)
 
 
-def test_xgrammar_accepts_what_each_family_writes_and_nothing_that_the_schema_forbids(sglang_python: str) -> None:
+def test_xgrammar_accepts_each_familys_calls_and_rejects_what_the_schema_forbids(sglang_python: str) -> None:
     from agentgym.types import ToolSpec
 
     tools = [ToolSpec("go", "Walk.", SCHEMA), ToolSpec("wait", "Wait.", {"type": "object", "properties": {}})]

@@ -136,7 +136,7 @@ def test_an_architecture_that_would_be_computed_differently_is_refused() -> None
         DecoderConfig.from_hf({"model_type": "gpt2"})
 
 
-def test_weights_are_matched_by_name_and_shape_and_those_of_another_model_are_refused() -> None:
+def test_weights_are_matched_by_name_and_shape_and_a_mismatch_is_refused() -> None:
     model, source = tiny("qwen3"), tiny("qwen3")
     assert own_tensors(model, {}) == []
     weights = dict(published_views(source))

@@ -94,7 +94,7 @@ def states_and_gradients(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shared_and_partly_wanted_states_and_gradients_are_those_of_every_sequence_alone(family: str) -> None:
+def test_shared_prefixes_and_wanted_entries_change_no_state_or_gradient(family: str) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def draw(count: int) -> list[int]:

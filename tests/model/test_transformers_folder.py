@@ -156,7 +156,7 @@ def longrope(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("lengths", [(20, 30), (40, 60), (32, 33), (20, 40, 7, 64)])
 @torch.no_grad()
-def test_rows_on_both_sides_of_the_longrope_threshold_have_the_logprobs_of_each_alone(
+def test_rows_on_both_sides_of_the_longrope_threshold_have_their_own_logprobs(
     lengths: tuple[int, ...], longrope: Path
 ) -> None:
     model, theirs_model = load_policy(longrope), theirs(longrope)
@@ -170,7 +170,7 @@ def test_rows_on_both_sides_of_the_longrope_threshold_have_the_logprobs_of_each_
     torch.testing.assert_close(actual_NV, expected_NV, atol=5e-5, rtol=0)
 
 
-def test_nothing_is_sampled_beyond_the_longrope_threshold_and_the_first_lines_say_so(longrope: Path) -> None:
+def test_nothing_is_sampled_beyond_the_longrope_threshold_and_a_line_notes_it(longrope: Path) -> None:
     model = load_policy(longrope)
     assert model.context_window == folder_window(longrope) == 32
     line = backend_line(model, longrope)

@@ -126,7 +126,7 @@ def test_weights_from_outside_reach_every_tensor_of_a_copy(
     assert all(torch.equal(saved[name], tensor) for name, tensor in new.items())
 
 
-def test_a_hybrid_takes_rows_of_their_own_and_says_so(pair: tuple[Any, TransformersModel, Path]) -> None:
+def test_a_hybrid_model_takes_unpacked_rows_and_notes_it(pair: tuple[Any, TransformersModel, Path]) -> None:
     theirs, ours, folder = pair
     is_hybrid = theirs.config.model_type == "qwen3_5_text"
     assert ours.packs is not is_hybrid

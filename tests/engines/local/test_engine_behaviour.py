@@ -78,9 +78,7 @@ async def replies(engine: LocalEngine, prompts: Sequence[Prompt], tag: str) -> l
     ],
     indirect=["compiled"],
 )
-def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_without_sharing(
-    heads: str, compiled: bool
-) -> None:
+def test_a_reply_has_the_same_bits_in_any_batch_with_or_without_prefix_sharing(heads: str, compiled: bool) -> None:
     model = decoder(*HEADS[heads])
     rng = random.Random(0)
     prompts = requests(64, rng)
@@ -107,7 +105,7 @@ def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_wit
 
 @pytest.mark.long
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], indirect=True)
-def test_turns_of_an_episode_reuse_their_prefix_and_have_the_bits_of_one_without_a_cache(compiled: bool) -> None:
+def test_turns_of_an_episode_reuse_their_prefix_without_changing_a_bit(compiled: bool) -> None:
     async def episode(engine: LocalEngine, number: int, *, forget: bool = False) -> list[Completion]:
         rng = random.Random(number // 4)
         ids = [rng.randrange(100) for _ in range(60)]
@@ -167,7 +165,7 @@ def test_a_group_reads_its_common_prompt_once() -> None:
     assert group == alone + 1
 
 
-def test_a_reply_in_flight_over_an_update_goes_on_under_the_new_weights_and_bears_both_versions() -> None:
+def test_a_reply_in_flight_continues_under_new_weights_and_records_both_versions() -> None:
     model = decoder()
     prompt, sampling = tuple(range(50)), Sampling(max_tokens=200, seed=3)
 
@@ -230,7 +228,7 @@ def test_weights_that_changed_without_an_update_are_refused() -> None:
     asyncio.run(play())
 
 
-def test_a_failed_step_fails_every_request_in_flight_with_its_cause_and_the_engine_goes_on() -> None:
+def test_a_failed_step_fails_every_request_in_flight_and_the_engine_continues() -> None:
     async def play() -> None:
         model = decoder()
         engine = LocalEngine(model)

@@ -88,7 +88,7 @@ def test_a_penalty_that_servers_do_not_have_is_refused(penalty: dict[str, float]
             kind(**penalty)  # type: ignore[operator]
 
 
-def test_temperature_zero_takes_the_greatest_logit_and_reports_the_logprob_of_temperature_one() -> None:
+def test_temperature_0_is_greedy_and_reports_the_logprob_at_temperature_1() -> None:
     id_B, logp_B = draw(LOGITS_V[None], floats(0.99), floats(0), np.array([1]), floats(0.1), floats(0.5))
     assert id_B.tolist() == [3]
     assert torch.allclose(logp_B, LOGITS_V.log_softmax(-1)[3:4])

@@ -72,7 +72,7 @@ def workers_of(engine: LocalEngine, session: str) -> list[EngineWorker]:
     return [worker for worker in engine._workers if worker.has(session)]
 
 
-def test_turns_stay_with_their_worker_groups_stay_together_and_workers_have_about_as_many_sessions() -> None:
+def test_sessions_stay_with_their_worker_groups_stay_together_and_load_is_even() -> None:
     async def play() -> None:
         engine = LocalEngine(decoder(), LocalEngineConfig(threads=2, num_slots=64))
         names = [f"{group}#{member}" for group in range(8) for member in range(8)]

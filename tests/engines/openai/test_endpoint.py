@@ -169,7 +169,7 @@ def test_a_request_that_takes_too_long_is_sent_again(chat_endpoint: Start) -> No
     assert reply.message.content == "Now." and reply.attempts == 2
 
 
-def test_the_endpoint_says_how_long_to_wait(chat_endpoint: Start) -> None:
+def test_the_wait_before_a_retry_is_the_one_the_endpoint_names(chat_endpoint: Start) -> None:
     make_reply = chat_endpoint.said
     busy = make_reply(status=429, headers={"Retry-After": "17"})
     endpoint = chat_endpoint(lambda body, number: busy if number == 0 else make_reply(content="Yes."))
@@ -180,7 +180,7 @@ def test_the_endpoint_says_how_long_to_wait(chat_endpoint: Start) -> None:
         asker.ask()
 
 
-def test_retries_end_and_the_failure_says_how_many_there_were(chat_endpoint: Start) -> None:
+def test_retries_end_and_the_failure_counts_them(chat_endpoint: Start) -> None:
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=500, body={"error": "worker died"}))
     asker = Asker(endpoint.url, ChatEndpointConfig(max_retries=2, token_ids=False))
     with pytest.raises(EndpointFailure, match=r"answered 500.*worker died") as caught:
@@ -190,7 +190,7 @@ def test_retries_end_and_the_failure_says_how_many_there_were(chat_endpoint: Sta
     assert (type(copy), copy.attempts) == (EndpointFailure, 3)
 
 
-def test_a_wrong_key_is_told_at_once_and_never_shown(chat_endpoint: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_key_fails_at_once_and_is_never_shown(chat_endpoint: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said())
     endpoint.key = "another"
@@ -277,7 +277,7 @@ def test_a_quota_that_is_used_up_is_not_asked_again(chat_endpoint: Start) -> Non
         "max_tokens is too large: 5000. This model supports at most 4096 completion tokens.",
     ],
 )
-def test_servers_say_in_many_words_that_the_window_is_full(words: str, chat_endpoint: Start) -> None:
+def test_a_full_window_is_recognized_in_the_wording_of_many_servers(words: str, chat_endpoint: Start) -> None:
     body = {"error": {"message": words}}
     endpoint = chat_endpoint(lambda *_: chat_endpoint.said(status=400, body=body))
     with pytest.raises(ContextExceeded):
@@ -393,7 +393,7 @@ def test_a_server_without_a_parser_of_calls_is_told_to_leave_them_in_the_text(ch
     assert Asker(endpoint.url).ask(tools=[GO]).attempts == 2
 
 
-def test_an_endpoint_that_counts_no_tokens_is_told_of_once(
+def test_an_endpoint_without_token_counts_is_warned_about_once(
     chat_endpoint: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi.", usage=None))

@@ -57,7 +57,7 @@ def ask(
         ({"error": {"message": "You have exceeded 60 requests per minute. See your billing plan."}}, None),
     ],
 )
-def test_a_limit_by_the_minute_waits_as_long_as_it_says(body: Any, wait_s: float | None, chat_endpoint: Start) -> None:
+def test_a_rate_limit_waits_as_long_as_its_header_asks(body: Any, wait_s: float | None, chat_endpoint: Start) -> None:
     make_reply = chat_endpoint.said
     for headers in ({}, {"Retry-After": "2"}):
         slept: list[float] = []

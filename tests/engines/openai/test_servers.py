@@ -71,7 +71,7 @@ def test_without_ids_a_real_server_streams(name: str, request: pytest.FixtureReq
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_real_server_says_when_its_window_is_full(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_real_server_reports_a_full_window(name: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(name).url
 
     async def ask() -> None:

@@ -285,7 +285,7 @@ def test_engines_on_one_server_never_use_each_others_request_ids(fake_sglang: Fa
 # ---- weights
 
 
-def test_an_update_says_what_it_did(fake_sglang: Fake) -> None:
+def test_an_update_reports_its_size_checksum_and_time(fake_sglang: Fake) -> None:
     server = fake_sglang()
 
     async def play(engine: ReplicatedEngine) -> None:

@@ -118,7 +118,7 @@ def test_logprobs_are_the_trainers_at_every_temperature_before_and_after_updates
     asyncio.run(run())
 
 
-def test_seeds_are_honoured_and_filtered_sampling_reports_the_distribution_it_draws_from(
+def test_seeds_are_honoured_and_filtered_sampling_reports_its_own_distribution(
     played: Played, reference: MakeReference
 ) -> None:
     prompt = prompt_of(150)
@@ -282,7 +282,7 @@ def test_an_update_without_a_pause_is_whole_for_every_id(played: Played, referen
 # ---- what goes wrong silently elsewhere
 
 
-def test_without_the_reset_of_the_prefix_cache_the_same_prompt_answers_from_the_old_policy(
+def test_without_a_prefix_cache_reset_a_prompt_is_answered_by_the_old_policy(
     played: Played, vllm_server: ServerProcess, reference: MakeReference
 ) -> None:
     prompt = prompt_of(300)  # longer than a cache block of 128
@@ -374,7 +374,7 @@ def test_what_arrived_is_checked_by_sums_where_bytes_are_not_at_hand(played: Pla
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_a_tensor_that_is_left_out_is_named_and_nothing_is_sampled_from_half_an_update(
+def test_a_missing_tensor_is_named_and_nothing_samples_from_half_an_update(
     on_gpu: bool, vllm_server: ServerProcess, reference: MakeReference
 ) -> None:
     prompt, sampling = prompt_of(40), Sampling(max_tokens=8, seed=1)
@@ -406,9 +406,7 @@ def test_a_tensor_that_is_left_out_is_named_and_nothing_is_sampled_from_half_an_
     asyncio.run(run())
 
 
-def test_an_output_head_that_repeats_the_embedding_is_not_sent_and_another_one_is_refused(
-    played: Played, reference: MakeReference
-) -> None:
+def test_a_tied_output_head_is_not_sent_and_another_one_is_refused(played: Played, reference: MakeReference) -> None:
     weights = reference(1).tensors()
     embedding = weights["model.embed_tokens.weight"]
 

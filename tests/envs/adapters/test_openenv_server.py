@@ -72,7 +72,7 @@ async def asked(socket: aiohttp.ClientWebSocketResponse, kind: str, **data: obje
     return await asyncio.wait_for(socket.receive_json(), 20)
 
 
-def test_an_environment_that_cannot_be_made_is_told_and_takes_no_session_for_good() -> None:
+def test_an_environment_that_cannot_be_made_is_reported_and_frees_its_session() -> None:
     attempts: list[TextEnv | None] = []
 
     def make() -> TextEnv:

@@ -147,7 +147,7 @@ def test_what_is_not_there_is_a_taught_error() -> None:
         _made(kind="ranked")
 
 
-def test_env_check_says_what_the_rubric_pays_for_nonsense_and_nothing_else() -> None:
+def test_env_check_reports_what_the_rubric_pays_for_nonsense() -> None:
     def failed(kind: str) -> set[str]:
         return {verdict.check for verdict in examine_env(ID, {"kind": kind}) if verdict.verdict == "failed"}
 

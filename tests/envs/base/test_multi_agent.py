@@ -113,9 +113,7 @@ def test_both_players_see_their_own_marks_as_x() -> None:
 
 
 @pytest.mark.parametrize(("opening", "lengths"), [(5, range(6)), ((2, 3), range(2, 4))])
-def test_an_opening_of_random_moves_makes_positions_that_the_seed_names_and_nobody_has_won(
-    opening: Any, lengths: range
-) -> None:
+def test_an_opening_of_random_moves_follows_from_the_seed_and_ends_no_game(opening: Any, lengths: range) -> None:
     env = make_env("TicTacToe-v0", {"opponent": "self", "opening": opening})
     game = env.unwrapped
     assert isinstance(game, TicTacToe)

@@ -214,7 +214,7 @@ def test_a_placement_is_refused_where_it_breaks_a_rule_and_may_be_taken_back() -
 
 
 @pytest.mark.parametrize(("level", "fewest", "most"), [(1, 2, 5), (2, 5, 12), (3, 8, 18)])
-def test_a_room_is_solved_in_as_many_moves_as_its_level_says(level: int, fewest: int, most: int) -> None:
+def test_a_room_takes_as_many_moves_as_its_level(level: int, fewest: int, most: int) -> None:
     env = Sokoban(level=level)
     for seed in range(10):
         env.reset(seed=seed)

@@ -87,7 +87,9 @@ def test_calls_among_the_messages_are_calls(env: TextEnv) -> None:
         ({"answer": "France"}, "France", 0.0),
     ],
 )
-def test_a_reply_is_right_when_it_says_the_ground_truth(env: TextEnv, truth: Any, reply: str, reward: float) -> None:
+def test_a_reply_is_right_when_it_contains_the_ground_truth(
+    env: TextEnv, truth: Any, reply: str, reward: float
+) -> None:
     assert score(env, reply, ground_truth=truth) == (reward, {"exact_match": reward})
 
 
@@ -133,7 +135,7 @@ def test_without_a_row_the_seed_draws_a_sum(env: TextEnv) -> None:
     assert json.dumps(play("random", 5, env), default=asdict) == json.dumps(play("random", 5, env), default=asdict)
 
 
-def test_the_oracle_of_a_row_says_its_ground_truth(env: TextEnv) -> None:
+def test_the_oracle_of_a_row_replies_with_the_ground_truth(env: TextEnv) -> None:
     for truth in ("France", ["France", "Gaul"], 12):
         assert play("oracle", 0, env, {"messages": SHOTS, "ground_truth": truth})[3] == 1.0
     with pytest.raises(ConfigError, match="no ground truth that a reply could equal"):

@@ -115,7 +115,7 @@ def row(**further: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "ground_truth": "5", **further}
 
 
-def test_functions_lists_and_schema_files_are_called_and_a_plain_reply_ends_the_episode(folder: Path) -> None:
+def test_functions_lists_and_schema_files_give_tools_and_plain_replies_end_episodes(folder: Path) -> None:
     env = make_env("ToolPrompt-v0", {"tools": [f"{folder}/own.py:KIT", f"{folder}/tools.json"]})
     assert env.reset(seed=0, options=row())[0] == "What is 2 + 3?"
     assert [spec.name for spec in env.tool_specs] == ["search", "double", "plus"]
@@ -288,7 +288,7 @@ def test_a_row_without_an_interaction_of_the_file_is_refused(
     env.close()
 
 
-def test_an_answer_that_is_none_is_a_fault_of_the_interaction(user_file: str) -> None:
+def test_an_invalid_answer_is_a_fault_of_the_interaction(user_file: str) -> None:
     env = make_env("ToolPrompt-v0", {"tools": user_file})
     env.reset(seed=0, options=asked("plain", odd=True))
     with pytest.raises(

@@ -208,7 +208,7 @@ def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_message(s
     assert not list((source.parent / "agentgym").iterdir())
 
 
-def test_without_a_working_compiler_torch_computes_it_and_a_warning_says_why(
+def test_without_a_working_compiler_torch_computes_it_and_the_reason_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = tmp_path / "broken"

@@ -33,7 +33,7 @@ def say(env: TextEnv, text: str, *calls: ToolCall) -> tuple[str, float, bool, di
     return observation, reward, terminated, info["metrics"]
 
 
-def test_every_test_problem_is_scored_as_its_official_answer_says() -> None:
+def test_every_test_problem_is_scored_by_its_official_answer() -> None:
     env = GSM8K(tool="none")
     for index, problem in enumerate(problems("test")):
         number = official(problem.solution)
@@ -121,7 +121,7 @@ CASES: list[tuple[str, str | int, bool, str]] = [
 @pytest.mark.parametrize(
     ("text", "truth", "right", "why"), CASES, ids=[f"{case[0][:24]!r}-{case[1]}" for case in CASES]
 )
-def test_an_answer_is_read_as_its_form_says(text: str, truth: str | int, right: bool, why: str) -> None:
+def test_an_answer_is_read_by_its_form(text: str, truth: str | int, right: bool, why: str) -> None:
     env = GSM8K(tool="none")
     env.reset(seed=0)
     answer = read_number(str(truth))

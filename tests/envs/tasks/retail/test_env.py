@@ -300,7 +300,7 @@ def test_a_customer_who_has_a_preference_does_not_deny_it() -> None:
     assert say(env, "Which size?")[0] == "I have no preference about that."
 
 
-def test_the_customer_says_yes_to_nothing_but_what_was_wanted() -> None:
+def test_the_customer_confirms_only_what_was_wished() -> None:
     for tool, wrong in (
         ("return_items", "mastercard-1 for the refund that you ordered"),
         ("exchange_item", "the pink one that you ordered instead"),

@@ -67,7 +67,7 @@ def test_each_page_on_the_way_names_the_next_and_no_other_page_answers_the_quest
     assert len(questions) >= 11
 
 
-def test_a_question_means_what_the_pages_say() -> None:
+def test_a_question_is_answered_by_following_the_pages() -> None:
     """The words of a question are followed back through the facts, and end at its answer."""
     for seed in range(40):
         draw = np.random.default_rng(seed)
