@@ -361,7 +361,7 @@ def test_a_compressed_body_is_refused_before_it_is_inflated(renderer: Renderer, 
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_a_second_header_that_names_a_compression_counts_and_malformed_requests_are_not_logged(
+def test_a_second_compression_header_counts_and_bad_requests_are_not_logged(
     renderer: Renderer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = f"POST {POSTS[name]} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"

@@ -102,6 +102,6 @@ def test_a_template_without_a_date_records_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [TrainConfig, EvalConfig, SftConfig])
-def test_a_date_that_is_none_is_refused_with_an_example(make: type[TrainConfig] | type[EvalConfig]) -> None:
+def test_an_invalid_date_is_refused_with_an_example(make: type[TrainConfig] | type[EvalConfig]) -> None:
     with pytest.raises(ConfigError, match="such as 2026-03-01 or 2026-03-01T08:30:00; got 'tomorrow'"):
         make(env="TextGame-v0", date="tomorrow")

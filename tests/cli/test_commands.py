@@ -48,7 +48,7 @@ class Stuck(ToolEnv):
 '''
 
 
-def test_eval_counts_successes_and_says_where_its_episodes_are(agentgym: Command, tmp_path: Path) -> None:
+def test_eval_counts_successes_and_prints_the_path_of_its_episodes(agentgym: Command, tmp_path: Path) -> None:
     done = agentgym(*ORACLE, "-n", 3, "-r", 2, "--env-kwargs", "level=1", "--json")
     assert done.code == 0, done.err
     assert done.json["success"] == 1.0 and done.json["mean_reward"] == 1.0
@@ -196,7 +196,7 @@ def test_check_finds_what_is_wrong(agentgym: Command) -> None:
 
 
 @pytest.mark.long
-def test_check_says_of_every_check_what_came_of_it(agentgym: Command) -> None:
+def test_check_reports_the_result_of_every_check(agentgym: Command) -> None:
     done = agentgym("env", "check", "--env", "GuessNumber-v0", "--env-kwargs", "level=2", "--json")
     assert done.code == 0 and done.json["ok"]
     verdicts = {check["check"]: check["verdict"] for check in done.json["checks"]}

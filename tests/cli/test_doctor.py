@@ -90,7 +90,7 @@ def test_the_suggested_torch_is_the_one_that_is_tested() -> None:
     assert f"torch=={TESTED_TORCH}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
 
 
-def test_a_torch_that_cannot_be_imported_is_told_with_its_reason(agentgym: Command, tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_reported_with_the_reason(agentgym: Command, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13 is not here')\n", encoding="utf-8")
     done = agentgym("doctor", "--json")
     (fix,) = fixes(done, "mismatch")
@@ -174,7 +174,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_mismatch(agentgym: Command, home: Path
     )
 
 
-def test_a_docker_whose_daemon_is_silent_is_told_in_its_own_words(agentgym: Command, home: Path) -> None:
+def test_a_docker_without_a_daemon_is_reported_with_dockers_message(agentgym: Command, home: Path) -> None:
     assert agentgym("doctor", "--json").json["docker"]["client"] is None
     program(home, "docker", "echo '28.2.2|'", "echo 'Cannot connect to the Docker daemon' >&2", "exit 1")
     done = agentgym("doctor", "--json")

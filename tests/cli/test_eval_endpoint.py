@@ -74,7 +74,7 @@ def test_an_endpoint_is_evaluated_with_its_cost_and_latency_in_the_report(agentg
     assert viewed.code == 0 and "--tokenizer FOLDER" in viewed.out
 
 
-def test_the_report_says_why_requests_have_no_reply_and_what_a_filter_withheld(
+def test_the_report_counts_failed_requests_by_cause_and_filtered_replies(
     agentgym: Command, chat_endpoint: Start
 ) -> None:
     make_reply = chat_endpoint.said

@@ -27,7 +27,7 @@ def parsed(out: str) -> list[Any]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_a_line_each_says_what_a_reply_holds(agentgym: Command) -> None:
+def test_each_line_holds_the_parts_of_a_reply(agentgym: Command) -> None:
     reply = f"<think>\nWhere?\n</think>\nI go.\n{CALL}\n<tool_call>\nnot JSON\n</tool_call>"
     tools = [{"type": "function", "function": GO}]
     done = agentgym("tools", "parse", "--family", "hermes", typed=lines({"text": reply, "tools": tools}, {"text": ""}))

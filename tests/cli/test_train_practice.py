@@ -56,7 +56,7 @@ def test_a_file_may_give_a_mix_with_keywords_and_levels(tmp_path: Path, capsys: 
     assert capsys.readouterr().out == printed and yaml.safe_load(printed)["env"] == "TextGame-v0"
 
 
-def test_without_any_of_it_a_dry_run_says_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_without_practice_settings_prints_nothing_about_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--env", "TextGame-v0", "--dry-run"]) == 0
     output = capsys.readouterr().out
     assert not any(word in output for word in ("environments", "levels of", "replayed", "most episodes"))

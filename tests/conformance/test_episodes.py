@@ -176,7 +176,9 @@ def test_case_3_a_call_inside_reasoning_is_never_run_and_open_reasoning_is_told(
         assert "never closed" in first.observation
 
 
-def test_case_3_a_reply_of_open_reasoning_alone_is_told_so(sample: Sample, renderer: Renderer, raw: Raw) -> None:
+def test_case_3_a_reply_of_open_reasoning_alone_gets_an_error_message(
+    sample: Sample, renderer: Renderer, raw: Raw
+) -> None:
     group, prompts = sample([raw("<think>\nWell" + END)], limits=Limits(max_turns=2))
     message = "Your reply held only reasoning. Close it with </think>"
     assert message in only(group).turns[0].observation
@@ -195,7 +197,7 @@ FAILURES: dict[str, Callable[[], BaseException] | None] = {
 
 
 @pytest.mark.parametrize("where", FAILURES)
-def test_case_4_an_infrastructure_error_is_no_reward_and_touches_nobody(
+def test_case_4_an_infrastructure_error_gives_no_reward_and_leaves_others_alone(
     sample: Sample, renderer: Renderer, raw: Raw, where: str
 ) -> None:
     counter = itertools.count()
@@ -292,7 +294,7 @@ def test_case_5_the_sampled_stop_id_is_trained_and_the_newline_after_it_is_not(
         assert not mask[place + 1]
 
 
-def test_case_6_a_result_that_does_not_fit_truncates_with_its_reason_and_the_row_is_whole(
+def test_case_6_a_result_that_does_not_fit_truncates_the_episode_with_a_whole_row(
     sample: Sample, renderer: Renderer, raw: Raw
 ) -> None:
     reply = raw(call("shout", count=300) + END)

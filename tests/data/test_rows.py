@@ -60,7 +60,7 @@ def test_columns_are_renamed_and_reached_into(jsonl: Write) -> None:
     }
 
 
-def test_the_report_says_what_is_read_as_what(jsonl: Write) -> None:
+def test_the_report_lists_how_each_column_is_read(jsonl: Write) -> None:
     path = jsonl({"question": "q", "answer": "a", "solution": "s", "ability": "math"})
     (line,) = open_data(DataConfig(train=path)).report
     assert line == f"train: 1 tasks from {path} (prompt: question; ground_truth: answer; not read: solution, ability)"

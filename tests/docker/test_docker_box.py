@@ -137,7 +137,7 @@ def test_sixty_programs_leave_no_container_and_no_open_file(client: docker.Docke
     assert client.containers.list(all=True) == []
 
 
-def test_a_container_that_was_removed_is_the_sandboxs_fault_and_another_takes_its_place(
+def test_a_removed_container_is_the_sandboxs_fault_and_is_replaced(
     client: docker.DockerClient,
 ) -> None:
     with open_sandbox("docker", limits=LIMITS) as sandbox:
@@ -153,7 +153,7 @@ def test_a_container_that_was_removed_is_the_sandboxs_fault_and_another_takes_it
         assert sandbox.run("print(1)").ok
 
 
-def test_containers_end_with_the_process_that_opened_them_and_the_reaper_takes_what_stays(
+def test_containers_end_with_their_process_and_the_reaper_removes_the_rest(
     client: docker.DockerClient,
 ) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)

@@ -163,7 +163,7 @@ def test_a_pool_that_ends_leaves_the_snapshots_of_another(client: docker.DockerC
     second.close()
 
 
-def test_the_reaper_leaves_snapshots_of_the_living_and_images_that_were_built_from_ours(
+def test_the_reaper_keeps_snapshots_of_living_processes_and_derived_images(
     client: docker.DockerClient, tmp_path: Path
 ) -> None:
     env = Work()

@@ -51,7 +51,7 @@ def test_settings_are_the_keyword_only_parameters(episode: Make) -> None:
             RewardCall.of(by_length, settings)
 
 
-def test_a_setting_that_stands_before_the_star_is_told_so() -> None:
+def test_a_positional_setting_is_refused_with_advice() -> None:
     def scaled(trajectory: Trajectory, task: Task, scale: float = 1.0) -> float:
         return scale
 

@@ -107,7 +107,7 @@ def test_async_batch_and_whole_rewards_pass_the_border(written: str, episode: Ma
         ("die", "ended with exit code 3", False),
     ],
 )
-def test_what_goes_wrong_is_told_and_the_next_episode_is_scored(
+def test_an_error_is_reported_and_the_next_episode_is_scored(
     written: str, episode: Make, word: str, words: str, survives: bool
 ) -> None:
     first, second, third = run(
@@ -182,14 +182,14 @@ asyncio.run(main())
         ("{}:Reward", ConfigError, "is a function"),
     ],
 )
-def test_what_does_not_load_is_told_before_any_episode(
+def test_what_does_not_load_is_reported_before_any_episode(
     written: str, name: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         run(pool(name.format(written)), lambda rewards: rewards.score([]))
 
 
-def test_a_file_that_breaks_says_where(tmp_path: Path) -> None:
+def test_a_broken_file_is_reported_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_library\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"does not load: ModuleNotFoundError(.|\n)*broken\.py"):
         run(pool(f"{tmp_path / 'broken.py'}:score"), lambda rewards: rewards.score([]))

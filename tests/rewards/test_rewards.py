@@ -147,7 +147,7 @@ def test_a_hang_fails_its_episode_and_holds_up_no_other(episode: Make) -> None:
         released.set()
 
 
-def test_a_time_out_of_the_functions_own_is_told_as_its_own(episode: Make) -> None:
+def test_a_time_out_that_the_function_raises_is_its_own_error(episode: Make) -> None:
     async def gives_up(trajectory: Trajectory, task: Task) -> float:
         raise TimeoutError("the database is slow")
 

@@ -223,7 +223,7 @@ def test_some_operations_are_taken() -> None:
 # ---- requests
 
 
-def test_arguments_go_where_the_document_says() -> None:
+def test_arguments_are_sent_at_the_documents_location() -> None:
     arguments = {
         "limit": 2,
         "tags": ["a b", "c&d"],
@@ -291,7 +291,7 @@ def answering(status: int, text: str = "", kind: str = "text/plain", **headers: 
         ),
     ],
 )
-def test_an_answer_and_a_refusal_are_told_to_the_model(handler: Handler, content: str, error: str | None) -> None:
+def test_an_answer_and_a_refusal_reach_the_model(handler: Handler, content: str, error: str | None) -> None:
     result = call("getPet", {"id": "1"}, handler)
     assert (result.content, result.error) == (content, error)
 
@@ -392,7 +392,7 @@ def test_what_cannot_be_read_is_refused(change: dict[str, Any], message: str) ->
         tools_of(document)
 
 
-def test_a_file_or_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_file_or_url_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ToolSchemaError, match="cannot read the OpenAPI document"):
         tools_of(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")

@@ -103,7 +103,7 @@ def test_tools_are_called_answered_and_counted_as_with_any_engine(chat_endpoint:
     assert endpoint.bodies[0]["tools"][0]["function"]["name"] == "turn"
 
 
-def test_without_ids_the_record_says_so_and_counts_by_usage(chat_endpoint: Start) -> None:
+def test_without_ids_the_record_notes_it_and_counts_by_usage(chat_endpoint: Start) -> None:
     make_reply = chat_endpoint.said
     endpoint = chat_endpoint(lambda body, number: make_reply(calls=turn(4 * number), usage=(100, 30, 9)))
     config = ChatEndpointConfig(price_prompt=1.0, price_completion=10.0)
@@ -195,7 +195,7 @@ def test_an_endpoint_that_fails_is_an_engine_error_and_no_zero(chat_endpoint: St
 
 
 @pytest.mark.parametrize("finish", ["content_filter", "SAFETY", "sensitive"])
-def test_a_reply_that_a_filter_withholds_is_an_engine_error_counted_by_name_and_no_zero(
+def test_a_filtered_reply_is_an_engine_error_with_its_own_count_and_no_reward(
     finish: str, chat_endpoint: Start
 ) -> None:
     make_reply = chat_endpoint.said
@@ -225,7 +225,7 @@ def test_a_time_out_is_an_engine_error(chat_endpoint: Start) -> None:
     assert played.status is Status.ENGINE_ERROR and "no answer within 0.2 s" in str(played.error)
 
 
-def test_a_full_context_window_truncates_and_at_the_first_prompt_it_is_the_environments_fault(
+def test_a_full_window_truncates_and_at_the_first_prompt_fails_the_environment(
     chat_endpoint: Start,
 ) -> None:
     make_reply = chat_endpoint.said

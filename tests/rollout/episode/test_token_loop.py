@@ -207,7 +207,7 @@ def test_prompt_and_reply_stay_within_every_budget(
     assert trajectory.status is not Status.ENGINE_ERROR
 
 
-def test_a_first_prompt_that_fills_the_window_says_what_to_do(renderer: Renderer, raw: Raw) -> None:
+def test_a_first_prompt_that_fills_the_window_is_an_error_with_advice(renderer: Renderer, raw: Raw) -> None:
     trajectory = play(renderer, Count(), [raw("hi" + END)], window=20)
     assert trajectory.status is Status.ENV_ERROR
     assert "leaves none of the 20 (context) for a reply: shorten" in str(trajectory.error)

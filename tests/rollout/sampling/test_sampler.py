@@ -217,9 +217,7 @@ def faulty(renderer: Renderer, raw: Raw, count: int, **config: Any) -> tuple[lis
     return asyncio.run(sampler.sample(tasks_of(count), 4)), sampler
 
 
-def test_failing_and_hanging_environments_have_a_status_and_no_reward_and_touch_nobody(
-    renderer: Renderer, raw: Raw
-) -> None:
+def test_failing_and_hanging_environments_get_a_status_and_no_reward(renderer: Renderer, raw: Raw) -> None:
     groups, sampler = faulty(renderer, raw, 8)  # while the calls of four hang until the gate opens, below
     assert [trajectory.reward for trajectory in groups[1].trajectories] == [None] * 4
     assert {trajectory.status for trajectory in groups[1].trajectories} == {Status.ENV_ERROR}
@@ -463,7 +461,7 @@ def test_the_log_of_a_clean_run_is_empty(renderer: Renderer, raw: Raw, caplog: p
     assert not caplog.records
 
 
-def test_a_tool_that_always_fails_is_told_to_the_user_once(
+def test_a_tool_that_always_fails_is_reported_to_the_user_once(
     renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
 ) -> None:
     class Broken(ToolEnv):

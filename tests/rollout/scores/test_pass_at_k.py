@@ -165,7 +165,7 @@ def test_one_environment_and_one_difficulty_are_told_once() -> None:
     assert repeat_scores([]) == ()
 
 
-def test_the_environment_says_how_difficult_a_task_is_before_its_settings_do() -> None:
+def test_the_environments_difficulty_of_a_task_wins_over_its_settings() -> None:
     task = Task("Maze-v0", 1, options={"extra_info": {"level": "hard"}}, kwargs={"level": 3})
     assert difficulty_of(episode(task, 0, 1.0, metrics={"difficulty": 4.5})) == "4.5"
     assert difficulty_of(episode(task, 0, 1.0, info={"difficulty": "easy"})) == "easy"

@@ -324,7 +324,7 @@ def test_an_agent_that_drops_its_connection_finds_its_reply_when_it_is_back(rend
     assert play(renderer, engine, Dial(), agent).status.trainable
 
 
-def test_the_deadline_counts_from_the_claim_and_is_told_to_the_agent(renderer: Renderer, raw: Raw) -> None:
+def test_the_deadline_counts_from_the_claim_and_is_sent_to_the_agent(renderer: Renderer, raw: Raw) -> None:
     async def agent(client: Agent) -> None:
         with pytest.raises(HttpRefusal, check=refusal(410, "deadline")):
             await client.ask()
@@ -381,7 +381,7 @@ def test_what_clients_do_to_an_assistant_message_on_its_way_back_rewrites_nothin
         ({"functions": [{"name": "dial"}]}, "functions"),
     ],
 )
-def test_what_is_not_supported_is_refused_in_the_form_of_openai_and_the_episode_goes_on(
+def test_unsupported_fields_get_an_openai_error_and_the_episode_continues(
     renderer: Renderer, raw: Raw, fields: JsonObject, param: str
 ) -> None:
     async def agent(client: Agent) -> None:
@@ -439,7 +439,7 @@ UNKNOWN = '<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>'
 
 
 @pytest.mark.parametrize("reply", [BROKEN, UNKNOWN, "hm " + BROKEN + CALL % 12, CALL % 12 + UNKNOWN])
-def test_a_call_that_no_agent_can_run_goes_out_as_text_and_its_answer_as_a_user_message(
+def test_a_call_that_cannot_run_is_sent_as_text_and_answered_as_a_user_message(
     renderer: Renderer, raw: Raw, tmp_path: Path, reply: str
 ) -> None:
     reply = reply.replace(END, "")
@@ -506,9 +506,7 @@ def test_fields_that_are_unknown_are_ignored_with_one_warning(
     assert len([line for line in warnings_of() if "ignored" in line]) == 2
 
 
-def test_a_full_window_is_a_bad_request_and_an_agent_that_shortens_its_messages_plays_on(
-    renderer: Renderer, raw: Raw
-) -> None:
+def test_a_full_window_is_a_bad_request_and_shorter_messages_continue(renderer: Renderer, raw: Raw) -> None:
     async def agent(client: Agent) -> None:
         await client.chat()
         opening = list(client.messages[:-1])
@@ -580,7 +578,7 @@ class Torn(Chat):
         return super().step(action)
 
 
-def test_an_environment_that_fails_is_told_to_the_agent_and_recorded_as_its_fault(renderer: Renderer, raw: Raw) -> None:
+def test_an_environment_failure_is_reported_to_the_agent_and_recorded(renderer: Renderer, raw: Raw) -> None:
     async def agent(client: Agent) -> None:
         with pytest.raises(HttpRefusal, match="the wire is cut", check=refusal(410, "env_error")):
             await client.play_on()
@@ -589,7 +587,7 @@ def test_an_environment_that_fails_is_told_to_the_agent_and_recorded_as_its_faul
     assert trajectory.status is Status.ENV_ERROR and len(trajectory.turns) == 2
 
 
-def test_an_engine_that_fails_is_told_to_the_agent(renderer: Renderer) -> None:
+def test_an_engine_failure_is_reported_to_the_agent(renderer: Renderer) -> None:
     async def agent(client: Agent) -> None:
         with pytest.raises(HttpRefusal, match="asked for a failure", check=refusal(410, "engine_error")):
             await client.ask()
@@ -740,7 +738,7 @@ def test_call_ids_are_unique_in_a_conversation(renderer: Renderer, raw: Raw) -> 
     assert {call.id for turn in trajectory.turns for call in turn.message.tool_calls} == {"call_0"}
 
 
-def test_the_distribution_is_the_runs_own_and_an_agent_that_asks_for_another_is_told_once(
+def test_the_runs_distribution_wins_over_the_agents_with_a_warning_for_each_field(
     renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
 ) -> None:
     async def agent(client: Agent) -> None:

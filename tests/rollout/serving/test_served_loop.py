@@ -170,7 +170,7 @@ MARKERS = ("A note.", "So far: nothing.", "Be a pirate.", "done", "dial(", "cloc
     first=st.integers(0, 5),
     history=st.sampled_from(["append", "rerender"]),
 )
-def test_whatever_an_agent_does_each_sampled_id_is_recorded_once_and_the_record_is_sound(
+def test_each_sampled_id_is_recorded_once_for_any_behaviour_of_an_agent(
     renderer: Renderer, raw: Raw, tmp_path: Path, acts: list[str], first: int, history: History
 ) -> None:
     texts = [
@@ -226,9 +226,7 @@ async def _do(player: Player, act: str) -> None:
         player.messages[-1] = Message("assistant", last.content.strip(), None, last.tool_calls)
 
 
-def test_history_that_is_told_otherwise_begins_a_row_and_is_trained_once(
-    renderer: Renderer, raw: Raw, tmp_path: Path
-) -> None:
+def test_a_rewritten_history_begins_a_row_and_is_trained_once(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
     async def agent(player: Player) -> None:
         for _ in range(3):
             await player.chat()
@@ -396,7 +394,7 @@ def test_a_claim_that_is_given_up_leaves_its_episode_to_the_next(renderer: Rende
     assert asyncio.run(run()).status is Status.COMPLETED
 
 
-def test_agents_that_wait_are_told_when_the_run_is_over(renderer: Renderer, raw: Raw) -> None:
+def test_waiting_agents_learn_that_the_run_is_over(renderer: Renderer, raw: Raw) -> None:
     async def run() -> None:
         served = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer))
         assert await served.claim(0.01) is None

@@ -110,7 +110,7 @@ def test_a_fair_environment_passes_every_check_it_claims() -> None:
     assert verdict_of(Copied, "fork").verdict == "passed"
 
 
-def test_what_is_not_claimed_is_told_as_that() -> None:
+def test_unclaimed_checks_are_reported_as_not_claimed() -> None:
     reports = verdicts(Copied)
     unclaimed = {"tool schemas", "arguments against the schema", "card", "oracle", "cheat", "canaries", "baseline"}
     unclaimed |= {"reward range", "answer leak", "another process", "raising tools"}

@@ -120,7 +120,7 @@ def test_a_script_that_ends_is_given_an_end_token_or_repeated(fake_sglang: Start
     assert generate(server, num_new=5, params={"ignore_eos": True})["output_ids"] == [7, 8, 7, 8, 7]
 
 
-def test_echo_says_the_end_of_the_prompt(fake_sglang: Start) -> None:
+def test_echo_replies_with_the_end_of_the_prompt(fake_sglang: Start) -> None:
     server = fake_sglang(reply=echo_reply)
     assert generate(server, ids=(9, 8, 7), num_new=2)["output_ids"] == [8, 7]
 
@@ -212,7 +212,7 @@ def test_faults_are_played_once_and_counted(fake_sglang: Start) -> None:
     assert (stats.requests, stats.answered, stats.in_flight) == (7, 4, 0)
 
 
-def test_a_busy_server_says_when_to_come_back(fake_sglang: Start) -> None:
+def test_a_busy_server_sends_a_retry_after_header(fake_sglang: Start) -> None:
     server = fake_sglang(faults=Faults(schedule={0: "busy"}, retry_after_s=0.25))
 
     async def ask() -> float | None:
@@ -425,6 +425,6 @@ def test_the_command_dies_like_a_killed_process_on_demand(command: Callable[...,
         (["--port", "99999"], "a port is in"),
     ],
 )
-def test_the_command_says_what_is_wrong(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_wrong_arguments(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fake-server", *args]) == 2
     assert message in capsys.readouterr().err

@@ -141,7 +141,7 @@ def test_no_client_is_imported_to_know_its_errors() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_scorer_that_cannot_read_an_answer_gives_none_and_one_whose_service_is_down_raises() -> None:
+def test_a_scorer_returns_none_for_an_unreadable_answer_and_raises_if_it_is_down() -> None:
     assert scored_by(lambda: 1) == (1.0, "")
     assert scored_by(lambda: int("many")) == (None, "ValueError: invalid literal for int() with base 10: 'many'")
 

@@ -135,7 +135,7 @@ def test_an_error_is_not_kept_nor_is_what_could_not_be_run() -> None:
     assert seen == [-1, -1]
 
 
-def test_a_kept_answer_is_cut_as_each_environment_says() -> None:
+def test_a_cached_answer_is_cut_to_the_limit_of_each_environment() -> None:
     @tool(pure=True, blocking=False)
     def long() -> str:
         """Says much."""

@@ -186,7 +186,7 @@ def test_what_is_no_message_is_passed_over_and_told_where_the_server_fails(desk:
         (("-c", "import time; time.sleep(60)"), "listed no tools within 0.5 s, and was ended"),
     ],
 )
-def test_a_server_that_does_not_start_is_told_with_its_standard_error(
+def test_a_server_that_does_not_start_is_reported_with_its_standard_error(
     command: tuple[str, ...], message: str, desk: Desk, server_processes: Processes
 ) -> None:
     with pytest.raises(EnvironmentFault, match=message):
@@ -270,7 +270,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
         McpServer(**settings)
 
 
-def test_a_program_that_is_not_there_is_told_at_once() -> None:
+def test_a_missing_program_is_reported_at_once() -> None:
     with pytest.raises(ConfigError, match="there is no program 'pythn'"):
         McpTools("pythn server.py").open()
     with pytest.raises(ConfigError, match="is not a folder: '/nowhere'"):
@@ -289,7 +289,7 @@ def test_a_program_is_found_from_the_server_s_working_directory(
         McpTools(McpServer(command=("./run",), cwd=tmp_path.parent)).open()
 
 
-def test_a_missing_package_is_told_with_what_installs_it() -> None:
+def test_a_missing_package_is_reported_with_its_install_command() -> None:
     code = """
 import sys, agentgym.tools.mcp as mcp
 sys.modules["mcp"] = None

@@ -282,7 +282,7 @@ def test_a_service_has_no_sessions_patterns_packages_or_images(url: str) -> None
         open_sandbox(url, image="python:3.12")
 
 
-def test_tools_say_that_nothing_is_kept_and_each_call_is_a_program_of_its_own(url: str) -> None:
+def test_tools_describe_each_call_as_a_new_program_that_keeps_nothing(url: str) -> None:
     tools = CodeTools(limits=LIMITS, backend=url)
     assert all("Nothing is kept" in entry.spec.description for entry in tools.open())
     assert tools.python("kept = 1\nprint(kept)") == "1"
