@@ -62,7 +62,7 @@ class Asker:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_reply_is_read_whole_and_streamed(stream: bool, chat_endpoint: Start) -> None:
     calls = [("call_a", "go", '{"direction": "north"}'), ("call_b", "go", '{"direction": '), ("call_c", "look", "")]
-    completion = chat_endpoint.said(content="Hi.", reasoning="Think.", calls=calls, usage=(100, 60, 7))
+    completion = chat_endpoint.make_reply(content="Hi.", reasoning="Think.", calls=calls, usage=(100, 60, 7))
     endpoint = chat_endpoint(lambda body, number: completion)
     config = ChatEndpointConfig(
         stream=stream, token_ids=False, price_prompt=2.0, price_cached=1.0, price_completion=8.0
@@ -123,7 +123,7 @@ def test_a_key_in_a_finish_reason_is_not_logged(
 
 
 def test_history_goes_back_word_for_word_and_bad_arguments_as_good_json(chat_endpoint: Start) -> None:
-    completion = chat_endpoint.said(
+    completion = chat_endpoint.make_reply(
         reasoning="Hm.", calls=[("call_7", "go", '{"direction":"north"}'), ("call_8", "go", "{")]
     )
     endpoint = chat_endpoint(lambda body, number: completion)
@@ -145,7 +145,7 @@ def test_history_goes_back_word_for_word_and_bad_arguments_as_good_json(chat_end
 def test_a_failure_that_passes_is_met_by_another_request(
     failure: dict[str, Any], stream: bool, chat_endpoint: Start
 ) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     endpoint = chat_endpoint(
         lambda body, number: make_reply(**failure) if number < 3 else make_reply(content="At last.")
     )
@@ -163,14 +163,14 @@ def test_a_failure_that_passes_is_met_by_another_request(
 
 
 def test_a_request_that_takes_too_long_is_sent_again(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     endpoint = chat_endpoint(lambda body, number: make_reply(hangs=number == 0, content="Now."))
     reply = Asker(endpoint.url, ChatEndpointConfig(timeout_s=0.2, token_ids=False)).ask()
     assert reply.message.content == "Now." and reply.attempts == 2
 
 
 def test_the_wait_before_a_retry_is_the_one_the_endpoint_names(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     busy = make_reply(status=429, headers={"Retry-After": "17"})
     endpoint = chat_endpoint(lambda body, number: busy if number == 0 else make_reply(content="Yes."))
     asker = Asker(endpoint.url)
@@ -181,7 +181,7 @@ def test_the_wait_before_a_retry_is_the_one_the_endpoint_names(chat_endpoint: St
 
 
 def test_retries_end_and_the_failure_counts_them(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=500, body={"error": "worker died"}))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(status=500, body={"error": "worker died"}))
     asker = Asker(endpoint.url, ChatEndpointConfig(max_retries=2, token_ids=False))
     with pytest.raises(EndpointFailure, match=r"answered 500.*worker died") as caught:
         asker.ask()
@@ -192,7 +192,7 @@ def test_retries_end_and_the_failure_counts_them(chat_endpoint: Start) -> None:
 
 def test_a_wrong_key_fails_at_once_and_is_never_shown(chat_endpoint: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said())
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply())
     endpoint.key = "another"
     asker = Asker(endpoint.url, ChatEndpointConfig(model="test-model", token_ids=False))
     for talk in (lambda client: client.open(), lambda client: client.complete(QUESTION)):
@@ -207,7 +207,9 @@ def test_a_wrong_key_fails_at_once_and_is_never_shown(chat_endpoint: Start, monk
 
 def test_a_model_that_is_not_there_is_answered_with_the_nearest(chat_endpoint: Start) -> None:
     def script(body: dict[str, Any], number: int) -> Any:
-        return chat_endpoint.said(status=404, body={"error": {"message": f"The model {body['model']} does not exist"}})
+        return chat_endpoint.make_reply(
+            status=404, body={"error": {"message": f"The model {body['model']} does not exist"}}
+        )
 
     endpoint = chat_endpoint(script, models=("qwen3-8b", "llama-70b"))
     asker = Asker(endpoint.url, ChatEndpointConfig(model="qwen-8b"))
@@ -216,14 +218,14 @@ def test_a_model_that_is_not_there_is_answered_with_the_nearest(chat_endpoint: S
             asker.run(talk)
     with pytest.raises(ConfigError, match="lists 2: qwen3-8b, llama-70b; name a model"):
         Asker(endpoint.url).ask()
-    unlisted = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."), models=None)
+    unlisted = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."), models=None)
     with pytest.raises(ConfigError, match="lists no models; name a model with --endpoint"):
         Asker(unlisted.url).ask()
     assert Asker(unlisted.url, ChatEndpointConfig(model="any", token_ids=False)).ask().message.content == "Hi."
 
 
 def test_a_reply_that_the_endpoint_gives_up_is_asked_for_again(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     for finish in ("abort", "error"):
         endpoint = chat_endpoint(
             lambda *arguments, f=finish: make_reply(content="A", finish="stop" if arguments[1] else f)
@@ -232,7 +234,7 @@ def test_a_reply_that_the_endpoint_gives_up_is_asked_for_again(chat_endpoint: St
 
 
 def test_a_busy_endpoint_is_asked_again_which_models_it_has(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."))
     endpoint.busy = 2
     asker = Asker(endpoint.url)
     assert asker.ask().message.content == "Hi." and len(asker.slept) == 2
@@ -250,7 +252,7 @@ def test_an_address_where_nobody_answers_is_named() -> None:
     ("status", "message"), [(403, "may not do this"), (405, "no chat completions"), (402, "credit")]
 )
 def test_what_no_retry_mends_is_the_users_to_mend(status: int, message: str, chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=status, body={}))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(status=status, body={}))
     with pytest.raises(ConfigError, match=message):
         Asker(endpoint.url).ask()
     assert len(endpoint.bodies) == 1
@@ -258,7 +260,7 @@ def test_what_no_retry_mends_is_the_users_to_mend(status: int, message: str, cha
 
 def test_a_quota_that_is_used_up_is_not_asked_again(chat_endpoint: Start) -> None:
     body = {"error": {"code": "insufficient_quota", "message": "You exceeded your current quota"}}
-    endpoint = chat_endpoint(lambda *_: chat_endpoint.said(status=429, body=body))
+    endpoint = chat_endpoint(lambda *_: chat_endpoint.make_reply(status=429, body=body))
     with pytest.raises(ConfigError, match="credit is used up"):
         Asker(endpoint.url).ask()
     assert len(endpoint.bodies) == 1
@@ -279,13 +281,13 @@ def test_a_quota_that_is_used_up_is_not_asked_again(chat_endpoint: Start) -> Non
 )
 def test_a_full_window_is_recognized_in_the_wording_of_many_servers(words: str, chat_endpoint: Start) -> None:
     body = {"error": {"message": words}}
-    endpoint = chat_endpoint(lambda *_: chat_endpoint.said(status=400, body=body))
+    endpoint = chat_endpoint(lambda *_: chat_endpoint.make_reply(status=400, body=body))
     with pytest.raises(ContextExceeded):
         Asker(endpoint.url).ask()
 
 
 def test_a_reply_for_which_the_window_is_too_small_gets_what_is_left(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     refusal, cut = make_reply(status=400, body=REFUSED), make_reply(content="a", finish="length")
     endpoint = chat_endpoint(lambda body, number: refusal if "max_tokens" in body else cut)
     reply = Asker(endpoint.url).ask(sampling=Sampling(max_tokens=100))
@@ -296,7 +298,7 @@ def test_a_reply_for_which_the_window_is_too_small_gets_what_is_left(chat_endpoi
 
 
 def test_a_reply_that_cannot_fit_any_more_is_asked_for_without_a_limit(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda *_: chat_endpoint.said(content="a", usage=(60, 0, 5)))
+    endpoint = chat_endpoint(lambda *_: chat_endpoint.make_reply(content="a", usage=(60, 0, 5)))
     endpoint.models = ({"id": "small", "max_model_len": 100},)
 
     async def talk(client: ChatEndpoint) -> list[ChatReply]:
@@ -327,7 +329,7 @@ def test_an_address_that_is_no_endpoint_is_said_so_in_one_line() -> None:
 
 
 def test_what_an_endpoint_refuses_is_asked_once_a_client(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."))
     endpoint.refused = ("return_token_ids", "top_k", "seed", "stream_options")
     asker = Asker(endpoint.url, ChatEndpointConfig())
 
@@ -341,7 +343,7 @@ def test_what_an_endpoint_refuses_is_asked_once_a_client(chat_endpoint: Start) -
 
 
 def test_an_endpoint_that_never_streams_is_asked_for_whole_answers_from_then_on(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."))
     endpoint.streams = False
 
     async def talk(client: ChatEndpoint) -> list[str]:
@@ -352,7 +354,7 @@ def test_an_endpoint_that_never_streams_is_asked_for_whole_answers_from_then_on(
 
 
 def test_an_endpoint_that_refuses_without_naming_gets_the_plain_form(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     strange = make_reply(status=422, body={"detail": "extra fields not permitted"})
     endpoint = chat_endpoint(lambda body, number: strange if "min_p" in body else make_reply(content="Hi."))
     assert Asker(endpoint.url, ChatEndpointConfig()).ask().message.content == "Hi."
@@ -362,7 +364,7 @@ def test_an_endpoint_that_refuses_without_naming_gets_the_plain_form(chat_endpoi
 
 
 def test_penalties_are_sent_where_they_are_set(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."))
     sampling = Sampling(max_tokens=9, presence_penalty=1.5, repetition_penalty=1.1)
     Asker(endpoint.url).ask(sampling=sampling)
     request_body = endpoint.bodies[-1]
@@ -375,7 +377,7 @@ def test_penalties_are_sent_where_they_are_set(chat_endpoint: Start) -> None:
 
 
 def test_models_that_want_another_name_for_the_limit_get_it(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
     refusal = make_reply(status=400, body={"error": {"message": words}})
     endpoint = chat_endpoint(lambda body, number: refusal if "max_tokens" in body else make_reply(content="Hi."))
@@ -384,7 +386,7 @@ def test_models_that_want_another_name_for_the_limit_get_it(chat_endpoint: Start
 
 
 def test_a_server_without_a_parser_of_calls_is_told_to_leave_them_in_the_text(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     words = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
     refusal = make_reply(status=400, body={"error": {"message": words}})
     endpoint = chat_endpoint(
@@ -396,7 +398,7 @@ def test_a_server_without_a_parser_of_calls_is_told_to_leave_them_in_the_text(ch
 def test_an_endpoint_without_token_counts_is_warned_about_once(
     chat_endpoint: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi.", usage=None))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi.", usage=None))
 
     async def talk(client: ChatEndpoint) -> None:
         for _ in range(2):
@@ -410,7 +412,7 @@ def test_an_endpoint_without_token_counts_is_warned_about_once(
 
 
 def test_requests_keep_within_the_rate_limit(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi.", usage=(900, 0, 100)))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi.", usage=(900, 0, 100)))
 
     async def talk(client: ChatEndpoint) -> None:
         for _ in range(4):

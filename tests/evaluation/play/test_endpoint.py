@@ -52,7 +52,7 @@ def play(url: str, env: str, folder: Path, *, resume: bool = False, **settings: 
 
 
 def test_it_plays_and_reports_results_tokens_and_time(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm.", usage=(50, 20, 5)))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm.", usage=(50, 20, 5)))
     result = play(endpoint.url, echo, tmp_path / "run", endpoint={"price_prompt": 1.0, "price_completion": 4.0})
     assert result.summary.num_episodes == 4 and result.summary.mean_reward == 1.5
     assert result.summary.mean_tokens == 15.0  # five for each of three replies, as the endpoint counts
@@ -68,7 +68,7 @@ def test_it_plays_and_reports_results_tokens_and_time(chat_endpoint: Start, echo
 
 
 def test_verify_and_the_report_note_missing_ids(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm."))
     play(endpoint.url, echo, tmp_path / "run")
     report = verify_run(tmp_path / "run")
     assert report.ok and report.num_tokens == 0 and report.num_without_ids == 4
@@ -92,7 +92,7 @@ def test_rows_that_are_taken_away_are_missed(chat_endpoint: Start, tmp_path: Pat
 def test_an_endpoint_that_dies_leaves_what_it_played_and_resume_counts_nothing_twice(
     chat_endpoint: Start, echo: str, tmp_path: Path
 ) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
 
     def dying(body: dict[str, Any], number: int) -> Any:
         return make_reply(content="Hm.", usage=(50, 0, 5)) if number < 14 else make_reply(status=503, body="gone")
@@ -142,7 +142,7 @@ def test_failures_on_the_way_are_survived_and_counted_apart(echo: str, tmp_path:
 def test_what_cannot_be_asked_writes_nothing(
     settings: dict[str, Any], error: type[Exception], message: str, chat_endpoint: Start, echo: str, tmp_path: Path
 ) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm."))
     url, env = settings.pop("policy", endpoint.url), settings.pop("env", echo)
     with pytest.raises(error) as caught:
         play(url, env, tmp_path / "run", **settings)
@@ -154,11 +154,13 @@ def test_a_key_that_is_refused_in_mid_evaluation_ends_it_at_once(
     chat_endpoint: Start, echo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm."))
 
     def revoked(body: dict[str, Any], number: int) -> Any:
         return (
-            chat_endpoint.said(content="Hm.") if number < 3 else chat_endpoint.said(status=401, body="sk-secret-123?")
+            chat_endpoint.make_reply(content="Hm.")
+            if number < 3
+            else chat_endpoint.make_reply(status=401, body="sk-secret-123?")
         )
 
     endpoint.script = revoked
@@ -173,7 +175,7 @@ def test_an_episode_without_ids_is_not_trained_on(chat_endpoint: Start, echo: st
     from agentgym.trainers.batch.credits import credit_groups
     from agentgym.trajectory import Group
 
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm."))
     played: tuple[Trajectory, ...] = play(endpoint.url, echo, tmp_path / "run", num_tasks=1, num_repeats=2).trajectories
     group = Group(played[0].group, played[0].task, played)
     with pytest.raises(InvalidTrajectory, match="holds no exact ids and cannot be trained on"):

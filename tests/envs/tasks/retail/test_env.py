@@ -346,7 +346,7 @@ def test_a_model_behind_an_endpoint_plays_the_customer(
 
     def customer(body: dict[str, Any], number: int) -> Any:
         is_done = "anything else" in body["messages"][-1]["content"]
-        return chat_endpoint.said("Thank you, that is all. Goodbye. [DONE]" if is_done else "I want something.")
+        return chat_endpoint.make_reply("Thank you, that is all. Goodbye. [DONE]" if is_done else "I want something.")
 
     endpoint = chat_endpoint(customer)
     monkeypatch.setenv("CUSTOMER_URL", endpoint.url)
@@ -364,7 +364,7 @@ def test_a_model_behind_an_endpoint_plays_the_customer(
 def test_an_endpoint_that_fails_is_no_loss_of_the_desk(
     chat_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=401, body={"error": "no such key"}))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(status=401, body={"error": "no such key"}))
     monkeypatch.setenv("CUSTOMER_URL", endpoint.url)
     place = f"{Path(__file__).parents[4] / 'examples/model_customer.py'}:ModelCustomer"
     options = ["eval", "--env", "Retail-v0", "--env-kwargs", f"user={place}", "--policy", "oracle", "-n", "1"]
