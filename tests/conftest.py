@@ -130,7 +130,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass
-class Said:
+class Answer:
     """One answer of a test endpoint: a reply, or a status with a JSON body, or a connection that breaks."""
 
     content: str = ""
@@ -150,7 +150,7 @@ class Said:
     hangs: bool = False
 
 
-Script = Callable[[dict[str, Any], int], Said]
+Script = Callable[[dict[str, Any], int], Answer]
 
 
 class Endpoint:
@@ -237,7 +237,7 @@ class Endpoint:
         prompt = {} if reply.ids is None else {"prompt_token_ids": list(reply.ids[0])}
         return web.json_response({"choices": [self._choice(reply, "message")], **prompt, **self._usage(reply)})
 
-    async def _stream(self, request: web.Request, reply: Said, body: dict[str, Any]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, reply: Answer, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
 
@@ -268,7 +268,7 @@ class Endpoint:
         return response
 
     @staticmethod
-    def _choice(reply: Said, name: str) -> dict[str, Any]:
+    def _choice(reply: Answer, name: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": reply.content or None}
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
@@ -284,7 +284,7 @@ class Endpoint:
         return {**choice, "token_ids": list(reply.ids[1]), "logprobs": logprobs}
 
     @staticmethod
-    def _usage(reply: Said) -> dict[str, Any]:
+    def _usage(reply: Answer) -> dict[str, Any]:
         if reply.usage is None:
             return {}
         prompt, cached, sampled = reply.usage
@@ -294,14 +294,14 @@ class Endpoint:
 
 @pytest.fixture
 def chat_endpoint() -> Iterator[Callable[..., Endpoint]]:
-    """`chat_endpoint(script)` starts an `Endpoint`; its `said` makes answers: `chat_endpoint.said(content="Hi")`."""
+    """`chat_endpoint(script)` starts an `Endpoint`; `chat_endpoint.make_reply(content="Hi")` makes an answer of it."""
     running: list[Endpoint] = []
 
     def start(script: Script, *, models: object = ("test-model",), port: int = 0) -> Endpoint:
         running.append(Endpoint(script, models).start(port))
         return running[-1]
 
-    start.said = Said  # type: ignore[attr-defined]  # test modules cannot import each other
+    start.make_reply = Answer  # type: ignore[attr-defined]  # test modules cannot import each other
     yield start
     for endpoint in running:
         endpoint.stop()

@@ -356,12 +356,12 @@ def test_a_compressed_body_is_refused_before_it_is_inflated(renderer: Renderer, 
         {"data": compress(b"{" + b" " * 10_000_000 + b"}"), "headers": {"Content-Encoding": coding}}
         for coding, compress in (("gzip", gzip.compress), ("deflate", zlib.compress))
     ]
-    requests = [{**one, "headers": {"Content-Type": "application/json", **one["headers"]}} for one in small]
+    requests = [{**request, "headers": {"Content-Type": "application/json", **request["headers"]}} for request in small]
     assert statuses(renderer, name, *requests) == [415, 415]
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_a_second_header_that_names_a_compression_counts_and_malformed_requests_are_not_logged(
+def test_a_second_compression_header_counts_and_bad_requests_are_not_logged(
     renderer: Renderer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = f"POST {POSTS[name]} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"

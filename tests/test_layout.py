@@ -44,8 +44,8 @@ def test_no_room_is_in_a_circle_of_imports() -> None:
     num_by_name = 0
     for name, path in modules.items():
         num_by_name += "import_module(" in path.read_text(encoding="utf-8")
-        for other in imported_modules(path) & modules.keys():
-            ours, theirs = name.split("."), other.split(".")
+        for imported_name in imported_modules(path) & modules.keys():
+            ours, theirs = name.split("."), imported_name.split(".")
             shared = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
             if shared is not None:
                 graphs[".".join(ours[:shared])][ours[shared]].add(theirs[shared])

@@ -56,7 +56,7 @@ def test_a_file_is_the_same_module_in_every_process() -> None:
         ("none.py:exact", "no file 'none.py'; write one"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_told_with_the_nearest(name: str, message: str) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, message: str) -> None:
     with pytest.raises(UnknownName) as caught:
         load_named(name, SCORE)
     assert str(caught.value) == message

@@ -166,9 +166,9 @@ def reasoning_of(**fields: object) -> str | None:
 )
 def test_reasoning_is_read_under_every_name_in_every_form(name: str, form: object) -> None:
     assert reasoning_of(**{name: form}) == "RS"
-    for other in REASONING:
+    for empty_name in REASONING:
         for empty in EMPTY:
-            assert reasoning_of(**{other: empty, name: form}) == "RS"
+            assert reasoning_of(**{empty_name: empty, name: form}) == "RS"
     for holder in ("additional_kwargs", "provider_specific_fields"):
         assert reasoning_of(reasoning_content=None, **{holder: {name: form}}) == "RS"
 

@@ -29,10 +29,10 @@ SCHEMA = {"action": {"properties": {"message": {"type": "string"}}}}
 
 
 class Proxy(ThreadingHTTPServer):
-    """Answers every request itself; `asked` has the method and the address of each."""
+    """Answers every request itself; `requests` has the method and the address of each."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.headers: list[Any] = []
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         """Says nothing."""
 
     def answer(self) -> None:
-        self.server.asked.append((self.command, self.path))
+        self.server.requests.append((self.command, self.path))
         self.server.headers.append(self.headers)
         content = json.dumps(SCHEMA if self.path.endswith("/schema") else {"data": [{"id": "m"}]}).encode()
         self.send_response(200 if self.command == "GET" else 403)
@@ -125,13 +125,13 @@ ASKERS = [ask_endpoint, ask_reward_server, call_operation, play_openenv, list_mc
 def test_every_client_of_other_machines_takes_the_proxy(ask: Callable[[str], None], proxy: Proxy) -> None:
     with contextlib.suppress(AgentGymError):
         ask("http://model.corp.invalid")
-    assert proxy.asked and {path.partition("invalid")[0] for _, path in proxy.asked} == {"http://model.corp."}
+    assert proxy.requests and {path.partition("invalid")[0] for _, path in proxy.requests} == {"http://model.corp."}
     if ask is play_openenv:
-        assert [path.rpartition("/")[2] for _, path in proxy.asked] == ["schema", "ws"]
-    proxy.asked.clear()
+        assert [path.rpartition("/")[2] for _, path in proxy.requests] == ["schema", "ws"]
+    proxy.requests.clear()
     with contextlib.suppress(AgentGymError):
         ask("https://model.corp.invalid")
-    assert proxy.asked[0] == ("CONNECT", "model.corp.invalid:443")
+    assert proxy.requests[0] == ("CONNECT", "model.corp.invalid:443")
 
 
 @pytest.mark.parametrize("ask", ASKERS)
@@ -142,7 +142,7 @@ def test_this_machine_and_the_hosts_of_no_proxy_are_reached_directly(
     for url in ("http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9", "http://model.corp.invalid"):
         with pytest.raises(AgentGymError):
             ask(url)
-    assert proxy.asked == []
+    assert proxy.requests == []
 
 
 def test_the_servers_of_engines_are_reached_directly(proxy: Proxy) -> None:
@@ -155,7 +155,7 @@ def test_the_servers_of_engines_are_reached_directly(proxy: Proxy) -> None:
 
     with pytest.raises(AgentGymError):
         asyncio.run(ask())
-    assert proxy.asked == []
+    assert proxy.requests == []
 
 
 def test_a_proxy_gets_its_own_password_and_no_error_shows_it(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_an_unknown_name_is_answered_with_the_hint_where_there_is_one() -> None:
     assert str(caught.value) == "unknown colour 'zzzz'. `paint list` shows all."
 
 
-def test_an_empty_registry_says_so() -> None:
+def test_an_empty_registry_is_reported_as_empty() -> None:
     with pytest.raises(UnknownName, match="Known: none"):
         Registry[int]("colour")["red"]
 

@@ -25,8 +25,8 @@ def test_parts_are_put_together_again() -> None:
     first, rest = RoutedExperts.of(ALL[:3]), whole.since(3)
     assert (rest.start, rest.stop) == (3, 7) and np.array_equal(rest.experts_TRK, ALL[3:])
     assert rest.after(first) == whole.after(first) == whole
-    other = RoutedExperts.of(ALL + 1)
-    assert np.array_equal(other.after(first).experts_TRK, [*ALL[:3], *(ALL[3:] + 1)])
+    second = RoutedExperts.of(ALL + 1)
+    assert np.array_equal(second.after(first).experts_TRK, [*ALL[:3], *(ALL[3:] + 1)])
     assert whole.after(None) == whole and rest.after(RoutedExperts.of(ALL[:2])) == rest
     assert whole.since(7).stop == 7 and not len(whole.since(7).experts_TRK)
 

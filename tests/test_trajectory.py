@@ -199,7 +199,7 @@ def test_a_failed_episode_has_no_reward_and_no_success(status: Status) -> None:
 
 
 @pytest.mark.parametrize("status", FAILED)
-def test_a_failed_episode_says_why(status: Status) -> None:
+def test_a_failed_episode_needs_an_error(status: Status) -> None:
     with pytest.raises(InvalidTrajectory, match="says why in `error`"):
         dataclasses.replace(trajectory((None,), status), error=None)
 
@@ -229,7 +229,7 @@ def test_every_turn_has_its_policy_span() -> None:
         dataclasses.replace(whole, rows=(ROW,))
 
 
-def test_an_episode_without_any_ids_says_so() -> None:
+def test_has_ids_is_false_only_for_turns_without_rows() -> None:
     with_ids = trajectory((1.0,))
     assert with_ids.has_ids
     text = dataclasses.replace(with_ids, rows=())

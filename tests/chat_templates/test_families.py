@@ -139,7 +139,7 @@ def test_settings_of_another_program_name_no_family(folder: Path) -> None:
     assert renderer_for(folder).reply_format.name == "hermes"
 
 
-def test_a_chatml_template_with_other_rules_is_driven_by_jinja_and_says_so(
+def test_a_chatml_template_with_other_rules_is_rendered_by_jinja_with_a_note(
     tiny: ChatTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     trimmed = replace(tiny, template=tiny.template.replace("message.content", "message.content | trim"))
@@ -152,12 +152,12 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         renderer_for(tmp_path / "nowhere")
 
 
-def test_a_folder_without_a_tokenizer_says_what_to_save(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_refused_with_what_to_save(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="save_pretrained"):
         renderer_for(tmp_path)
 
 
-def test_a_tokenizer_without_a_template_says_what_to_add(folder: Path) -> None:
+def test_a_tokenizer_without_a_template_is_refused_with_what_to_add(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(RenderError, match=r"no chat template.*--chat-template FILE.*chat_template\.jinja"):
         renderer_for(folder)

@@ -92,12 +92,14 @@ class Model:
         compared = findings.tallies["render"]
         self.num_held += compared.num_checked > len(compared.noted)
         failed = [finding for tally in findings.tallies.values() for finding in tally.failed]
-        assert [str(one) for one in failed if one.where == conversation.name] == []
+        assert [str(finding) for finding in failed if finding.where == conversation.name] == []
 
     def withstand(self, conversation: SampleConversation) -> None:
         """Asserts that what messages spell is text: a mark's id comes as often as where no message spells one."""
         (hostile,) = with_own_ids(self.renderer, [conversation])
-        plain = replace(hostile, messages=tuple(replace(one, content=self.plain(one)) for one in hostile.messages))
+        plain = replace(
+            hostile, messages=tuple(replace(message, content=self.plain(message)) for message in hostile.messages)
+        )
         try:
             ids = self.renderer.render(hostile.messages, hostile.tools)
             expected = self.renderer.render(plain.messages, plain.tools)
@@ -109,7 +111,7 @@ class Model:
         new = [message for message in hostile.messages[-1:] if message.role in ("user", "tool")]
         if not self.renderer.refusals.keys() & {message.role for message in new}:
             appended = self.renderer.extend((), new)
-            own_ids = self.renderer.extend((), [replace(one, content=self.plain(one)) for one in new])
+            own_ids = self.renderer.extend((), [replace(message, content=self.plain(message)) for message in new])
             assert [index for index in appended if index in self.marks.values()] == [
                 index for index in own_ids if index in self.marks.values()
             ]

@@ -90,7 +90,7 @@ def test_a_training_run_records_its_date_and_goes_on_with_it(dated_folder: Path,
     resumed[1].folder.close()
     stored = renderer_of_run(tmp_path / "run")
     assert stored is not None
-    texts = {one.text(ASK) for one in (trainer.renderer, *(one.renderer for one in resumed), stored)}
+    texts = {renderer.text(ASK) for renderer in (trainer.renderer, *(run.renderer for run in resumed), stored)}
     assert len(texts) == 1
     assert trainer.config.date == resumed[0].config.date == resumed[1].config.date is not None
 
@@ -102,6 +102,6 @@ def test_a_template_without_a_date_records_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [TrainConfig, EvalConfig, SftConfig])
-def test_a_date_that_is_none_is_refused_with_an_example(make: type[TrainConfig] | type[EvalConfig]) -> None:
+def test_an_invalid_date_is_refused_with_an_example(make: type[TrainConfig] | type[EvalConfig]) -> None:
     with pytest.raises(ConfigError, match="such as 2026-03-01 or 2026-03-01T08:30:00; got 'tomorrow'"):
         make(env="TextGame-v0", date="tomorrow")

@@ -68,8 +68,8 @@ def test_two_threads_never_call_the_tokenizer_at_once(tiny: ChatTokenizer) -> No
 
 
 def test_a_tokenizer_is_pickled_and_copied_with_its_lock(tiny: ChatTokenizer) -> None:
-    for other in (pickle.loads(pickle.dumps(tiny)), copy.deepcopy(tiny)):
-        assert renderer_for(other).render([USER]) == renderer_for(tiny).render([USER])
+    for duplicate in (pickle.loads(pickle.dumps(tiny)), copy.deepcopy(tiny)):
+        assert renderer_for(duplicate).render([USER]) == renderer_for(tiny).render([USER])
 
 
 def test_a_tokenizer_that_someone_else_sets_up_keeps_its_own_settings_here(tiny: ChatTokenizer) -> None:

@@ -29,22 +29,22 @@ def test_every_entry_of_every_table_is_listed_as_json(capsys: pytest.CaptureFixt
     tables = {"advantage": ADVANTAGES, "loss": LOSSES, "kl": KL_PENALTIES}
     tables |= {"aggregation": AGGREGATIONS, "correction": CORRECTIONS}  # type: ignore[dict-item]
     tables |= {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "preset": PRESETS}  # type: ignore[dict-item]
-    assert {(one["kind"], one["name"]) for one in listed} == {
+    assert {(entry["kind"], entry["name"]) for entry in listed} == {
         (kind, name) for kind, table in tables.items() for name in table
     }
-    by_name = {one["name"]: one for one in listed if one["kind"] != "preset"}
+    by_name = {entry["name"]: entry for entry in listed if entry["kind"] != "preset"}
     assert by_name["gigpo"]["settings"]["step_weight"] == 1.0 and by_name["ppo_clip"]["settings"]["dual_clip"] == 3.0
     assert "values_BT" in by_name["gae"]["inputs"] and "values_BT" not in by_name["gigpo"]["inputs"]
     assert not by_name["proximal_by_version"]["settings"].keys() & {"versions", "current", "sequences"}
 
 
 def test_each_one_names_what_it_is_and_where_it_comes_from() -> None:
-    for one in all_algorithms():
-        assert one.summary.endswith((".", ":")), one.name
-        assert "sequences" not in one.settings
+    for algorithm in all_algorithms():
+        assert algorithm.summary.endswith((".", ":")), algorithm.name
+        assert "sequences" not in algorithm.settings
     years = [str(year) for year in range(1990, 2030)]
-    sourced = [one for one in all_algorithms() if one.kind in ("advantage", "loss")]
-    assert not [one.name for one in sourced if not any(year in one.details for year in years)]
+    sourced = [algorithm for algorithm in all_algorithms() if algorithm.kind in ("advantage", "loss")]
+    assert not [algorithm.name for algorithm in sourced if not any(year in algorithm.details for year in years)]
 
 
 def test_the_page_is_what_the_script_writes() -> None:
@@ -67,7 +67,7 @@ from agentgym.cli.main import main
 main(["algorithms", "list", "--json"])
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    (mine,) = [one for one in json.loads(result.stdout.splitlines()[-1])["algorithms"] if one["name"] == "mine"]
+    (mine,) = [entry for entry in json.loads(result.stdout.splitlines()[-1])["algorithms"] if entry["name"] == "mine"]
     assert mine["settings"] == {"scale": 2.0} and mine["summary"] == "Twice the plain one."
 
 

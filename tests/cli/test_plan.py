@@ -53,7 +53,7 @@ def test_settings_of_a_run_have_the_names_of_training(agentgym: Command) -> None
         ("--model 8B --ray.learners 3 --learner.mesh.sequence 2", "no multiple of learner.mesh.sequence 2"),
     ],
 )
-def test_mistakes_are_told_in_one_line(options: str, message: str, agentgym: Command) -> None:
+def test_errors_take_one_line(options: str, message: str, agentgym: Command) -> None:
     done = agentgym("plan", *options.split())
     assert done.code == 2
     assert message in done.err

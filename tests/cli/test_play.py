@@ -36,8 +36,8 @@ def test_a_command_and_json_are_the_same_move(agentgym: Command) -> None:
 
 
 def test_the_seed_is_the_task(agentgym: Command) -> None:
-    first, again, other = (agentgym("play", "TextGame-v0", "--seed", seed).out for seed in (1, 1, 2))
-    assert first == again != other
+    first, again, second_task = (agentgym("play", "TextGame-v0", "--seed", seed).out for seed in (1, 1, 2))
+    assert first == again != second_task
 
 
 @pytest.mark.parametrize("typed", ["", "quit\n", "exit\n", "\n\n", "help\ntools\nhint\n"])

@@ -53,7 +53,7 @@ def test_json_is_the_last_line(run: Any) -> None:
     assert report["stderr"].endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_mistakes_say_what_was_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_explain_a_wrong_file_command_or_backend(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sandbox", "run", "missing.py"]) == 2
     assert "cannot read the program 'missing.py'" in capsys.readouterr().err
     assert main(["sandbox", "rnu"]) == 2
@@ -62,7 +62,7 @@ def test_mistakes_say_what_was_wanted(capsys: pytest.CaptureFixture[str]) -> Non
     assert "invalid choice 'dokcer'" in capsys.readouterr().err
 
 
-def test_without_a_daemon_docker_says_what_to_do(
+def test_without_a_daemon_the_docker_error_explains_what_to_do(
     run: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")

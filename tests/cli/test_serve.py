@@ -31,7 +31,7 @@ class Serving:
         command = [sys.executable, "-W", "error", "-m", "agentgym", *map(str, args)]
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self.process = subprocess.Popen(command, **pipes, text=True, env=os.environ | ENV, cwd=ROOT)
-        self.said: list[str] = []
+        self.output: list[str] = []
 
     def __enter__(self) -> Serving:
         return self
@@ -48,15 +48,15 @@ class Serving:
         """Waits for a line that the pattern matches; its first group."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.said.append(line)
+            self.output.append(line)
             if match := re.search(pattern, line):
                 return match[1]
-        pytest.fail(f"it did not print {pattern!r}: {''.join(self.said)}")
+        pytest.fail(f"it did not print {pattern!r}: {''.join(self.output)}")
 
     def finish(self) -> str:
         """Waits for its end; what it printed."""
         out, _ = self.process.communicate(timeout=120)
-        self.said.append(out)
+        self.output.append(out)
         return str(out)
 
 
@@ -75,7 +75,7 @@ def test_the_openai_client_plays_what_is_served_and_leaves_the_record_of_eval(
     with Serving("serve", *GAME, "-n", 3, "-r", 2, "--port", 0, "--output", run, "--json") as serving:
         assert "played 6 episodes" in run_agent(serving.url(), parallel=4)
         result = json.loads(serving.finish().splitlines()[-1])
-        assert serving.process.returncode == 0, serving.said
+        assert serving.process.returncode == 0, serving.output
     assert result["num_episodes"] == 6 and result["num_failed"] == 0 and result["served"]
     assert main(["verify", str(run)]) == 0
     assert main(["view", str(run)]) == 0
@@ -92,7 +92,7 @@ def test_what_an_interrupt_left_is_served_on(tmp_path: Path) -> None:
         serving.process.send_signal(signal.SIGINT)
         serving.finish()
         assert serving.process.returncode == 130
-        assert "--resume --output" in "".join(serving.said) and "Traceback" not in "".join(serving.said)
+        assert "--resume --output" in "".join(serving.output) and "Traceback" not in "".join(serving.output)
     with Serving(*command, "--resume", "--json") as serving:
         assert "played 2 episodes" in run_agent(serving.url(), parallel=2)
         assert json.loads(serving.finish().splitlines()[-1])["num_episodes"] == 2
@@ -106,7 +106,7 @@ def test_a_model_is_trained_on_what_an_agent_outside_has_played(
     with Serving("train", *GAME, *small, "--serve", 0, "--output", tmp_path / "run", "--json") as serving:
         played = run_agent(serving.url(), parallel=8)
         files = json.loads(serving.finish().splitlines()[-1])["files"]
-        assert serving.process.returncode == 0, serving.said
+        assert serving.process.returncode == 0, serving.output
     assert main(["verify", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     steps = [json.loads(line) for line in Path(files["metrics"]).read_text().splitlines()]

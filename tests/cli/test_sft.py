@@ -87,7 +87,7 @@ def test_adapters_are_merged_into_the_model_that_is_left(agentgym: Command, mode
     )
     assert done.code == 0, done.err
     first, learned = (dict(published_views(load_decoder(folder))) for folder in (model, tmp_path / "learned"))
-    changed = {name.split(".")[-2] for name, one in first.items() if not torch.equal(one, learned[name])}
+    changed = {name.split(".")[-2] for name, tensor in first.items() if not torch.equal(tensor, learned[name])}
     assert changed == {"q_proj", "down_proj"}
     moved = learned["model.layers.0.self_attn.q_proj.weight"] - first["model.layers.0.self_attn.q_proj.weight"]
     assert torch.linalg.matrix_rank(moved, rtol=1e-3) <= 2
@@ -132,7 +132,7 @@ def test_an_output_that_is_taken_is_left_alone(agentgym: Command, model: Path, t
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )
-def test_mistakes_say_what_to_do_and_write_nothing(
+def test_errors_explain_what_to_do_and_write_nothing(
     args: tuple[str, ...], message: str, agentgym: Command, model: Path, tmp_path: Path
 ) -> None:
     words = args if "--model" in args else (*args, "--model", model)
@@ -151,7 +151,7 @@ def test_an_environment_that_fails_keeps_what_was_learned(agentgym: Command, mod
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_saves_what_was_learned_and_says_so(
+def test_an_interrupt_saves_what_was_learned_and_prints_it(
     number: signal.Signals, code: int, agentgym: Command, model: Path, tmp_path: Path
 ) -> None:
     metrics = tmp_path / "out" / "metrics.jsonl"
@@ -284,7 +284,7 @@ def test_processes_of_torchrun_are_named_the_ranks_of_ray(
     assert refused.code == 2 and "agentgym sft --executor ray --ray.learners 2" in refused.err
 
 
-def test_a_gpu_without_memory_is_one_line_that_says_what_takes_less(
+def test_out_of_gpu_memory_is_one_line_that_names_what_takes_less(
     agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill(*_: object, **__: object) -> None:
@@ -384,7 +384,7 @@ def test_conversations_are_learned(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_mistakes_in_naming_what_to_learn_say_what_to_do(
+def test_errors_in_the_data_arguments_explain_what_to_do(
     args: tuple[str, ...], message: str, agentgym: Command, model: Path, tmp_path: Path
 ) -> None:
     done = agentgym("sft", *args, "--model", model, "--output", "out")

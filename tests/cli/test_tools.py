@@ -27,7 +27,7 @@ def parsed(out: str) -> list[Any]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_a_line_each_says_what_a_reply_holds(agentgym: Command) -> None:
+def test_each_line_holds_the_parts_of_a_reply(agentgym: Command) -> None:
     reply = f"<think>\nWhere?\n</think>\nI go.\n{CALL}\n<tool_call>\nnot JSON\n</tool_call>"
     tools = [{"type": "function", "function": GO}]
     done = agentgym("tools", "parse", "--family", "hermes", typed=lines({"text": reply, "tools": tools}, {"text": ""}))
@@ -169,7 +169,7 @@ def test_a_tool_of_a_file_is_listed_and_called(agentgym: Command, tmp_path: Path
 def test_an_mcp_server_s_tools_are_listed_and_called(agentgym: Command) -> None:
     server = f"{sys.executable} {Path(__file__).parents[1] / 'tools' / 'mcp' / 'servers' / 'careless.py'}"
     listed = agentgym("tools", "list", "--mcp", server, "--json")
-    assert [one["function"]["name"] for one in listed.json["tools"]] == ["flood", "pid", "crash", "add", "daemon"]
+    assert [tool["function"]["name"] for tool in listed.json["tools"]] == ["flood", "pid", "crash", "add", "daemon"]
     called = agentgym("tools", "call", "--mcp", server, "flood", "mib=0", "--json")
     assert (called.code, called.json) == (0, {"tool": "flood", "content": "done", "error": None})
     crashed = agentgym("tools", "call", "--mcp", server, "crash")

@@ -262,7 +262,7 @@ def test_a_dry_run_refuses_what_the_run_could_not_open(
     assert out == "" and message in err and err.count("\n") == 1
 
 
-def test_a_dry_run_tells_what_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_what_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     def plan(*args: str) -> tuple[dict[str, int], str]:
         assert main([*SMALL, "--dry-run", "--json", *args]) == 0
         printed = capsys.readouterr()
@@ -295,7 +295,7 @@ def test_settings_of_another_engine_are_noticed_and_a_dry_run_tells_the_servers(
 
 
 @pytest.mark.long
-def test_a_server_that_is_none_is_named_and_the_folder_stays_free(
+def test_an_invalid_server_is_named_and_the_folder_stays_free(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -316,7 +316,7 @@ def test_a_server_that_is_none_is_named_and_the_folder_stays_free(
 
 
 @pytest.mark.long
-def test_a_run_whose_server_dies_tells_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_server_dies_prints_how_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     options = [*SMALL, "--engine", "sglang", "--output", str(folder), "--parity.max-mismatch", "1000"]
     with FakeSglang() as server:

@@ -27,7 +27,7 @@ def test_a_mix_is_trained_and_told_for_each_environment(tmp_path: Path, capsys: 
     assert "agentgym eval --env TextGame-v0 --policy" in errors and "agentgym eval --env GuessNumber-v0" in errors
     result = json.loads(printed.out)
     assert {"success_before/TextGame-v0", "success_after/GuessNumber-v0"} < set(result)
-    trained = [one.trajectory.task.env_id for one in read_episodes(run) if one.phase == "train"]
+    trained = [record.trajectory.task.env_id for record in read_episodes(run) if record.phase == "train"]
     assert sorted(trained) == ["GuessNumber-v0"] * 2 + ["TextGame-v0"] * 4
     (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {"success/TextGame-v0", "reward_mean/GuessNumber-v0"} < set(line)
@@ -56,7 +56,7 @@ def test_a_file_may_give_a_mix_with_keywords_and_levels(tmp_path: Path, capsys: 
     assert capsys.readouterr().out == printed and yaml.safe_load(printed)["env"] == "TextGame-v0"
 
 
-def test_without_any_of_it_a_dry_run_says_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_without_practice_settings_prints_nothing_about_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--env", "TextGame-v0", "--dry-run"]) == 0
     output = capsys.readouterr().out
     assert not any(word in output for word in ("environments", "levels of", "replayed", "most episodes"))

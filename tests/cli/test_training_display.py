@@ -71,7 +71,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[StepMetrics]:
     return all_metrics
 
 
-def test_a_terminal_of_80_columns_shows_success_reward_loss_time_left_and_cut_replies(
+def test_a_terminal_of_80_columns_shows_the_main_numbers_of_a_step(
     steps: list[StepMetrics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

@@ -86,12 +86,12 @@ class Script:
     replies: Sequence[Sequence[int]]
     fails: Callable[[str], bool]
     """Whether the engine breaks in this session."""
-    said: dict[str, int] = field(default_factory=dict)
+    last_turns: dict[str, int] = field(default_factory=dict)
     pairs: list[tuple[list[int], list[int]]] = field(default_factory=list)
     """Every prompt with the reply to it."""
 
     def __call__(self, session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
-        turn = self.said[session] = self.said.get(session, -1) + 1
+        turn = self.last_turns[session] = self.last_turns.get(session, -1) + 1
         if self.fails(session):
             raise EngineError("out of memory")
         reply = list(self.replies[turn % len(self.replies)])

@@ -148,7 +148,7 @@ def test_case_2_bad_and_good_calls_of_one_reply_are_each_answered(sample: Sample
     trajectory = only(sample([mixed, raw(LOOK + END), raw(LOOK + END)])[0])
     first = trajectory.turns[0]
     assert [result.error for result in first.tool_results] == ["malformed", None, "unknown_tool"]
-    assert [result.call_id for result in first.tool_results] == [one.id for one in first.message.tool_calls]
+    assert [result.call_id for result in first.tool_results] == [call.id for call in first.message.tool_calls]
     assert trajectory.status is Status.COMPLETED
     assert list(policy_spans(trajectory)[0].ids) == mixed
     assert {"malformed_calls": 1, "unknown_tools": 1}.items() <= trajectory.metrics.items()
@@ -176,7 +176,9 @@ def test_case_3_a_call_inside_reasoning_is_never_run_and_open_reasoning_is_told(
         assert "never closed" in first.observation
 
 
-def test_case_3_a_reply_of_open_reasoning_alone_is_told_so(sample: Sample, renderer: Renderer, raw: Raw) -> None:
+def test_case_3_a_reply_of_open_reasoning_alone_gets_an_error_message(
+    sample: Sample, renderer: Renderer, raw: Raw
+) -> None:
     group, prompts = sample([raw("<think>\nWell" + END)], limits=Limits(max_turns=2))
     message = "Your reply held only reasoning. Close it with </think>"
     assert message in only(group).turns[0].observation
@@ -195,7 +197,7 @@ FAILURES: dict[str, Callable[[], BaseException] | None] = {
 
 
 @pytest.mark.parametrize("where", FAILURES)
-def test_case_4_an_infrastructure_error_is_no_reward_and_touches_nobody(
+def test_case_4_an_infrastructure_error_gives_no_reward_and_leaves_others_alone(
     sample: Sample, renderer: Renderer, raw: Raw, where: str
 ) -> None:
     counter = itertools.count()
@@ -263,14 +265,16 @@ def check_that_two_are_left_out(group: Group) -> None:
     torch = pytest.importorskip("torch")
     batch = pytest.importorskip("agentgym.trainers.batch.batch")
     credits = pytest.importorskip("agentgym.trainers.batch.credits")
-    failed = [one for one in group.trajectories if not one.status.trainable]
+    failed = [trajectory for trajectory in group.trajectories if not trajectory.status.trainable]
     assert len(failed) == 2
-    assert {one.reward for one in failed} == {None}
-    assert all(one.error for one in failed)
+    assert {trajectory.reward for trajectory in failed} == {None}
+    assert all(trajectory.error for trajectory in failed)
     (credit,) = credits.credit_groups([group], "grpo")
-    survivors = Group(group.id, group.task, tuple(one for one in group.trajectories if one.status.trainable))
+    survivors = Group(
+        group.id, group.task, tuple(trajectory for trajectory in group.trajectories if trajectory.status.trainable)
+    )
     (clean,) = credits.credit_groups([survivors], "grpo")
-    assert tuple(one for one in credit.means if one is not None) == clean.means
+    assert tuple(mean for mean in credit.means if mean is not None) == clean.means
     ours = batch.build_batch([group], [credit], aggregation="token-mean")
     theirs = batch.build_batch([survivors], [clean], aggregation="token-mean")
     assert torch.equal(ours.weight_N, theirs.weight_N)
@@ -290,7 +294,7 @@ def test_case_5_the_sampled_stop_id_is_trained_and_the_newline_after_it_is_not(
         assert not mask[place + 1]
 
 
-def test_case_6_a_result_that_does_not_fit_truncates_with_its_reason_and_the_row_is_whole(
+def test_case_6_a_result_that_does_not_fit_truncates_the_episode_with_a_whole_row(
     sample: Sample, renderer: Renderer, raw: Raw
 ) -> None:
     reply = raw(call("shout", count=300) + END)
@@ -335,7 +339,7 @@ def test_case_9_calls_of_different_latency_are_answered_in_call_order(
     waited = [entry for entry in rooms[-1].log if entry != "look"]
     assert waited == ["waited 0.01", "waited 0.2"], "they did not run at the same time"
     assert [result.content for result in turn.tool_results] == ["waited 0.2", "blocked 0.1", "a lamp", "waited 0.01"]
-    assert [result.call_id for result in turn.tool_results] == [one.id for one in turn.message.tool_calls]
+    assert [result.call_id for result in turn.tool_results] == [call.id for call in turn.message.tool_calls]
 
 
 @pytest.mark.parametrize("name", ["hang", "hang_async"])
@@ -389,15 +393,17 @@ def test_case_12_the_same_seed_twice_gives_identical_bytes(
         sampler = Sampler(RolloutLoop(engine, renderer, limits), lambda task: Room(), config)
         members = asyncio.run(play(sampler, engine))
         sampler.close()
-        assert len({tuple(one.rows[0].ids.tolist()) for one in members[:4]}) == 4 or setting[1] == "scripted"
-        assert len({tuple(one.rows[0].ids.tolist()) for one in members[:4]}) > 1
-        return json.dumps([trajectory_to_json(one) for one in members])
+        assert (
+            len({tuple(trajectory.rows[0].ids.tolist()) for trajectory in members[:4]}) == 4 or setting[1] == "scripted"
+        )
+        assert len({tuple(trajectory.rows[0].ids.tolist()) for trajectory in members[:4]}) > 1
+        return json.dumps([trajectory_to_json(trajectory) for trajectory in members])
 
     async def play(sampler: Sampler, engine: Engine) -> list[Trajectory]:
         tasks = [Task("Room-v0", seed) for seed in range(3)]
         groups = await sampler.sample(tasks, 4, run_seed=5)
         await engine.close()
-        return [one for group in groups for one in group.trajectories]
+        return [trajectory for group in groups for trajectory in group.trajectories]
 
     assert run(None, 64) == run(None, 64) == run(1, 5) == run(8, 1)
 
@@ -425,7 +431,7 @@ def test_case_7_equal_rewards_give_an_advantage_of_exactly_zero(
         return env
 
     group, _ = sample([raw(LOOK + END)], make, group_size=15)
-    assert {one.reward for one in group.trajectories} == {prize}
+    assert {trajectory.reward for trajectory in group.trajectories} == {prize}
     (credit,) = credits.credit_groups([group], "grpo")
     assert credit.means == (0.0,) * 15 and credit.dead
     with pytest.raises(ConfigError, match="group of one"):

@@ -54,8 +54,8 @@ def test_the_command_line_takes_every_setting() -> None:
 
 
 def test_a_file_of_settings_takes_one_file_or_many() -> None:
-    one = config_from_mapping(DataConfig, {"train": "a.parquet", "columns": {"prompt": "question"}})
-    assert (one.train_files, one.columns) == (("a.parquet",), {"prompt": "question"})
+    config = config_from_mapping(DataConfig, {"train": "a.parquet", "columns": {"prompt": "question"}})
+    assert (config.train_files, config.columns) == (("a.parquet",), {"prompt": "question"})
     assert config_from_mapping(DataConfig, {"train": ["a.parquet", "b.parquet"]}).train_files == (
         "a.parquet",
         "b.parquet",

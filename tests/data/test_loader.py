@@ -80,13 +80,13 @@ def test_equal_tasks_are_all_dealt_out() -> None:
 
 def test_a_state_of_something_else_is_refused() -> None:
     state = TaskLoader(tasks(4), seed=1).state()
-    for other, words in (
+    for other_loader, words in (
         (TaskLoader(tasks(5), seed=1), "that of 4 other tasks, and there are 5 here: the data changed"),
         (TaskLoader(tasks(4), seed=2), "the state has seed=1, and this loader seed=2"),
         (TaskLoader(tasks(4), seed=1, shuffle=False), "shuffle=True, and this loader shuffle=False"),
     ):
         with pytest.raises(ConfigError, match=words):
-            other.load(state)
+            other_loader.load(state)
     TaskLoader(tasks(4)[::-1], seed=1).load(state)
     ordered = TaskLoader(tasks(4), shuffle=False).state()
     with pytest.raises(ConfigError, match="the data changed"):

@@ -142,10 +142,10 @@ def test_all_of_gsm8k_is_read_from_parquet_and_does_not_leak(gsm8k: Rows, tmp_pa
         rows = gsm8k(split)
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{split}.parquet")
         data = open_data(DataConfig(train=str(tmp_path / f"{split}.parquet")))
-        assert [one.options["ground_truth"] for one in data.train] == [
-            one["reward_model"]["ground_truth"] for one in rows
+        assert [task.options["ground_truth"] for task in data.train] == [
+            row["reward_model"]["ground_truth"] for row in rows
         ]
-        assert prompts(data.train) == [one["prompt"][0]["content"] for one in rows]
-        assert [one.options["extra_info"] for one in data.train] == [one["extra_info"] for one in rows]
+        assert prompts(data.train) == [row["prompt"][0]["content"] for row in rows]
+        assert [task.options["extra_info"] for task in data.train] == [row["extra_info"] for row in rows]
     whole = open_data(DataConfig(train=str(tmp_path / "train.parquet"), eval=str(tmp_path / "test.parquet")))
     assert len(whole.train) >= 7472 and len(whole.eval) == 1319

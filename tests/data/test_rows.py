@@ -60,7 +60,7 @@ def test_columns_are_renamed_and_reached_into(jsonl: Write) -> None:
     }
 
 
-def test_the_report_says_what_is_read_as_what(jsonl: Write) -> None:
+def test_the_report_lists_how_each_column_is_read(jsonl: Write) -> None:
     path = jsonl({"question": "q", "answer": "a", "solution": "s", "ability": "math"})
     (line,) = open_data(DataConfig(train=path)).report
     assert line == f"train: 1 tasks from {path} (prompt: question; ground_truth: answer; not read: solution, ability)"
@@ -127,7 +127,7 @@ def test_a_null_of_a_column_makes_no_other_task(tmp_path: Path, jsonl: Write) ->
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     tables = [open_data(DataConfig(train=path)).train for path in (str(tmp_path / "a.parquet"), jsonl(*rows))]
     assert tables[0][0].options["extra_info"] == {"a": 1, "b": None}
-    assert [one.seed for one in tables[0]] == [one.seed for one in tables[1]]
+    assert [task.seed for task in tables[0]] == [task.seed for task in tables[1]]
 
 
 def test_rows_without_a_ground_truth_are_those_of_another_source(jsonl: Write) -> None:
@@ -137,7 +137,7 @@ def test_rows_without_a_ground_truth_are_those_of_another_source(jsonl: Write) -
         {"prompt": "s", "data_source": "sums", "ground_truth": 3},
     ]
     tasks = open_data(DataConfig(train=jsonl(*rows))).train
-    assert [one.options.get("ground_truth") for one in tasks] == [2, None, 3]
+    assert [task.options.get("ground_truth") for task in tasks] == [2, None, 3]
 
 
 @pytest.mark.parametrize(

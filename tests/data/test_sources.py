@@ -148,12 +148,12 @@ KINDS: dict[str, Callable[[Path], str]] = {
 def test_every_kind_of_file_gives_the_same_tasks(kind: str, tmp_path: Path) -> None:
     name = KINDS[kind](tmp_path / kind)
     tasks = tasks_of(name)
-    assert [one.options for one in tasks] == [one.options for one in expected()]
-    assert {one.env_id for one in tasks} == {"Prompt-v0"}
-    assert [one.seed for one in tasks] == [one.seed for one in tasks_of(write_parquet(tmp_path / "again.parquet"))]
-    assert len({one.seed for one in tasks}) == len(tasks)
-    assert all(0 <= one.seed < 10**9 for one in tasks)
-    assert [Task(**json.loads(json.dumps(vars_of(one)))) for one in tasks] == list(tasks), "a task is JSON"
+    assert [task.options for task in tasks] == [task.options for task in expected()]
+    assert {task.env_id for task in tasks} == {"Prompt-v0"}
+    assert [task.seed for task in tasks] == [task.seed for task in tasks_of(write_parquet(tmp_path / "again.parquet"))]
+    assert len({task.seed for task in tasks}) == len(tasks)
+    assert all(0 <= task.seed < 10**9 for task in tasks)
+    assert [Task(**json.loads(json.dumps(vars_of(task)))) for task in tasks] == list(tasks), "a task is JSON"
 
 
 def vars_of(task: Task) -> dict[str, Any]:
@@ -169,8 +169,8 @@ def test_the_order_of_files_and_rows_changes_no_task(tmp_path: Path) -> None:
 def test_many_batches_of_a_file_come_in_order(tmp_path: Path) -> None:
     rows = [{"question": f"q{n}", "answer": str(n)} for n in range(5000)]
     path = write_parquet(tmp_path / "a.parquet", rows, row_group_size=700)
-    assert [one.options["ground_truth"] for one in tasks_of(path)] == [str(n) for n in range(5000)]
-    assert [one.options["ground_truth"] for one in tasks_of(path, max_rows=1500)] == [str(n) for n in range(1500)]
+    assert [task.options["ground_truth"] for task in tasks_of(path)] == [str(n) for n in range(5000)]
+    assert [task.options["ground_truth"] for task in tasks_of(path, max_rows=1500)] == [str(n) for n in range(1500)]
 
 
 def test_a_generator_may_yield_tasks_and_have_no_end(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_generator_may_yield_tasks_and_have_no_end(tmp_path: Path) -> None:
     assert game == Task("TextGame-v0", 3, kwargs={"level": 1})
     assert row.options == expected()[0].options
     assert len(tasks_of(f"{place}:without_end", max_rows=12)) == 12
-    assert [one.options for one in tasks_of(f"{place}:ROWS")] == [one.options for one in expected()]
+    assert [task.options for task in tasks_of(f"{place}:ROWS")] == [task.options for task in expected()]
 
 
 def test_a_data_set_of_torch_gives_its_items(tmp_path: Path) -> None:

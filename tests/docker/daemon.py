@@ -44,8 +44,8 @@ def docker_daemon() -> Iterator[str]:
 def _await_answer(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as one:
-            one.connect(address.removeprefix("unix://"))  # the SDK leaves a socket open that is refused
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address.removeprefix("unix://"))  # the SDK leaves a socket open that is refused
             with contextlib.closing(docker.DockerClient(base_url=address)) as client:
                 client.ping()
             return
@@ -61,8 +61,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for one in psutil.wait_procs(started, timeout=10)[1]:
-        one.kill()
+    for child in psutil.wait_procs(started, timeout=10)[1]:
+        child.kill()
 
 
 if __name__ == "__main__":  # for trying things out: until SIGTERM or SIGINT

@@ -46,8 +46,8 @@ time.sleep(60)
 
 @pytest.fixture
 def client(docker_address: str) -> Iterator[docker.DockerClient]:
-    with contextlib.closing(docker.DockerClient(base_url=docker_address)) as one:
-        yield one
+    with contextlib.closing(docker.DockerClient(base_url=docker_address)) as docker_client:
+        yield docker_client
 
 
 def wait_for(condition: object, seconds: float = 20.0) -> None:
@@ -72,13 +72,13 @@ def test_a_warm_program_takes_less_than_100_ms_and_sees_nothing_of_the_last(clie
 
 def test_a_container_is_held_as_its_box_promises(client: docker.DockerClient) -> None:
     with open_sandbox("docker", limits=LIMITS):
-        (one,) = client.containers.list()
-        host = one.attrs["HostConfig"]
+        (container,) = client.containers.list()
+        host = container.attrs["HostConfig"]
         assert (host["ReadonlyRootfs"], host["NetworkMode"], host["CapDrop"]) == (True, "none", ["ALL"])
         assert (host["PidsLimit"], host["NanoCpus"], host["Memory"]) == (19, 10**9, (128 + 8 + 64) << 20)
         assert host["MemorySwap"] == host["Memory"] and "no-new-privileges" in host["SecurityOpt"]
         assert any(option.startswith("seccomp={") for option in host["SecurityOpt"])
-        assert one.labels["agentgym.owner"].startswith(f"{os.getpid()}:") and one.labels["agentgym.run"]
+        assert container.labels["agentgym.owner"].startswith(f"{os.getpid()}:") and container.labels["agentgym.run"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_program_that_ends_or_stops_what_is_around_it_loses_its_container(
     client: docker.DockerClient, code: str, ended: Ended
 ) -> None:
     with open_sandbox("docker", limits=LIMITS) as sandbox:
-        before = {one.id for one in client.containers.list()}
+        before = {container.id for container in client.containers.list()}
         with ThreadPoolExecutor() as threads:
             attack = threads.submit(sandbox.run, code, time_limit_s=1.0)
             assert all(sandbox.run("print(1)").ok for _ in range(5))
@@ -123,11 +123,13 @@ def test_the_data_of_tasks_is_taken_out_of_packages(client: docker.DockerClient)
 def test_sixty_programs_leave_no_container_and_no_open_file(client: docker.DockerClient) -> None:
     codes = ["print(1)", "import os; os.fork(); open('left', 'w')", "while True: pass", "1 / 0"]
     with open_sandbox("docker", limits=LIMITS) as sandbox, ThreadPoolExecutor(4) as threads:
-        ended = [one.ended for one in threads.map(lambda n: sandbox.run(codes[n % 4], time_limit_s=0.3), range(60))]
+        ended = [
+            outcome.ended for outcome in threads.map(lambda n: sandbox.run(codes[n % 4], time_limit_s=0.3), range(60))
+        ]
         assert ended.count(Ended.TIME_LIMIT) >= 15
         wait_for(lambda: len(client.api.containers()) == len(sandbox._idle))  # others are being removed
         assert len(client.api.containers()) <= 4
-        assert all(len(one.top()["Processes"]) == 1 for one in client.containers.list())
+        assert all(len(container.top()["Processes"]) == 1 for container in client.containers.list())
         num_open = psutil.Process().num_fds()
         for n in range(20):
             sandbox.run(codes[n % 2])
@@ -135,23 +137,23 @@ def test_sixty_programs_leave_no_container_and_no_open_file(client: docker.Docke
     assert client.containers.list(all=True) == []
 
 
-def test_a_container_that_was_removed_is_the_sandboxs_fault_and_another_takes_its_place(
+def test_a_removed_container_is_the_sandboxs_fault_and_is_replaced(
     client: docker.DockerClient,
 ) -> None:
     with open_sandbox("docker", limits=LIMITS) as sandbox:
-        for one in client.containers.list():
-            one.remove(force=True)
+        for container in client.containers.list():
+            container.remove(force=True)
         assert sandbox.run("print(1)").ok
         session = sandbox.session()
-        for one in client.containers.list():
-            one.remove(force=True)
+        for container in client.containers.list():
+            container.remove(force=True)
         with pytest.raises(SandboxError, match="container"):
             session.run("1")
         session.close()
         assert sandbox.run("print(1)").ok
 
 
-def test_containers_end_with_the_process_that_opened_them_and_the_reaper_takes_what_stays(
+def test_containers_end_with_their_process_and_the_reaper_removes_the_rest(
     client: docker.DockerClient,
 ) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
@@ -186,6 +188,8 @@ def test_an_image_of_ones_own_is_used_and_a_wrong_one_refused(client: docker.Doc
         open_sandbox("docker", image="agentgym-test:none")
     with pytest.raises(SandboxError, match="python3"):
         open_sandbox("docker", image="agentgym-test:bare")
-    assert [(one.attrs["Config"]["Image"], one.status) for one in client.containers.list(all=True)] == []
+    assert [
+        (container.attrs["Config"]["Image"], container.status) for container in client.containers.list(all=True)
+    ] == []
     for name in ("bare", "volume", "own"):
         client.images.remove(f"agentgym-test:{name}", force=True)

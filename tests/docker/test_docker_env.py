@@ -52,18 +52,18 @@ for seed in range(10_000):
 
 @pytest.fixture
 def client(docker_address: str) -> Iterator[docker.DockerClient]:
-    with contextlib.closing(docker.DockerClient(base_url=docker_address)) as one:
-        yield one
+    with contextlib.closing(docker.DockerClient(base_url=docker_address)) as docker_client:
+        yield docker_client
     while _pools:
         _pools.popitem()[1].close()
     assert_nothing_left(docker_address)
 
 
 def assert_nothing_left(address: str) -> None:
-    with contextlib.closing(docker.DockerClient(base_url=address)) as one:
-        wait_for(lambda: not one.api.containers(all=True))
-        assert {name.partition(":")[0] for image in one.images.list() for name in image.tags} <= {IMAGE}
-        assert {network.name for network in one.networks.list()} <= NETWORKS
+    with contextlib.closing(docker.DockerClient(base_url=address)) as client:
+        wait_for(lambda: not client.api.containers(all=True))
+        assert {name.partition(":")[0] for image in client.images.list() for name in image.tags} <= {IMAGE}
+        assert {network.name for network in client.networks.list()} <= NETWORKS
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
@@ -135,35 +135,35 @@ def test_a_command_that_takes_more_memory_than_it_may_is_ended(client: docker.Do
 
 
 def test_a_task_is_set_up_once_and_each_episode_has_a_copy(client: docker.DockerClient) -> None:
-    env, other = Work(), Work()
+    env, second_env = Work(), Work()
     options = {"files": {"f": b"1"}, "setup": "date +%s%N > made", "keeps": True}
     env.reset(seed=0, options=options)
     content = shell(env, "cat made; echo changed > f")
-    other.reset(seed=0, options=options)
-    assert shell(other, "cat made f") == f"{content}\n1"
-    other.reset(seed=0, options={**options, "files": {"f": b"2"}})
-    assert shell(other, "cat f") == "2" and shell(other, "cat made") != content
+    second_env.reset(seed=0, options=options)
+    assert shell(second_env, "cat made f") == f"{content}\n1"
+    second_env.reset(seed=0, options={**options, "files": {"f": b"2"}})
+    assert shell(second_env, "cat f") == "2" and shell(second_env, "cat made") != content
     assert len(client.images.list("agentgym-snapshot")) == 2
     with pytest.raises(EnvironmentFault, match=r"setup of a task ended with 5: oh"):
         env.reset(seed=0, options={"setup": "echo oh; exit 5"})
     env.close()
-    other.close()
+    second_env.close()
 
 
 def test_a_pool_that_ends_leaves_the_snapshots_of_another(client: docker.DockerClient) -> None:
-    def prepare(one: Workspace) -> None:
-        one.write({"f": b"1"})
+    def prepare(workspace: Workspace) -> None:
+        workspace.write({"f": b"1"})
 
     first, second = (ContainerPool(Kind(limits=LIMITS, num_warm=0)) for _ in range(2))
     for pool in (first, second):
         pool.take_prepared("key", prepare).close()
     first.close()
-    with contextlib.closing(second.take_prepared("key", prepare)) as one:
-        assert one.read("f") == b"1"
+    with contextlib.closing(second.take_prepared("key", prepare)) as workspace:
+        assert workspace.read("f") == b"1"
     second.close()
 
 
-def test_the_reaper_leaves_snapshots_of_the_living_and_images_that_were_built_from_ours(
+def test_the_reaper_keeps_snapshots_of_living_processes_and_derived_images(
     client: docker.DockerClient, tmp_path: Path
 ) -> None:
     env = Work()
@@ -236,9 +236,9 @@ def test_a_process_killed_at_any_moment_leaves_nothing_behind_the_reaper(
         owner.wait()
         owner.stdout.close()
         with contextlib.closing(Daemon()) as daemon:
-            wait_for(lambda: not any(one["State"] == "running" for one in client.api.containers(all=True)))
+            wait_for(lambda: not any(container["State"] == "running" for container in client.api.containers(all=True)))
             reap_resources(daemon)
             wait_for(lambda: not client.api.containers(all=True))
             reap_resources(daemon)
         assert_nothing_left(docker_address)
-        assert not any(one.is_running() for one in started) and not list((tmp_path / "tmp").iterdir())
+        assert not any(process.is_running() for process in started) and not list((tmp_path / "tmp").iterdir())

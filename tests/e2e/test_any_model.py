@@ -155,7 +155,7 @@ def test_what_is_not_supported_is_refused_in_one_line(
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning")
-def test_adapters_of_a_mixture_of_experts_resume_to_the_bit_and_are_exported_merged_or_alone(tmp_path: Path) -> None:
+def test_adapters_of_a_mixture_of_experts_resume_to_the_bit_and_are_exported(tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -223,7 +223,7 @@ def test_recorded_experts_are_replayed_and_a_run_with_them_resumes_to_the_bit(tm
 
 
 @pytest.mark.long
-def test_the_models_own_weight_of_the_balance_counts_the_rows_that_the_same_weight_by_hand_counts(
+def test_the_models_own_balance_weight_equals_the_same_weight_set_by_hand(
     tmp_path: Path,
 ) -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "output_router_logits": True}
@@ -266,7 +266,7 @@ def test_an_engine_that_takes_other_experts_is_refused_with_routing_as_the_cause
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adapters", [[], ["--learner.lora.rank", "4", "--learner.kl.coefficient", "0.01"]])
-def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_in_two_shares(
+def test_two_expert_ranks_resume_with_the_bytes_of_one_process_in_two_shares(
     tmp_path: Path, adapters: list[str]
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
@@ -283,9 +283,9 @@ def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_
         words = [*train, *ray, "--steps", number, "--output", str(parts), *(["--resume"] if number == "2" else [])]
         subprocess.run([sys.executable, "-m", "agentgym", *words], check=True, timeout=280)
     assert (whole / "episodes.jsonl.zst").read_bytes() == (parts / "episodes.jsonl.zst").read_bytes()
-    one, two = (load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (whole, parts))
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    own, theirs = (load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (whole, parts))
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
     assert main(["verify", str(parts), "--deep"]) == 0
     if adapters:
         assert main(["export", str(parts), str(tmp_path / "adapter"), "--adapter"]) == 0
@@ -293,7 +293,7 @@ def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_
 
 
 @pytest.mark.slow
-def test_two_ranks_with_half_of_the_experts_each_learn_on_ray_what_one_process_learns(tmp_path: Path) -> None:
+def test_two_ranks_with_half_of_the_experts_learn_on_ray_as_one_process_does(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
@@ -307,10 +307,12 @@ def test_two_ranks_with_half_of_the_experts_each_learn_on_ray_what_one_process_l
     for number in ("1", "2"):
         words = [*train, *ray, "--steps", number, "--output", str(divided), *(["--resume"] if number == "2" else [])]
         subprocess.run([sys.executable, "-m", "agentgym", *words], check=True, timeout=280)
-    one, two = (load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (alone, divided))
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-5)
+    own, theirs = (
+        load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (alone, divided)
+    )
+    assert own.keys() == theirs.keys()
+    for name, tensor in own.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=2e-5)
 
 
 @pytest.mark.long

@@ -59,7 +59,7 @@ def test_a_player_of_both_seats_is_evaluated_in_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_behind_an_endpoint_is_evaluated(chat_endpoint: Callable[..., Any], tmp_path: Path) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="72"))  # type: ignore[attr-defined]
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="72"))  # type: ignore[attr-defined]
     printed = run_script("eval_endpoint.sh", tmp_path, URL=f"{endpoint.url}/v1", NUM_TASKS="2")
     assert "requests" in printed and len(endpoint.bodies) >= 2
 

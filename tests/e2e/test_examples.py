@@ -31,7 +31,9 @@ EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.st
 
 def environments(module: str) -> list[str]:
     classes = inspect.getmembers(importlib.import_module(f"examples.{module}"), inspect.isclass)
-    own = [name for name, one in classes if issubclass(one, TextEnv) and one.__module__ == f"examples.{module}"]
+    own = [
+        name for name, class_ in classes if issubclass(class_, TextEnv) and class_.__module__ == f"examples.{module}"
+    ]
     return [f"examples.{module}:{name}" for name in own]
 
 
@@ -43,7 +45,7 @@ def test_an_example_is_sound(module: str, capsys: pytest.CaptureFixture[str]) ->
         assert main(["env", "check", name]) == 0, capsys.readouterr().out
 
 
-def test_rows_from_python_are_played_over_several_turns_by_the_environment_that_they_name() -> None:
+def test_rows_from_python_are_played_by_the_environment_that_they_name() -> None:
     rows = FOLDER / "word_problems.py"
     data = open_data(DataConfig(train=f"{rows}:rows", eval_fraction=0.1))
     assert len(data.train) + len(data.eval) == 1000

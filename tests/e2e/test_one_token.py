@@ -98,7 +98,7 @@ async def one_step() -> Run:
     async with engine_of(model) as engine:
         sampler = Sampler(RolloutLoop(engine, renderer, LIMITS), lambda task: Parity())
         (group,) = await sampler.sample([TASK], 8, step=1)
-        before = [logprobs_of(model, one.rows[0]) for one in group.trajectories]
+        before = [logprobs_of(model, trajectory.rows[0]) for trajectory in group.trajectories]
         batch = build_batch([group], credit_groups([group], "grpo"), aggregation="token-mean")
         learner = Learner(model, LearnerConfig(threads=1), OptimizerConfig(learning_rate=1e-2), total_steps=1)
         await engine.pause()

@@ -89,7 +89,7 @@ def sampled(server: tuple[str, str], *, constrained: bool) -> list[Trajectory]:
 def counted(trajectories: list[Trajectory]) -> Counter[str]:
     """How many calls were read, could not be read, or were refused by their tool's schema."""
     counts: Counter[str] = Counter()
-    for turn in (turn for one in trajectories for turn in one.turns):
+    for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
         for call in turn.message.tool_calls:
             broken = isinstance(call, MalformedCall)
             counts["truncated" if broken and call.truncated else "malformed" if broken else "read"] += 1
@@ -113,7 +113,7 @@ def test_the_logprobs_are_nearly_the_models_until_a_call_and_never_below_them(
 ) -> None:
     model, mark = reference(0), renderer_for(embedded_folder()).tokenizer.backend.token_to_id("<tool_call>")
     before, behind = [], []
-    for row in (row for one in sampled(server, constrained=True) for row in one.rows):
+    for row in (row for trajectory in sampled(server, constrained=True) for row in trajectory.rows):
         start = 0
         for span in row.spans:
             if span.source is Source.POLICY:
@@ -137,22 +137,22 @@ def test_a_chat_endpoint_holds_calls_to_strict_tools(sglang_server: ServerProces
 
     def broken(trajectories: list[Trajectory]) -> int:
         """Calls with a fault, and those of whole replies that the server could not read and left in the text."""
-        whole = (turn for one in trajectories for turn in one.turns if turn.finish_reason == "stop")
+        whole = (turn for trajectory in trajectories for turn in trajectory.turns if turn.finish_reason == "stop")
         return sum("<tool_call>" in turn.message.content for turn in whole) + num_faults(counted(trajectories))
 
     free, strict_replies = chatted(strict=False), chatted(strict=True)
     assert counted(free)["read"] < counted(strict_replies)["read"] / 2, "nothing to hold"
     assert counted(strict_replies)["read"] > 10
     assert broken(strict_replies) == 0
-    assert not any(row.mask.any() for one in strict_replies for row in one.rows)
+    assert not any(row.mask.any() for trajectory in strict_replies for row in trajectory.rows)
 
 
-def test_xgrammar_accepts_what_each_family_writes_and_nothing_that_the_schema_forbids(sglang_python: str) -> None:
+def test_xgrammar_accepts_each_familys_calls_and_rejects_what_the_schema_forbids(sglang_python: str) -> None:
     from agentgym.types import ToolSpec
 
     tools = [ToolSpec("go", "Walk.", SCHEMA), ToolSpec("wait", "Wait.", {"type": "object", "properties": {}})]
     pairs: list[tuple[str, str]] = []
-    for entry in {one.name: one for one in FORMATS.values()}.values():
+    for entry in {known_format.name: known_format for known_format in FORMATS.values()}.values():
         if entry.grammar is None:
             continue
         tag, begin = entry.grammar.structural_tag(tools), entry.grammar.begin.replace(NAME, "go")

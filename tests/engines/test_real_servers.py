@@ -63,6 +63,6 @@ def test_the_kernels_stand_in_can_be_imported_and_not_called(sglang_python: str)
     assert "NotImplementedError: sgl_kernel.copy_all_layer_kv_cache_cpu was called: this is a stand-in" in done.stderr
 
 
-def test_a_server_that_ends_while_it_starts_is_told_with_its_last_words(start_sglang: StartServer) -> None:
+def test_a_server_that_ends_while_it_starts_is_reported_with_its_last_lines(start_sglang: StartServer) -> None:
     with pytest.raises(EngineError, match=r"sglang server ended while starting(?s:.*)--no-such-flag"):
         start_sglang("--no-such-flag")

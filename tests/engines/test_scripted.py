@@ -115,8 +115,8 @@ def test_a_closed_engine_refuses_and_versions_never_fall() -> None:
 
 
 def test_log_normal_delays_are_seeded() -> None:
-    first, again, other = LogNormalDelay(0.1, 1.0, seed=1), LogNormalDelay(0.1, 1.0, seed=1), LogNormalDelay(0.1, 1.0)
+    first, again, seed_0 = LogNormalDelay(0.1, 1.0, seed=1), LogNormalDelay(0.1, 1.0, seed=1), LogNormalDelay(0.1, 1.0)
     drawn = [first() for _ in range(5)]
     assert drawn == [again() for _ in range(5)]
-    assert drawn != [other() for _ in range(5)]
+    assert drawn != [seed_0() for _ in range(5)]
     assert min(drawn) > 0

@@ -69,12 +69,14 @@ def check_run(folder: Path, steps: int) -> None:
     lines = lines_of(folder)
     assert [line["step"] for line in lines] == [line["sync_version"] for line in lines] == list(range(1, steps + 1))
     assert max(line.get("mismatch_max", 0.0) for line in lines) < 1e-4
-    records = [one for one in read_episodes(folder) if one.phase == "train"]
-    assert len({(one.trajectory.group, one.trajectory.member) for one in records}) == len(records) == steps * 12
-    assert all(one.trajectory.status.trainable for one in records)
-    for one in records:
-        for row in one.trajectory.rows:
-            assert set(row.policy_versions[row.sampled_mask]) <= {one.step - 1}
+    records = [record for record in read_episodes(folder) if record.phase == "train"]
+    assert (
+        len({(record.trajectory.group, record.trajectory.member) for record in records}) == len(records) == steps * 12
+    )
+    assert all(record.trajectory.status.trainable for record in records)
+    for record in records:
+        for row in record.trajectory.rows:
+            assert set(row.policy_versions[row.sampled_mask]) <= {record.step - 1}
     assert verify_run(folder).ok
 
 
@@ -115,10 +117,10 @@ def test_a_driver_that_is_killed_leaves_no_server(
     driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: driver.poll() is not None or bool(lines_of(folder)), "the first step")
     below = psutil.Process(driver.pid).children(recursive=True)
-    assert any("sglang" in " ".join(commands(one)) for one in below)
+    assert any("sglang" in " ".join(commands(process)) for process in below)
     driver.kill()
     driver.wait()
-    until(lambda: all(has_ended(one) for one in below), "the end")
+    until(lambda: all(has_ended(process) for process in below), "the end")
 
 
 def commands(process: psutil.Process) -> Sequence[str]:
@@ -138,7 +140,7 @@ def test_servers_that_run_already_serve_a_run_on_a_cluster(
     )
     config = replace(config, max_staleness=1, steps=3)
     steps: list[StepMetrics] = list(train(config, tmp_path / "run")[1].steps)
-    assert [one.sync.version for one in steps] == [1, 2, 3]
-    assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
+    assert [step.sync.version for step in steps] == [1, 2, 3]
+    assert all(step.update is None or step.update.mismatch_max < 1e-4 for step in steps)
     assert sglang_server.alive
     assert verify_run(tmp_path / "run").ok

@@ -39,7 +39,7 @@ def ids_of(*pieces: str | bytes) -> list[int]:
     return [PIECES.index(piece.encode() if isinstance(piece, str) else piece) for piece in pieces]
 
 
-def test_the_first_stop_string_that_is_completed_counts_with_the_id_that_completes_it() -> None:
+def test_the_first_completed_stop_string_counts_with_the_id_that_completes_it() -> None:
     ids = ids_of("x", "</", "answer>", "y", "ab", "</")
     assert find_stop(ids, ["</answer>"], decode) == (3, "</answer>")
     assert find_stop(ids, ["ab", "</answer>"], decode) == (3, "</answer>")

@@ -84,7 +84,7 @@ def test_logprobs_are_the_trainers_after_every_sync(
 ) -> None:
     config = replace(gentle(on_server(engine, request)), sampling=TrainSamplingConfig(temperature=temperature))
     steps = train(replace(config, steps=num_steps, group_size=8), tmp_path / "run")
-    assert [one.sync.version for one in steps] == list(range(1, num_steps + 1))
+    assert [step.sync.version for step in steps] == list(range(1, num_steps + 1))
     updates = [step.update for step in steps if step.update is not None]
     # Over the 10^5 ids of these runs rounding has a tail: the trainer's own logprobs are up to 4e-5 from those in
     # float64, while the mean is 1e-7. A missed update is over 1e-2.
@@ -107,7 +107,7 @@ def test_the_command_launches_a_server_trains_and_leaves_a_sound_run(
     assert result["steps"] == 3
     assert main(["verify", str(folder)]) == 0
     left = [process for process in psutil.Process().children(recursive=True) if process.pid not in others]
-    assert not [one.cmdline() for one in left if engine in " ".join(one.cmdline())]
+    assert not [process.cmdline() for process in left if engine in " ".join(process.cmdline())]
 
 
 @pytest.mark.parametrize("sync", ["disk", "broadcast"])
@@ -117,8 +117,8 @@ def test_weights_travel_by_disk_and_by_broadcast_too(
     config = on_server("sglang", request)
     serving = EngineServing(sync=sync, bucket_mb=1, sleep=True)
     steps = train(replace(config, server=replace(config.server, serving=serving)), tmp_path / "run")
-    assert [one.sync.version for one in steps] == [1, 2]
-    assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
+    assert [step.sync.version for step in steps] == [1, 2]
+    assert all(step.update is None or step.update.mismatch_max < 1e-4 for step in steps)
 
 
 @pytest.mark.parametrize("pause", PAUSES)
@@ -128,9 +128,9 @@ def test_groups_that_go_on_over_updates_are_trained_in_each_pause_mode(
     config = on_server("sglang", request)
     config = replace(config, server=replace(config.server, serving=ServingSettings(pause=pause)))
     steps = train(replace(gentle(config), steps=4, max_staleness=2), tmp_path / "run")
-    assert [one.rollout.episodes for one in steps] == [16] * 4
-    assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
-    assert sum(one.update.stale_tokens for one in steps if one.update) > 0
+    assert [step.rollout.episodes for step in steps] == [16] * 4
+    assert all(step.update is None or step.update.mismatch_max < 1e-4 for step in steps)
+    assert sum(step.update.stale_tokens for step in steps if step.update) > 0
     assert main(["verify", str(tmp_path / "run")]) == 0
 
 
@@ -240,12 +240,14 @@ def check_versions(trajectories: Sequence[Trajectory], models: Sequence[Any], *,
 
     `mixed` is for tokens that were sampled over an old cache: they are of no version alone.
     """
-    assert [one.status.trainable for one in trajectories] == [True] * 64
-    versions = {version for one in trajectories for row in one.rows for version in row.policy_versions[row.mask]}
+    assert [trajectory.status.trainable for trajectory in trajectories] == [True] * 64
+    versions = {
+        version for trajectory in trajectories for row in trajectory.rows for version in row.policy_versions[row.mask]
+    }
     assert versions == {0, 1, 2}
     if mixed:
         return
-    for row in (row for one in trajectories for row in one.rows):
+    for row in (row for trajectory in trajectories for row in trajectory.rows):
         for version in set(row.policy_versions[row.mask]):
             at = torch.from_numpy((row.policy_versions == version)[1:])
             assert gaps(models[version], row)[at].max() < 1e-3
@@ -277,9 +279,9 @@ def test_episodes_of_a_replica_that_is_killed_finish_on_the_other(
 
     trajectories, num_lost = asyncio.run(run())
     assert num_lost > 0
-    assert [one.status.trainable for one in trajectories] == [True] * 64
+    assert [trajectory.status.trainable for trajectory in trajectories] == [True] * 64
     model = reference(0)
-    for row in (row for one in trajectories for row in one.rows):
+    for row in (row for trajectory in trajectories for row in trajectory.rows):
         at = torch.from_numpy(row.mask)[1:]
         assert gaps(model, row)[at].max() < 1e-4
 

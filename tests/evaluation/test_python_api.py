@@ -51,7 +51,7 @@ def test_an_evaluation_takes_an_environment_and_a_policy_or_a_configuration(tmp_
         agentgym.evaluate("GuessNumber-v0", "oracle", num_taks=3)
 
 
-def test_what_does_not_exist_is_told_before_anything_is_played(tmp_path: Path) -> None:
+def test_missing_names_are_refused_before_any_episode(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="did you mean 'TextGame-v0'"):
         run_episode("TextGme-v0", "oracle")
     with pytest.raises(ConfigError, match=r"create_engine\('gpt'\) loads a model"):

@@ -92,9 +92,7 @@ ACCEPTED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("config", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
-def test_a_configuration_that_would_be_computed_differently_is_refused_with_the_reason(
-    config: dict[str, Any], reason: str
-) -> None:
+def test_a_configuration_that_the_decoder_computes_differently_is_refused(config: dict[str, Any], reason: str) -> None:
     assert reason in str(refusal({**SMALL, **config}))
     with pytest.raises(ConfigError, match="It computes Llama, Mistral, Qwen2 and Qwen3"):
         DecoderConfig.from_hf({**SMALL, **config})
@@ -146,10 +144,10 @@ def foreign(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_is_compared_with_transformers_on_its_own_tensors(foreign: Path, dtype: torch.dtype) -> None:
     model = load_decoder(foreign, dtype=dtype)
-    before = [one.data_ptr() for one in model.parameters()]
+    before = [parameter.data_ptr() for parameter in model.parameters()]
     difference = check_forward(model, foreign)
     assert difference is not None and difference < (2e-4 if dtype is torch.float32 else 1.0)
-    assert [one.data_ptr() for one in model.parameters()] == before
+    assert [parameter.data_ptr() for parameter in model.parameters()] == before
 
 
 def test_a_model_that_transformers_computes_differently_is_named_with_the_difference(foreign: Path) -> None:
@@ -208,7 +206,7 @@ def test_the_cache_of_a_large_model_is_as_large_as_memory_allows() -> None:
     assert fitting_slots(model, 1024, 3) == 3
 
 
-def test_verifying_a_models_template_says_why_the_fast_decoder_does_not_compute_the_model(
+def test_model_check_explains_why_the_fast_decoder_does_not_compute_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -218,9 +216,7 @@ def test_verifying_a_models_template_says_why_the_fast_decoder_does_not_compute_
     assert "not the fast decoder: model_type 'gemma3'" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_plan_of_a_model_that_transformers_computes_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_notes_that_transformers_computes_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", "mlp_bias": True}))
     assert main(["plan", "--model", str(tmp_path), "--learner.dtype", "bfloat16"]) == 0
     assert "transformers computes this model: mlp_bias is not supported" in " ".join(capsys.readouterr().out.split())

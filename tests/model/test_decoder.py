@@ -82,7 +82,7 @@ def test_activation_checkpointing_keeps_less_and_has_the_same_gradients() -> Non
         results.append((num_bytes, torch.autograd.grad(loss, list(model.parameters()))))
     (all_kept, expected), (few_kept, gradients) = results
     assert few_kept < all_kept / 2
-    assert all(torch.equal(one, two) for one, two in zip(gradients, expected, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(gradients, expected, strict=True))
 
 
 def test_a_missing_or_torn_model_folder_is_named(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_an_architecture_that_would_be_computed_differently_is_refused() -> None
         DecoderConfig.from_hf({"model_type": "gpt2"})
 
 
-def test_weights_are_matched_by_name_and_shape_and_those_of_another_model_are_refused() -> None:
-    model, other = tiny("qwen3"), tiny("qwen3")
+def test_weights_are_matched_by_name_and_shape_and_a_mismatch_is_refused() -> None:
+    model, source = tiny("qwen3"), tiny("qwen3")
     assert own_tensors(model, {}) == []
-    weights = dict(published_views(other))
+    weights = dict(published_views(source))
     pairs = own_tensors(model, weights)
     assert len(pairs) == len(weights)
     assert all(own.shape == new.shape and own.data_ptr() != new.data_ptr() for own, new in pairs)

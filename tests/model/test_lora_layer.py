@@ -85,11 +85,11 @@ def test_gradients_of_experts_adapters_are_those_of_the_summed_weights(kind: str
     adapters = {name: own for name, own in model.named_parameters() if ".adapter." in name}
     assert any(own.ndim == 3 for own in adapters.values())
     target_N1 = torch.arange(117)[:, None]
-    found_NV, wanted_NV = logprobs_of(model), logprobs_of(plain, weights=plain_weights(model, plain))
-    torch.testing.assert_close(found_NV, wanted_NV, rtol=0, atol=1e-5)
+    actual_NV, expected_NV = logprobs_of(model), logprobs_of(plain, weights=plain_weights(model, plain))
+    torch.testing.assert_close(actual_NV, expected_NV, rtol=0, atol=1e-5)
     gradients = [
         torch.autograd.grad(own_NV.gather(1, target_N1).mean(), list(adapters.values()))
-        for own_NV in (found_NV, wanted_NV)
+        for own_NV in (actual_NV, expected_NV)
     ]
     for name, own_gradient, expected in zip(adapters, *gradients, strict=True):
         assert expected.abs().max() > 1e-6, name
@@ -102,17 +102,19 @@ def test_gradients_of_experts_adapters_are_those_of_the_summed_weights(kind: str
 @pytest.mark.parametrize("kind", [*KINDS, "granitemoe"])
 @torch.no_grad()
 def test_fresh_adapters_and_disabled_ones_change_no_bit_and_are_removed(kind: str, make: Make) -> None:
-    wanted_NV, model = logprobs_of(make(kind)), make(kind)
+    expected_NV, model = logprobs_of(make(kind)), make(kind)
     model.adapt(None, rank=3, scale=SCALE)
-    assert torch.equal(logprobs_of(model), wanted_NV)
-    other = adapted(make(kind))
-    assert (logprobs_of(other) - wanted_NV).abs().max() > 0.01
+    assert torch.equal(logprobs_of(model), expected_NV)
+    adapted_model = adapted(make(kind))
+    assert (logprobs_of(adapted_model) - expected_NV).abs().max() > 0.01
     with adapters_off():
-        assert torch.equal(logprobs_of(other), wanted_NV)
-    assert torch.equal(logprobs_of(copy.deepcopy(other)), logprobs_of(other))
-    other.remove_adapters()
-    assert torch.equal(logprobs_of(other), wanted_NV)
-    assert not list(other.adapted_weights()) and len(list(other.parameters())) == len(list(make(kind).parameters()))
+        assert torch.equal(logprobs_of(adapted_model), expected_NV)
+    assert torch.equal(logprobs_of(copy.deepcopy(adapted_model)), logprobs_of(adapted_model))
+    adapted_model.remove_adapters()
+    assert torch.equal(logprobs_of(adapted_model), expected_NV)
+    assert not list(adapted_model.adapted_weights()) and len(list(adapted_model.parameters())) == len(
+        list(make(kind).parameters())
+    )
 
 
 @torch.no_grad()
@@ -121,9 +123,9 @@ def test_the_layers_of_gpt2_whose_weights_are_transposed_have_adapters(make: Mak
     owns = list(model.adapted_weights())
     assert {own.name.rpartition(".")[0].rpartition(".")[2] for own in owns} == {"c_attn", "c_proj", "c_fc"}
     assert all(own.is_transposed and not own.is_stack for own in owns)
-    found_NV, wanted_NV = logprobs_of(model), logprobs_of(plain, weights=plain_weights(model, plain))
-    torch.testing.assert_close(found_NV, wanted_NV, rtol=0, atol=1e-5)
-    assert (found_NV - logprobs_of(plain)).abs().max() > 0.01
+    actual_NV, expected_NV = logprobs_of(model), logprobs_of(plain, weights=plain_weights(model, plain))
+    torch.testing.assert_close(actual_NV, expected_NV, rtol=0, atol=1e-5)
+    assert (actual_NV - logprobs_of(plain)).abs().max() > 0.01
     weights = dict(plain.named_parameters())
     for own in owns:
         merged = own.merge(weights[f"hf.{own.name}"], SCALE, lambda tensor: tensor)
@@ -151,21 +153,21 @@ def test_some_projections_of_experts_have_adapters(
         name.rpartition(".")[2]: own for own in model.adapted_weights() for name, own in own.adapters.items()
     }
     assert {name for name, own in adapters_by_name.items() if own is not None} == set(targets)
-    wanted_NV = logprobs_of(plain, weights=plain_weights(model, plain))
-    torch.testing.assert_close(logprobs_of(model), wanted_NV, rtol=0, atol=1e-5)
+    expected_NV = logprobs_of(plain, weights=plain_weights(model, plain))
+    torch.testing.assert_close(logprobs_of(model), expected_NV, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
 def test_other_products_of_experts_have_the_same_adapters(kind: str, implementation: str, make: Make) -> None:
     model = adapted(make(kind))
-    wanted_NV = logprobs_of(model)
+    expected_NV = logprobs_of(model)
     adapters = [own for name, own in model.named_parameters() if ".adapter." in name]
-    gradients = [torch.autograd.grad(wanted_NV[:, 7].mean(), adapters)]
+    gradients = [torch.autograd.grad(expected_NV[:, 7].mean(), adapters)]
     model.hf.set_experts_implementation(implementation)
-    found_NV = logprobs_of(model)
-    torch.testing.assert_close(found_NV, wanted_NV, rtol=0, atol=1e-5)
-    gradients.append(torch.autograd.grad(found_NV[:, 7].mean(), adapters))
+    actual_NV = logprobs_of(model)
+    torch.testing.assert_close(actual_NV, expected_NV, rtol=0, atol=1e-5)
+    gradients.append(torch.autograd.grad(actual_NV[:, 7].mean(), adapters))
     for expected, own_gradient in zip(*gradients, strict=True):
         torch.testing.assert_close(own_gradient, expected, rtol=0, atol=1e-5)
 
@@ -176,7 +178,7 @@ def test_recomputed_blocks_have_the_gradients_of_kept_ones(make: Make) -> None:
     expected = torch.autograd.grad(logprobs_of(model)[:, 7].mean(), adapters)
     model.set_recompute(True)
     recomputed = torch.autograd.grad(logprobs_of(model)[:, 7].mean(), adapters)
-    assert all(torch.equal(one, two) for one, two in zip(recomputed, expected, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(recomputed, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -202,10 +204,10 @@ def test_a_function_that_takes_no_sum_is_refused(make: Make) -> None:
 
 def test_the_experts_of_a_folder_may_be_copied_without_their_weights(make: Make) -> None:
     model = adapted(make("qwen3_moe"))
-    other = model.like()
-    assert [name for name, _ in other.named_parameters()] == [name for name, _ in model.named_parameters()]
-    assert all(parameter.is_meta for parameter in other.parameters())
-    assert [own.name for own in other.adapted_weights()] == [own.name for own in model.adapted_weights()]
+    duplicate = model.like()
+    assert [name for name, _ in duplicate.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert all(parameter.is_meta for parameter in duplicate.parameters())
+    assert [own.name for own in duplicate.adapted_weights()] == [own.name for own in model.adapted_weights()]
 
 
 def test_a_saved_folder_has_no_adapter(make: Make, tmp_path: Path) -> None:

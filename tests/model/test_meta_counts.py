@@ -21,7 +21,7 @@ def test_a_step_of_06b_stays_within_its_counts(
 
 
 @pytest.mark.long
-def test_a_row_of_32k_tokens_takes_no_more_launches_and_bytes_for_a_token_than_shorter_ones() -> None:
+def test_launches_and_bytes_per_token_do_not_grow_up_to_rows_of_32k_tokens() -> None:
     more = {}
     for shape in ("0.6B", "8B"):
         short, long = (count_step(model_of(shape, "fast"), [length]) for length in (16_384, 32_768))

@@ -49,7 +49,12 @@ def test_a_group_s_prompt_is_one_segment_and_its_replies_are_its_branches() -> N
     prompt, replies = list(range(40)), [[7] * 5, [8] * 6, [9] * 7]
     ids_N, seqlens = packed([prompt + reply for reply in replies])
     layout = PackedLayout(seqlens, ids_N=ids_N)
-    assert [(one.length, one.ancestors) for one in layout.segments] == [(40, ()), (5, (0,)), (6, (0,)), (7, (0,))]
+    assert [(segment.length, segment.ancestors) for segment in layout.segments] == [
+        (40, ()),
+        (5, (0,)),
+        (6, (0,)),
+        (7, (0,)),
+    ]
     assert PackedLayout(seqlens).num_tokens == sum(seqlens)  # without ids nothing is shared
 
 
@@ -60,8 +65,8 @@ def test_a_long_row_hides_later_keys_in_memory_that_grows_with_its_length_alone(
         for block in rows.blocks:
             assert block.bias_TL is not None
             place_T = rows.position_U[place : place + block.num_rows]
-            wanted_TL = torch.where(torch.arange(block.num_keys) > place_T[:, None], -torch.inf, 0.0)
-            assert torch.equal(block.bias_TL, wanted_TL)
+            bias_TL = torch.where(torch.arange(block.num_keys) > place_T[:, None], -torch.inf, 0.0)
+            assert torch.equal(block.bias_TL, bias_TL)
             biases[block.bias_TL.untyped_storage().data_ptr()] = block.bias_TL.untyped_storage().nbytes()
             place += block.num_rows
         if rows is layout.every:
@@ -89,7 +94,7 @@ def states_and_gradients(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shared_and_partly_wanted_states_and_gradients_are_those_of_every_sequence_alone(family: str) -> None:
+def test_shared_prefixes_and_wanted_entries_change_no_state_or_gradient(family: str) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def draw(count: int) -> list[int]:
@@ -107,8 +112,8 @@ def test_shared_and_partly_wanted_states_and_gradients_are_those_of_every_sequen
     shared_layout = PackedLayout(seqlens, ids_N=ids_N, mask_N=mask_N)
     assert shared_layout.num_tokens < 0.7 * len(ids_N)
     shared = states_and_gradients(model, ids_N, shared_layout, mask_N, weights_ME)
-    for one, other in zip(shared, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.detach().abs().max()))
+    for left, right in zip(shared, plain, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-3 * float(right.detach().abs().max()))
 
 
 def test_no_wanted_entry_gives_no_state() -> None:

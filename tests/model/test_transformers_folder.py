@@ -93,8 +93,8 @@ def test_a_reply_sampled_in_process_has_the_logprobs_of_transformers(
                 theirs_model(input_ids=ids_T[None], use_cache=False).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
             )
         assert logprobs_TV.argmax(-1).tolist() == list(reply.ids)
-        wanted_T = logprobs_TV.gather(1, ids_T[len(prompt) :, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(reply.logprobs), wanted_T, atol=1e-4, rtol=0)
+        expected_T = logprobs_TV.gather(1, ids_T[len(prompt) :, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(reply.logprobs), expected_T, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -156,21 +156,21 @@ def longrope(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("lengths", [(20, 30), (40, 60), (32, 33), (20, 40, 7, 64)])
 @torch.no_grad()
-def test_rows_on_both_sides_of_the_longrope_threshold_have_the_logprobs_of_each_alone(
+def test_rows_on_both_sides_of_the_longrope_threshold_have_their_own_logprobs(
     lengths: tuple[int, ...], longrope: Path
 ) -> None:
     model, theirs_model = load_policy(longrope), theirs(longrope)
     shared = torch.arange(3, 100)
     rows: list[Tensor] = [torch.cat([shared[: length - 3], torch.tensor([length, 5, 9])]) for length in lengths]
     ids_N = torch.cat(rows)
-    found_NV = model.logits(model.hidden_states(ids_N, PackedLayout(lengths, ids_N=ids_N))).log_softmax(-1)
-    wanted_NV = torch.cat([theirs_model(input_ids=row[None], use_cache=False).logits[0] for row in rows]).log_softmax(
+    actual_NV = model.logits(model.hidden_states(ids_N, PackedLayout(lengths, ids_N=ids_N))).log_softmax(-1)
+    expected_NV = torch.cat([theirs_model(input_ids=row[None], use_cache=False).logits[0] for row in rows]).log_softmax(
         -1
     )
-    torch.testing.assert_close(found_NV, wanted_NV, atol=5e-5, rtol=0)
+    torch.testing.assert_close(actual_NV, expected_NV, atol=5e-5, rtol=0)
 
 
-def test_nothing_is_sampled_beyond_the_longrope_threshold_and_the_first_lines_say_so(longrope: Path) -> None:
+def test_nothing_is_sampled_beyond_the_longrope_threshold_and_a_line_notes_it(longrope: Path) -> None:
     model = load_policy(longrope)
     assert model.context_window == folder_window(longrope) == 32
     line = backend_line(model, longrope)

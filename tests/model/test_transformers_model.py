@@ -81,11 +81,11 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_each_row_alone(
     ours.set_recompute(recomputes)
     ours.zero_grad()
     theirs.zero_grad()
-    found_NV = ours.logits(ours.hidden_states(ids_N, layout)).log_softmax(-1)
-    wanted_NV = torch.cat([theirs(input_ids=row[None], use_cache=False).logits[0] for row in rows]).log_softmax(-1)
-    torch.testing.assert_close(found_NV, wanted_NV, atol=5e-5, rtol=0)
+    actual_NV = ours.logits(ours.hidden_states(ids_N, layout)).log_softmax(-1)
+    expected_NV = torch.cat([theirs(input_ids=row[None], use_cache=False).logits[0] for row in rows]).log_softmax(-1)
+    torch.testing.assert_close(actual_NV, expected_NV, atol=5e-5, rtol=0)
     target_N1 = ids_N.roll(-1)[:, None]
-    for logprobs_NV in (found_NV, wanted_NV):
+    for logprobs_NV in (actual_NV, expected_NV):
         logprobs_NV.gather(1, target_N1).mean().backward()
     for (name, own), expected in zip(ours.hf.named_parameters(), theirs.parameters(), strict=True):
         if expected.grad is None:
@@ -115,18 +115,18 @@ def test_weights_from_outside_reach_every_tensor_of_a_copy(
     pair: tuple[Any, TransformersModel, Path], tmp_path: Path
 ) -> None:
     _, ours, _ = pair
-    other, generator = copy.deepcopy(ours), torch.Generator().manual_seed(2)
+    duplicate, generator = copy.deepcopy(ours), torch.Generator().manual_seed(2)
     new = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in ours.published_tensors()}
     with torch.no_grad():
-        for name, view in published_views(other):
+        for name, view in published_views(duplicate):
             view.copy_(new[name])
-    save_model_folder(other, tmp_path)
+    save_model_folder(duplicate, tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     assert saved.keys() == new.keys()
     assert all(torch.equal(saved[name], tensor) for name, tensor in new.items())
 
 
-def test_a_hybrid_takes_rows_of_their_own_and_says_so(pair: tuple[Any, TransformersModel, Path]) -> None:
+def test_a_hybrid_model_takes_unpacked_rows_and_notes_it(pair: tuple[Any, TransformersModel, Path]) -> None:
     theirs, ours, folder = pair
     is_hybrid = theirs.config.model_type == "qwen3_5_text"
     assert ours.packs is not is_hybrid
@@ -286,5 +286,5 @@ def test_two_turns_of_the_local_engine_have_the_logprobs_of_the_model(
         ids_T = torch.tensor([*prompt, *own.ids])
         with torch.no_grad():
             logprobs_TV = theirs(input_ids=ids_T[None], use_cache=False).logits[0].log_softmax(-1)
-        wanted_T = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(own.logprobs), wanted_T, atol=1e-4, rtol=0)
+        expected_T = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(own.logprobs), expected_T, atol=1e-4, rtol=0)

@@ -33,4 +33,4 @@ def test_turns_cost(episode: Callable[..., Trajectory], manner: str) -> None:
 
 def test_the_shortest_episode_of_a_task_earns_all(episode: Callable[..., Trajectory]) -> None:
     played = [episode("a", metrics={"success": 1.0}), episode("b", replies=["a"], metrics={"success": 1.0})]
-    assert [one.reward for one in score("shortest", played)] == [0.25, 0.25]
+    assert [episode.reward for episode in score("shortest", played)] == [0.25, 0.25]

@@ -24,7 +24,7 @@ def by_length(trajectory: Trajectory, task: Task, *, per_turn: float = 1.0, offs
 
 
 def of_all(trajectories: Sequence[Trajectory], tasks: Sequence[Task]) -> list[float]:
-    return [float(len(tasks) * one.seed) for one in tasks]
+    return [float(len(tasks) * task.seed) for task in tasks]
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
@@ -51,7 +51,7 @@ def test_settings_are_the_keyword_only_parameters(episode: Make) -> None:
             RewardCall.of(by_length, settings)
 
 
-def test_a_setting_that_stands_before_the_star_is_told_so() -> None:
+def test_a_positional_setting_is_refused_with_advice() -> None:
     def scaled(trajectory: Trajectory, task: Task, scale: float = 1.0) -> float:
         return scale
 

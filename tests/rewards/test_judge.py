@@ -36,7 +36,7 @@ def judge(url: str, played: list[Trajectory], **settings: Any) -> list[Trajector
 
 
 def test_the_score_on_the_last_line_is_the_reward(chat_endpoint: Any, episode: Make) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said("It is right.\n**Score: 7.5**\n"))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply("It is right.\n**Score: 7.5**\n"))
     (scored,) = judge(endpoint.url, [episode("It is 42.")])
     assert (scored.reward, scored.metrics["reward/judge"]) == (0.75, 7.5)
     assert scored.info["reward"] == {"verdict": "It is right.\n**Score: 7.5**\n"}
@@ -50,20 +50,20 @@ def test_the_score_on_the_last_line_is_the_reward(chat_endpoint: Any, episode: M
     ["", "It is right.", "Score: high", "Score: 11", "Score: -1", "Score: 7 of 10", "Score: 7\nOr maybe not.", "7"],
 )
 def test_what_cannot_be_read_is_a_failure_and_no_zero(chat_endpoint: Any, episode: Make, verdict: str) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(verdict))
     (scored,) = judge(endpoint.url, [episode("Score: 10")])
     assert (scored.status, scored.reward) == (Status.ENV_ERROR, None)
     assert scored.error is not None and "no score from 0 to 10" in scored.error
 
 
 def test_a_verdict_that_is_cut_is_none(chat_endpoint: Any, episode: Make) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said("Score: 1", finish="length"))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply("Score: 1", finish="length"))
     (scored,) = judge(endpoint.url, [episode("a")], max_tokens=5)
     assert scored.error == "the reward failed: the judge's verdict was cut at 5 tokens (judge.max_tokens)"
 
 
 def test_an_endpoint_that_fails_fails_the_episode(chat_endpoint: Any, episode: Make) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=500, body={"error": "broken"}))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(status=500, body={"error": "broken"}))
     (scored,) = judge(endpoint.url, [episode("a")])
     assert scored.status is Status.ENV_ERROR
     assert scored.error is not None and "gave no verdict" in scored.error and "(after 2 requests)" in scored.error
@@ -73,15 +73,17 @@ def test_a_judge_that_takes_its_own_temperature_alone_judges_and_is_warned_of(
     chat_endpoint: Any, episode: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) is supported."
-    refusal = chat_endpoint.said(status=400, body={"error": {"message": words, "code": "unsupported_value"}})
-    endpoint = chat_endpoint(lambda body, number: refusal if "temperature" in body else chat_endpoint.said("Score: 5"))
+    refusal = chat_endpoint.make_reply(status=400, body={"error": {"message": words, "code": "unsupported_value"}})
+    endpoint = chat_endpoint(
+        lambda body, number: refusal if "temperature" in body else chat_endpoint.make_reply("Score: 5")
+    )
     (scored,) = judge(endpoint.url, [episode("a")])
     assert scored.reward == 0.5
     assert "refuses temperature=0: it is asked without, which changes the results" in caplog.text
 
 
 def test_a_verdict_that_a_filter_withholds_is_a_failure_that_names_it(chat_endpoint: Any, episode: Make) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said("Score: 0", finish="SAFETY"))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply("Score: 0", finish="SAFETY"))
     (scored,) = judge(endpoint.url, [episode("a")])
     assert (scored.status, scored.reward) == (Status.ENV_ERROR, None)
     assert "content filter: the reply was withheld (finish reason SAFETY)" in str(scored.error)
@@ -90,7 +92,7 @@ def test_a_verdict_that_a_filter_withholds_is_a_failure_that_names_it(chat_endpo
 def test_a_template_of_ones_own_shows_what_it_names(chat_endpoint: Any, episode: Make, tmp_path: Path) -> None:
     path = tmp_path / "judge.md"
     path.write_text('True: {ground_truth}\nSaid:\n{conversation}\nAnswer with {"points": N}', encoding="utf-8")
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said('{"points": 3}'))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply('{"points": 3}'))
     played = episode("{reply} {ground_truth}", replies=["look"], truth="42")
     call = ToolCall("c", "look", {"at": "map"})
     first = replace(
@@ -128,11 +130,11 @@ def test_a_judge_that_cannot_judge_is_refused(settings: dict[str, Any], words: s
 
 @pytest.mark.parametrize("verdict", ["Score: 7/10", "**Score: 7 / 10**", "Fine.\n\nscore: 7.0/10."])
 def test_a_score_out_of_the_highest_is_one(chat_endpoint: Any, episode: Make, verdict: str) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(verdict))
     (scored,) = judge(endpoint.url, [episode("a")])
     assert scored.reward == 0.7
-    (other,) = judge(endpoint.url, [episode("a")], scale=(0, 5))
-    assert other.error is not None and "no score from 0 to 5" in other.error
+    (failure,) = judge(endpoint.url, [episode("a")], scale=(0, 5))
+    assert failure.error is not None and "no score from 0 to 5" in failure.error
 
 
 RUBRIC = {"right": {"text": "Is it right?", "weight": 3}, "clear and brief": "Is it short?"}
@@ -150,7 +152,7 @@ RUBRIC = {"right": {"text": "Is it right?", "weight": 3}, "clear and brief": "Is
 def test_a_rubric_has_a_score_for_each_criterion(
     chat_endpoint: Any, episode: Make, verdict: str, tmp_path: Path
 ) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(verdict))
     (scored,) = judge(endpoint.url, [episode("a")], rubric=RUBRIC)
     assert scored.reward == pytest.approx((3 * 0.8 + 0.4) / 4)
     metrics = {name: value for name, value in scored.metrics.items() if name.startswith("reward/")}
@@ -181,13 +183,13 @@ def test_a_rubric_has_a_score_for_each_criterion(
     ],
 )
 def test_a_verdict_without_each_criterion_is_a_failure(chat_endpoint: Any, episode: Make, verdict: str) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(verdict))
     (scored,) = judge(endpoint.url, [episode("a")], rubric=RUBRIC)
     assert scored.status is Status.ENV_ERROR and "the judge's" in str(scored.error)
 
 
 def test_each_turn_has_a_score_that_reaches_its_tokens(chat_endpoint: Any, episode: Make) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said("Turn 1: 10\nTurn 2: 0\nTurn 3: 5/10"))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply("Turn 1: 10\nTurn 2: 0\nTurn 3: 5/10"))
     (scored,) = judge(endpoint.url, [episode("c", replies=["a", "b"])], unit="turn")
     assert [turn.reward for turn in scored.turns] == pytest.approx([1 / 3, 0, 0.5 / 3])
     assert (scored.reward, scored.metrics["reward/judge"]) == (pytest.approx(0.5), 5.0)
@@ -205,7 +207,7 @@ def test_the_members_of_a_group_are_ranked_in_an_order_that_the_seed_gives(chat_
         by_quality = {
             level: [place for place, answer in answers if quality[answer] == level] for level in quality.values()
         }
-        return chat_endpoint.said("Ranking: " + " > ".join(" = ".join(places) for places in by_quality.values()))
+        return chat_endpoint.make_reply("Ranking: " + " > ".join(" = ".join(places) for places in by_quality.values()))
 
     orders: list[list[str]] = []
     endpoint = chat_endpoint(rank)
@@ -225,7 +227,7 @@ def test_the_members_of_a_group_are_ranked_in_an_order_that_the_seed_gives(chat_
     "verdict", ["", "Ranking: 1", "Ranking: 1 > 1", "Ranking: 1 > 2 > 3", "1 > 2", "Ranking: 1, 2"]
 )
 def test_a_ranking_that_leaves_one_out_fails_all(chat_endpoint: Any, episode: Make, verdict: str) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(verdict))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(verdict))
     scored = judge(endpoint.url, [episode("a"), episode("b", member=1)], unit="group")
     assert all("no ranking of the answers 1 to 2, each once" in str(each.error) for each in scored)
 

@@ -64,13 +64,17 @@ def by_seed(trajectory: Trajectory, task: Task) -> float:
 
 def by_seeds(trajectories: list[Trajectory], tasks: list[Task]) -> list[float]:
     assert len(trajectories) == 2 * len(TASKS)
-    return [by_seed(one, task) for one, task in zip(trajectories, tasks, strict=True)]
+    return [by_seed(trajectory, task) for trajectory, task in zip(trajectories, tasks, strict=True)]
 
 
 @pytest.mark.parametrize("function", [by_seed, by_seeds])
 def test_the_functions_reward_replaces_the_environments(renderer: Renderer, function: Any) -> None:
     groups = sample(renderer, function)
-    assert [[one.reward for one in group.trajectories] for group in groups] == [[0.5] * 2, [1.5] * 2, [2.5] * 2]
+    assert [[trajectory.reward for trajectory in group.trajectories] for group in groups] == [
+        [0.5] * 2,
+        [1.5] * 2,
+        [2.5] * 2,
+    ]
     played = groups[1].trajectories[0]
     assert [turn.reward for turn in played.turns] == [0.0, 1.5]
     assert (played.info["environment_reward"], played.metrics["success"]) == (1.0, 1.0)
@@ -78,8 +82,8 @@ def test_the_functions_reward_replaces_the_environments(renderer: Renderer, func
 
 def test_an_episode_that_failed_is_not_scored(renderer: Renderer) -> None:
     (group,) = sample(renderer, by_seed, [Task("Ask-v0", 99)])
-    assert {one.status for one in group.trajectories} == {Status.ENV_ERROR}
-    assert all("broken" in str(one.error) for one in group.trajectories)
+    assert {trajectory.status for trajectory in group.trajectories} == {Status.ENV_ERROR}
+    assert all("broken" in str(trajectory.error) for trajectory in group.trajectories)
 
 
 def test_rewards_that_keep_failing_stop_the_run(renderer: Renderer) -> None:
@@ -117,7 +121,7 @@ def test_an_episode_is_scored_while_others_still_play(renderer: Renderer) -> Non
             sampler.close()
         return [group.trajectories[0] for group in groups]
 
-    assert [one.reward for one in asyncio.run(main())] == [2.0, 2.0]
+    assert [trajectory.reward for trajectory in asyncio.run(main())] == [2.0, 2.0]
 
 
 def test_a_surplus_episode_that_is_being_scored_ends_as_cancelled(renderer: Renderer) -> None:

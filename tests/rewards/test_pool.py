@@ -62,7 +62,11 @@ def run(config: RewardConfig, talk: Callable[[Rewards], Any]) -> Any:
             return await talk(rewards)
 
     result = asyncio.run(main())
-    assert not [one for one in psutil.Process().children(recursive=True) if "pool_process" in " ".join(one.cmdline())]
+    assert not [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if "pool_process" in " ".join(process.cmdline())
+    ]
     return result
 
 
@@ -74,16 +78,19 @@ def test_it_runs_in_another_process_with_its_settings(written: str, episode: Mak
     scored = run(
         pool(f"{written}:by_word", settings={"bonus": 0.5}), lambda rewards: rewards.score([episode("a"), episode("b")])
     )
-    first, second = (one.reward for one in scored)
+    first, second = (episode.reward for episode in scored)
     assert first == second and first % 1 == 0.5 and first != os.getpid() + 0.5
 
 
 @pytest.mark.long
 def test_async_batch_and_whole_rewards_pass_the_border(written: str, episode: Make) -> None:
     played = [episode("a"), episode("b", replies=["c"])]
-    assert [one.reward for one in run(pool(f"{written}:later"), lambda rewards: rewards.score(played))] == [2.0, 2.0]
+    assert [episode.reward for episode in run(pool(f"{written}:later"), lambda rewards: rewards.score(played))] == [
+        2.0,
+        2.0,
+    ]
     together = run(pool(f"{written}:lengths"), lambda rewards: rewards.score(played))
-    assert [one.reward for one in together] == [1.0, 2.0]
+    assert [episode.reward for episode in together] == [1.0, 2.0]
     (whole,) = run(pool(f"{written}:by_word"), lambda rewards: rewards.score([episode("whole")]))
     assert (whole.reward, whole.success, whole.metrics["reward/part"]) == (1.0, True, 0.5)
     assert whole.info["reward"] == {"said": "yes"}
@@ -100,7 +107,7 @@ def test_async_batch_and_whole_rewards_pass_the_border(written: str, episode: Ma
         ("die", "ended with exit code 3", False),
     ],
 )
-def test_what_goes_wrong_is_told_and_the_next_episode_is_scored(
+def test_an_error_is_reported_and_the_next_episode_is_scored(
     written: str, episode: Make, word: str, words: str, survives: bool
 ) -> None:
     first, second, third = run(
@@ -116,7 +123,7 @@ def test_what_goes_wrong_is_told_and_the_next_episode_is_scored(
 def test_what_a_function_prints_and_reads_touches_no_reward(written: str, episode: Make) -> None:
     played = [episode("a"), episode("forge"), episode("b")]
     scored = run(pool(f"{written}:by_word"), lambda rewards: rewards.score(played))
-    assert len({one.reward for one in scored}) == 1
+    assert len({episode.reward for episode in scored}) == 1
 
 
 @pytest.mark.long
@@ -127,8 +134,10 @@ def test_a_hang_is_killed_with_all_it_started(written: str, episode: Make) -> No
     hung, next_one = run(pool(f"{written}:by_word", timeout_s=3.0), talk)
     assert hung.status is Status.ENV_ERROR and "no answer within 3 s" in hung.error
     assert next_one.status is Status.COMPLETED
-    left = [one for one in psutil.process_iter(["cmdline", "ppid"]) if one.info["cmdline"] == ["sleep", "600"]]
-    assert not [one for one in left if one.info["ppid"] in (1, os.getpid())]
+    left = [
+        process for process in psutil.process_iter(["cmdline", "ppid"]) if process.info["cmdline"] == ["sleep", "600"]
+    ]
+    assert not [process for process in left if process.info["ppid"] in (1, os.getpid())]
 
 
 @pytest.mark.long
@@ -173,14 +182,14 @@ asyncio.run(main())
         ("{}:Reward", ConfigError, "is a function"),
     ],
 )
-def test_what_does_not_load_is_told_before_any_episode(
+def test_what_does_not_load_is_reported_before_any_episode(
     written: str, name: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         run(pool(name.format(written)), lambda rewards: rewards.score([]))
 
 
-def test_a_file_that_breaks_says_where(tmp_path: Path) -> None:
+def test_a_broken_file_is_reported_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_library\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"does not load: ModuleNotFoundError(.|\n)*broken\.py"):
         run(pool(f"{tmp_path / 'broken.py'}:score"), lambda rewards: rewards.score([]))

@@ -64,7 +64,9 @@ class Server:
             config = RemoteConfig(url=url, **settings)
             client = RemoteReward(config, {"k": 1}, 64, sleep=self._sleep, clock=lambda: self.now)
             try:
-                return await asyncio.gather(*(client.score([one]) for one in played), return_exceptions=True)
+                return await asyncio.gather(
+                    *(client.score([trajectory]) for trajectory in played), return_exceptions=True
+                )
             finally:
                 await client.close()
 
@@ -184,6 +186,6 @@ def test_a_token_is_sent_and_never_told(episode: Make, monkeypatch: pytest.Monke
         RemoteReward(RemoteConfig(url="http://127.0.0.1:1", api_key_env="NO_SUCH_TOKEN"), {}, 1)
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_invalid_address_is_refused() -> None:
     with pytest.raises(ConfigError, match="begins with http://"):
         RemoteConfig(url="localhost:8000/score")

@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
 def expected(folder: Path, messages: tuple[Message, ...], label: int = 0) -> float:
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    dicts = [{"role": one.role, "content": one.content} for one in messages]
+    dicts = [{"role": message.role, "content": message.content} for message in messages]
     text = tokenizer.apply_chat_template(dicts, tokenize=False)
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     with torch.no_grad():
@@ -55,10 +55,10 @@ def expected(folder: Path, messages: tuple[Message, ...], label: int = 0) -> flo
 
 def test_the_score_is_the_models_output(folder: Path) -> None:
     model = RewardModel(folder)
-    other = (*MESSAGES[:2], Message("assistant", "41"))
+    wrong = (*MESSAGES[:2], Message("assistant", "41"))
     assert model.score(MESSAGES) == pytest.approx(expected(folder, MESSAGES), abs=1e-6)
-    assert model.score(other) == pytest.approx(expected(folder, other), abs=1e-6)
-    assert model.score(MESSAGES) != model.score(other)
+    assert model.score(wrong) == pytest.approx(expected(folder, wrong), abs=1e-6)
+    assert model.score(MESSAGES) != model.score(wrong)
 
 
 def test_calls_are_shown(folder: Path) -> None:
@@ -68,7 +68,7 @@ def test_calls_are_shown(folder: Path) -> None:
         (ToolCall("c", "look", {"at": "sky"}),),
         (MalformedCall("c", "{", "no"),),
     ]
-    scores = {model.score((*MESSAGES[:2], Message("assistant", "", tool_calls=one))) for one in calls}
+    scores = {model.score((*MESSAGES[:2], Message("assistant", "", tool_calls=turn_calls))) for turn_calls in calls}
     assert len(scores) == 3
 
 

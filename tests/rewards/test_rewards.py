@@ -44,15 +44,15 @@ def test_a_sync_an_async_and_a_batch_function_score_alike(episode: Make) -> None
         return Reward(sync(trajectory, task))
 
     def batch(trajectories: list[Trajectory], tasks: list[Task]) -> list[int]:
-        return [sync(one, task) for one, task in zip(trajectories, tasks, strict=True)]
+        return [sync(trajectory, task) for trajectory, task in zip(trajectories, tasks, strict=True)]
 
     async def awaited_batch(trajectories: list[Trajectory], tasks: list[Task]) -> list[int]:
         await asyncio.sleep(0)
         return batch(trajectories, tasks)
 
-    results = [score(one, played) for one in (sync, awaited, batch, awaited_batch)]
+    results = [score(function, played) for function in (sync, awaited, batch, awaited_batch)]
     assert all(result == results[0] for result in results)
-    assert [one.reward for one in results[0]] == [1.0, 2.0, 3.0]
+    assert [trajectory.reward for trajectory in results[0]] == [1.0, 2.0, 3.0]
     assert [turn.reward for turn in results[0][1].turns] == [0.0, 2.0]
 
 
@@ -80,7 +80,7 @@ def test_what_is_no_reward_fails_its_episode_alone(episode: Make, value: object)
     assert (alone.status, alone.reward) == (Status.ENV_ERROR, None)
     assert alone.error is not None and alone.error.startswith("the reward failed: InvalidReward: ")
     both = score(lambda trajectories, tasks: [value, 0.5], [episode("a"), episode("b")])
-    assert [one.status for one in both] == [Status.ENV_ERROR, Status.COMPLETED]
+    assert [trajectory.status for trajectory in both] == [Status.ENV_ERROR, Status.COMPLETED]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_raises_while_it_gives_its_rewards_fails_the_episodes(episode: Make
 
 def test_a_batch_of_another_number_fails_all_of_it(episode: Make) -> None:
     scored = score(lambda trajectories, tasks: [1.0], [episode("a"), episode("b")])
-    assert [one.status for one in scored] == [Status.ENV_ERROR] * 2
+    assert [trajectory.status for trajectory in scored] == [Status.ENV_ERROR] * 2
     assert scored[0].error is not None and "1 rewards for 2 episodes" in scored[0].error
 
 
@@ -116,7 +116,7 @@ def test_a_failed_episode_is_not_scored(episode: Make) -> None:
     played = [episode("a", status=status) for status in Status]
     scored = score(count, played)
     assert seen == [2]
-    assert [one.reward for one in scored] == [1.0, 1.0, None, None, None, None]
+    assert [trajectory.reward for trajectory in scored] == [1.0, 1.0, None, None, None, None]
     assert scored[2:] == played[2:]
     assert score(lambda trajectory, task: 1.0, played)[2:] == played[2:]
     assert score(count, played[2:]) == played[2:]
@@ -147,7 +147,7 @@ def test_a_hang_fails_its_episode_and_holds_up_no_other(episode: Make) -> None:
         released.set()
 
 
-def test_a_time_out_of_the_functions_own_is_told_as_its_own(episode: Make) -> None:
+def test_a_time_out_that_the_function_raises_is_its_own_error(episode: Make) -> None:
     async def gives_up(trajectory: Trajectory, task: Task) -> float:
         raise TimeoutError("the database is slow")
 
@@ -180,7 +180,7 @@ def test_groups_are_scored_in_their_order(episode: Make) -> None:
             return await rewards.score_groups([group])
 
     (scored,) = asyncio.run(main())
-    assert [one.reward for one in scored.trajectories] == [0.0, 1.0, 2.0]
+    assert [trajectory.reward for trajectory in scored.trajectories] == [0.0, 1.0, 2.0]
     assert (scored.id, scored.task) == (group.id, group.task)
 
 

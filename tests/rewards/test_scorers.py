@@ -132,8 +132,8 @@ CASES = [
 @pytest.mark.long
 def test_math_knows_what_is_equal(episode: Make) -> None:
     results = scored("math", [episode(reply, truth=truth) for reply, truth, _ in CASES])
-    assert [one.reward for one in results] == [float(right) for *_, right in CASES]
-    assert [one.success for one in results] == [bool(right) for *_, right in CASES]
+    assert [result.reward for result in results] == [float(right) for *_, right in CASES]
+    assert [result.success for result in results] == [bool(right) for *_, right in CASES]
 
 
 def test_math_can_ask_for_a_box(score: Callable[..., Reward]) -> None:
@@ -289,7 +289,7 @@ def test_a_truth_without_tests_is_refused(score: Callable[..., Reward], truth: o
 def test_code_runs_in_a_pool(episode: Make) -> None:
     played = [episode(ADD, truth="assert add(1, 2) == 3"), episode("import os; os._exit(0)", truth="assert False")]
     results = scored("code", played)
-    assert [one.reward for one in results] == [1.0, 0.0]
+    assert [result.reward for result in results] == [1.0, 0.0]
     assert [re.sub(r"\d", "", name) for name in results[0].metrics] == ["reward/tests_passed", "success"]
 
 

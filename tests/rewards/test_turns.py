@@ -54,7 +54,7 @@ def test_a_servers_rewards_of_turns_are_the_returns_of_their_tokens(episode: Mak
 
 
 def test_a_judges_scores_of_turns_are_the_returns_of_their_tokens(chat_endpoint: Any, episode: Make) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said("Turn 1: 0\nTurn 2: 10"))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply("Turn 1: 0\nTurn 2: 10"))
     judge = JudgeConfig(url=endpoint.url, endpoint=ChatEndpointConfig(token_ids=False), unit="turn")
     (scored,) = asyncio.run(score(RewardConfig(judge=judge), episode("b", replies=["a"])))
     assert [turn.reward for turn in scored.turns] == [0.0, 0.5]

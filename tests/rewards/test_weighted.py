@@ -86,7 +86,7 @@ def test_those_of_an_episode_and_those_of_a_step_are_summed(file: Path, episode:
 
 
 def test_a_judge_is_one_of_several(chat_endpoint: Any, episode: Make) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said("Score: 7"))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply("Score: 7"))
     judge = JudgeConfig(url=endpoint.url)
     (scored,) = score([episode("a", truth="a")], "exact_match", "judge=0.5", judge=judge)
     assert scored.reward == pytest.approx(1.0 + 0.5 * 0.7)

@@ -22,7 +22,7 @@ def test_an_unknown_way_to_treat_a_cut_reply_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("temperature", -0.1), ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1)])
-def test_a_distribution_that_is_none_is_refused(name: str, value: float) -> None:
+def test_an_invalid_distribution_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
         SamplingConfig(**{name: value})
 

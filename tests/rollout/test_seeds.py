@@ -14,11 +14,11 @@ paths = st.lists(st.integers() | st.text(), max_size=4)
 
 @given(st.integers(), paths, st.integers(), paths)
 def test_unequal_paths_give_unequal_63_bit_seeds(
-    run: int, path: list[int | str], other_run: int, other: list[int | str]
+    run: int, path: list[int | str], other_run: int, other_path: list[int | str]
 ) -> None:
     seed = derive(run, *path)
     assert 0 <= seed < 2**63
-    assert (seed == derive(other_run, *other)) == ((run, path) == (other_run, other))
+    assert (seed == derive(other_run, *other_path)) == ((run, path) == (other_run, other_path))
 
 
 def test_a_seed_is_the_same_in_every_process() -> None:
@@ -28,8 +28,8 @@ def test_a_seed_is_the_same_in_every_process() -> None:
 def test_members_turns_and_resumptions_differ_and_the_phase_does_not() -> None:
     episode = Episode(Task("X-v0", 1), "0/1", 2, run_seed=3, step=4)
     evaluated = Episode(Task("X-v0", 1), "0/1", 2, run_seed=3, step=4, phase="eval")
-    other = Episode(Task("X-v0", 1), "0/1", 3, run_seed=3, step=4)
-    seeds = {episode.seed(0), episode.seed(1), episode.seed(0, part=1), other.seed(0)}
+    second_member = Episode(Task("X-v0", 1), "0/1", 3, run_seed=3, step=4)
+    seeds = {episode.seed(0), episode.seed(1), episode.seed(0, part=1), second_member.seed(0)}
     assert len(seeds) == 4
     assert evaluated.seed(0) == episode.seed(0)
     assert evaluated.session != episode.session

@@ -34,7 +34,7 @@ def ask(env: Desk, *calls: tuple[str, str]) -> list[str]:
         for n, (name, text) in enumerate(calls)
     )
     _, _, _, _, info = env.step(Action.from_message(Message("assistant", "", tool_calls=tool_calls)))
-    return [one.content for one in info["messages"]]
+    return [message.content for message in info["messages"]]
 
 
 @pytest.fixture

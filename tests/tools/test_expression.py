@@ -34,7 +34,7 @@ def test_an_expression_is_what_python_makes_of_it(text: str, plain: bool) -> Non
 
 @settings(max_examples=300, deadline=None)
 @given(st.text("0123456789+-*/%^().,e sqrtabx=×÷−", max_size=60))
-def test_any_text_has_a_value_or_is_told_what_is_wrong(text: str) -> None:
+def test_any_text_has_a_value_or_an_error(text: str) -> None:
     began = time.thread_time()
     try:
         assert format_value(evaluate_expression(text))
@@ -98,7 +98,7 @@ def test_the_numbers_of_an_expression_are_told() -> None:
         ("(" * 100, "a number is missing"),
     ],
 )
-def test_what_is_no_plain_expression_is_told_so(text: str, message: str) -> None:
+def test_a_malformed_expression_is_an_error(text: str, message: str) -> None:
     with pytest.raises(ExpressionError, match=message):
         evaluate_expression(text, plain=True, max_chars=100)
 
@@ -141,7 +141,7 @@ def test_the_tool_answers_a_model_and_counts_what_is_no_expression_as_an_error()
 
 
 @pytest.mark.skipif(not GSM8K.is_file(), reason=f"the shared test data {GSM8K} is not beside this checkout")
-def test_the_steps_of_recorded_solutions_come_to_what_they_say() -> None:
+def test_recorded_solutions_evaluate_to_their_results() -> None:
     """GSM8K marks its calculations as `<<16-3-4=9>>`: an independent judge of 4,000 expressions."""
     steps = re.findall(r"<<([^<>=]+)=([^<>=]+)>>", GSM8K.read_text(encoding="utf-8"))
     wrong = []

@@ -105,7 +105,7 @@ def test_a_file_is_written_shown_changed_and_listed(desk: Callable[..., Any]) ->
         ("list", {"path": "a.txt"}, "leads through what is no folder"),
     ],
 )
-def test_what_cannot_be_done_is_told_and_changes_nothing(
+def test_what_cannot_be_done_is_an_error_and_changes_nothing(
     name: str, arguments: dict[str, Any], message: str, desk: Callable[..., Any]
 ) -> None:
     env, source = desk(files={"a.txt": "one\none\n", "folder/in.txt": "x"}, max_file_bytes=1000)
@@ -314,7 +314,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(outside: Path) -> 
 @pytest.mark.long
 @settings(max_examples=150)
 @given(path=st.text(max_size=30) | st.lists(st.sampled_from(["..", ".", "", "a", "/", "b"])).map("/".join))
-def test_whatever_a_path_is_it_is_answered_and_stays_inside(path: str) -> None:
+def test_any_path_gets_an_answer_and_stays_inside(path: str) -> None:
     with tempfile.TemporaryDirectory() as parent, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", parent)  # where nobody else writes
         scratch = Scratch(1000, 10_000, 50)

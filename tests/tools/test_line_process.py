@@ -43,8 +43,8 @@ def beside(program: Path) -> Callable[[], psutil.Process]:
     """The one process that runs the program."""
 
     def found() -> psutil.Process:
-        (one,) = (one for one in psutil.Process().children() if str(program) in one.cmdline())
-        return one
+        (process,) = (process for process in psutil.Process().children() if str(program) in process.cmdline())
+        return process
 
     return found
 
@@ -91,7 +91,7 @@ def test_a_machine_that_is_too_busy_is_at_fault(
     assert lines.ask("c", 1.0) == "C"
 
 
-def test_a_program_that_does_not_start_says_what_is_lacking(tmp_path: Path) -> None:
+def test_a_program_that_does_not_start_is_an_error_with_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\n")
     with pytest.raises(EnvironmentFault, match="install it"):
         LineProcess(tmp_path / "broken.py", "install it").ask("a", 1.0)

@@ -128,7 +128,7 @@ def told(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def tools_of(document: Any = DOCUMENT, **settings: Any) -> dict[str, Any]:
-    return {one.name: one.spec for one in openapi_tools(document, "http://127.0.0.1:1", **{**SECRETS, **settings})}
+    return {tool.name: tool.spec for tool in openapi_tools(document, "http://127.0.0.1:1", **{**SECRETS, **settings})}
 
 
 def test_an_operation_is_a_tool_by_its_id() -> None:
@@ -180,7 +180,9 @@ def test_schemas_whose_names_are_written_alike_stay_apart() -> None:
     query_parameters = [{"name": n, "in": "query", "schema": {"$ref": f"#/components/schemas/{n}"}} for n in schemas]
     document = {**DOCUMENT, "paths": {"/a": {"get": {"operationId": "a", "parameters": query_parameters}}}}
     parameters = tools_of({**document, "components": {"schemas": schemas}})["a"].parameters
-    meant = [parameters["$defs"][one["$ref"].removeprefix("#/$defs/")] for one in parameters["properties"].values()]
+    meant = [
+        parameters["$defs"][schema["$ref"].removeprefix("#/$defs/")] for schema in parameters["properties"].values()
+    ]
     assert meant == list(schemas.values())
 
 
@@ -221,7 +223,7 @@ def test_some_operations_are_taken() -> None:
 # ---- requests
 
 
-def test_arguments_go_where_the_document_says() -> None:
+def test_arguments_are_sent_at_the_documents_location() -> None:
     arguments = {
         "limit": 2,
         "tags": ["a b", "c&d"],
@@ -289,7 +291,7 @@ def answering(status: int, text: str = "", kind: str = "text/plain", **headers: 
         ),
     ],
 )
-def test_an_answer_and_a_refusal_are_told_to_the_model(handler: Handler, content: str, error: str | None) -> None:
+def test_an_answer_and_a_refusal_reach_the_model(handler: Handler, content: str, error: str | None) -> None:
     result = call("getPet", {"id": "1"}, handler)
     assert (result.content, result.error) == (content, error)
 
@@ -390,7 +392,7 @@ def test_what_cannot_be_read_is_refused(change: dict[str, Any], message: str) ->
         tools_of(document)
 
 
-def test_a_file_or_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_file_or_url_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ToolSchemaError, match="cannot read the OpenAPI document"):
         tools_of(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")

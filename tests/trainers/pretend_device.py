@@ -26,9 +26,9 @@ def _has_mask(args: Any) -> bool:
 
 
 class PretendTensor(torch.Tensor):
-    """A tensor of the device, over the CPU tensor `held`."""
+    """A tensor of the device, over the CPU tensor `cpu_tensor`."""
 
-    held: torch.Tensor
+    cpu_tensor: torch.Tensor
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> PretendTensor:
@@ -41,12 +41,12 @@ class PretendTensor(torch.Tensor):
             device=torch.device(NAME, 0),
             requires_grad=inner.requires_grad,
         )
-        wrapper.held = inner
+        wrapper.cpu_tensor = inner
         return wrapper
 
     def tolist(self) -> Any:
         WAITS.append("tolist")
-        return self.held.tolist()
+        return self.cpu_tensor.tolist()
 
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,17 +59,17 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
     moves = operator._schema.name in ("aten::_to_copy", "aten::copy_", "aten::_copy_from")
     plain_tensors: list[torch.Tensor] = []
 
-    def held(one: Any) -> Any:
-        if isinstance(one, PretendTensor):
-            return one.held
-        if isinstance(one, torch.Tensor):
-            plain_tensors.append(one)
-        return torch.device("cpu") if isinstance(one, torch.device) and one.type == NAME else one
+    def held(value: Any) -> Any:
+        if isinstance(value, PretendTensor):
+            return value.cpu_tensor
+        if isinstance(value, torch.Tensor):
+            plain_tensors.append(value)
+        return torch.device("cpu") if isinstance(value, torch.device) and value.type == NAME else value
 
     inner, inner_kwargs = tree_map(held, (args, kwargs))
     indexes = operator._schema.name in ("aten::index", "aten::index_put_", "aten::_index_put_impl_")
-    if not moves and any(one.dim() and not indexes for one in plain_tensors):
-        shapes = [tuple(one.shape) for one in plain_tensors]
+    if not moves and any(tensor.dim() and not indexes for tensor in plain_tensors):
+        shapes = [tuple(tensor.shape) for tensor in plain_tensors]
         raise RuntimeError(f"{operator}: tensors on {NAME}:0 and on cpu, of shapes {shapes}")
     target = kwargs.get("device")
     leaves = target is not None and torch.device(target).type == "cpu"
@@ -80,7 +80,7 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
     for argument, value in zip(operator._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write and returns and returns[0].alias_info:
             return value
-    return tree_map(lambda one: PretendTensor(one) if isinstance(one, torch.Tensor) and not leaves else one, result)
+    return tree_map(lambda leaf: PretendTensor(leaf) if isinstance(leaf, torch.Tensor) and not leaves else leaf, result)
 
 
 class Backend(_DummyBackendModule):  # type: ignore[misc]

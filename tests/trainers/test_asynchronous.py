@@ -50,21 +50,21 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 def groups_of(folder: Path) -> list[tuple[int, str]]:
     """The step that learned from each group, and the group's name."""
-    groups = {(one.step, one.trajectory.group) for one in read_episodes(folder) if one.phase == "train"}
+    groups = {(record.step, record.trajectory.group) for record in read_episodes(folder) if record.phase == "train"}
     return sorted(groups)
 
 
 @pytest.mark.slow
-def test_a_run_ahead_learns_from_whole_groups_of_which_no_token_is_older_than_the_bound(
+def test_a_run_ahead_learns_from_whole_groups_within_the_staleness_bound(
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     _, watcher = train(replace(ahead, eval=HeldOutConfig(episodes=2)), tmp_path / "run")
-    records = [one for one in read_episodes(tmp_path / "run") if one.phase == "train"]
-    assert len({(one.trajectory.group, one.trajectory.member) for one in records}) == len(records) == 48
+    records = [record for record in read_episodes(tmp_path / "run") if record.phase == "train"]
+    assert len({(record.trajectory.group, record.trajectory.member) for record in records}) == len(records) == 48
     ages = []
-    for one in records:
-        for row in one.trajectory.rows:
-            ages += [one.step - 1 - int(version) for version in row.policy_versions[row.sampled_mask]]
+    for record in records:
+        for row in record.trajectory.rows:
+            ages += [record.step - 1 - int(version) for version in row.policy_versions[row.sampled_mask]]
     assert 0 <= min(ages) and 0 < max(ages) <= 2
     lines = lines_of(tmp_path / "run")
     assert max(line["staleness_max"] for line in lines) == max(ages)
@@ -121,8 +121,14 @@ def test_what_is_sampled_before_the_first_update_is_what_the_synchronous_run_sam
     played = []
     for name, steps, bound in (("in turn", 1, 0), ("ahead", 2, 1)):
         train(replace(ahead, steps=steps, max_staleness=bound), tmp_path / name)
-        records = [one.trajectory for one in read_episodes(tmp_path / name)]
-        played.append({(one.group, one.member): one.rows[0] for one in records if one.group.startswith("1/")})
+        records = [record.trajectory for record in read_episodes(tmp_path / name)]
+        played.append(
+            {
+                (trajectory.group, trajectory.member): trajectory.rows[0]
+                for trajectory in records
+                if trajectory.group.startswith("1/")
+            }
+        )
     assert len(played[0]) == 12 and played[0].keys() == played[1].keys(), "both steps take what began before the update"
     for key, row in played[1].items():
         renewed = (row.policy_versions > 0).nonzero()[0]
@@ -132,7 +138,7 @@ def test_what_is_sampled_before_the_first_update_is_what_the_synchronous_run_sam
 
 
 @pytest.mark.slow
-def test_what_is_learned_beside_sampling_is_what_is_learned_of_the_recorded_groups_alone(
+def test_learning_beside_sampling_equals_learning_from_the_recorded_groups(
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     """Loss by loss and weight by weight: neither the thread nor the episodes that go on meanwhile change a bit."""
@@ -173,7 +179,7 @@ def test_a_resumed_run_loses_no_task_and_learns_from_none_twice(
     step, place = later["next"]
     assert keys == {f"{at // 3 + 1}/{at % 3}" for at in range(3 * (step - 1) + place)}, "a task was lost"
     assert sum(line["resumed_groups"] for line in lines_of(tmp_path / "run")) > 0
-    seeds = {one.trajectory.group: one.trajectory.task.seed for one in read_episodes(tmp_path / "run")}
+    seeds = {record.trajectory.group: record.trajectory.task.seed for record in read_episodes(tmp_path / "run")}
     again = {key: task["seed"] for _, key, task in stored["ahead"]}
     assert all(seeds[key] == seed for key, seed in again.items() if key in seeds)
 
@@ -182,20 +188,20 @@ def test_what_was_ordered_and_not_learned_from_is_ordered_again_under_the_same_n
     tasks = AheadTasks(EnvTasks("TextGame-v0", 0), 2)
     requests = tasks.requests()
     first = [next(requests) for _ in range(5)]
-    assert [one.key for one in first] == ["1/0", "1/1", "2/0", "2/1", "3/0"]
+    assert [request.key for request in first] == ["1/0", "1/1", "2/0", "2/1", "3/0"]
     tasks.finish(1, [Group("1/1", first[1].task, ()), Group("2/0", first[2].task, ())])
     again = AheadTasks(EnvTasks("TextGame-v0", 0), 2)
     again.load(json.loads(json.dumps(tasks.state(), default=dict)))
     requests = again.requests()
     resumed = [next(requests) for _ in range(4)]
-    assert [one.key for one in resumed] == ["1/0", "2/1", "3/0", "3/1"]
+    assert [request.key for request in resumed] == ["1/0", "2/1", "3/0", "3/1"]
     assert resumed[:3] == [first[0], first[3], first[4]]
     again.finish(2, [Group("2/1", first[3].task, ()), Group("3/1", resumed[3].task, ())])
     assert again.metrics()["resumed_groups"] == 1
     assert again.train_tasks(1, range(2)) == [first[0].task, first[1].task]
 
 
-def test_the_engine_has_a_copy_of_the_weights_only_where_it_samples_while_they_are_trained(
+def test_the_engine_copies_the_weights_only_if_it_samples_during_training(
     small_run: TrainConfig, tmp_path: Path
 ) -> None:
     model = load_decoder(embedded_folder())
@@ -224,6 +230,6 @@ def test_a_baseline_that_is_played_with_the_weights_of_the_step_is_refused() -> 
         TrainConfig(env="X", max_staleness=-1)
 
 
-def test_who_asks_for_over_dispatch_is_told_what_is_there_instead(capsys: pytest.CaptureFixture[str]) -> None:
+def test_over_dispatch_is_refused_with_its_replacement(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--env", "TextGame-v0", "--over-dispatch", "8"]) != 0
     assert "unknown option '--over-dispatch': max_staleness has later steps played" in capsys.readouterr().err

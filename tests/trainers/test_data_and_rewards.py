@@ -86,13 +86,13 @@ def test_a_parquet_file_of_verl_trains_and_evaluates_as_it_is(
     result, _ = train(config, tmp_path / "run")
     trained, held_out = phase(tmp_path / "run", "train"), phase(tmp_path / "run", "eval_after")
     assert len(trained) == 12 and len(held_out) == 4 and result.after.failed == 0
-    assert all(one.task.options["data_source"] == "openai/gsm8k" for one in trained)
-    assert not {one.task.key for one in trained} & {one.task.key for one in held_out}
+    assert all(episode.task.options["data_source"] == "openai/gsm8k" for episode in trained)
+    assert not {episode.task.key for episode in trained} & {episode.task.key for episode in held_out}
     done = evaluate(
         EvalConfig(policy=str(result.checkpoint), data=config.data, reward=config.reward, num_tasks=4, turn_tokens=12),
         output=tmp_path / "eval",
     )
-    assert [one.task.key for one in done.trajectories] == [one.task.key for one in held_out]
+    assert [episode.task.key for episode in done.trajectories] == [episode.task.key for episode in held_out]
     assert done.config.env == "Prompt-v0"
 
 
@@ -119,8 +119,8 @@ def test_a_reward_function_takes_the_place_of_the_environments(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     train(replace(small_run, steps=1, reward=RewardConfig(function=f"{HERE}:by_length")), tmp_path / "run")
-    for one in phase(tmp_path / "run", "train"):
-        assert one.reward == pytest.approx(-one.num_trained_tokens / 100)
+    for episode in phase(tmp_path / "run", "train"):
+        assert episode.reward == pytest.approx(-episode.num_trained_tokens / 100)
 
 
 @pytest.mark.long
@@ -136,9 +136,9 @@ def test_components_of_a_reward_feed_the_advantage_that_weighs_them(
 def test_a_batch_function_sees_all_episodes_of_a_step(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     reward = RewardConfig(function=f"{HERE}:ranks", manner="batch")
     train(replace(small_run, steps=1, eval=HeldOutConfig(episodes=3), reward=reward), tmp_path / "run")
-    rewards = sorted(one.reward or 0.0 for one in phase(tmp_path / "run", "train"))
+    rewards = sorted(episode.reward or 0.0 for episode in phase(tmp_path / "run", "train"))
     assert rewards == pytest.approx([index / 6 for index in range(6)])
-    assert sorted(one.reward or 0.0 for one in phase(tmp_path / "run", "eval_before")) == pytest.approx(
+    assert sorted(episode.reward or 0.0 for episode in phase(tmp_path / "run", "eval_before")) == pytest.approx(
         [0, 1 / 3, 2 / 3]
     )
 
@@ -149,16 +149,16 @@ def test_an_episode_whose_reward_fails_is_no_zero_and_too_many_end_the_run(
 ) -> None:
     config = replace(small_run, steps=1, reward=RewardConfig(function=f"{HERE}:broken_at_times"))
     _, watcher = train(config, tmp_path / "run")
-    failed = [one for one in phase(tmp_path / "run", "train") if one.member == 0]
-    assert len(failed) == 2 and all(one.status == "env_error" and one.reward is None for one in failed)
-    assert all("the scorer's disk is full" in (one.error or "") for one in failed)
+    failed = [episode for episode in phase(tmp_path / "run", "train") if episode.member == 0]
+    assert len(failed) == 2 and all(episode.status == "env_error" and episode.reward is None for episode in failed)
+    assert all("the scorer's disk is full" in (episode.error or "") for episode in failed)
     assert watcher.steps[0].rollout.failed == 2 and watcher.steps[0].rollout.reward_mean == 1.5
     with pytest.raises(TrainingHalted, match="the scorer's disk is full"):
         train(replace(config, reward=RewardConfig(function=f"{HERE}:always_broken")), tmp_path / "other")
 
 
 @pytest.mark.slow
-def test_a_class_and_a_function_in_python_stand_in_the_place_of_names(small_run: TrainConfig, tmp_path: Path) -> None:
+def test_classes_and_functions_may_replace_names(small_run: TrainConfig, tmp_path: Path) -> None:
     trainer = Trainer(
         replace(small_run, steps=1),
         tmp_path / "run",
@@ -167,7 +167,7 @@ def test_a_class_and_a_function_in_python_stand_in_the_place_of_names(small_run:
     )
     result = trainer.fit()
     assert trainer.config.env == "agentgym.envs.games.text_game.env:TextGame" and result.steps == 1
-    assert all(one.reward == len(one.turns) for one in phase(tmp_path / "run", "train"))
+    assert all(episode.reward == len(episode.turns) for episode in phase(tmp_path / "run", "train"))
     with pytest.raises(UnknownName, match="<lambda>"):  # never goes on with another reward without a word
         Trainer.load(tmp_path / "run", steps=2).fit()
     assert Trainer.load(tmp_path / "run", steps=2, reward=trainer.reward).fit().steps == 2
@@ -186,7 +186,7 @@ def test_a_reward_in_python_may_be_a_name_and_what_is_no_configuration_is_refuse
     assert not (tmp_path / "other").exists()
 
 
-def test_lengths_and_held_out_rows_are_told_before_anything_is_played(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lengths_and_held_out_rows_are_printed_before_any_episode(capsys: pytest.CaptureFixture[str]) -> None:
     file, options = str(GSM8K), ["--data.eval-fraction", "0.2", "--data.max-prompt-tokens", "200", "--dry-run"]
     assert main(["train", "--data.train", file, *options]) == 0
     output = capsys.readouterr()

@@ -36,19 +36,21 @@ def test_a_run_on_another_device_gives_the_numbers_of_the_cpu(tmp_path: Path) ->
         subprocess.Popen([sys.executable, str(PROGRAM), str(tmp_path), device], stdout=subprocess.PIPE, text=True)
         for device in ("cpu", "pretend")
     ]
-    outputs = [one.communicate()[0] for one in begun]
-    assert [one.returncode for one in begun] == [0, 0]
-    cpu, other = (json.loads(one.splitlines()[-1]) for one in outputs)
-    learned = {case: [step["grad_norm"] > 0 for step in steps] for case, steps in other.items()}
+    outputs = [process.communicate()[0] for process in begun]
+    assert [process.returncode for process in begun] == [0, 0]
+    cpu, pretended = (json.loads(output.splitlines()[-1]) for output in outputs)
+    learned = {case: [step["grad_norm"] > 0 for step in steps] for case, steps in pretended.items()}
     steps = {"regularized": 2, "critic": 2, "sequences": 1, "bfloat16": 1, "micro-batches": 1, "sft": 2, "dpo": 2}
     assert learned == {case: [True] * number for case, number in steps.items()}
-    assert [step["waits"] for step in other["micro-batches"]] == [2], "for the gradient's norm and for the statistics"
-    cores = {case: [step["cores"] for step in steps] for case, steps in other.items()}
+    assert [step["waits"] for step in pretended["micro-batches"]] == [2], (
+        "for the gradient's norm and for the statistics"
+    )
+    cores = {case: [step["cores"] for step in steps] for case, steps in pretended.items()}
     assert cores == {case: [1] * number for case, number in steps.items()}, "threads of an operator wait for each other"
     assert [step["cores"] for step in cpu["critic"]] == [1, 1]
     del cpu["bfloat16"]  # there rounding may turn the choice of a token, and all that follows
     for case, steps in cpu.items():
-        for here, there in zip(steps, other[case], strict=True):
+        for here, there in zip(steps, pretended[case], strict=True):
             assert seen(there) == pytest.approx(seen(here), rel=1e-4, abs=1e-6), case
 
 

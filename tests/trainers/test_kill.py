@@ -97,15 +97,15 @@ def test_a_run_killed_at_a_known_place_goes_on_bitwise(
 ) -> None:
     folder = tmp_path / "run"
     assert run(folder, place) == -signal.SIGKILL
-    assert [int(one.name[5:]) for one in checkpoint_folders(folder)] == checkpoints
+    assert [int(path.name[5:]) for path in checkpoint_folders(folder)] == checkpoints
     assert run(folder, resume=True) == 0
     assert (folder / "episodes.jsonl.zst").read_bytes() == (whole / "episodes.jsonl.zst").read_bytes()
     assert untimed(folder) == untimed(whole)
-    names = [one.name for one in checkpoint_folders(whole)]
-    assert names == [one.name for one in checkpoint_folders(folder)] == ["step-000002", "step-000003"]
+    names = [path.name for path in checkpoint_folders(whole)]
+    assert names == [path.name for path in checkpoint_folders(folder)] == ["step-000002", "step-000003"]
     for name in names:
         for file in ("model.safetensors", "state.json", "learner/__0_0.distcp", "learner/structure.json"):
-            pair = [(one / "checkpoints" / name / file).read_bytes() for one in (whole, folder)]
+            pair = [(run_folder / "checkpoints" / name / file).read_bytes() for run_folder in (whole, folder)]
             assert pair[0] == pair[1], f"{name}/{file}"
     assert not list((folder / "checkpoints").glob(".*"))
 

@@ -61,7 +61,9 @@ def episode(
             spans.append(TokenSpan((5,), Source.ENV))
             ids.append(5)
         logprobs = logprobs_of(model, [*ids, *reply])[len(ids) - 1 :]
-        spans.append(TokenSpan(reply, Source.POLICY, tuple(min(0.0, one + off) for one in logprobs), (0,) * len(reply)))
+        spans.append(
+            TokenSpan(reply, Source.POLICY, tuple(min(0.0, logprob + off) for logprob in logprobs), (0,) * len(reply))
+        )
         ids += reply
     return Trajectory(
         task=TASK,
@@ -116,7 +118,7 @@ def test_truncated_episodes_are_in_no_loss_baseline_or_denominator(aggregation: 
     group = group_of(tiny_model, truncated=True)
     batch, means = learned(group, tiny_model, config_of(aggregation, truncated_episodes="leave_out"))
     assert means == (0.5, None, -0.5)
-    assert weights_of(batch) == pytest.approx([one for turn in WEIGHTS[aggregation] for one in turn])
+    assert weights_of(batch) == pytest.approx([weight for turn in WEIGHTS[aggregation] for weight in turn])
     _, means = learned(group, tiny_model, config_of(aggregation))
     assert means == (-1.0, 3.0, -2.0)
 
@@ -128,7 +130,7 @@ def test_rejected_episodes_are_in_no_loss_baseline_or_denominator(aggregation: s
     left_out = LearnerConfig(**rejecting, rejected_episodes="leave_out")  # type: ignore[arg-type]
     batch, means = learned(group, tiny_model, config_of(aggregation, learner=left_out))
     assert means == (0.5, None, -0.5)
-    assert weights_of(batch) == pytest.approx([one for turn in WEIGHTS[aggregation] for one in turn])
+    assert weights_of(batch) == pytest.approx([weight for turn in WEIGHTS[aggregation] for weight in turn])
     counted = LearnerConfig(**rejecting)  # type: ignore[arg-type]
     batch, means = learned(group, tiny_model, config_of(aggregation, learner=counted))
     assert means == (-1.0, 3.0, -2.0) and batch.num_trained_tokens == 9
@@ -172,4 +174,4 @@ def test_an_update_on_what_is_left_is_the_update_without_the_rejected_episode(ti
         learner.update(build_batch([played], credits, aggregation=config.aggregation or ""))
         learner.close()
         models.append(model)
-    assert all(torch.equal(one, two) for one, two in zip(*(model.parameters() for model in models), strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(*(model.parameters() for model in models), strict=True))

@@ -237,7 +237,7 @@ def test_an_engine_of_ones_own_plays(quick: TrainConfig, own: str, train: Train,
 
 
 @pytest.mark.long
-def test_an_observer_is_told_of_steps(quick: TrainConfig, own: str, train: Train, tmp_path: Path) -> None:
+def test_an_observer_receives_each_step(quick: TrainConfig, own: str, train: Train, tmp_path: Path) -> None:
     train(replace(quick, steps=2, observers=(f"{own}:Watcher",)), tmp_path / "run")
     from agentgym.loading import Wanted, load_named
 

@@ -47,7 +47,7 @@ def whole_row(pieces: Sequence[Ids], model: Decoder, logprobs_of: Logprobs) -> R
     """Prompt, reply, answer, reply, ... in one row."""
     spans = [TokenSpan(tuple(pieces[0]), Source.PROMPT)]
     for index, piece in enumerate(pieces[1:], 1):
-        before = [i for one in pieces[:index] for i in one]
+        before = [i for earlier in pieces[:index] for i in earlier]
         is_reply = index % 2 == 1
         spans.append(reply_span(model, before, piece, logprobs_of) if is_reply else TokenSpan(tuple(piece), Source.ENV))
     return Row(tuple(spans))
@@ -68,11 +68,11 @@ def members(seed: int, model: Decoder, logprobs_of: Logprobs) -> list[Row]:
     """One row for each of four members, of unequal lengths."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [[5, *(3 + (member + turn) % 4 for turn in range(2 * NUM_TURNS - 1))] for member in range(4)]
-    return [whole_row([ids_of(length, generator) for length in one], model, logprobs_of) for one in lengths]
+    return [whole_row([ids_of(length, generator) for length in sizes], model, logprobs_of) for sizes in lengths]
 
 
 def credited(rows: Sequence[Sequence[Row]]) -> tuple[Group, GroupCredit]:
-    group = Group("g", TASK, tuple(trajectory(one, member) for member, one in enumerate(rows)))
+    group = Group("g", TASK, tuple(trajectory(member_rows, member) for member, member_rows in enumerate(rows)))
     return group, credit_groups([group], "grpo")[0]
 
 
@@ -88,7 +88,10 @@ def gradient(model: Decoder, batch: TrainingBatch, micro_batch_tokens: int = 204
     seen: list[Tensor] = []
 
     def keep() -> float:
-        seen.extend(torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in model.parameters())
+        seen.extend(
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+            for parameter in model.parameters()
+        )
         return 0.0
 
     learner.optimizer.step = keep  # type: ignore[method-assign]  # the weights stay, so that steps can be compared
@@ -111,8 +114,8 @@ def by_hand(
             logits_TV = model.logits(model.hidden_states(ids_T[:-1], PackedLayout([len(ids_T) - 1])))
             logp_T = logits_TV.log_softmax(-1).gather(1, ids_T[1:, None])[:, 0]
             loss = -(weight * advantage * logp_T[torch.tensor(row.mask)[1:]]).sum()
-            for gradient_sum, one in zip(total, torch.autograd.grad(loss, list(model.parameters())), strict=True):
-                gradient_sum += one
+            for gradient_sum, part in zip(total, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+                gradient_sum += part
     return total
 
 
@@ -123,11 +126,11 @@ def weights_by_hand(aggregation: str, rows: Sequence[Sequence[Row]]) -> list[flo
     return [1 / (len(rows) * (count if aggregation == "seq-mean-token-mean" else 1)) for count in counts]
 
 
-def assert_equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
+def assert_equal(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
     """The weights are float64, so that only float32 logits are rounded."""
-    scale = max(float(part.abs().max()) for part in other)
+    scale = max(float(part.abs().max()) for part in right)
     assert scale > 1e-3, "a gradient of nothing shows nothing"
-    for mine, theirs in zip(one, other, strict=True):
+    for mine, theirs in zip(left, right, strict=True):
         assert float((mine - theirs).abs().max()) <= 1e-6 * max(1.0, scale)
 
 
@@ -162,7 +165,7 @@ def test_rewritten_histories_have_the_gradient_of_each_reply_under_its_own_prefi
     for member in range(4):
         num_rows = 1 + member % 3
         lengths = [[4 + number, 3 + member, 2, 4] for number in range(num_rows)]
-        rows.append([whole_row([ids_of(n, generator) for n in one], model, plain_logprobs) for one in lengths])
+        rows.append([whole_row([ids_of(n, generator) for n in sizes], model, plain_logprobs) for sizes in lengths])
     group, credit = credited(rows)
     batch = build_batch([group], [credit], aggregation=aggregation)
     expected = by_hand(model, rows, first_of(credit), weights_by_hand(aggregation, rows))
@@ -178,6 +181,6 @@ def test_an_excluded_reply_is_read_by_the_others_and_has_no_gradient(tiny: Tiny,
     rows = [*whole[:3], [Row((*row.spans[:-1], quiet))]]
     group, credit = credited(rows)
     batch = build_batch([group], [credit], aggregation="token-mean")
-    assert batch.num_trained_tokens == sum(one.num_trained_tokens for (one,) in whole) - len(last.ids)
+    assert batch.num_trained_tokens == sum(row.num_trained_tokens for (row,) in whole) - len(last.ids)
     expected = by_hand(model, rows, first_of(credit), weights_by_hand("token-mean", rows))
     assert_equal(gradient(model, batch), expected)

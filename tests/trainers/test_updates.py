@@ -35,7 +35,7 @@ def shifted(batch: TrainingBatch, nats: float) -> TrainingBatch:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 12, 99])
-def test_minibatches_hold_whole_trajectories_once_each_and_weigh_as_much_as_the_whole(
+def test_minibatches_hold_each_trajectory_once_and_sum_to_the_whole_weight(
     number: int, tiny: Tiny, fresh_batch: Fresh
 ) -> None:
     batch = fresh_batch(tiny())
@@ -49,7 +49,7 @@ def test_minibatches_hold_whole_trajectories_once_each_and_weigh_as_much_as_the_
     assert total == pytest.approx(float(batch.weight_N.sum()))
 
 
-def test_every_epoch_and_minibatch_is_an_optimizer_step_and_the_ratio_is_to_before_the_first(
+def test_every_minibatch_is_an_optimizer_step_with_the_ratio_to_the_first_weights(
     tiny: Tiny, fresh_batch: Fresh
 ) -> None:
     model = tiny()
@@ -66,25 +66,25 @@ def test_every_epoch_and_minibatch_is_an_optimizer_step_and_the_ratio_is_to_befo
 
 
 def test_one_epoch_of_one_part_is_one_plain_step(tiny: Tiny, fresh_batch: Fresh) -> None:
-    model, other = tiny(), tiny()
+    model, twin = tiny(), tiny()
     batch = fresh_batch(model)
-    one, two = learner_of(model), learner_of(other, epochs=1, minibatches=1)
-    assert one.update(batch) == two.update(batch)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    one.close()
-    two.close()
+    plain, parts = learner_of(model), learner_of(twin, epochs=1, minibatches=1)
+    assert plain.update(batch) == parts.update(batch)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    plain.close()
+    parts.close()
 
 
 @pytest.mark.parametrize(
     ("loss", "nats", "factor"), [("ppo_clip", 0.5, 1.6487213), ("gspo", 0.5, 1.6487213), ("ppo_clip", 1.0, 2.0)]
 )
-def test_a_correction_weighs_what_was_sampled_elsewhere_and_the_ratio_is_to_the_weights_before_the_step(
+def test_a_correction_weighs_samples_and_the_ratio_is_to_the_weights_before_the_step(
     loss: str, nats: float, factor: float, tiny: Tiny, fresh_batch: Fresh
 ) -> None:
-    model, other = tiny(), tiny()
+    model, twin = tiny(), tiny()
     batch = fresh_batch(model)
     plain = learner_of(model, loss=loss)
-    corrected = learner_of(other, loss=loss, correction="tis_token", correction_settings={"cap": 2.0})
+    corrected = learner_of(twin, loss=loss, correction="tis_token", correction_settings={"cap": 2.0})
     plain_stats, stats = plain.update(batch), corrected.update(shifted(batch, nats))
     assert stats.grad_norm == pytest.approx(factor * plain_stats.grad_norm, rel=1e-3)
     assert stats.ratio_max == pytest.approx(1.0, abs=1e-4) and stats.clip_fraction == 0.0
@@ -96,11 +96,11 @@ def test_a_correction_weighs_what_was_sampled_elsewhere_and_the_ratio_is_to_the_
 
 def test_a_correction_that_rejects_everything_leaves_nothing_to_learn(tiny: Tiny, fresh_batch: Fresh) -> None:
     model = tiny()
-    before = [one.detach().clone() for one in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     learner = learner_of(model, correction="mis_token", correction_settings={"cap": 0.5})
     stats = learner.update(fresh_batch(model))
     assert stats.corrected_away == 1.0 and stats.grad_norm == 0.0
-    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     learner.close()
 
 
@@ -115,13 +115,13 @@ def test_a_step_of_rejected_tokens_takes_no_optimizer_step_whatever_its_momentum
     config = LearnerConfig(threads=1, loss=loss, correction="mis_token", correction_settings={"cap": 1.5})
     learner = Learner(model, config, optimizer, total_steps=10)
     assert learner.update(fresh_batch(model)).optimizer_steps == 1
-    before, state = [one.detach().clone() for one in model.parameters()], learner.state_dict()
+    before, state = [parameter.detach().clone() for parameter in model.parameters()], learner.state_dict()
     rate = learner.optimizer.learning_rate
     batch = shifted(fresh_batch(model), 1.0)
     stats = learner.update(batch)
     assert (stats.optimizer_steps, stats.corrected_away, stats.loss, stats.grad_norm) == (0, 1.0, 0.0, 0.0)
     assert stats.mismatch_mean == pytest.approx(1.0, abs=1e-3) and stats.learned_tokens == batch.num_trained_tokens
-    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     assert learner.optimizer.learning_rate == rate, "the schedule counts the steps that were taken"
     assert learner.state_dict()["optimizer"]["num_steps"] == state["optimizer"]["num_steps"] == 1
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -176,9 +176,9 @@ def test_the_tokens_of_an_update_are_counted_once_whatever_its_passes(
 def test_every_correction_leaves_samples_of_the_same_weights_as_they_are(
     name: str, tiny: Tiny, fresh_batch: Fresh
 ) -> None:
-    model, other = tiny(), tiny()
+    model, twin = tiny(), tiny()
     batch = fresh_batch(model)
-    plain, corrected = learner_of(model), learner_of(other, correction=name)
+    plain, corrected = learner_of(model), learner_of(twin, correction=name)
     plain_stats, corrected_stats = plain.update(batch), corrected.update(batch)
     assert corrected_stats.grad_norm == pytest.approx(plain_stats.grad_norm, rel=1e-4)
     assert corrected_stats.corrected_away == 0.0
@@ -186,9 +186,7 @@ def test_every_correction_leaves_samples_of_the_same_weights_as_they_are(
     corrected.close()
 
 
-def test_a_penalty_in_the_rewards_is_reported_with_the_coefficient_that_it_was_taken_with(
-    tiny: Tiny, fresh_batch: Fresh
-) -> None:
+def test_a_penalty_in_the_rewards_is_reported_with_its_coefficient(tiny: Tiny, fresh_batch: Fresh) -> None:
     model = tiny()
     batch = fresh_batch(model)
     kl = KLConfig(coefficient=0.1, penalty="k1", place="reward", target=1e-6, horizon=100)

@@ -83,7 +83,7 @@ def test_the_page_draws_each_token_and_no_text_acts(
 ) -> None:
     run = make_run()
     episodes = [json.loads(line) for line in (run / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
-    line, episode = next((n, one) for n, one in enumerate(episodes, 1) if len(one["turns"]) == 5 and n > 4)
+    line, episode = next((n, episode) for n, episode in enumerate(episodes, 1) if len(episode["turns"]) == 5 and n > 4)
     dom, console = browse(write_report(run, decode_token=vocabulary.text), f"#episode={line}")
     assert console == ""
     assert 'data-ready="yes"' in dom

@@ -112,7 +112,7 @@ def test_the_table_and_the_curves_hold_the_run(make_run: MakeRun, vocabulary: An
     assert [point["phase"] for point in overview["evaluations"]] == ["eval_before", "eval_after"]
 
 
-def test_an_evaluation_shows_what_its_result_says_of_repeats(make_run: MakeRun) -> None:
+def test_an_evaluation_shows_the_pass_at_k_numbers_of_its_result(make_run: MakeRun) -> None:
     run = make_run()
     assert blocks(write_report(run))["overview"]["at_k"] == []
     scores = {"env": "TextGame-v0", "difficulty": None, "num_tasks": 2, "k": [{"k": 1, "pass_at_k": 0.5}]}
@@ -121,7 +121,7 @@ def test_an_evaluation_shows_what_its_result_says_of_repeats(make_run: MakeRun) 
 
 
 @pytest.mark.parametrize("text", ["[]", '{"at_k": 3}', '{"at_k": [{"env": null}]}', '{"at_k'])
-def test_a_result_that_is_none_is_named(make_run: MakeRun, text: str) -> None:
+def test_an_invalid_result_is_named(make_run: MakeRun, text: str) -> None:
     run = make_run()
     (run / "result.json").write_text(text, encoding="utf-8")
     with pytest.raises(RunFolderError, match=r"result\.json is not a result of `agentgym eval`.*delete it"):
@@ -219,7 +219,7 @@ def test_episodes_that_would_make_the_page_too_large_are_left_out(make_run: Make
         ({"episodes.jsonl": '{"phase": "train"}\n'}, "line 1 is not an episode .KeyError: 'turns'"),
     ],
 )
-def test_a_folder_that_is_no_whole_run_says_so(tmp_path: Path, files: dict[str, str], message: str) -> None:
+def test_a_folder_that_is_no_whole_run_is_reported(tmp_path: Path, files: dict[str, str], message: str) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(RunFolderError, match=message):
@@ -227,7 +227,7 @@ def test_a_folder_that_is_no_whole_run_says_so(tmp_path: Path, files: dict[str, 
 
 
 @pytest.mark.parametrize(("key", "value"), [("source", "engine"), ("logprobs", [None, "x"]), ("ids", 7)])
-def test_a_span_that_is_none_is_named_by_its_line(make_run: MakeRun, key: str, value: Any) -> None:
+def test_an_invalid_span_is_named_by_its_line(make_run: MakeRun, key: str, value: Any) -> None:
     run = make_run()
     lines = recorded(run)
     lines[4]["rows"][0]["spans"][1][key] = value
@@ -236,7 +236,7 @@ def test_a_span_that_is_none_is_named_by_its_line(make_run: MakeRun, key: str, v
         write_report(run)
 
 
-def test_a_missing_folder_says_so(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="does not exist; a run folder was wanted"):
         write_report(tmp_path / "nowhere")
 

@@ -102,7 +102,7 @@ def test_an_end_of_reasoning_in_an_argument_is_text(family: str) -> None:
     assert parse(family, f"Hm.</think>{text}") == Message("assistant", "", "Hm.", (say,))
 
 
-def test_behind_the_python_tag_nothing_but_a_call_makes_sense() -> None:
+def test_only_a_call_is_valid_after_the_python_tag() -> None:
     (call,) = parse("llama3_json", "So: <|python_tag|>print(1)").tool_calls
     assert isinstance(call, MalformedCall)
     assert (call.raw, call.truncated) == ("<|python_tag|>print(1)", False)

@@ -122,7 +122,7 @@ def test_a_hostile_repetition_is_parsed_in_linear_time(unit: str) -> None:
     assert GEMMA4.parse(f"{OPEN}call:go{{a:{unit * 10_000}").role == "assistant"
 
 
-def test_functiongemma_s_values_that_all_stand_between_marks_are_read_by_the_tool_s_schema() -> None:
+def test_functiongemma_values_between_marks_are_read_by_the_schema_of_the_tool() -> None:
     properties: JSON = {"to": {"type": "string"}, "n": {"type": "integer"}, "more": {"type": "object"}}
     tool = ToolSpec("go", "Walks.", {"type": "object", "properties": properties})
     values = "to:<escape>1<escape>,n:<escape>1<escape>,more:<escape>{'deep': True}<escape>"

@@ -28,7 +28,7 @@ NORTH = {"direction": "north"}
         ' to=functions.go<|message|>{"direction": "north"}<|call|>',
     ],
 )
-def test_a_message_to_a_function_is_a_call_with_the_recipient_before_or_after_the_channel(text: str) -> None:
+def test_a_message_to_a_function_is_a_call_wherever_its_recipient_is(text: str) -> None:
     assert GPT_OSS.parse(text) == Message("assistant", "", tool_calls=(ToolCall("call_0", "go", NORTH),))
 
 

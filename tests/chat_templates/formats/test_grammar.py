@@ -60,10 +60,10 @@ def test_the_tag_names_every_tool_with_its_schema_behind_the_trigger(name: str) 
     assert grammar is not None
     tag = json.loads(grammar.structural_tag([GO, ToolSpec("wait", "Wait.", {"type": "object"})]))
     assert tag["format"]["triggers"] == [grammar.trigger]
-    begins = [one["begin"] for one in tag["format"]["tags"]]
+    begins = [entry["begin"] for entry in tag["format"]["tags"]]
     assert all(begin.startswith(grammar.trigger) for begin in begins)
     assert ["go" in begins[0], "wait" in begins[1]] == [True, True]
-    assert [one["content"]["json_schema"] for one in tag["format"]["tags"]] == [GO.parameters, {"type": "object"}]
+    assert [entry["content"]["json_schema"] for entry in tag["format"]["tags"]] == [GO.parameters, {"type": "object"}]
 
 
 @pytest.mark.skipif(not TEMPLATES.is_dir(), reason="the shared test data is not beside this checkout")

@@ -53,7 +53,7 @@ def test_a_call_inside_unclosed_reasoning_is_answered_and_never_run() -> None:
     assert "</think>" in call.error
 
 
-def test_unclosed_reasoning_without_a_call_is_told_as_a_problem() -> None:
+def test_unclosed_reasoning_without_a_call_is_a_parse_error() -> None:
     message = parse("<think>\nI wonder")
     assert message == Message("assistant", "", "I wonder")
     assert "</think>" in (reply_problem(message) or "")

@@ -134,7 +134,7 @@ def test_several_calls_are_read_in_order_with_nested_and_unicode_arguments(famil
 @families
 @settings(max_examples=20)
 @given(several=several_calls)
-def test_whatever_the_arguments_what_is_written_is_read(family: str, several: list[Call]) -> None:
+def test_written_arguments_are_read_back(family: str, several: list[Call]) -> None:
     message = FORMATS[family].parse(WRITTEN[family](several))
     assert calls(message) == several
     assert len(message.tool_calls) == len(several)
@@ -170,7 +170,7 @@ every_object = pytest.mark.parametrize("family", OBJECTS)
 
 
 @every_object
-def test_a_call_with_a_key_that_the_family_does_not_have_is_malformed_and_the_error_names_it(family: str) -> None:
+def test_a_call_with_an_unknown_key_is_malformed_and_the_error_names_the_key(family: str) -> None:
     own = ("arguments", "parameters") if family in READ_BOTH else ("arguments",)
     for key in (*ARGUMENT_KEYS, "direction", "function"):
         alone = read_fields(family, {key: NORTH[1]})
@@ -184,7 +184,7 @@ def test_a_call_with_a_key_that_the_family_does_not_have_is_malformed_and_the_er
 
 
 @every_object
-def test_missing_null_and_empty_arguments_are_none_and_no_other_value_that_is_no_object(family: str) -> None:
+def test_missing_null_and_empty_arguments_are_none_but_other_types_are_errors(family: str) -> None:
     assert read_fields(family, {}) == ToolCall("call_0", "go", {})
     empty: list[JSON] = [None, "", {}]
     for none in empty:
@@ -270,7 +270,7 @@ def test_a_reply_cut_anywhere_holds_the_first_calls_or_a_truncated_one(family: s
 
 
 @families
-def test_broken_json_is_malformed_and_says_how_to_write_it(family: str) -> None:
+def test_broken_json_is_malformed_and_the_error_explains_how_to_write_it(family: str) -> None:
     text = WRITTEN[family]([("go", {"direction": "NORTH"})]).replace('"NORTH"', "'north'")
     message = FORMATS[family].parse(text)
     (call,) = message.tool_calls

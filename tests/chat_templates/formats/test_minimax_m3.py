@@ -77,7 +77,7 @@ PIECES = [MARK, f"{MARK}<a>", f"{MARK}</a>", f"{MARK}<item>", f"{MARK}</item>", 
 
 
 @given(parts=st.lists(st.sampled_from([*PIECES, f"{MARK}</invoke>", f'{MARK}<invoke name="buy">']), max_size=30))
-def test_whatever_elements_stand_in_a_call_it_is_read(parts: list[str]) -> None:
+def test_any_elements_in_a_call_are_read(parts: list[str]) -> None:
     for tools in ((), (TOOL,)):
         calls = parse("".join(parts), *tools).tool_calls
         assert calls

@@ -98,7 +98,7 @@ def test_a_body_that_ends_before_a_call_is_refused(body: str) -> None:
         (r"[sh(c='it\'s 'so'')]", {"c": "it's 'so'"}),
     ],
 )
-def test_quotes_of_the_same_kind_inside_a_string_are_text_where_the_string_cannot_end(
+def test_same_quotes_inside_a_string_are_text_where_the_string_cannot_end(
     body: str, arguments: dict[str, object]
 ) -> None:
     assert calls(body) == [FoundCall("sh", arguments)]  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ def test_a_call_needs_no_frame(end: str) -> None:
     assert (message.content, message.tool_calls) == ("Let me see.", (ToolCall("call_0", "go", {}),))
 
 
-def test_a_value_that_does_not_close_ends_where_the_next_line_begins_an_argument_or_the_call_closes() -> None:
+def test_an_unclosed_value_ends_at_a_line_that_begins_an_argument_or_ends_the_call() -> None:
     text = "<tool_call>\n<function=go>\n<parameter=text>\na\n<parameter=to>\nb\n</function>\n</tool_call>"
     assert read(text) == (ToolCall("call_0", "go", {"text": "a", "to": "b"}),)
 

@@ -234,7 +234,7 @@ def test_what_json_writes_is_read_back_by_the_type_of_the_value(value: JSON) -> 
 
 
 @given(text=st.text() | st.from_regex(r"[\[\]{}'\"\\,:0-9a-z]{0,20}"), schema=JSON_VALUES, root=JSON_VALUES)
-def test_whatever_the_schema_a_text_is_read(text: str, schema: JSON, root: JSON) -> None:
+def test_a_text_is_read_under_any_schema(text: str, schema: JSON, root: JSON) -> None:
     for value in (read(text, schema), read(text, schema, **{"$defs": root})):
         assert json.loads(json.dumps(value, allow_nan=False)) == value
 

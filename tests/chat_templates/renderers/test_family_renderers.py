@@ -143,7 +143,7 @@ APERTUS = (
 )
 
 
-def test_calls_whose_results_stand_in_the_same_message_end_a_reply_that_a_user_answers_twice(
+def test_calls_with_results_in_the_same_message_end_a_reply(
     bare_backend: Tokenizer,
 ) -> None:
     marks = "<|user_start|> <|user_end|> <|assistant_start|> <|assistant_end|> <|tools_prefix|> <|tools_suffix|>"
@@ -232,14 +232,14 @@ def test_a_template_that_takes_arguments_as_text_alone_gets_json_text(bare_backe
     assert '"arguments": {"to": "é"}}</tool_call>' in renderer.decode(renderer.render([ASK, CALL], [GO]))
 
 
-def test_a_template_that_refuses_calls_refuses_tools_and_says_where(bare_backend: Tokenizer) -> None:
+def test_a_template_that_refuses_calls_refuses_tools_with_the_place(bare_backend: Tokenizer) -> None:
     renderer = made(bare_backend, "{% set ids = [] %}\n" + CHAT.format(call="{{ ids.append(c.id) }}"), CHAT_MARKS)
     with pytest.raises(RenderError, match=r"cannot be given tools: .*'append' of 'list' object is unsafe.*line 3"):
         renderer.render([ASK], [GO])
     assert "Where?" in renderer.decode(renderer.render([ASK]))
 
 
-def test_a_template_that_writes_texts_without_quotes_leaves_reading_to_the_format_of_its_calls(
+def test_text_arguments_without_quotes_are_read_by_the_format_of_the_calls(
     bare_backend: Tokenizer,
 ) -> None:
     arguments = "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{{ ', ' if not loop.last }}{% endfor %}"

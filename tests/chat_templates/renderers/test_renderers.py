@@ -221,7 +221,7 @@ NAMES_TOOLS = (
         (PLAIN.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}"), "tool", "drops it"),
     ],
 )
-def test_a_template_that_cannot_be_continued_exactly_says_why(
+def test_a_template_that_cannot_be_continued_exactly_is_refused_with_the_reason(
     tiny: ChatTokenizer, template: str, role: str, reason: str
 ) -> None:
     renderer = TemplateRenderer(replace(tiny, template=template))

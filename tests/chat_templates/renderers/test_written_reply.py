@@ -18,7 +18,11 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ BODY }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\nPROMPT{% endif %}"
 )
-HAS_REPLIES = [one for one in CONVERSATIONS if any(message.role == "assistant" for message in one.messages[1:])]
+HAS_REPLIES = [
+    conversation
+    for conversation in CONVERSATIONS
+    if any(message.role == "assistant" for message in conversation.messages[1:])
+]
 
 
 def of_template(tiny: ChatTokenizer, body: str = "m.content", prompt: str = "") -> TemplateRenderer:
@@ -32,7 +36,7 @@ def calls_of(message: Message) -> list[object]:
     return [json.loads(unicodedata.normalize("NFC", json.dumps(call, ensure_ascii=False))) for call in calls]
 
 
-@pytest.mark.parametrize("conversation", HAS_REPLIES, ids=lambda one: one.name)
+@pytest.mark.parametrize("conversation", HAS_REPLIES, ids=lambda conversation: conversation.name)
 def test_every_reply_reads_back_and_stands_behind_its_prompt(
     conversation: SampleConversation, renderer: TemplateRenderer
 ) -> None:

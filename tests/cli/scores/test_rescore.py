@@ -111,8 +111,8 @@ def test_a_reward_of_0_and_1_has_the_interval_of_a_share(agentgym: Command, run:
     reach = 1 - 0.025 ** (1 / 20)
     assert same["old_interval"] == same["new_interval"] == pytest.approx([1 - reach, 1.0])
     assert same["difference_interval"] == pytest.approx([-reach, reach])
-    other = agentgym("rescore", "won", "--reward.function", "mine.py:short")
-    assert re.search("new +7.000 +in every task", other.out)
+    answer = agentgym("rescore", "won", "--reward.function", "mine.py:short")
+    assert re.search("new +7.000 +in every task", answer.out)
 
 
 def test_a_reward_of_a_step_scores_its_episodes_together(agentgym: Command, run: Path) -> None:

@@ -72,15 +72,17 @@ def check_attention(heads: tuple[int, int, int, int], dtype: torch.dtype, num_sp
     tile_C = torch.from_numpy(cut_prompts(DECODED, [70, 3], num_heads // num_kv_heads))
     tiles = GpuTiles(SLOT_N, POSITION_N, DECODED, *tile_C, num_splits=num_splits)
     if is_padded:  # as in a graph: more tiles than there are, and the number of those that decode is on the device
-        padded_C = F.pad(tile_C, (0, 9))
-        tiles = GpuTiles(SLOT_N, POSITION_N, size, *padded_C, torch.tensor([DECODED]), num_splits)
+        long_tile_C = F.pad(tile_C, (0, 9))
+        tiles = GpuTiles(SLOT_N, POSITION_N, size, *long_tile_C, torch.tensor([DECODED]), num_splits)
     expected = stored.clone()
     for part, (x_NKD, width) in enumerate(zip((k_NKD, v_NKD), widths, strict=True)):
         expected[part, SLOT_N, :, POSITION_N, :width] = x_NKD
-    found_NHD = attend_tiles((q_NHD, k_NKD, v_NKD), stored, tiles, scores, first_N if is_rich else None)
+    actual_NHD = attend_tiles((q_NHD, k_NKD, v_NKD), stored, tiles, scores, first_N if is_rich else None)
     assert torch.equal(stored, expected)
-    wanted_NHD = attention_of(q_NHD, expected, widths, scores, first_N if is_rich else first_N * 0)
-    torch.testing.assert_close(found_NHD.float(), wanted_NHD, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 2e-3)
+    expected_NHD = attention_of(q_NHD, expected, widths, scores, first_N if is_rich else first_N * 0)
+    torch.testing.assert_close(
+        actual_NHD.float(), expected_NHD, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 2e-3
+    )
 
 
 def check_rows(has_norms: bool) -> None:
@@ -111,11 +113,11 @@ def check_training_rows(num_heads: int, width: int) -> None:
     cos_ND, sin_ND = torch.cat([angle_ND.cos()] * 2, -1), torch.cat([-angle_ND.sin(), angle_ND.sin()], -1)
     cos_ND = cos_ND * torch.randn(7, width, generator=generator)  # any factors, not those of a rotation alone
     x_NHD = flat_NO[:, : num_heads * width].unflatten(1, (num_heads, width))
-    gated_NF = torch.randn(3, 3000, generator=generator).requires_grad_()
-    a, b = gated_NF.chunk(2, -1)
+    gate_input_NF = torch.randn(3, 3000, generator=generator).requires_grad_()
+    a, b = gate_input_NF.chunk(2, -1)
     for output, expected, inputs in (
         (rotate(x_NHD, cos_ND, sin_ND), apply_rope(x_NHD, cos_ND, sin_ND), flat_NO),
-        (gate(gated_NF), F.silu(a) * b, gated_NF),
+        (gate(gate_input_NF), F.silu(a) * b, gate_input_NF),
     ):
         torch.testing.assert_close(output, expected)
         weights = torch.randn(output.shape, generator=generator)

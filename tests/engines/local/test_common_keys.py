@@ -14,23 +14,23 @@ def test_what_is_read_in_a_root_is_equal_there_whatever_is_copied_and_overwritte
     """Each key is a number that says when it was written; a copy has the number of its source."""
     random = np.random.default_rng(0)
     common = CommonKeys(NUM_SLOTS, WINDOW)
-    written_SW = np.arange(NUM_SLOTS * WINDOW).reshape(NUM_SLOTS, WINDOW)
+    content_SW = np.arange(NUM_SLOTS * WINDOW).reshape(NUM_SLOTS, WINDOW)
     num_shared = 0
     for moment in range(1, 2_000):
         source, target = random.permutation(NUM_SLOTS)[:2].tolist()
         number = int(random.integers(1, WINDOW))
         if random.random() < 0.7:  # as a request does that gets the slot: load, then copy
             common.keep(target, 0)
-            written_SW[target] = moment * 1_000 + np.arange(WINDOW)
+            content_SW[target] = moment * 1_000 + np.arange(WINDOW)
             common.note_copy(source, target, number)
-            written_SW[target, :number] = written_SW[source, :number]
+            content_SW[target, :number] = content_SW[source, :number]
         else:  # as one does that goes on in its slot
             common.keep(target, number)
-            written_SW[target, number:] = moment * 1_000 + np.arange(number, WINDOW)
+            content_SW[target, number:] = moment * 1_000 + np.arange(number, WINDOW)
         slot_N = np.sort(random.permutation(NUM_SLOTS)[:4])
         root_N, num_N = common.of(slot_N, 4)
         for slot, root, num in zip(slot_N, root_N, num_N, strict=True):
-            assert (written_SW[slot, :num] == written_SW[root, :num]).all()
+            assert (content_SW[slot, :num] == content_SW[root, :num]).all()
             num_shared += bool(num and root != slot)
     assert num_shared > 1_000
     common.forget()

@@ -88,13 +88,13 @@ def decodes(positions: dict[int, int]) -> Rows:
 
 
 @torch.inference_mode()
-def test_compiled_logits_are_the_uncompiled_ones_for_prompts_and_decoded_tokens_of_any_length(steps: Pair) -> None:
+def test_compiled_logits_equal_uncompiled_ones_at_any_length(steps: Pair) -> None:
     lengths = {0: 1, 3: 200, 4: 17, 7: 64, 9: 65, 30: 130}
     after = dict(lengths.items())
     for rows in (prompts(lengths), decodes(after), decodes({3: 201}), decodes(dict.fromkeys(range(NUM_SLOTS), 5))):
-        compiled_RV, plain_RV = (step.forward(rows) for step in steps)
-        assert compiled_RV.shape == plain_RV.shape == (len(rows.output_R), 90)
-        torch.testing.assert_close(compiled_RV, plain_RV, rtol=1e-4, atol=1e-4)
+        fast_RV, plain_RV = (step.forward(rows) for step in steps)
+        assert fast_RV.shape == plain_RV.shape == (len(rows.output_R), 90)
+        torch.testing.assert_close(fast_RV, plain_RV, rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()
@@ -146,7 +146,7 @@ def test_training_compiles_before_its_first_episode(
     assert watcher.phases[0] == "compile"
 
 
-def test_without_a_compiler_the_engine_says_so_and_runs_uncompiled(
+def test_without_a_compiler_the_engine_warns_and_runs_uncompiled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))

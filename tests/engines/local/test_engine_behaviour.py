@@ -78,9 +78,7 @@ async def replies(engine: LocalEngine, prompts: Sequence[Prompt], tag: str) -> l
     ],
     indirect=["compiled"],
 )
-def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_without_sharing(
-    heads: str, compiled: bool
-) -> None:
+def test_a_reply_has_the_same_bits_in_any_batch_with_or_without_prefix_sharing(heads: str, compiled: bool) -> None:
     model = decoder(*HEADS[heads])
     rng = random.Random(0)
     prompts = requests(64, rng)
@@ -107,7 +105,7 @@ def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_wit
 
 @pytest.mark.long
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], indirect=True)
-def test_turns_of_an_episode_reuse_their_prefix_and_have_the_bits_of_one_without_a_cache(compiled: bool) -> None:
+def test_turns_of_an_episode_reuse_their_prefix_without_changing_a_bit(compiled: bool) -> None:
     async def episode(engine: LocalEngine, number: int, *, forget: bool = False) -> list[Completion]:
         rng = random.Random(number // 4)
         ids = [rng.randrange(100) for _ in range(60)]
@@ -156,18 +154,18 @@ def test_a_group_reads_its_common_prompt_once() -> None:
         prompt = tuple(index % 100 for index in range(300))
         prompts = [(prompt, Sampling(max_tokens=1, seed=seed)) for seed in range(8)]
         await replies(engine, prompts[:1], "one")
-        one = engine.num_steps
+        num_alone = engine.num_steps
         await engine.update_weights({}, 1)
         await replies(engine, prompts, "group")
         await engine.close()
-        return one, engine.num_steps - one
+        return num_alone, engine.num_steps - num_alone
 
-    one, group = asyncio.run(play())
-    assert one == 5
-    assert group == one + 1
+    alone, group = asyncio.run(play())
+    assert alone == 5
+    assert group == alone + 1
 
 
-def test_a_reply_in_flight_over_an_update_goes_on_under_the_new_weights_and_bears_both_versions() -> None:
+def test_a_reply_in_flight_continues_under_new_weights_and_records_both_versions() -> None:
     model = decoder()
     prompt, sampling = tuple(range(50)), Sampling(max_tokens=200, seed=3)
 
@@ -230,7 +228,7 @@ def test_weights_that_changed_without_an_update_are_refused() -> None:
     asyncio.run(play())
 
 
-def test_a_failed_step_fails_every_request_in_flight_with_its_cause_and_the_engine_goes_on() -> None:
+def test_a_failed_step_fails_every_request_in_flight_and_the_engine_continues() -> None:
     async def play() -> None:
         model = decoder()
         engine = LocalEngine(model)
@@ -320,7 +318,7 @@ def test_memory_that_is_given_up_is_the_systems_until_new_weights_come() -> None
         engine = LocalEngine(model, LocalEngineConfig(num_slots=8))
         weights = {name: view.detach().clone() for name, view in published_views(model)}
         prompts = [[number, *prompt] for number in range(8)]
-        before = [await engine.generate(one, sampling, session=f"{one[0]}") for one in prompts]
+        before = [await engine.generate(prompt, sampling, session=f"{prompt[0]}") for prompt in prompts]
         await engine.pause()
         full, num_kv_bytes = resident(), 8 * 1001 * 2 * 8 * 64 * 4
         await engine.release_memory()
@@ -329,8 +327,10 @@ def test_memory_that_is_given_up_is_the_systems_until_new_weights_come() -> None
         with pytest.raises(EngineError, match="the weights changed under version 0 without update_weights"):
             await engine.generate(prompt, sampling, session="early")
         await engine.update_weights(weights, 1)
-        after = [await engine.generate(one, sampling, session=f"{one[0]}") for one in prompts[:3]]
-        assert [(one.ids, one.logprobs) for one in after] == [(one.ids, one.logprobs) for one in before[:3]]
+        after = [await engine.generate(prompt, sampling, session=f"{prompt[0]}") for prompt in prompts[:3]]
+        assert [(completion.ids, completion.logprobs) for completion in after] == [
+            (completion.ids, completion.logprobs) for completion in before[:3]
+        ]
         await engine.close()
 
     asyncio.run(run())
@@ -345,13 +345,13 @@ def test_penalties_follow_what_came_before_and_leave_other_requests_alone() -> N
         engine = LocalEngine(model, LocalEngineConfig(num_slots=4, window=64))
         samplings = {"a": greedy, "b": penalized, "c": greedy}
         completions = await asyncio.gather(
-            *(engine.generate(prompt, one, session=name) for name, one in samplings.items())
+            *(engine.generate(prompt, sampling, session=name) for name, sampling in samplings.items())
         )
         await engine.close()
         return list(completions)
 
-    plain, changed, other = asyncio.run(play())
-    assert plain.ids == other.ids != changed.ids and plain.logprobs == other.logprobs
+    plain, changed, last = asyncio.run(play())
+    assert plain.ids == last.ids != changed.ids and plain.logprobs == last.logprobs
     reply_ids: list[int] = []
     for id_, logprob in zip(changed.ids, changed.logprobs, strict=True):
         ids = torch.tensor([*prompt, *reply_ids])

@@ -77,13 +77,13 @@ def test_logits_are_those_of_the_step_of_operators(heads: dict[str, Any], dtype:
             step = StepRunner(model, cache)
             step._attends_compiled = False
         logits.append([step.forward(rows_of(parts)).clone() for parts in [*STEPS, *STEPS]])
-    for graphed_RV, plain_RV in zip(*logits, strict=True):
+    for graph_RV, plain_RV in zip(*logits, strict=True):
         bound = 1e-4 if dtype == torch.float32 else 0.02
-        assert (graphed_RV - plain_RV).norm() < bound * plain_RV.norm()
+        assert (graph_RV - plain_RV).norm() < bound * plain_RV.norm()
 
 
 def test_new_weights_and_released_memory_are_seen_by_the_graphs() -> None:
-    model, other = make_model(), make_model().state_dict()
+    model, weights = make_model(), make_model().state_dict()
     sampling = Sampling(max_tokens=20, temperature=0.0, seed=0)
 
     async def play() -> list[Any]:
@@ -99,7 +99,7 @@ def test_new_weights_and_released_memory_are_seen_by_the_graphs() -> None:
         await engine.pause()
         await engine.release_memory()
         original = make_model()
-        original.load_state_dict(other)
+        original.load_state_dict(weights)
         await engine.update_weights(dict(published_views(original)), 2)
         await engine.resume()
         replies.append(await engine.generate([5, 6, 7], sampling, session="c"))

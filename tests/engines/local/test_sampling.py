@@ -35,8 +35,8 @@ def frequencies(
         np.full(count, top_p, np.float32),
         np.full(count, min_p, np.float32),
     )
-    reported_V = torch.zeros(5).index_copy_(0, id_B, logp_B.exp())
-    return torch.bincount(id_B, minlength=5) / count, reported_V
+    probability_V = torch.zeros(5).index_copy_(0, id_B, logp_B.exp())
+    return torch.bincount(id_B, minlength=5) / count, probability_V
 
 
 def test_draws_have_the_frequencies_they_report_under_all_settings() -> None:
@@ -45,9 +45,9 @@ def test_draws_have_the_frequencies_they_report_under_all_settings() -> None:
         *((1.0, 0, 1.0, 0.2), (0.7, 4, 0.9, 0.1)),
     )
     for temperature, top_k, top_p, min_p in cases:
-        seen_V, reported_V = frequencies(temperature, top_k, top_p, min_p)
-        assert torch.allclose(seen_V, reported_V, atol=0.01)
-        assert abs(float(reported_V.sum()) - 1) < 1e-5
+        frequency_V, probability_V = frequencies(temperature, top_k, top_p, min_p)
+        assert torch.allclose(frequency_V, probability_V, atol=0.01)
+        assert abs(float(probability_V.sum()) - 1) < 1e-5
 
 
 def test_top_k_and_top_p_keep_the_smallest_sufficient_set() -> None:
@@ -88,7 +88,7 @@ def test_a_penalty_that_servers_do_not_have_is_refused(penalty: dict[str, float]
             kind(**penalty)  # type: ignore[operator]
 
 
-def test_temperature_zero_takes_the_greatest_logit_and_reports_the_logprob_of_temperature_one() -> None:
+def test_temperature_0_is_greedy_and_reports_the_logprob_at_temperature_1() -> None:
     id_B, logp_B = draw(LOGITS_V[None], floats(0.99), floats(0), np.array([1]), floats(0.1), floats(0.5))
     assert id_B.tolist() == [3]
     assert torch.allclose(logp_B, LOGITS_V.log_softmax(-1)[3:4])

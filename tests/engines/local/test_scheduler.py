@@ -50,10 +50,10 @@ def test_common_prefixes_are_those_of_a_comparison_token_by_token() -> None:
         cache.append(some, random.integers(2, size=5))
         for slot in range(12):
             expected = []
-            for other in range(12):
-                least = min(cache.num_known_S[slot], cache.num_known_S[other])
-                differs = np.flatnonzero(cache.tokens_SW[slot, :least] != cache.tokens_SW[other, :least])
-                expected.append(0 if other == slot else int(differs[0]) if differs.size else int(least))
+            for neighbour in range(12):
+                least = min(cache.num_known_S[slot], cache.num_known_S[neighbour])
+                differs = np.flatnonzero(cache.tokens_SW[slot, :least] != cache.tokens_SW[neighbour, :least])
+                expected.append(0 if neighbour == slot else int(differs[0]) if differs.size else int(least))
             for at_least in range(1, int(cache.num_known_S[slot]) + 1):
                 long_prefixes = [number if number >= at_least else 0 for number in expected]
                 assert cache.common_prefix_S(slot, at_least).tolist() == long_prefixes

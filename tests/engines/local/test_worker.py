@@ -46,7 +46,7 @@ def test_the_number_of_workers_changes_no_reply(kind: str, monkeypatch: pytest.M
         engine = LocalEngine(model, LocalEngineConfig(threads=num_workers))
         completions = await replies(engine)
         again = await replies(engine)
-        assert [one.ids for one in again] == [one.ids for one in completions]
+        assert [completion.ids for completion in again] == [completion.ids for completion in completions]
         sampled |= {index for index, worker in enumerate(engine._workers) if worker.num_steps}
         assert engine.num_steps == sum(worker.num_steps for worker in engine._workers)
         await engine.close()
@@ -72,7 +72,7 @@ def workers_of(engine: LocalEngine, session: str) -> list[EngineWorker]:
     return [worker for worker in engine._workers if worker.has(session)]
 
 
-def test_turns_stay_with_their_worker_groups_stay_together_and_workers_have_about_as_many_sessions() -> None:
+def test_sessions_stay_with_their_worker_groups_stay_together_and_load_is_even() -> None:
     async def play() -> None:
         engine = LocalEngine(decoder(), LocalEngineConfig(threads=2, num_slots=64))
         names = [f"{group}#{member}" for group in range(8) for member in range(8)]
@@ -150,16 +150,16 @@ def test_an_update_a_pause_and_a_close_wait_for_every_worker() -> None:
             num_before = completions[n].policy_versions.index(1)
             rest = Sampling(max_tokens=1, temperature=0.0)
             both = [
-                await one.generate([n, 1, *completions[n].ids[:num_before]], rest, session="a")
-                for one in (engine, fresh)
+                await target.generate([n, 1, *completions[n].ids[:num_before]], rest, session="a")
+                for target in (engine, fresh)
             ]
             assert both[0] == both[1]
         waiting = [asyncio.create_task(engine.generate([n, 1], long, session=str(n))) for n in range(40)]
         await asyncio.sleep(0)
         await asyncio.gather(engine.pause(), engine.abort("3"), engine.resume(), engine.close(), fresh.close())
         ended = await asyncio.gather(*waiting, return_exceptions=True)
-        assert all(isinstance(one, Completion | EngineError) for one in ended)
-        assert sum(isinstance(one, EngineError) for one in ended) > 30
+        assert all(isinstance(result, Completion | EngineError) for result in ended)
+        assert sum(isinstance(result, EngineError) for result in ended) > 30
 
     asyncio.run(asyncio.wait_for(play(), 60))
 

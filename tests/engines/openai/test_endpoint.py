@@ -28,7 +28,7 @@ from agentgym.testing.fake_server.server import FakeConfig, FakeSglang
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
 Start = Callable[..., Any]
-ASKED = [Message("user", "Hello?")]
+QUESTION = [Message("user", "Hello?")]
 GO = ToolSpec("go", "Goes.", {"type": "object", "properties": {"direction": {"type": "string"}}})
 PLAIN = ChatEndpointConfig(token_ids=False)
 REFUSED = {"error": {"message": "This model's maximum context length is 10 tokens.", "code": "context_length_exceeded"}}
@@ -54,7 +54,7 @@ class Asker:
         return asyncio.run(main())
 
     def ask(self, *messages: Message | ChatReply, sampling: Sampling | None = None, tools: Any = ()) -> ChatReply:
-        reply = self.run(lambda endpoint: endpoint.complete(messages or ASKED, tools, sampling, session="s"))
+        reply = self.run(lambda endpoint: endpoint.complete(messages or QUESTION, tools, sampling, session="s"))
         assert isinstance(reply, ChatReply)
         return reply
 
@@ -62,7 +62,7 @@ class Asker:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_reply_is_read_whole_and_streamed(stream: bool, chat_endpoint: Start) -> None:
     calls = [("call_a", "go", '{"direction": "north"}'), ("call_b", "go", '{"direction": '), ("call_c", "look", "")]
-    completion = chat_endpoint.said(content="Hi.", reasoning="Think.", calls=calls, usage=(100, 60, 7))
+    completion = chat_endpoint.make_reply(content="Hi.", reasoning="Think.", calls=calls, usage=(100, 60, 7))
     endpoint = chat_endpoint(lambda body, number: completion)
     config = ChatEndpointConfig(
         stream=stream, token_ids=False, price_prompt=2.0, price_cached=1.0, price_completion=8.0
@@ -123,13 +123,13 @@ def test_a_key_in_a_finish_reason_is_not_logged(
 
 
 def test_history_goes_back_word_for_word_and_bad_arguments_as_good_json(chat_endpoint: Start) -> None:
-    completion = chat_endpoint.said(
+    completion = chat_endpoint.make_reply(
         reasoning="Hm.", calls=[("call_7", "go", '{"direction":"north"}'), ("call_8", "go", "{")]
     )
     endpoint = chat_endpoint(lambda body, number: completion)
     asker = Asker(endpoint.url)
     reply = asker.ask(tools=[GO])
-    asker.ask(*ASKED, reply, Message("tool", "A hall.", tool_call_id="call_7"), tools=[GO])
+    asker.ask(*QUESTION, reply, Message("tool", "A hall.", tool_call_id="call_7"), tools=[GO])
     messages = endpoint.bodies[-1]["messages"]
     assert messages[1]["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"direction":"north"}'}
     assert "reasoning_content" not in messages[1]
@@ -145,7 +145,7 @@ def test_history_goes_back_word_for_word_and_bad_arguments_as_good_json(chat_end
 def test_a_failure_that_passes_is_met_by_another_request(
     failure: dict[str, Any], stream: bool, chat_endpoint: Start
 ) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     endpoint = chat_endpoint(
         lambda body, number: make_reply(**failure) if number < 3 else make_reply(content="At last.")
     )
@@ -163,14 +163,14 @@ def test_a_failure_that_passes_is_met_by_another_request(
 
 
 def test_a_request_that_takes_too_long_is_sent_again(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     endpoint = chat_endpoint(lambda body, number: make_reply(hangs=number == 0, content="Now."))
     reply = Asker(endpoint.url, ChatEndpointConfig(timeout_s=0.2, token_ids=False)).ask()
     assert reply.message.content == "Now." and reply.attempts == 2
 
 
-def test_the_endpoint_says_how_long_to_wait(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+def test_the_wait_before_a_retry_is_the_one_the_endpoint_names(chat_endpoint: Start) -> None:
+    make_reply = chat_endpoint.make_reply
     busy = make_reply(status=429, headers={"Retry-After": "17"})
     endpoint = chat_endpoint(lambda body, number: busy if number == 0 else make_reply(content="Yes."))
     asker = Asker(endpoint.url)
@@ -180,8 +180,8 @@ def test_the_endpoint_says_how_long_to_wait(chat_endpoint: Start) -> None:
         asker.ask()
 
 
-def test_retries_end_and_the_failure_says_how_many_there_were(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=500, body={"error": "worker died"}))
+def test_retries_end_and_the_failure_counts_them(chat_endpoint: Start) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(status=500, body={"error": "worker died"}))
     asker = Asker(endpoint.url, ChatEndpointConfig(max_retries=2, token_ids=False))
     with pytest.raises(EndpointFailure, match=r"answered 500.*worker died") as caught:
         asker.ask()
@@ -190,12 +190,12 @@ def test_retries_end_and_the_failure_says_how_many_there_were(chat_endpoint: Sta
     assert (type(copy), copy.attempts) == (EndpointFailure, 3)
 
 
-def test_a_wrong_key_is_told_at_once_and_never_shown(chat_endpoint: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_key_fails_at_once_and_is_never_shown(chat_endpoint: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said())
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply())
     endpoint.key = "another"
     asker = Asker(endpoint.url, ChatEndpointConfig(model="test-model", token_ids=False))
-    for talk in (lambda client: client.open(), lambda client: client.complete(ASKED)):
+    for talk in (lambda client: client.open(), lambda client: client.complete(QUESTION)):
         with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:
             asker.run(talk)
         text = f"{caught.value!r} {caught.value.__cause__!r} {asker.config!r}"
@@ -207,23 +207,25 @@ def test_a_wrong_key_is_told_at_once_and_never_shown(chat_endpoint: Start, monke
 
 def test_a_model_that_is_not_there_is_answered_with_the_nearest(chat_endpoint: Start) -> None:
     def script(body: dict[str, Any], number: int) -> Any:
-        return chat_endpoint.said(status=404, body={"error": {"message": f"The model {body['model']} does not exist"}})
+        return chat_endpoint.make_reply(
+            status=404, body={"error": {"message": f"The model {body['model']} does not exist"}}
+        )
 
     endpoint = chat_endpoint(script, models=("qwen3-8b", "llama-70b"))
     asker = Asker(endpoint.url, ChatEndpointConfig(model="qwen-8b"))
-    for talk in (lambda client: client.open(), lambda client: client.complete(ASKED)):
+    for talk in (lambda client: client.open(), lambda client: client.complete(QUESTION)):
         with pytest.raises(UnknownName, match="did you mean 'qwen3-8b'"):
             asker.run(talk)
     with pytest.raises(ConfigError, match="lists 2: qwen3-8b, llama-70b; name a model"):
         Asker(endpoint.url).ask()
-    unlisted = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."), models=None)
+    unlisted = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."), models=None)
     with pytest.raises(ConfigError, match="lists no models; name a model with --endpoint"):
         Asker(unlisted.url).ask()
     assert Asker(unlisted.url, ChatEndpointConfig(model="any", token_ids=False)).ask().message.content == "Hi."
 
 
 def test_a_reply_that_the_endpoint_gives_up_is_asked_for_again(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     for finish in ("abort", "error"):
         endpoint = chat_endpoint(
             lambda *arguments, f=finish: make_reply(content="A", finish="stop" if arguments[1] else f)
@@ -232,7 +234,7 @@ def test_a_reply_that_the_endpoint_gives_up_is_asked_for_again(chat_endpoint: St
 
 
 def test_a_busy_endpoint_is_asked_again_which_models_it_has(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."))
     endpoint.busy = 2
     asker = Asker(endpoint.url)
     assert asker.ask().message.content == "Hi." and len(asker.slept) == 2
@@ -250,7 +252,7 @@ def test_an_address_where_nobody_answers_is_named() -> None:
     ("status", "message"), [(403, "may not do this"), (405, "no chat completions"), (402, "credit")]
 )
 def test_what_no_retry_mends_is_the_users_to_mend(status: int, message: str, chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=status, body={}))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(status=status, body={}))
     with pytest.raises(ConfigError, match=message):
         Asker(endpoint.url).ask()
     assert len(endpoint.bodies) == 1
@@ -258,7 +260,7 @@ def test_what_no_retry_mends_is_the_users_to_mend(status: int, message: str, cha
 
 def test_a_quota_that_is_used_up_is_not_asked_again(chat_endpoint: Start) -> None:
     body = {"error": {"code": "insufficient_quota", "message": "You exceeded your current quota"}}
-    endpoint = chat_endpoint(lambda *_: chat_endpoint.said(status=429, body=body))
+    endpoint = chat_endpoint(lambda *_: chat_endpoint.make_reply(status=429, body=body))
     with pytest.raises(ConfigError, match="credit is used up"):
         Asker(endpoint.url).ask()
     assert len(endpoint.bodies) == 1
@@ -277,15 +279,15 @@ def test_a_quota_that_is_used_up_is_not_asked_again(chat_endpoint: Start) -> Non
         "max_tokens is too large: 5000. This model supports at most 4096 completion tokens.",
     ],
 )
-def test_servers_say_in_many_words_that_the_window_is_full(words: str, chat_endpoint: Start) -> None:
+def test_a_full_window_is_recognized_in_the_wording_of_many_servers(words: str, chat_endpoint: Start) -> None:
     body = {"error": {"message": words}}
-    endpoint = chat_endpoint(lambda *_: chat_endpoint.said(status=400, body=body))
+    endpoint = chat_endpoint(lambda *_: chat_endpoint.make_reply(status=400, body=body))
     with pytest.raises(ContextExceeded):
         Asker(endpoint.url).ask()
 
 
 def test_a_reply_for_which_the_window_is_too_small_gets_what_is_left(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     refusal, cut = make_reply(status=400, body=REFUSED), make_reply(content="a", finish="length")
     endpoint = chat_endpoint(lambda body, number: refusal if "max_tokens" in body else cut)
     reply = Asker(endpoint.url).ask(sampling=Sampling(max_tokens=100))
@@ -296,13 +298,13 @@ def test_a_reply_for_which_the_window_is_too_small_gets_what_is_left(chat_endpoi
 
 
 def test_a_reply_that_cannot_fit_any_more_is_asked_for_without_a_limit(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda *_: chat_endpoint.said(content="a", usage=(60, 0, 5)))
+    endpoint = chat_endpoint(lambda *_: chat_endpoint.make_reply(content="a", usage=(60, 0, 5)))
     endpoint.models = ({"id": "small", "max_model_len": 100},)
 
     async def talk(client: ChatEndpoint) -> list[ChatReply]:
         await client.open()
-        first = await client.complete(ASKED, (), Sampling(max_tokens=41))
-        return [first, await client.complete([*ASKED, first, *ASKED], (), Sampling(max_tokens=41))]
+        first = await client.complete(QUESTION, (), Sampling(max_tokens=41))
+        return [first, await client.complete([*QUESTION, first, *QUESTION], (), Sampling(max_tokens=41))]
 
     replies = Asker(endpoint.url).run(talk)
     assert [reply.cut_by_window for reply in replies] == [False, True]
@@ -327,12 +329,12 @@ def test_an_address_that_is_no_endpoint_is_said_so_in_one_line() -> None:
 
 
 def test_what_an_endpoint_refuses_is_asked_once_a_client(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."))
     endpoint.refused = ("return_token_ids", "top_k", "seed", "stream_options")
     asker = Asker(endpoint.url, ChatEndpointConfig())
 
     async def talk(client: ChatEndpoint) -> list[ChatReply]:
-        return await asyncio.gather(*(client.complete(ASKED) for _ in range(8)))
+        return await asyncio.gather(*(client.complete(QUESTION) for _ in range(8)))
 
     replies = asker.run(talk)
     assert [reply.attempts for reply in replies] == [5, *[1] * 7]
@@ -341,18 +343,18 @@ def test_what_an_endpoint_refuses_is_asked_once_a_client(chat_endpoint: Start) -
 
 
 def test_an_endpoint_that_never_streams_is_asked_for_whole_answers_from_then_on(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."))
     endpoint.streams = False
 
     async def talk(client: ChatEndpoint) -> list[str]:
-        return [(await client.complete(ASKED)).message.content for _ in range(3)]
+        return [(await client.complete(QUESTION)).message.content for _ in range(3)]
 
     assert Asker(endpoint.url, ChatEndpointConfig()).run(talk) == ["Hi."] * 3
     assert ["stream" in body for body in endpoint.bodies][-2:] == [False, False]
 
 
 def test_an_endpoint_that_refuses_without_naming_gets_the_plain_form(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     strange = make_reply(status=422, body={"detail": "extra fields not permitted"})
     endpoint = chat_endpoint(lambda body, number: strange if "min_p" in body else make_reply(content="Hi."))
     assert Asker(endpoint.url, ChatEndpointConfig()).ask().message.content == "Hi."
@@ -362,7 +364,7 @@ def test_an_endpoint_that_refuses_without_naming_gets_the_plain_form(chat_endpoi
 
 
 def test_penalties_are_sent_where_they_are_set(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."))
     sampling = Sampling(max_tokens=9, presence_penalty=1.5, repetition_penalty=1.1)
     Asker(endpoint.url).ask(sampling=sampling)
     request_body = endpoint.bodies[-1]
@@ -375,7 +377,7 @@ def test_penalties_are_sent_where_they_are_set(chat_endpoint: Start) -> None:
 
 
 def test_models_that_want_another_name_for_the_limit_get_it(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
     refusal = make_reply(status=400, body={"error": {"message": words}})
     endpoint = chat_endpoint(lambda body, number: refusal if "max_tokens" in body else make_reply(content="Hi."))
@@ -384,7 +386,7 @@ def test_models_that_want_another_name_for_the_limit_get_it(chat_endpoint: Start
 
 
 def test_a_server_without_a_parser_of_calls_is_told_to_leave_them_in_the_text(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     words = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
     refusal = make_reply(status=400, body={"error": {"message": words}})
     endpoint = chat_endpoint(
@@ -393,14 +395,14 @@ def test_a_server_without_a_parser_of_calls_is_told_to_leave_them_in_the_text(ch
     assert Asker(endpoint.url).ask(tools=[GO]).attempts == 2
 
 
-def test_an_endpoint_that_counts_no_tokens_is_told_of_once(
+def test_an_endpoint_without_token_counts_is_warned_about_once(
     chat_endpoint: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi.", usage=None))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi.", usage=None))
 
     async def talk(client: ChatEndpoint) -> None:
         for _ in range(2):
-            await client.complete(ASKED)
+            await client.complete(QUESTION)
 
     with caplog.at_level(logging.WARNING):
         Asker(endpoint.url).run(talk)
@@ -410,11 +412,11 @@ def test_an_endpoint_that_counts_no_tokens_is_told_of_once(
 
 
 def test_requests_keep_within_the_rate_limit(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi.", usage=(900, 0, 100)))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi.", usage=(900, 0, 100)))
 
     async def talk(client: ChatEndpoint) -> None:
         for _ in range(4):
-            await client.complete(ASKED)
+            await client.complete(QUESTION)
 
     asker = Asker(endpoint.url, ChatEndpointConfig(requests_per_minute=30, token_ids=False))
     asker.run(talk)
@@ -429,8 +431,8 @@ def test_ids_and_logprobs_are_kept_where_the_server_returns_them() -> None:
         asker = Asker(server.url, ChatEndpointConfig())
 
         async def talk(client: ChatEndpoint) -> tuple[ChatReply, ChatReply]:
-            first = await client.complete(ASKED, sampling=Sampling(max_tokens=8))
-            return first, await client.complete(ASKED, sampling=Sampling(max_tokens=8))
+            first = await client.complete(QUESTION, sampling=Sampling(max_tokens=8))
+            return first, await client.complete(QUESTION, sampling=Sampling(max_tokens=8))
 
         first, second = asker.run(talk)
     assert first.attempts == 2 and second.attempts == 1  # it streams no ids, so that it is asked without streaming

@@ -45,7 +45,7 @@ def test_no_minute_sees_more_requests_than_61_seconds_bring(per_minute: int, cou
     starts = starts_of(per_minute, None, [0] * count)
     assert starts == sorted(starts)
     for start in starts:
-        within = sum(start <= other < start + 60 - 1e-6 for other in starts)
+        within = sum(start <= later < start + 60 - 1e-6 for later in starts)
         assert within <= per_minute * 61 / 60 + 1
 
 

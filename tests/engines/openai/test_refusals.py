@@ -20,7 +20,7 @@ from agentgym.errors import ConfigError
 from agentgym.types import Message
 
 Start = Callable[..., Any]
-ASKED = [Message("user", "Hello?")]
+QUESTION = [Message("user", "Hello?")]
 PLAIN = ChatEndpointConfig(token_ids=False)
 GOOGLE = "You exceeded your current quota, please check your plan and billing details."
 LONG = f"{GOOGLE} For more information, head to the documentation of limits. {'* Quota exceeded for a metric. ' * 30}"
@@ -40,7 +40,9 @@ def ask(
 
     async def main() -> list[ChatReply]:
         async with ChatEndpoint(url, config, sleep=sleep, clock=lambda: now) as endpoint:
-            return [await endpoint.complete(ASKED, (), sampling) for sampling in samplings or [Sampling(max_tokens=9)]]
+            return [
+                await endpoint.complete(QUESTION, (), sampling) for sampling in samplings or [Sampling(max_tokens=9)]
+            ]
 
     return asyncio.run(main())
 
@@ -55,8 +57,8 @@ def ask(
         ({"error": {"message": "You have exceeded 60 requests per minute. See your billing plan."}}, None),
     ],
 )
-def test_a_limit_by_the_minute_waits_as_long_as_it_says(body: Any, wait_s: float | None, chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+def test_a_rate_limit_waits_as_long_as_its_header_asks(body: Any, wait_s: float | None, chat_endpoint: Start) -> None:
+    make_reply = chat_endpoint.make_reply
     for headers in ({}, {"Retry-After": "2"}):
         slept: list[float] = []
         busy = make_reply(status=429, body=body, headers=headers)
@@ -80,7 +82,7 @@ def test_a_limit_by_the_minute_waits_as_long_as_it_says(body: Any, wait_s: float
     ],
 )
 def test_credit_that_is_used_up_is_final(status: int, body: Any, chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda *_: chat_endpoint.said(status=status, body=body))
+    endpoint = chat_endpoint(lambda *_: chat_endpoint.make_reply(status=status, body=body))
     with pytest.raises(ConfigError, match="credit is used up"):
         ask(endpoint.url)
     assert len(endpoint.bodies) <= 2  # 400 may be about the form
@@ -89,8 +91,8 @@ def test_credit_that_is_used_up_is_final(status: int, body: Any, chat_endpoint: 
 def test_a_date_is_waited_for_and_one_beyond_the_limit_is_a_failure(chat_endpoint: Start) -> None:
     slept: list[float] = []
     dates = {"Retry-After": formatdate(1_000_038, usegmt=True), "Date": formatdate(1_000_000, usegmt=True)}
-    busy = chat_endpoint.said(status=503, headers=dates)
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Yes.") if number else busy)
+    busy = chat_endpoint.make_reply(status=503, headers=dates)
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Yes.") if number else busy)
     (reply,) = ask(endpoint.url, slept=slept)
     assert slept == [38.0] and reply.failures == {"server_error": 1}
     dates["Retry-After"] = formatdate(1_090_000, usegmt=True)
@@ -154,7 +156,9 @@ def test_sampling_settings_that_a_model_refuses_are_left_out_with_one_warning(
     def script(body: dict[str, Any], number: int) -> Any:
         words = MODELS[model](body)
         error = {"error": {"message": words, "code": "unsupported_value"}}
-        return chat_endpoint.said(status=status, body=error) if words else chat_endpoint.said(content="Yes.")
+        return (
+            chat_endpoint.make_reply(status=status, body=error) if words else chat_endpoint.make_reply(content="Yes.")
+        )
 
     endpoint = chat_endpoint(script)
     settings = Sampling(max_tokens=9, **sampling)
@@ -172,7 +176,7 @@ def test_sampling_settings_that_a_model_refuses_are_left_out_with_one_warning(
 
 @pytest.mark.parametrize("words", ["temperature must be between 0 and 1", "top_p: Input should be greater than 0"])
 def test_a_value_out_of_range_is_the_users_to_change(words: str, chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda *_: chat_endpoint.said(status=400, body={"error": {"message": words}}))
+    endpoint = chat_endpoint(lambda *_: chat_endpoint.make_reply(status=400, body={"error": {"message": words}}))
     with pytest.raises(EndpointFailure, match=words):
         ask(endpoint.url, Sampling(max_tokens=9, temperature=1.5))
 
@@ -193,7 +197,7 @@ def test_a_value_out_of_range_is_the_users_to_change(words: str, chat_endpoint: 
 def test_a_prompt_that_a_filter_refuses_is_counted_as_that_and_not_asked_again(
     status: int, body: Any, chat_endpoint: Start
 ) -> None:
-    endpoint = chat_endpoint(lambda *_: chat_endpoint.said(status=status, body=body))
+    endpoint = chat_endpoint(lambda *_: chat_endpoint.make_reply(status=status, body=body))
     with pytest.raises(EndpointFailure, match=f"content filter: .* answered {status}") as caught:
         ask(endpoint.url, config=ChatEndpointConfig())
     assert caught.value.failures == {"content_filter": 1} and len(endpoint.bodies) == 1
@@ -203,7 +207,10 @@ def test_a_prompt_that_a_filter_refuses_is_counted_as_that_and_not_asked_again(
 def test_a_whole_reply_without_a_finish_reason_is_taken_with_one_warning(
     stream: bool, chat_endpoint: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    replies = [chat_endpoint.said(content="four", finish=None), chat_endpoint.said(content="f", finish=None)]
+    replies = [
+        chat_endpoint.make_reply(content="four", finish=None),
+        chat_endpoint.make_reply(content="f", finish=None),
+    ]
     endpoint = chat_endpoint(lambda body, number: replies[number % 2])
     config = ChatEndpointConfig(token_ids=False, stream=stream)
     cut = Sampling(max_tokens=3)  # as many as the endpoint counts
@@ -220,7 +227,7 @@ def test_a_whole_reply_without_a_finish_reason_is_taken_with_one_warning(
 def test_an_empty_answer_without_a_finish_reason_and_a_torn_one_are_asked_for_again(
     stream: bool, chat_endpoint: Start
 ) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     answers = [make_reply(finish=None), make_reply(content="fo", breaks=True), make_reply(content="four")]
     endpoint = chat_endpoint(lambda body, number: answers[number])
     (reply,) = ask(endpoint.url, config=ChatEndpointConfig(token_ids=False, stream=stream))
@@ -230,7 +237,9 @@ def test_an_empty_answer_without_a_finish_reason_and_a_torn_one_are_asked_for_ag
 def test_an_unknown_finish_reason_is_reported_once_by_name(
     chat_endpoint: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi.", finish=f"eot_{'xxy'[number]}"))
+    endpoint = chat_endpoint(
+        lambda body, number: chat_endpoint.make_reply(content="Hi.", finish=f"eot_{'xxy'[number]}")
+    )
     with caplog.at_level(logging.WARNING):
         ask(endpoint.url, *[Sampling(max_tokens=9)] * 3)
     words = [record.getMessage().partition(" ended a reply with the unknown finish ")[2] for record in caplog.records]
@@ -238,7 +247,7 @@ def test_an_unknown_finish_reason_is_reported_once_by_name(
 
 
 def test_requests_without_a_reply_are_counted_by_cause(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     window = make_reply(status=400, body={"error": {"message": "max_tokens is above the context window of 10 tokens"}})
     answers = [
         make_reply(status=400, body={"error": {"message": "Unrecognized argument: seed"}}),
@@ -263,7 +272,7 @@ def test_requests_without_a_reply_are_counted_by_cause(chat_endpoint: Start) -> 
 def test_connections_stay_below_the_limit_of_open_files(chat_endpoint: Start) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     running = most = 0
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hi."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hi."))
     answer = endpoint._stream
 
     async def counted(*request: Any) -> Any:
@@ -283,7 +292,7 @@ def test_connections_stay_below_the_limit_of_open_files(chat_endpoint: Start) ->
         finally:  # the endpoint of this test is in the same process
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         async with ChatEndpoint(endpoint.url, PLAIN) as player, ChatEndpoint(endpoint.url, PLAIN) as judge:
-            return await asyncio.gather(*(each.complete(ASKED) for _ in range(60) for each in (player, judge)))
+            return await asyncio.gather(*(each.complete(QUESTION) for _ in range(60) for each in (player, judge)))
 
     replies = asyncio.run(main())
     assert [reply.attempts for reply in replies] == [1] * 120

@@ -36,10 +36,12 @@ def test_a_real_server_is_evaluated_with_tools_and_exact_ids(
 ) -> None:
     result = play(request.getfixturevalue(name).url, tmp_path / "run")
     assert result.summary.num_episodes == NUM_TASKS and result.summary.num_failed == 0
-    calls = [call for one in result.trajectories for turn in one.turns for call in turn.message.tool_calls]
+    calls = [
+        call for trajectory in result.trajectories for turn in trajectory.turns for call in turn.message.tool_calls
+    ]
     assert sum(isinstance(call, ToolCall) for call in calls) > 0.8 * len(calls) > 0
     assert result.use is not None and result.use.num_without_ids == 0
-    assert result.use.completion_tokens == sum(one.num_trained_tokens for one in result.trajectories)
+    assert result.use.completion_tokens == sum(trajectory.num_trained_tokens for trajectory in result.trajectories)
     assert (result.use.first_token_s is None) is (name == "sglang_server")
     report = verify_run(tmp_path / "run", renderer_for(embedded_folder()))
     assert report.ok, "\n".join(report.lines())
@@ -50,7 +52,7 @@ def _differences(result: EvalResult) -> list[float]:
     """Of the recorded logprobs from those that the embedded model gives the recorded ids."""
     model = load_decoder(embedded_folder())
     differences: list[float] = []
-    for row in (row for one in result.trajectories for row in one.rows):
+    for row in (row for trajectory in result.trajectories for row in trajectory.rows):
         ids = torch.tensor(row.ids)
         with torch.inference_mode():
             logits = model.logits(model.hidden_states(ids[:-1], PackedLayout((len(ids) - 1,))))
@@ -69,7 +71,7 @@ def test_without_ids_a_real_server_streams(name: str, request: pytest.FixtureReq
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_real_server_says_when_its_window_is_full(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_real_server_reports_a_full_window(name: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(name).url
 
     async def ask() -> None:

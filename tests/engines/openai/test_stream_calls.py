@@ -10,7 +10,7 @@ import pytest
 from agentgym.engines.openai.reply import ChatCompletionReader
 from agentgym.types import MalformedCall, ToolCall
 
-WANTED = [("go", {"to": "Oslo"}), ("look", {"at": {"x": 1}})]
+EXPECTED_CALLS = [("go", {"to": "Oslo"}), ("look", {"at": {"x": 1}})]
 
 
 def part(index: int | None, call_id: str = "", name: str = "", arguments: object = None) -> dict[str, Any]:
@@ -20,12 +20,12 @@ def part(index: int | None, call_id: str = "", name: str = "", arguments: object
 
 
 def whole(index: int | None, number: int, call_id: str = "") -> dict[str, Any]:
-    name, arguments = WANTED[number]
+    name, arguments = EXPECTED_CALLS[number]
     return part(index, call_id, name, json.dumps(arguments))
 
 
 def pieces(index: int | None, number: int, call_id: str = "", later_id: str = "", later_name: bool = False) -> Any:
-    name, arguments = WANTED[number]
+    name, arguments = EXPECTED_CALLS[number]
     text = json.dumps(arguments)
     later = [part(index, later_id, name if later_name else "", character) for character in text]
     return [[part(index, call_id, name, "")], *[[piece] for piece in later]]
@@ -63,14 +63,14 @@ FORMS: dict[str, list[list[dict[str, Any]]]] = {
     "no index, a new id in each piece": [*pieces(None, 0, A, "x"), *pieces(None, 1, B, "y")],
     "no index, no ids": [[whole(None, 0)], [whole(None, 1)]],
     "the second index first": [[whole(1, 1, B)], [whole(0, 0, A)]],
-    "arguments as objects": [[part(0, A, "go", WANTED[0][1])], [part(0, B, "look", WANTED[1][1])]],
+    "arguments as objects": [[part(0, A, "go", EXPECTED_CALLS[0][1])], [part(0, B, "look", EXPECTED_CALLS[1][1])]],
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_two_calls_of_a_stream_are_two_calls(form: str) -> None:
     calls = read(FORMS[form])
-    assert [(call.name, call.arguments) for call in calls] == WANTED
+    assert [(call.name, call.arguments) for call in calls] == EXPECTED_CALLS
     if "ids" not in form:
         assert [call.id for call in calls] == [A, B]
 
@@ -89,7 +89,10 @@ def test_two_calls_of_the_same_function_are_two_calls(index: int | None, ids: tu
 @pytest.mark.parametrize("indices", [(0, 1), (0, 0), (1, 0), (None, None), (5, 5)])
 def test_an_answer_at_once_has_its_calls_in_their_order_whatever_the_index(indices: tuple[Any, Any]) -> None:
     calls = read([[whole(indices[0], 0, A), whole(indices[1], 1, B)]], key="message")
-    assert [(call.id, call.name, call.arguments) for call in calls] == [(A, *WANTED[0]), (B, *WANTED[1])]
+    assert [(call.id, call.name, call.arguments) for call in calls] == [
+        (A, *EXPECTED_CALLS[0]),
+        (B, *EXPECTED_CALLS[1]),
+    ]
 
 
 def test_what_a_model_adds_to_its_arguments_stays_its_mistake() -> None:

@@ -66,7 +66,7 @@ def test_what_no_server_can_be_is_refused() -> None:
         ServerConfig(urls=("http://a:1", "http://a:1/"))
 
 
-def test_the_command_line_says_what_a_setting_is_to_each_kind(
+def test_the_help_lists_what_a_setting_is_for_each_kind_of_server(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")  # one column of panels
@@ -110,7 +110,7 @@ def test_a_run_of_an_earlier_version_is_read_without_a_word() -> None:
     assert config_from_mapping(TrainConfig, settings) == TrainConfig(env="TextGame-v0") and not notes
 
 
-def test_a_setting_that_is_gone_is_left_out_with_a_line_unless_it_had_its_value_of_today() -> None:
+def test_a_removed_setting_is_ignored_with_a_line_unless_it_has_todays_value() -> None:
     notes: list[str] = []
     block = {"replicas": 2, "serving": {"update_s": 600.0, "affinity_margin": 3.0}}
     settings = with_current_names({"env": "TextGame-v0", "engine": "sglang", "sglang": block}, notes.append)
@@ -153,7 +153,7 @@ def test_a_server_without_its_library_ends_with_its_log_and_the_setting(tmp_path
     assert "\nTraceback" not in str(error.value)  # where the command line cuts the message off
 
 
-def test_a_temporary_log_goes_with_a_server_that_ended_well_and_stays_with_one_that_died(tmp_path: Path) -> None:
+def test_a_temporary_log_is_deleted_unless_its_server_died(tmp_path: Path) -> None:
     port = free_port()
     words = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
 

@@ -124,7 +124,7 @@ def test_a_launched_server_gets_its_secret_where_other_users_do_not_see_it(tmp_p
 def command_lines(process: ServerProcess) -> str:
     """What other users see of the server's processes."""
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    return " ".join(word for one in family for word in one.cmdline())
+    return " ".join(word for member in family for word in member.cmdline())
 
 
 async def refusals(process: ServerProcess, paths: list[str]) -> list[int]:

@@ -436,7 +436,7 @@ def test_an_update_without_a_pause_waits_for_what_is_in_flight(url: str) -> None
 
 
 @pytest.mark.long
-def test_an_update_that_cannot_flush_fails_and_leaves_new_weights_under_the_old_version(url: str) -> None:
+def test_an_update_that_cannot_flush_fails_and_keeps_the_old_version(url: str) -> None:
     async def conversation(post: Post) -> None:
         before = await checksums(post)
         (task,) = await begun(post, "r")
@@ -464,7 +464,7 @@ def test_an_adapter_that_is_not_loaded_cannot_be_unloaded(url: str) -> None:
     talk(url, conversation)
 
 
-def test_what_a_server_says_of_itself(url: str) -> None:
+def test_the_server_information_is_read(url: str) -> None:
     async def run() -> None:
         async with connect() as session:
 
@@ -509,7 +509,7 @@ def test_the_openai_client_reads_chat_completions_and_their_exact_ids(url: str) 
     assert [pair[1] for pair in choice_json["meta_info"]["output_token_logprobs"]] == ids
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
-    assert [one.logprob for one in choice.logprobs.content] == [
+    assert [token.logprob for token in choice.logprobs.content] == [
         pair[0] for pair in choice_json["meta_info"]["output_token_logprobs"]
     ]
     assert answer.metadata is not None

@@ -51,7 +51,7 @@ def using(play: Play, *servers: FakeSglang, **serving: Any) -> Any:
     """What `play` returns, given an engine on the servers."""
 
     async def run() -> Any:
-        config = ServerConfig(urls=tuple(one.url for one in servers), serving=EngineServing(**serving))
+        config = ServerConfig(urls=tuple(server.url for server in servers), serving=EngineServing(**serving))
         engine = await open_sglang(config, embedded_folder())
         try:
             return await play(engine)
@@ -285,14 +285,14 @@ def test_engines_on_one_server_never_use_each_others_request_ids(fake_sglang: Fa
 # ---- weights
 
 
-def test_an_update_says_what_it_did(fake_sglang: Fake) -> None:
+def test_an_update_reports_its_size_checksum_and_time(fake_sglang: Fake) -> None:
     server = fake_sglang()
 
     async def play(engine: ReplicatedEngine) -> None:
         for version in (1, 2):
             report = await engine.update_weights(weights(), version)
             assert (report.version, report.num_tensors) == (version, len(weights()))
-            assert report.num_bytes == sum(one.nbytes for one in cast("dict[str, Any]", weights()).values())
+            assert report.num_bytes == sum(tensor.nbytes for tensor in cast("dict[str, Any]", weights()).values())
             assert len(report.checksum) == 16
             assert report.transfer_s > 0
 
@@ -377,11 +377,11 @@ def test_a_server_of_a_model_of_another_shape_is_refused_before_weights_are_sent
     fake_sglang: Fake, tmp_path: Path
 ) -> None:
     server = fake_sglang()
-    other = shutil.copytree(embedded_folder(), tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "vocab_size": 2048}))
+    folder = shutil.copytree(embedded_folder(), tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 2048}))
     with pytest.raises(EngineError, match=r"serves .* with vocab_size 1984, and .*other' has 2048"):
-        asyncio.run(open_sglang(ServerConfig(urls=(server.url,)), other))
+        asyncio.run(open_sglang(ServerConfig(urls=(server.url,)), folder))
 
 
 def test_weights_that_somebody_else_updates_are_noticed() -> None:
@@ -590,7 +590,7 @@ def test_requests_of_a_server_that_dies_are_answered_by_another_one(fake_sglang:
 
 def test_a_server_whose_front_outlives_its_model_is_left(fake_sglang: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request is an error there, and so is its health: they are no retries."""
-    front, other = fake_sglang(faults=Faults(rates={"error": 1.0})), fake_sglang()
+    front, sound = fake_sglang(faults=Faults(rates={"error": 1.0})), fake_sglang()
 
     async def unhealthy() -> bool:
         return False
@@ -598,12 +598,12 @@ def test_a_server_whose_front_outlives_its_model_is_left(fake_sglang: Fake, monk
     async def play(engine: ReplicatedEngine) -> None:
         monkeypatch.setattr(engine.replicas[0], "is_alive", unhealthy)
         replies = await asyncio.gather(*(ask(engine, f"s{number}") for number in range(8)))
-        assert [len(one.ids) for one in replies] == [8] * 8
+        assert [len(reply.ids) for reply in replies] == [8] * 8
         assert engine.router.alive == [1]
 
-    using(play, front, other, max_retries=0)
+    using(play, front, sound, max_retries=0)
     assert front.stats.requests == 4
-    assert other.stats.answered == 8
+    assert sound.stats.answered == 8
 
 
 def test_all_servers_dead_is_an_engine_error(fake_sglang: Fake) -> None:

@@ -57,9 +57,9 @@ def test_sizes_are_those_of_the_language_part(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_is_padded_with_rows_of_zeros() -> None:
-    head, other = torch.ones(300, 4), torch.ones(300, 4)
+    head, norm = torch.ones(300, 4), torch.ones(300, 4)
     padded = pad_vocabulary("lm_head.weight", head)
     assert padded.shape == (320, 4) and padded[:300].all() and not padded[300:].any()
-    assert pad_vocabulary("model.norm.weight", other) is other
+    assert pad_vocabulary("model.norm.weight", norm) is norm
     assert pad_vocabulary("lm_head.weight", padded) is padded
     assert fused_digests({"lm_head.weight": padded}) != fused_digests({"lm_head.weight": head})

@@ -42,7 +42,7 @@ def completion(**changes: Any) -> Completion:
     return read_vllm_completion(read_reply(answer(**changes), name="it"), name="it", num_prompt_ids=3, version=7)
 
 
-def test_a_request_says_all_that_decides_the_distribution_and_only_its_stop_ids_end_it() -> None:
+def test_a_request_holds_the_whole_distribution_and_only_its_stop_ids_end_it() -> None:
     cut = {"temperature": 0.6, "top_p": 0.9, "top_k": 4, "presence_penalty": 0.5, "repetition_penalty": 1.1}
     params = sampling_params(Sampling(max_tokens=5, stop_ids=(2, 7), seed=1 << 63, **cut))  # type: ignore[arg-type]
     assert params == {
@@ -67,7 +67,7 @@ def test_stop_strings_need_the_text_marks_included() -> None:
     assert (params["stop"], params["detokenize"], params["skip_special_tokens"]) == (["</answer>"], True, False)
 
 
-def test_each_id_bears_the_version_that_the_server_says_it_was_sampled_with() -> None:
+def test_each_id_has_the_version_that_the_server_reports_for_it() -> None:
     assert completion() == Completion((9, 2), (-0.25, -0.5), (3, 4), "stop")
     assert completion(weight_versions=None).policy_versions == (7, 7)
     assert completion(finish_reason="abort").finish_reason == "abort"
@@ -176,7 +176,7 @@ def test_what_the_engine_cannot_take_never_reaches_the_server() -> None:
     asyncio.run(served(play, inference__v1__generate=fixed(answer()), **handlers))
 
 
-def test_a_request_names_its_cache_by_version_and_has_no_seed_where_seeds_end_the_server(
+def test_a_request_salts_its_cache_by_version_and_omits_unsupported_seeds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[dict[str, Any]] = []
@@ -243,7 +243,7 @@ def test_a_server_that_was_started_without_sleep_is_named() -> None:
     asyncio.run(served(play, collective_rpc=layout, update_weight_version=fixed({"success": True}), **orders))
 
 
-def test_a_stream_that_breaks_off_gives_what_came_and_one_that_never_began_is_no_answer() -> None:
+def test_a_broken_stream_returns_what_arrived_and_fails_if_nothing_did() -> None:
     async def halfway(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)

@@ -87,8 +87,10 @@ def test_the_engine_keeps_every_promise_of_the_protocol(
             weights=model.tensors(),
             recompute=lambda prompt, reply, sampling: model.logprobs(prompt, reply, sampling.temperature),
         )
-        assert [one for one in findings if one.severity == "error"] == []
-        assert {one.message for one in findings} <= {"logprobs change in their last bits with what else is in flight"}
+        assert [finding for finding in findings if finding.severity == "error"] == []
+        assert {finding.message for finding in findings} <= {
+            "logprobs change in their last bits with what else is in flight"
+        }
 
     played(play, pause=mode)
 
@@ -116,7 +118,7 @@ def test_logprobs_are_the_trainers_at_every_temperature_before_and_after_updates
     asyncio.run(run())
 
 
-def test_seeds_are_honoured_and_filtered_sampling_reports_the_distribution_it_draws_from(
+def test_seeds_are_honoured_and_filtered_sampling_reports_its_own_distribution(
     played: Played, reference: MakeReference
 ) -> None:
     prompt = prompt_of(150)
@@ -150,7 +152,7 @@ def test_seeds_are_honoured_and_filtered_sampling_reports_the_distribution_it_dr
 def test_many_long_prompts_at_once_with_seeds_do_not_end_the_server(played: Played) -> None:
     async def play(engine: ReplicatedEngine) -> None:
         sampling = [Sampling(max_tokens=4, seed=seed) for seed in range(32)]
-        calls = [engine.generate(prompt_of(900, i), one, session=f"s{i}") for i, one in enumerate(sampling)]
+        calls = [engine.generate(prompt_of(900, i), settings, session=f"s{i}") for i, settings in enumerate(sampling)]
         assert all(len(reply.ids) == 4 for reply in await asyncio.gather(*calls))
 
     played(play)
@@ -280,7 +282,7 @@ def test_an_update_without_a_pause_is_whole_for_every_id(played: Played, referen
 # ---- what goes wrong silently elsewhere
 
 
-def test_without_the_reset_of_the_prefix_cache_the_same_prompt_answers_from_the_old_policy(
+def test_without_a_prefix_cache_reset_a_prompt_is_answered_by_the_old_policy(
     played: Played, vllm_server: ServerProcess, reference: MakeReference
 ) -> None:
     prompt = prompt_of(300)  # longer than a cache block of 128
@@ -372,7 +374,7 @@ def test_what_arrived_is_checked_by_sums_where_bytes_are_not_at_hand(played: Pla
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_a_tensor_that_is_left_out_is_named_and_nothing_is_sampled_from_half_an_update(
+def test_a_missing_tensor_is_named_and_nothing_samples_from_half_an_update(
     on_gpu: bool, vllm_server: ServerProcess, reference: MakeReference
 ) -> None:
     prompt, sampling = prompt_of(40), Sampling(max_tokens=8, seed=1)
@@ -404,9 +406,7 @@ def test_a_tensor_that_is_left_out_is_named_and_nothing_is_sampled_from_half_an_
     asyncio.run(run())
 
 
-def test_an_output_head_that_repeats_the_embedding_is_not_sent_and_another_one_is_refused(
-    played: Played, reference: MakeReference
-) -> None:
+def test_a_tied_output_head_is_not_sent_and_another_one_is_refused(played: Played, reference: MakeReference) -> None:
     weights = reference(1).tensors()
     embedding = weights["model.embed_tokens.weight"]
 
@@ -450,7 +450,7 @@ def kill_core(replica: Replica) -> None:
     assert replica.transport.process is not None
     processes = psutil.Process(replica.transport.process.pid).children(recursive=True)
     doomed = [process for process in processes if "EngineCore" in process.name() + "".join(process.cmdline())]
-    assert doomed, [one.cmdline() for one in processes]
+    assert doomed, [process.cmdline() for process in processes]
     for process in doomed:
         with suppress(psutil.NoSuchProcess):  # it ends with the one before it
             process.kill()

@@ -27,7 +27,7 @@ for shape in ((3, 2), (5,)):
 
 
 @pytest.mark.long
-def test_a_worker_that_joins_by_the_invitation_has_the_tensors_of_rank_0_in_their_order() -> None:
+def test_an_invited_worker_receives_the_tensors_of_rank_0_in_order() -> None:
     tensors = [torch.arange(6.0).view(3, 2), torch.ones(5)]
 
     async def send() -> str:

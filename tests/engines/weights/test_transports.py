@@ -63,7 +63,7 @@ class Script:
 
 def whole(receiver: Script) -> bool:
     return receiver.tensors.keys() == WEIGHTS.keys() and all(
-        torch.equal(receiver.tensors[name], one) for name, one in WEIGHTS.items()
+        torch.equal(receiver.tensors[name], tensor) for name, tensor in WEIGHTS.items()
     )
 
 

@@ -52,5 +52,5 @@ def test_what_is_not_there_is_a_taught_error() -> None:
 
 
 def test_env_check_tells_of_what_gem_takes_off_and_of_nothing_else() -> None:
-    failed = {one.check for one in examine_env(GUESS) if one.verdict == "failed"}
+    failed = {verdict.check for verdict in examine_env(GUESS) if verdict.verdict == "failed"}
     assert failed <= {"canaries"}

@@ -23,7 +23,7 @@ WAY = ("down", "down", "right", "right", "down", "right")
 
 
 def act(env: TextEnv, *actions: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-    calls = tuple(ToolCall(f"call_{number}", "act", {"action": one}) for number, one in enumerate(actions))
+    calls = tuple(ToolCall(f"call_{number}", "act", {"action": action}) for number, action in enumerate(actions))
     return env.step(Action.from_message(Message("assistant", "", tool_calls=calls)))
 
 
@@ -42,13 +42,13 @@ def test_an_episode_is_that_of_gymnasium_under_the_same_seed() -> None:
     theirs, ours = gymnasium.make("Blackjack-v1"), make_env("text/Blackjack-v1")
     for seed in range(20):
         observation, _ = theirs.reset(seed=seed)
-        assert ours.reset(seed=seed)[0] == f"Observation: {tuple(int(one) for one in observation)}"
+        assert ours.reset(seed=seed)[0] == f"Observation: {tuple(int(number) for number in observation)}"
         ended = False
         while not ended:
             observation, reward, ended, *_ = theirs.step(1)
             text, paid, terminated, *_ = act(ours, "hit")
             assert (paid, terminated) == (reward, ended)
-            assert text.endswith(f"Observation: {tuple(int(one) for one in observation)}")
+            assert text.endswith(f"Observation: {tuple(int(number) for number in observation)}")
 
 
 def test_a_reply_that_names_no_action_or_several_plays_none() -> None:
@@ -104,7 +104,7 @@ def test_a_stranger_s_environment_draws_from_a_stream_of_its_own(dice: str) -> N
     assert thrown() == first
 
 
-def test_a_stranger_s_environment_holds_up_nobody_and_no_time_out_is_told_to_the_model(dice: str) -> None:
+def test_a_slow_environment_blocks_no_other_and_its_time_out_is_not_the_models(dice: str) -> None:
     slow = make_env(dice, {"step_s": 0.8})
     assert isinstance(slow, GymnasiumText) and not slow.runs_inline
     assert slow.tools["act"].timeout_s is None
@@ -135,7 +135,7 @@ def test_colours_are_words() -> None:
 
 
 @pytest.mark.parametrize(("env_id", "words"), [("Pendulum-v1", "cannot be played"), ("CartPole-v1", None)])
-def test_spaces_that_a_text_cannot_say_are_refused(env_id: str, words: str | None) -> None:
+def test_spaces_that_text_cannot_express_are_refused(env_id: str, words: str | None) -> None:
     if words is not None:
         with pytest.raises(ConfigError, match=words):
             make_env(f"text/{env_id}")
@@ -183,7 +183,7 @@ def test_its_drawing_its_limit_and_its_wrappers_are_kept() -> None:
     assert make_env(f"{HERE}:Undrawn").reset(seed=0)[0] == "Observation: 0"
 
 
-def test_what_no_text_can_say_is_refused_by_its_own_name() -> None:
+def test_each_space_that_text_cannot_express_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=rf"{HERE}:Wide cannot be shown as text: its observations are Box"):
         make_env(f"{HERE}:Wide")
     with pytest.raises(ConfigError, match="does not take the keywords"):

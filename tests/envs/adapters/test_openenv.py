@@ -244,9 +244,9 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_step(im
 
 
 @pytest.mark.long
-def test_a_slow_server_fails_the_episode_and_is_no_tool_that_the_model_is_told_of(url: str, impatient_url: str) -> None:
+def test_a_slow_server_fails_the_episode_without_a_tool_error(url: str, impatient_url: str) -> None:
     for at in (url, impatient_url):
-        assert {one.timeout_s for one in vars(make_env(at))["_runner"].tools.values()} == {None}
+        assert {tool.timeout_s for tool in vars(make_env(at))["_runner"].tools.values()} == {None}
     env = make_env(impatient_url, {"reply_timeout_s": 2.0})
     env.reset(seed=0)
     env.step("hm")

@@ -72,7 +72,7 @@ async def asked(socket: aiohttp.ClientWebSocketResponse, kind: str, **data: obje
     return await asyncio.wait_for(socket.receive_json(), 20)
 
 
-def test_an_environment_that_cannot_be_made_is_told_and_takes_no_session_for_good() -> None:
+def test_an_environment_that_cannot_be_made_is_reported_and_frees_its_session() -> None:
     attempts: list[TextEnv | None] = []
 
     def make() -> TextEnv:
@@ -116,7 +116,7 @@ def test_requests_that_share_an_environment_are_played_one_after_the_other() -> 
             async with http.post(f"{url}/step", json={"action": ["wait"]}) as answer:
                 assert answer.status == 422
             answers = await asyncio.gather(*(http.post(f"{url}/step", json=action) for _ in range(4)))
-            assert {one.status for one in answers} == {200}
+            assert {response.status for response in answers} == {200}
             async with http.get(f"{url}/state") as answer:
                 return int((await answer.json())["step_count"])
 
@@ -136,8 +136,8 @@ def test_a_client_that_leaves_before_its_answer_is_no_failure_of_the_environment
             assert socket._response.connection is not None and socket._response.connection.transport is not None
             socket._response.connection.transport.abort()
             while True:  # until the place of the one that left is free
-                async with http.ws_connect(f"{url}/ws") as other:
-                    answer = await asked(other, "reset")
+                async with http.ws_connect(f"{url}/ws") as second:
+                    answer = await asked(second, "reset")
                 if answer["type"] == "observation":
                     return answer
                 await asyncio.sleep(0.05)

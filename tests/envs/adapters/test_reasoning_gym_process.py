@@ -39,7 +39,7 @@ def scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_what_the_machine_raises_in_the_scorers_process_is_a_fault_and_no_zero() -> None:
     def score(answer: str) -> tuple[float, bool]:
         entry = {"answer": "right"}
-        return judge_answer("sums", entry, answer, lambda one: scored_beside("sums", 0, {}, entry, one))
+        return judge_answer("sums", entry, answer, lambda text: scored_beside("sums", 0, {}, entry, text))
 
     assert score("right") == (1.0, False)
     for answer in ("ValueError('unreadable')", "MemoryError()", "OSError(12, 'Cannot allocate memory')"):

@@ -72,7 +72,7 @@ def test_a_game_of_two_needs_an_opponent_and_is_played_against_it() -> None:
     assert {-1.0, 1.0} <= rewards
 
 
-def test_a_random_player_takes_listed_moves_and_says_words_where_there_are_none() -> None:
+def test_a_random_player_takes_listed_moves_or_random_words() -> None:
     env, rewards = make_env("textarena/TicTacToe-v0", {"opponent": "listed"}), set()
     player = env.unwrapped.make_random()
     for seed in range(20):
@@ -131,7 +131,7 @@ def test_an_opponent_of_one_s_own_is_a_function() -> None:
         ("ScorableGames-v0", "cannot be made here: FileNotFoundError"),
     ],
 )
-def test_a_game_that_cannot_be_made_says_what_it_lacks(game: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_game_that_cannot_be_made_names_what_it_lacks(game: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=words):
         make_env(f"textarena/{game}")
@@ -139,7 +139,7 @@ def test_a_game_that_cannot_be_made_says_what_it_lacks(game: str, words: str, mo
         make_env("textarena/GuesTheNumber-v0")
 
 
-def test_a_game_without_its_words_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_game_without_its_word_lists_explains_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     import nltk
 
     monkeypatch.setattr(nltk.data, "path", [])
@@ -149,7 +149,7 @@ def test_a_game_without_its_words_says_how_to_get_them(monkeypatch: pytest.Monke
 
 
 def test_env_check_tells_of_a_reward_for_coming_near() -> None:
-    verdicts = {one.check: one.verdict for one in examine_env(GUESS)}
+    verdicts = {verdict.check: verdict.verdict for verdict in examine_env(GUESS)}
     # "ignored seed": the first text is the same for all, and random words are no guess that would tell seeds apart
     assert {name for name, verdict in verdicts.items() if verdict == "failed"} == {"canaries", "ignored seed"}
     assert verdicts["side by side"] == verdicts["another process"] == verdicts["global random state"] == "passed"

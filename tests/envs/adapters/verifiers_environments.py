@@ -51,7 +51,7 @@ def _guess(num_rows: int, failure: str) -> vf.Environment:
     rows = [{"question": "Guess from 0 to 7.", "answer": str(i % 8)} for i in range(num_rows)]
 
     def right(completion: list[Any], answer: str) -> float:
-        return float(any(one.role == "assistant" and one.content == answer for one in completion))
+        return float(any(message.role == "assistant" and message.content == answer for message in completion))
 
     rubric = vf.Rubric(funcs=[right])
     return _Guess(dataset=Dataset.from_list(rows), rubric=rubric, max_turns=5, failure=failure)
@@ -84,7 +84,7 @@ def _sums(num_rows: int, failure: str) -> vf.Environment:
 
 def _ranked(num_rows: int, failure: str) -> vf.Environment:
     def shortest(completions: list[Any]) -> list[float]:
-        sizes = [len(one[-1].content) for one in completions]
+        sizes = [len(messages[-1].content) for messages in completions]
         return [float(size == min(sizes)) for size in sizes]
 
     rows = [{"question": "Be short.", "answer": ""}] * num_rows

@@ -31,7 +31,7 @@ def test_one_reply_is_scored_by_the_rubric() -> None:
     env = gymnasium.make(ID)
     observation, info = env.reset(seed=3)
     assert observation == "You write letters.\nWrite many a. (delta 3)"
-    assert [one.role for one in info["messages"]] == ["system", "user"]
+    assert [message.role for message in info["messages"]] == ["system", "user"]
     observation, reward, terminated, truncated, info = env.step("aaab")
     assert (reward, terminated, truncated) == (0.75, True, False)
     assert info["metrics"] == {"share_of_a": 0.75, "said_word": 0.0, "num_turns": 1.0, "success": 1.0}
@@ -70,9 +70,9 @@ def test_tools_are_shown_called_and_their_failures_told() -> None:
     _, reward, terminated, _, info = env.step(Action.from_message(Message("assistant", "", tool_calls=calls)))
     assert (reward, terminated) == (0.0, False)
     results = info["tool_results"]
-    assert [one.error for one in results] == [None, "unknown_tool", "tool_error", "malformed"]
+    assert [result.error for result in results] == [None, "unknown_tool", "tool_error", "malformed"]
     assert results[0].content == "12"
-    assert [one.tool_call_id for one in info["messages"]] == ["c1", "c2", "c3", "c4"]
+    assert [message.tool_call_id for message in info["messages"]] == ["c1", "c2", "c3", "c4"]
     assert env.step("12")[1:3] == (1.0, True)
     env.reset(seed=3)
     assert env.step("add 9 3")[0] == "12"  # as a person types it
@@ -147,9 +147,9 @@ def test_what_is_not_there_is_a_taught_error() -> None:
         _made(kind="ranked")
 
 
-def test_env_check_says_what_the_rubric_pays_for_nonsense_and_nothing_else() -> None:
+def test_env_check_reports_what_the_rubric_pays_for_nonsense() -> None:
     def failed(kind: str) -> set[str]:
-        return {one.check for one in examine_env(ID, {"kind": kind}) if one.verdict == "failed"}
+        return {verdict.check for verdict in examine_env(ID, {"kind": kind}) if verdict.verdict == "failed"}
 
     assert (failed("guess"), failed("sums"), failed("letters")) == (set(), set(), {"canaries"})
 
@@ -159,6 +159,6 @@ def test_two_steps_of_training_move_the_policy(tmp_path: Path, capsys: pytest.Ca
     options = ["train", "--env", ID, "--algo", "grpo", "--steps", "2", "--output", str(run)]
     assert main([*options, "--tasks", "4", "--eval.episodes", "8"]) == 0, capsys.readouterr().err
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    norms = [one["grad_norm"] for one in steps if "grad_norm" in one]
+    norms = [step["grad_norm"] for step in steps if "grad_norm" in step]
     assert len(norms) == 2
     assert all(norm > 0 for norm in norms)

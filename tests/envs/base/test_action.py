@@ -22,8 +22,8 @@ def test_an_action_is_its_text() -> None:
 
 def test_an_action_survives_pickling_and_copying_with_its_calls() -> None:
     action = Action.from_message(REPLY)
-    for other in (pickle.loads(pickle.dumps(action)), copy.deepcopy(action)):
-        assert (other, other.tool_calls, other.message) == (action, REPLY.tool_calls, REPLY)
+    for duplicate in (pickle.loads(pickle.dumps(action)), copy.deepcopy(action)):
+        assert (duplicate, duplicate.tool_calls, duplicate.message) == (action, REPLY.tool_calls, REPLY)
 
 
 def test_the_text_of_an_action_spells_its_calls_out() -> None:

@@ -42,10 +42,10 @@ def played(env: TextEnv, kind: str, seed: int) -> tuple[float, dict[str, float]]
 @pytest.mark.long
 @pytest.mark.parametrize("env_id", GAMES)
 def test_every_claim_of_the_card_holds(env_id: str) -> None:
-    verdicts = {one.check: one for one in examine_env(env_id)}
-    assert [one.findings for one in verdicts.values() if one.findings] == []
+    verdicts = {verdict.check: verdict for verdict in examine_env(env_id)}
+    assert [verdict.findings for verdict in verdicts.values() if verdict.findings] == []
     no_tools = {"tool schemas", "raising tools", "arguments against the schema"} if env_id == "TicTacToe-v0" else set()
-    unclaimed = {name for name, one in verdicts.items() if one.verdict == "not claimed"}
+    unclaimed = {name for name, verdict in verdicts.items() if verdict.verdict == "not claimed"}
     assert unclaimed == {"fork", "answer leak", *no_tools}
 
 
@@ -113,9 +113,7 @@ def test_both_players_see_their_own_marks_as_x() -> None:
 
 
 @pytest.mark.parametrize(("opening", "lengths"), [(5, range(6)), ((2, 3), range(2, 4))])
-def test_an_opening_of_random_moves_makes_positions_that_the_seed_names_and_nobody_has_won(
-    opening: Any, lengths: range
-) -> None:
+def test_an_opening_of_random_moves_follows_from_the_seed_and_ends_no_game(opening: Any, lengths: range) -> None:
     env = make_env("TicTacToe-v0", {"opponent": "self", "opening": opening})
     game = env.unwrapped
     assert isinstance(game, TicTacToe)
@@ -259,7 +257,7 @@ def test_turns_go_around_and_one_reply_makes_one_move() -> None:
     calls = tuple(ToolCall(str(n), "take", {"number": 1}) for n in range(3))
     observation, *_, info = env.step(Action.from_message(Message("assistant", "", tool_calls=calls)))
     assert (observation, env.agent_selection) == ("6 left, second.", "second")
-    assert [one.content for one in info["tool_results"]] == ["Taken.", *["one move in each reply"] * 2]
+    assert [result.content for result in info["tool_results"]] == ["Taken.", *["one move in each reply"] * 2]
     call(env, "take", number=1)
     assert call(env, "take", number=1)[0] == "4 left, first."
 

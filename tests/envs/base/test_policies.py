@@ -91,7 +91,7 @@ def test_equal_seeds_act_equally() -> None:
     assert acts(1) != acts(2)
 
 
-def test_without_tools_the_random_policy_says_a_word_of_the_observation() -> None:
+def test_without_tools_the_random_policy_replies_with_a_word_of_the_observation() -> None:
     policy = policy_for(Plain(), "random")
     policy.reset(Plain(), "lamp", 0)
     assert policy.act("lamp") == Message("assistant", "lamp")
@@ -170,7 +170,7 @@ def test_a_script_yields_replies_and_is_sent_their_answers() -> None:
         observation, _ = env.reset(seed=4)
 
 
-def test_a_script_that_ends_before_its_episode_says_so() -> None:
+def test_a_script_that_ends_before_its_episode_is_an_error() -> None:
     env = Orders()
     observation, _ = env.reset(seed=3)
     policy = ScriptedPolicy(env.solve)

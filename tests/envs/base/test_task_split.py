@@ -63,7 +63,7 @@ def test_no_held_out_task_is_one_of_training(env_id: str) -> None:
     source = EnvTasks(env_id, 0)
     sides = []
     for tasks in (
-        [one for step in range(1, 21) for one in source.train_tasks(step, range(16))],
+        [task for step in range(1, 21) for task in source.train_tasks(step, range(16))],
         source.eval_tasks(100),
     ):
         sides.append({env.task_digest for task in tasks if env.reset(seed=task.seed)})
@@ -102,9 +102,9 @@ def test_equal_seeds_give_equal_tasks_in_any_order_sync_and_async() -> None:
     backwards = {seed: env.reset(seed=seed) and env.number for seed in reversed(seeds)}
     fresh = {}
     for seed in seeds:
-        other = Declared()
-        asyncio.run(other.areset(seed=seed))
-        fresh[seed] = other.number
+        new_env = Declared()
+        asyncio.run(new_env.areset(seed=seed))
+        fresh[seed] = new_env.number
     assert forwards == backwards == fresh
 
 
@@ -150,7 +150,7 @@ def test_an_identity_that_is_no_json_is_refused() -> None:
 def test_env_check_counts_tasks_and_warns_where_held_out_ones_are_trained_on() -> None:
     def seen(kind: type[Shown]) -> str:
         (verdict,) = examine_env(kind, only=("held-out tasks",))
-        return f"{verdict.verdict}: {verdict.not_claimed}{''.join(one.message for one in verdict.findings)}"
+        return f"{verdict.verdict}: {verdict.not_claimed}{''.join(finding.message for finding in verdict.findings)}"
 
     assert "task_identity() says what distinguishes tasks" in seen(Single)
     assert "task_identity() says what distinguishes tasks" in seen(Hidden)

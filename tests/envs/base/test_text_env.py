@@ -78,7 +78,7 @@ def test_sync_calls_work_while_a_loop_runs() -> None:
 
 
 @pytest.mark.parametrize("kind", [Echo, AsyncEcho])
-def test_the_turn_limit_truncates_and_says_so(kind: type[TextEnv]) -> None:
+def test_the_turn_limit_truncates_with_a_message(kind: type[TextEnv]) -> None:
     env = kind()
     env.reset(seed=0)
     results = [env.step("a") for _ in range(3)]

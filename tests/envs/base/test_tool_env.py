@@ -127,7 +127,7 @@ def test_good_and_bad_calls_of_one_reply_are_all_answered(env: ToolEnv) -> None:
     assert not terminated
 
 
-def test_a_reply_without_calls_is_told_to_call(env: ToolEnv) -> None:
+def test_a_reply_without_calls_gets_a_request_to_call(env: ToolEnv) -> None:
     env.reset(seed=0)
     observation, *_, info = env.step(Action("add 1", (), Message("assistant", "add 1")))
     assert "must call a tool" in observation
@@ -329,7 +329,7 @@ def test_a_static_method_may_be_a_tool() -> None:
     env.close()
 
 
-def test_a_constructor_that_forgets_its_base_is_told_so() -> None:
+def test_a_constructor_without_super_is_an_error() -> None:
     class Forgetful(Counter):
         def __init__(self) -> None:
             pass

@@ -89,7 +89,7 @@ def test_a_class_that_passes_keywords_on_takes_any() -> None:
         type("Plain", (ToolEnv,), {"start": Adapted.start})(levle=3)
 
 
-def test_a_module_that_lacks_an_import_says_so_itself(tmp_path: Path) -> None:
+def test_a_module_that_lacks_an_import_raises_its_own_error(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("import no_such_library\n", encoding="utf-8")
     for _ in range(2):

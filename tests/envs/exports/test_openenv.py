@@ -111,7 +111,7 @@ def test_its_own_client_plays_episodes_in_a_session(served: dict[str, str], open
 
 
 @pytest.mark.adapter
-def test_a_failure_of_the_environment_is_told_as_one(served: dict[str, str]) -> None:
+def test_a_failure_of_the_environment_is_a_server_error(served: dict[str, str]) -> None:
     env = _soon(served["Rooms"])
     env.reset(seed=1)
     with pytest.raises(EnvironmentFault, match="the door is jammed"):

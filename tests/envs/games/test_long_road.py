@@ -43,7 +43,7 @@ def walk(seed: int, item: str = "", **settings: JSON) -> list[StepResult]:
     while not (steps[-1][2] or steps[-1][3]):
         here = re.findall(r"(\w+) key", observation.partition("Here: ")[2].partition("\n")[0])
         if here and item:
-            colour = chest if item == "right" else next(one for one in here if one != chest)
+            colour = chest if item == "right" else next(option for option in here if option != chest)
             action = calls(("take", {"item": f"{colour} key"}))
         else:
             action = calls(("go", {"direction": re.findall(r"Exits: (\w+)", observation)[0]}))
@@ -94,7 +94,7 @@ def test_the_key_that_was_taken_decides_and_is_paid_once(item: str, delayed: boo
         assert ("opens" if won else "stays locked") in steps[-1][0]
 
 
-def test_luck_is_paid_at_the_end_and_says_nothing_about_winning() -> None:
+def test_luck_is_paid_at_the_end_and_does_not_depend_on_winning() -> None:
     sums = {item: [sum(step[1] for step in walk(seed, item)) for seed in range(200)] for item in ("right", "")}
     assert all(step[1] == 0 for step in walk(3)[:-1])
     assert statistics.fmean(sums["right"]) == pytest.approx(1, abs=4 * 31**0.5 / 200**0.5)
@@ -118,7 +118,7 @@ def test_every_reply_is_a_turn_and_its_first_call_alone_counts() -> None:
         assert last[4]["metrics"]["success"] == (f"({keys[0]} chest)" in first)
 
 
-def test_each_turn_is_told_anew_whatever_the_reply_was() -> None:
+def test_each_turn_is_described_after_any_reply() -> None:
     env = make_env("LongRoad-v0")
     first = env.reset(seed=2)[0]
     broken = Action.from_message(Message("assistant", "", tool_calls=(MalformedCall("call_0", "{", "not JSON"),)))

@@ -48,9 +48,9 @@ def played(env: TextEnv, kind: str, seed: int) -> tuple[float, float]:
     "env_id", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in IDS if name not in QUICK)]
 )
 def test_every_claim_of_the_card_holds(env_id: str) -> None:
-    verdicts = {one.check: one for one in examine_env(env_id)}
-    assert [one.findings for one in verdicts.values() if one.findings] == []
-    unclaimed = {name for name, one in verdicts.items() if one.verdict == "not claimed"}
+    verdicts = {verdict.check: verdict for verdict in examine_env(env_id)}
+    assert [verdict.findings for verdict in verdicts.values() if verdict.findings] == []
+    unclaimed = {name for name, verdict in verdicts.items() if verdict.verdict == "not claimed"}
     partial = {
         "Sokoban-v0": {"answer leak"},
         "Wordle-v0": {"held-out tasks"},
@@ -113,7 +113,7 @@ def test_an_answer_too_many_ends_the_episode() -> None:
     env = make_env("Countdown-v0")
     env.reset(seed=0)
     answers = [say(env, "answer", expression="1 / 0") for _ in range(3)]
-    assert [one[2] for one in answers] == [False, False, True]
+    assert [result[2] for result in answers] == [False, False, True]
     assert "No answers left" in answers[-1][0]
 
 
@@ -214,7 +214,7 @@ def test_a_placement_is_refused_where_it_breaks_a_rule_and_may_be_taken_back() -
 
 
 @pytest.mark.parametrize(("level", "fewest", "most"), [(1, 2, 5), (2, 5, 12), (3, 8, 18)])
-def test_a_room_is_solved_in_as_many_moves_as_its_level_says(level: int, fewest: int, most: int) -> None:
+def test_a_room_takes_as_many_moves_as_its_level(level: int, fewest: int, most: int) -> None:
     env = Sokoban(level=level)
     for seed in range(10):
         env.reset(seed=seed)

@@ -53,7 +53,7 @@ def test_it_keeps_the_contract_of_environments() -> None:
 
 def test_a_rows_messages_are_shown_as_they_are(env: TextEnv) -> None:
     observation, info = env.reset(seed=0, options={"messages": SHOTS})
-    assert info["messages"] == tuple(Message(one["role"], one["content"]) for one in SHOTS)
+    assert info["messages"] == tuple(Message(shot["role"], shot["content"]) for shot in SHOTS)
     assert observation == "Be brief.\n1 + 1?\n2\nParis is the capital of?"
     assert env.system_prompt == "" and env.tool_specs == ()
 
@@ -87,7 +87,9 @@ def test_calls_among_the_messages_are_calls(env: TextEnv) -> None:
         ({"answer": "France"}, "France", 0.0),
     ],
 )
-def test_a_reply_is_right_when_it_says_the_ground_truth(env: TextEnv, truth: Any, reply: str, reward: float) -> None:
+def test_a_reply_is_right_when_it_contains_the_ground_truth(
+    env: TextEnv, truth: Any, reply: str, reward: float
+) -> None:
     assert score(env, reply, ground_truth=truth) == (reward, {"exact_match": reward})
 
 
@@ -133,7 +135,7 @@ def test_without_a_row_the_seed_draws_a_sum(env: TextEnv) -> None:
     assert json.dumps(play("random", 5, env), default=asdict) == json.dumps(play("random", 5, env), default=asdict)
 
 
-def test_the_oracle_of_a_row_says_its_ground_truth(env: TextEnv) -> None:
+def test_the_oracle_of_a_row_replies_with_the_ground_truth(env: TextEnv) -> None:
     for truth in ("France", ["France", "Gaul"], 12):
         assert play("oracle", 0, env, {"messages": SHOTS, "ground_truth": truth})[3] == 1.0
     with pytest.raises(ConfigError, match="no ground truth that a reply could equal"):
@@ -151,8 +153,8 @@ def test_a_row_is_rolled_out_with_its_system_prompt_and_examples(env: TextEnv, t
     loop = RolloutLoop(ScriptedEngine(reply), renderer, Limits())
     trajectory = asyncio.run(loop.run(env, Episode(task)))
     (row,) = trajectory.rows
-    assert row.messages == tuple(Message(one["role"], one["content"]) for one in SHOTS)
+    assert row.messages == tuple(Message(shot["role"], shot["content"]) for shot in SHOTS)
     prompt = renderer.decode(row.spans[0].ids)
-    assert all(one["content"] in prompt for one in SHOTS)
+    assert all(shot["content"] in prompt for shot in SHOTS)
     assert (trajectory.status, trajectory.reward, trajectory.success) == (Status.COMPLETED, 1.0, True)
     assert trajectory.task == task

@@ -115,7 +115,7 @@ def row(**further: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "ground_truth": "5", **further}
 
 
-def test_functions_lists_and_schema_files_are_called_and_a_plain_reply_ends_the_episode(folder: Path) -> None:
+def test_functions_lists_and_schema_files_give_tools_and_plain_replies_end_episodes(folder: Path) -> None:
     env = make_env("ToolPrompt-v0", {"tools": [f"{folder}/own.py:KIT", f"{folder}/tools.json"]})
     assert env.reset(seed=0, options=row())[0] == "What is 2 + 3?"
     assert [spec.name for spec in env.tool_specs] == ["search", "double", "plus"]
@@ -288,7 +288,7 @@ def test_a_row_without_an_interaction_of_the_file_is_refused(
     env.close()
 
 
-def test_an_answer_that_is_none_is_a_fault_of_the_interaction(user_file: str) -> None:
+def test_an_invalid_answer_is_a_fault_of_the_interaction(user_file: str) -> None:
     env = make_env("ToolPrompt-v0", {"tools": user_file})
     env.reset(seed=0, options=asked("plain", odd=True))
     with pytest.raises(
@@ -393,7 +393,7 @@ def test_rows_of_an_agent_with_tools_are_trained_and_verified(folder: Path, caps
     rows, run = folder / "rows.jsonl", folder / "run"
     tool_rows = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "agent_name": "tool_agent"} for n in range(4)]
     rows.write_text(
-        "".join(json.dumps(one) + "\n" for one in [*tool_rows, {"prompt": "x", "answer": "y", "tools": ["search"]}])
+        "".join(json.dumps(row) + "\n" for row in [*tool_rows, {"prompt": "x", "answer": "y", "tools": ["search"]}])
     )
     small = "--steps 1 --tasks 2 --group-size 2 --eval.episodes 0 --limits.max-turns 2"
     words = ["--tools", f"{folder}/own.py:KIT", "--data.train", str(rows)]

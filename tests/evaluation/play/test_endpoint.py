@@ -51,8 +51,8 @@ def play(url: str, env: str, folder: Path, *, resume: bool = False, **settings: 
     return evaluate(config, output=folder, resume=resume)
 
 
-def test_it_plays_reports_and_says_what_it_took(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm.", usage=(50, 20, 5)))
+def test_it_plays_and_reports_results_tokens_and_time(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm.", usage=(50, 20, 5)))
     result = play(endpoint.url, echo, tmp_path / "run", endpoint={"price_prompt": 1.0, "price_completion": 4.0})
     assert result.summary.num_episodes == 4 and result.summary.mean_reward == 1.5
     assert result.summary.mean_tokens == 15.0  # five for each of three replies, as the endpoint counts
@@ -67,8 +67,8 @@ def test_it_plays_reports_and_says_what_it_took(chat_endpoint: Start, echo: str,
     assert stored["policy"] == f"{endpoint.url}/v1"
 
 
-def test_verify_and_the_report_say_that_no_ids_are_there(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
+def test_verify_and_the_report_note_missing_ids(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm."))
     play(endpoint.url, echo, tmp_path / "run")
     report = verify_run(tmp_path / "run")
     assert report.ok and report.num_tokens == 0 and report.num_without_ids == 4
@@ -76,7 +76,7 @@ def test_verify_and_the_report_say_that_no_ids_are_there(chat_endpoint: Start, e
     checked = {verdict.about.name: verdict.num_checked for verdict in report.verdicts}
     assert checked["reward"] == checked["status"] == 4 and checked["tool_answers"] == 12 and checked["spans"] == 0
     episodes = read_run(tmp_path / "run").episodes
-    assert [(one.num_tokens, one.num_trained_tokens) for one in episodes] == [(39, 9)] * 4
+    assert [(episode.num_tokens, episode.num_trained_tokens) for episode in episodes] == [(39, 9)] * 4
 
 
 def test_rows_that_are_taken_away_are_missed(chat_endpoint: Start, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_rows_that_are_taken_away_are_missed(chat_endpoint: Start, tmp_path: Pat
 def test_an_endpoint_that_dies_leaves_what_it_played_and_resume_counts_nothing_twice(
     chat_endpoint: Start, echo: str, tmp_path: Path
 ) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
 
     def dying(body: dict[str, Any], number: int) -> Any:
         return make_reply(content="Hm.", usage=(50, 0, 5)) if number < 14 else make_reply(status=503, body="gone")
@@ -122,9 +122,9 @@ def test_failures_on_the_way_are_survived_and_counted_apart(echo: str, tmp_path:
         result = play(server.url, echo, tmp_path / "run", num_tasks=12, endpoint={"max_retries": 8, "timeout_s": 1.0})
     assert result.summary.num_episodes == 12 and result.summary.num_failed == 0
     assert result.use is not None and result.use.num_retries > 0 and result.use.num_without_ids == 0
-    replies = sum(len(one.turns) for one in result.trajectories)
+    replies = sum(len(trajectory.turns) for trajectory in result.trajectories)
     assert result.use.num_requests == replies + result.use.num_retries
-    assert result.use.completion_tokens == sum(one.num_trained_tokens for one in result.trajectories)
+    assert result.use.completion_tokens == sum(trajectory.num_trained_tokens for trajectory in result.trajectories)
     report = verify_run(tmp_path / "run")
     assert report.ok, "\n".join(report.lines())
 
@@ -142,7 +142,7 @@ def test_failures_on_the_way_are_survived_and_counted_apart(echo: str, tmp_path:
 def test_what_cannot_be_asked_writes_nothing(
     settings: dict[str, Any], error: type[Exception], message: str, chat_endpoint: Start, echo: str, tmp_path: Path
 ) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm."))
     url, env = settings.pop("policy", endpoint.url), settings.pop("env", echo)
     with pytest.raises(error) as caught:
         play(url, env, tmp_path / "run", **settings)
@@ -154,11 +154,13 @@ def test_a_key_that_is_refused_in_mid_evaluation_ends_it_at_once(
     chat_endpoint: Start, echo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm."))
 
     def revoked(body: dict[str, Any], number: int) -> Any:
         return (
-            chat_endpoint.said(content="Hm.") if number < 3 else chat_endpoint.said(status=401, body="sk-secret-123?")
+            chat_endpoint.make_reply(content="Hm.")
+            if number < 3
+            else chat_endpoint.make_reply(status=401, body="sk-secret-123?")
         )
 
     endpoint.script = revoked
@@ -173,7 +175,7 @@ def test_an_episode_without_ids_is_not_trained_on(chat_endpoint: Start, echo: st
     from agentgym.trainers.batch.credits import credit_groups
     from agentgym.trajectory import Group
 
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm."))
     played: tuple[Trajectory, ...] = play(endpoint.url, echo, tmp_path / "run", num_tasks=1, num_repeats=2).trajectories
     group = Group(played[0].group, played[0].task, played)
     with pytest.raises(InvalidTrajectory, match="holds no exact ids and cannot be trained on"):

@@ -120,14 +120,14 @@ def test_oracles_win_cheats_lose_and_both_records_are_sound(
 def test_the_tasks_are_held_out_and_always_the_same(arena: Arena) -> None:
     for seed in (0, 5):
         result = arena.play(f"seed-{seed}", seed=seed, num_tasks=2)
-        assert [one.task.seed for one in result.trajectories] == [EVAL_SEED_START, EVAL_SEED_START + 1]
+        assert [trajectory.task.seed for trajectory in result.trajectories] == [EVAL_SEED_START, EVAL_SEED_START + 1]
 
 
 def test_repeats_of_a_random_policy_differ_and_the_number_of_workers_plays_no_role(arena: Arena) -> None:
     settings = {"policy": "random", "num_tasks": 3, "num_repeats": 3}
     alone = arena.play("alone", concurrency=1, **settings)
     many = arena.play("many", concurrency=16, **settings)
-    first = [one.rows[0].ids.tolist() for one in alone.trajectories[:3]]
+    first = [trajectory.rows[0].ids.tolist() for trajectory in alone.trajectories[:3]]
     assert first[0] != first[1] != first[2]
     assert (alone.output / "episodes.jsonl").read_bytes() == (many.output / "episodes.jsonl").read_bytes()
 
@@ -158,14 +158,16 @@ def test_resuming_plays_failed_episodes_again_and_nothing_else(arena: Arena, fla
     settings = {"env": flaky, "num_tasks": 6, "policy": "random"}
     result = arena.play(**settings)
     assert result.summary.failed == {"env_error": 2} and result.summary.num_episodes == 4
-    failed = [one for one in result.trajectories if one.status is Status.ENV_ERROR]
-    assert all(one.reward is None and "the machine fell apart" in (one.error or "") for one in failed)
+    failed = [trajectory for trajectory in result.trajectories if trajectory.status is Status.ENV_ERROR]
+    assert all(
+        trajectory.reward is None and "the machine fell apart" in (trajectory.error or "") for trajectory in failed
+    )
     assert "the machine fell apart" in str(failed[0].info["traceback"])
 
     (arena.folder / "broken").unlink()
     replayed: list[Trajectory] = []
     again = evaluate(arena.config(**settings), output=result.output, resume=True, on_episode=replayed.append)
-    assert {one.task.seed for one in replayed} == {one.task.seed for one in failed}
+    assert {trajectory.task.seed for trajectory in replayed} == {trajectory.task.seed for trajectory in failed}
     assert again.summary.num_failed == 0 and again.summary.success == 1.0
     assert len((result.output / "episodes.jsonl").read_bytes().splitlines()) == 6
 
@@ -178,12 +180,12 @@ def test_an_environment_that_mostly_fails_stops_the_evaluation(arena: Arena, tmp
 
 
 @pytest.mark.parametrize(
-    ("setting", "other"), [("seed", 1), ("num_tasks", 5), ("policy", "random"), ("env_kwargs", {"level": 1})]
+    ("setting", "value"), [("seed", 1), ("num_tasks", 5), ("policy", "random"), ("env_kwargs", {"level": 1})]
 )
-def test_a_resumed_evaluation_has_the_same_settings(setting: str, other: object, arena: Arena) -> None:
+def test_a_resumed_evaluation_has_the_same_settings(setting: str, value: object, arena: Arena) -> None:
     arena.play(num_tasks=1)
     with pytest.raises(ConfigError, match=f"{setting} was .* and is now"):
-        arena.play(resume=True, **{"num_tasks": 1, setting: other})
+        arena.play(resume=True, **{"num_tasks": 1, setting: value})
 
 
 def test_a_folder_in_use_is_left_alone(arena: Arena) -> None:
@@ -252,7 +254,7 @@ def test_a_policy_plays_without_torch_and_without_a_trainer(arena: Arena) -> Non
     assert done.stdout.split() == []
 
 
-def test_a_model_says_the_same_here_and_in_a_training_rollout(model_folder: Path, arena: Arena) -> None:
+def test_evaluation_and_training_sample_the_same_replies(model_folder: Path, arena: Arena) -> None:
     from agentgym.engines.local.engine import LocalEngine
     from agentgym.model.model_folder import load_decoder
 
@@ -271,7 +273,9 @@ def test_a_model_says_the_same_here_and_in_a_training_rollout(model_folder: Path
             await engine.close()
 
     trained = asyncio.run(as_in_training())
-    assert [one.rows[0].spans for one in trained] == [one.rows[0].spans for one in result.trajectories]
+    assert [trajectory.rows[0].spans for trajectory in trained] == [
+        trajectory.rows[0].spans for trajectory in result.trajectories
+    ]
 
 
 def test_the_settings_of_an_evaluation_name_its_history_and_its_chat_format(arena: Arena) -> None:

@@ -215,7 +215,7 @@ def test_the_command_writes_the_replies_that_python_returns(
 
 
 @pytest.mark.long
-def test_a_file_that_was_cut_off_is_resumed_to_the_same_bytes_and_another_one_is_refused(
+def test_a_cut_file_is_resumed_to_the_same_bytes_and_a_different_one_is_refused(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "replies.jsonl"
@@ -258,7 +258,7 @@ def test_an_output_that_is_no_file_is_refused(
     assert "is a folder or a device" in capsys.readouterr().err
 
 
-def test_prompts_that_have_no_reply_are_counted_and_a_row_that_is_none_is_named(
+def test_prompts_without_a_reply_are_counted_and_an_invalid_row_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, output = tmp_path / "prompts.jsonl", tmp_path / "replies.jsonl"

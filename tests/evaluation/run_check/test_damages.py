@@ -62,7 +62,7 @@ def metric(name: str, value: float) -> Damage:
 
 
 def span(record: Record, source: str = SAMPLED) -> Record:
-    return next(one for row in record["rows"] for one in row["spans"] if one["source"] == source)
+    return next(part for row in record["rows"] for part in row["spans"] if part["source"] == source)
 
 
 def add(value: dict[Any, Any] | list[Any], key: Any, number: float) -> None:
@@ -109,8 +109,8 @@ def move_reward(record: Record) -> None:
 
 
 def swap_members(records: list[Record]) -> None:
-    one, other = [record for record in records if record["phase"] == "train"][:2]
-    one["member"], other["member"] = other["member"], one["member"]
+    first, second = [record for record in records if record["phase"] == "train"][:2]
+    first["member"], second["member"] = second["member"], first["member"]
 
 
 def drop(phase: str, *, everything: bool = False) -> Damage:
@@ -135,19 +135,25 @@ def of_group(change: Callable[[Record], object]) -> Damage:
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "one sampled id": (episode("train", lambda one: add(span(one)["ids"], 0, 1)), "digest"),
-    "one id of the environment": (episode("train", lambda one: add(span(one, "env")["ids"], 0, 1)), "digest"),
-    "one logprob": (episode("train", lambda one: add(span(one)["logprobs"], 0, -0.5)), "digest"),
+    "one sampled id": (episode("train", lambda record: add(span(record)["ids"], 0, 1)), "digest"),
+    "one id of the environment": (episode("train", lambda record: add(span(record, "env")["ids"], 0, 1)), "digest"),
+    "one logprob": (episode("train", lambda record: add(span(record)["logprobs"], 0, -0.5)), "digest"),
     "a reward moved between turns": (episode("train", move_reward), "credit"),
-    "a status": (episode("train", lambda one: one.update(status="env_error")), "status"),
-    "a stop reason": (episode("train", lambda one: one.update(stop_reason="cancelled")), "chain"),
-    "a finish reason": (episode("train", lambda one: one["turns"][0].update(finish_reason="length")), "stop_token"),
-    "success in training": (episode("train", lambda one: one.update(success=not one["success"])), "trajectory"),
+    "a status": (episode("train", lambda record: record.update(status="env_error")), "status"),
+    "a stop reason": (episode("train", lambda record: record.update(stop_reason="cancelled")), "chain"),
+    "a finish reason": (
+        episode("train", lambda record: record["turns"][0].update(finish_reason="length")),
+        "stop_token",
+    ),
+    "success in training": (
+        episode("train", lambda record: record.update(success=not record["success"])),
+        "trajectory",
+    ),
     "a training episode is gone": (drop("train"), "groups"),
     "two members are swapped": (changed("episodes.jsonl", swap_members), "chain"),
     "a reply is excluded": (episode("train", exclude), "mask"),
     "a reply is excluded with its mask": (episode("train", exclude_with_mask), "metrics"),
-    "the seed of an evaluation": (episode("eval_before", lambda one: add(one["task"], "seed", 1)), "chain"),
+    "the seed of an evaluation": (episode("eval_before", lambda record: add(record["task"], "seed", 1)), "chain"),
     "a bit of the model": (flip_bit("model.safetensors"), "checkpoints"),
     "a bit of the optimizer": (flip_bit("learner/*.distcp"), "checkpoints"),
     "a checkpoint of another step": (replace_checkpoint, "checkpoints"),
@@ -165,12 +171,18 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a count of failed calls": (metric("tool_errors", 7), "metrics"),
     "no evaluation after training": (drop("eval_after", everything=True), "end"),
     "an evaluation episode is gone": (drop("eval_before"), "chain"),
-    "success in an evaluation": (episode("eval_after", lambda one: one.update(success=not one["success"])), "chain"),
+    "success in an evaluation": (
+        episode("eval_after", lambda record: record.update(success=not record["success"])),
+        "chain",
+    ),
     "the seed of a group": (of_group(lambda task: add(task, "seed", 1)), "chain"),
     "the environment of a group": (of_group(lambda task: task.update(env_id="LongRoad-v0")), "chain"),
     "the keywords of a group": (of_group(lambda task: task.update(kwargs={"level": 2})), "chain"),
-    "the metrics of an episode": (episode("train", lambda one: add(one["metrics"], "num_turns", 1)), "chain"),
-    "a component of a reward": (episode("train", lambda one: one["metrics"].update({"reward/style": 1})), "chain"),
+    "the metrics of an episode": (episode("train", lambda record: add(record["metrics"], "num_turns", 1)), "chain"),
+    "a component of a reward": (
+        episode("train", lambda record: record["metrics"].update({"reward/style": 1})),
+        "chain",
+    ),
     "the report": (edit("report.html", "<html", "<html "), "report"),
     "the end of the report": (lambda run: _cut(run / "report.html"), "report"),
     "the digests": (edit("digests.json", '"config.yaml": "', '"config.yaml": "0'), "end"),
@@ -222,22 +234,22 @@ def scale_one(records: list[Record]) -> None:
 
 def halve_logprobs(record: Record) -> None:
     for row in record["rows"]:
-        for one in row["spans"]:
-            if one["source"] == SAMPLED:
-                one["logprobs"] = [value / 2 - 1 for value in one["logprobs"]]
+        for part in row["spans"]:
+            if part["source"] == SAMPLED:
+                part["logprobs"] = [value / 2 - 1 for value in part["logprobs"]]
 
 
 def age(record: Record) -> None:
     if record["step"] == 1:
         for row in record["rows"]:
-            for one in row["spans"]:
-                if one["source"] == SAMPLED:
-                    one["policy_versions"] = [77 for _ in one["ids"]]
+            for part in row["spans"]:
+                if part["source"] == SAMPLED:
+                    part["policy_versions"] = [77 for _ in part["ids"]]
 
 
 def win(records: list[Record]) -> None:
     """An episode after training that was lost was won; the score of an evaluation before it is in metrics.jsonl too."""
-    record = next(one for one in records if one["phase"] == "eval_after" and one["reward"] == 0.0)
+    record = next(record for record in records if record["phase"] == "eval_after" and record["reward"] == 0.0)
     record["turns"][-1]["reward"] = record["reward"] = record["metrics"]["success"] = 1.0
     record["success"] = True
 
@@ -316,7 +328,7 @@ def test_a_finished_run_is_sound_when_it_is_computed_again(
     finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     properties = deep(finished_run, capsys)
-    assert all(one["ok"] for one in properties.values()), properties
+    assert all(verdict["ok"] for verdict in properties.values()), properties
     counts = {name: properties[name]["num_checked"] for name in ("estimator", "model", "replay")}
     assert counts == {"estimator": 24, "model": 24, "replay": 40}
     played = deep(finished_run, capsys, "--share", "0.5")["replay"]
@@ -333,7 +345,7 @@ def test_what_a_wrong_writer_records_is_noticed_when_it_is_computed_again(
     damage, check_name = REWRITTEN[name]
     damage(run)
     assert check_name == "versions" or verified(run).ok, "the digests are those of the damaged episodes"
-    assert check_name in {name for name, one in deep(run, capsys).items() if not one["ok"]}
+    assert check_name in {name for name, verdict in deep(run, capsys).items() if not verdict["ok"]}
 
 
 def test_a_checkpoint_that_was_deleted_breaks_nothing(run: Path) -> None:
@@ -372,6 +384,6 @@ def test_the_record_of_an_earlier_version_is_checked_as_far_as_it_goes(run: Path
         path.write_text(json.dumps(manifest))
     report = verified(run)
     assert report.ok, report.lines()
-    assert {one.about.name for one in report.verdicts if one.skipped} == {"chain", "settings", "end"}
+    assert {verdict.about.name for verdict in report.verdicts if verdict.skipped} == {"chain", "settings", "end"}
     changed("metrics.jsonl", lambda lines: lines.pop(0))(run)
     assert failed(verified(run)) == {"metrics"}

@@ -110,8 +110,10 @@ def play(run: Path, tokenizer: ChatTokenizer, renderer: Renderer, *, num_tasks: 
                 tasks = [Task("GuessNumber-v0", seed=10 * step + index) for index in range(num_tasks)]
                 for group in await sampler.sample(tasks, 4, step=step):
                     advantages = [
-                        [[0.5] * row.num_trained_tokens for row in one.rows] if one.status.trainable else None
-                        for one in group.trajectories
+                        [[0.5] * row.num_trained_tokens for row in trajectory.rows]
+                        if trajectory.status.trainable
+                        else None
+                        for trajectory in group.trajectories
                     ]
                     writer.write(group.trajectories, step=step, advantages=advantages)
                 await engine.update_weights({}, step + 1)
@@ -147,7 +149,7 @@ def test_a_sound_run_verifies_with_every_property_checked(tmp_path: Path, lines:
     json.dumps(report.to_json(), allow_nan=False)
 
 
-def test_without_a_renderer_the_report_says_what_it_skipped(tmp_path: Path, lines: Lines) -> None:
+def test_without_a_renderer_the_report_lists_the_skipped_checks(tmp_path: Path, lines: Lines) -> None:
     report = verify_run(stored(tmp_path, lines))
     assert report.ok
     skipped = {verdict.about.name for verdict in report.verdicts if verdict.skipped}
@@ -459,7 +461,7 @@ def test_the_numbers_of_a_step_follow_from_its_episodes(tmp_path: Path, lines: L
     assert verify_run(run).ok
     wrong = {**sound, "failed": 0, "reward_mean": sum(rewards) / 24}
     (run / "metrics.jsonl").write_text(json.dumps(sound) + "\n" + json.dumps(wrong) + "\n{", encoding="utf-8")
-    (verdict,) = (one for one in verify_run(run).verdicts if one.about.name == "metrics")
+    (verdict,) = (verdict for verdict in verify_run(run).verdicts if verdict.about.name == "metrics")
     assert (verdict.num_checked, verdict.num_failed) == (3, 2)
     assert str(verdict.first).startswith("line 2: of metrics.jsonl: failed of step 0 is 0, its episodes give ")
 
@@ -507,7 +509,7 @@ def test_cut_replies_and_rewritten_histories_verify_too(
 
 
 @pytest.mark.parametrize("name", ["empty", "missing", "nowhere"])
-def test_a_folder_without_episodes_says_so(tmp_path: Path, name: str) -> None:
+def test_a_folder_without_episodes_is_an_error(tmp_path: Path, name: str) -> None:
     run = tmp_path / name
     if name != "nowhere":
         run.mkdir()

@@ -29,14 +29,14 @@ def scores_of(q_THD: Tensor, k_LKD: Tensor, level: AttentionLevel, scale: float 
     """Returns the scores `[H, T, L]` of the runs of a level, -inf where a row does not attend."""
     k_LHD = k_LKD.repeat_interleave(q_THD.shape[1] // k_LKD.shape[1], 1)
     score_HTL = torch.einsum("thd,lhd->htl", q_THD, k_LHD) * (scale or q_THD.shape[-1] ** -0.5)
-    seen_TL = torch.zeros(score_HTL.shape[1:], dtype=torch.bool)
+    visible_TL = torch.zeros(score_HTL.shape[1:], dtype=torch.bool)
     for rows, keys in runs_of(level):
         seen = torch.ones(rows.stop - rows.start, keys.stop - keys.start, dtype=torch.bool)
         if level.is_causal:
             before = seen.shape[1] - seen.shape[0]
-            seen = seen.tril(before) & seen.triu(before + 1 - (level.window or len(seen_TL) + seen.shape[1]))
-        seen_TL[rows, keys] = seen
-    return score_HTL.masked_fill(~seen_TL, -torch.inf)
+            seen = seen.tril(before) & seen.triu(before + 1 - (level.window or len(visible_TL) + seen.shape[1]))
+        visible_TL[rows, keys] = seen
+    return score_HTL.masked_fill(~visible_TL, -torch.inf)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, level: AttentionLevel, scale: float | None) -> Sequence[Tensor]:
@@ -100,7 +100,7 @@ class Case:
     inputs: list[Tensor]
     """Queries, keys, values, and sinks."""
     weights_RHD: Tensor
-    seen_UU: Tensor
+    visible_UU: Tensor
 
     @classmethod
     def of(cls, rule: str, width: int, num_padding: int, device: str = "cpu") -> Case:
@@ -112,8 +112,8 @@ class Case:
         inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
         weights_RHD = torch.randn(size, 4, width - 8, generator=generator, dtype=torch.float64)
         position_U = layout.every.position_U[: layout.num_tokens].cpu()
-        seen_UU = seen_by(layout) & (position_U >= RULES[rule](position_U)[:, None])
-        return cls(layout, levels, inputs, weights_RHD, seen_UU)
+        visible_UU = seen_by(layout) & (position_U >= RULES[rule](position_U)[:, None])
+        return cls(layout, levels, inputs, weights_RHD, visible_UU)
 
     def wanted(self, has_sinks: bool) -> list[Tensor]:
         """Returns outputs and gradients by a mask over all tokens; a sink is a key without a value."""
@@ -121,7 +121,7 @@ class Case:
         q, k, v, sinks_H = (x.clone().requires_grad_() for x in self.inputs)
         k_NHD, v_NHD = (x[:size].repeat_interleave(2, 1) for x in (k, v))
         score_HRN = torch.einsum("rhd,nhd->hrn", q[:size], k_NHD) * q.shape[-1] ** -0.5
-        score_HRN = score_HRN.masked_fill(~self.seen_UU, -torch.inf)
+        score_HRN = score_HRN.masked_fill(~self.visible_UU, -torch.inf)
         if has_sinks:
             score_HRN = torch.cat([score_HRN, sinks_H[:, None, None].expand(-1, size, 1)], -1)
         out_RHD = torch.einsum("hrn,nhd->rhd", score_HRN.softmax(-1)[..., :size], v_NHD)
@@ -175,8 +175,8 @@ def test_models_of_transformers_attend_by_levels(kind: str, tmp_path: Path, monk
     expected, calls = results(), []
     monkeypatch.setattr(pass_attention, "is_flash_attention", lambda *_: True)
     monkeypatch.setattr(pass_attention, "attend", lambda *_: calls.append(1))
-    for own, other in zip(results(), expected, strict=True):
-        assert (own - other).norm() <= 1e-6 * other.norm()
+    for own, theirs in zip(results(), expected, strict=True):
+        assert (own - theirs).norm() <= 1e-6 * theirs.norm()
     assert not calls
 
 
@@ -200,8 +200,8 @@ def test_a_model_that_attends_by_levels_has_the_same_states_and_gradients(
     expected = gradients()
     monkeypatch.setattr(decoder, "is_tree_attention", lambda *_: False)
     monkeypatch.setattr(decoder, "is_flash_attention", lambda *_: True)
-    for own, other in zip(gradients(), expected, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
+    for own, theirs in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(own, theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.gpu

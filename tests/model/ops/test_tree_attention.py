@@ -10,23 +10,23 @@ from agentgym.model.ops.tree_attention import causal_parts, tree_attention
 from agentgym.model.packed_layout import PackedLayout
 
 
-def masked(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, seen_RN: Tensor) -> Tensor:
+def masked(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, visible_RN: Tensor) -> Tensor:
     """Attention by its definition, with a mask of the keys that each row sees."""
     k_NHD, v_NHD = (x.repeat_interleave(q_RHD.shape[1] // x.shape[1], 1) for x in (k_NKD, v_NKD))
     score_HRN = torch.einsum("rhd,nhd->hrn", q_RHD, k_NHD) * q_RHD.shape[-1] ** -0.5
-    return torch.einsum("hrn,nhd->rhd", score_HRN.masked_fill(~seen_RN, -torch.inf).softmax(-1), v_NHD)
+    return torch.einsum("hrn,nhd->rhd", score_HRN.masked_fill(~visible_RN, -torch.inf).softmax(-1), v_NHD)
 
 
 def seen_by(layout: PackedLayout) -> Tensor:
     """Returns the keys that each computed token sees, `[U, U]`."""
-    seen_UU = torch.zeros(layout.num_tokens, layout.num_tokens, dtype=torch.bool)
+    visible_UU = torch.zeros(layout.num_tokens, layout.num_tokens, dtype=torch.bool)
     for segment in layout.segments:
         rows = slice(segment.start, segment.start + segment.length)
-        seen_UU[rows, rows] = torch.ones(segment.length, segment.length, dtype=torch.bool).tril()
+        visible_UU[rows, rows] = torch.ones(segment.length, segment.length, dtype=torch.bool).tril()
         for ancestor in segment.ancestors:
             start = layout.segments[ancestor].start
-            seen_UU[rows, start : start + layout.segments[ancestor].length] = True
-    return seen_UU
+            visible_UU[rows, start : start + layout.segments[ancestor].length] = True
+    return visible_UU
 
 
 @pytest.mark.parametrize("is_partial", [False, True])
@@ -43,13 +43,13 @@ def test_outputs_and_gradients_are_those_of_masked_attention(is_partial: bool) -
     shapes = (len(index_R), 4, 8), (layout.num_tokens, 2, 8), (layout.num_tokens, 2, 8)
     inputs = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
     weights_RHD = torch.randn(shapes[0], generator=generator)
-    found_RHD = tree_attention(*inputs, layout.wanted.parts)
+    actual_RHD = tree_attention(*inputs, layout.wanted.parts)
     doubles = [x.detach().double().requires_grad_() for x in inputs]
-    wanted_RHD = masked(*doubles, seen_by(layout)[index_R])
-    torch.testing.assert_close(found_RHD.double(), wanted_RHD, rtol=1e-5, atol=1e-5)
-    gradients = torch.autograd.grad((found_RHD * weights_RHD).sum(), inputs)
+    expected_RHD = masked(*doubles, seen_by(layout)[index_R])
+    torch.testing.assert_close(actual_RHD.double(), expected_RHD, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad((actual_RHD * weights_RHD).sum(), inputs)
     for gradient, expected in zip(
-        gradients, torch.autograd.grad((wanted_RHD * weights_RHD).sum(), doubles), strict=True
+        gradients, torch.autograd.grad((expected_RHD * weights_RHD).sum(), doubles), strict=True
     ):
         torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-5)
 

@@ -85,7 +85,7 @@ def turn(*digits: object) -> list[tuple[str, str, str]]:
 
 
 def test_tools_are_called_answered_and_counted_as_with_any_engine(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     replies = [
         make_reply(calls=turn(1, 2)),
         make_reply(calls=[("call_x", "turn", '{"digit":')]),
@@ -103,8 +103,8 @@ def test_tools_are_called_answered_and_counted_as_with_any_engine(chat_endpoint:
     assert endpoint.bodies[0]["tools"][0]["function"]["name"] == "turn"
 
 
-def test_without_ids_the_record_says_so_and_counts_by_usage(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+def test_without_ids_the_record_notes_it_and_counts_by_usage(chat_endpoint: Start) -> None:
+    make_reply = chat_endpoint.make_reply
     endpoint = chat_endpoint(lambda body, number: make_reply(calls=turn(4 * number), usage=(100, 30, 9)))
     config = ChatEndpointConfig(price_prompt=1.0, price_completion=10.0)
     played = play(endpoint.url, config=config)
@@ -115,13 +115,13 @@ def test_without_ids_the_record_says_so_and_counts_by_usage(chat_endpoint: Start
     noted: Any = played.info["chat_endpoint"]
     assert noted["model"] == "test-model" and noted["token_ids"] is False
     assert len(noted["latency_s"]) == len(noted["first_token_s"]) == 2
-    assert [one["role"] for one in noted["opening"]] == ["system", "user"]
+    assert [message["role"] for message in noted["opening"]] == ["system", "user"]
     assert trajectory_from_json(trajectory_to_json(played)) == played
 
 
 def test_a_prompt_that_goes_on_extends_the_row_and_any_other_begins_one(chat_endpoint: Start) -> None:
     ids = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 9, 9], [7, 8])]
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm.", ids=ids[number]))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm.", ids=ids[number]))
     for stream in (True, False):
         endpoint.bodies.clear()
         played = play(endpoint.url, Echo(), config=ChatEndpointConfig(stream=stream))
@@ -133,7 +133,7 @@ def test_a_prompt_that_goes_on_extends_the_row_and_any_other_begins_one(chat_end
 
 
 def test_one_reply_without_ids_leaves_the_episode_without_any(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     ids = [([1, 2], [3, 4]), None, ([1, 2, 9], [7])]
     endpoint = chat_endpoint(lambda body, number: make_reply(content="Hm.", ids=ids[number]))
     played = play(endpoint.url, Echo())
@@ -170,7 +170,7 @@ def test_marks_that_a_server_leaves_in_the_text_are_read(
         "<tool_call>\n{turn 4}\n</tool_call>",
         '<tool_call>\n{"name": "turn", "arguments": {"digit": 4}}\n</tool_call>',
     ]
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content=texts[number]))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content=texts[number]))
     played = play(endpoint.url)
     assert played.status is Status.COMPLETED and played.metrics["malformed_calls"] == 1
     assert played.turns[0].message.reasoning == "Four?" and played.turns[0].message.content == "I turn."
@@ -183,7 +183,7 @@ def test_marks_that_a_server_leaves_in_the_text_are_read(
 
 
 def test_an_endpoint_that_fails_is_an_engine_error_and_no_zero(chat_endpoint: Start) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     endpoint = chat_endpoint(
         lambda body, number: make_reply(content="Hm.") if number == 0 else make_reply(status=500, body="dead")
     )
@@ -195,10 +195,10 @@ def test_an_endpoint_that_fails_is_an_engine_error_and_no_zero(chat_endpoint: St
 
 
 @pytest.mark.parametrize("finish", ["content_filter", "SAFETY", "sensitive"])
-def test_a_reply_that_a_filter_withholds_is_an_engine_error_counted_by_name_and_no_zero(
+def test_a_filtered_reply_is_an_engine_error_with_its_own_count_and_no_reward(
     finish: str, chat_endpoint: Start
 ) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     endpoint = chat_endpoint(
         lambda body, number: make_reply(content="Hm.") if number == 0 else make_reply(content="So", finish=finish)
     )
@@ -212,7 +212,7 @@ def test_a_reply_that_a_filter_withholds_is_an_engine_error_counted_by_name_and_
 
 
 def test_the_record_has_the_sampling_settings_that_the_model_refused(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm."))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(content="Hm."))
     endpoint.refused = ("temperature",)
     played = play(endpoint.url, Echo(), sampling=SamplingConfig(temperature=0.5))
     noted: Any = played.info["chat_endpoint"]
@@ -220,15 +220,15 @@ def test_the_record_has_the_sampling_settings_that_the_model_refused(chat_endpoi
 
 
 def test_a_time_out_is_an_engine_error(chat_endpoint: Start) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(hangs=True))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(hangs=True))
     played = play(endpoint.url, config=ChatEndpointConfig(timeout_s=0.2, max_retries=0))
     assert played.status is Status.ENGINE_ERROR and "no answer within 0.2 s" in str(played.error)
 
 
-def test_a_full_context_window_truncates_and_at_the_first_prompt_it_is_the_environments_fault(
+def test_a_full_window_truncates_and_at_the_first_prompt_fails_the_environment(
     chat_endpoint: Start,
 ) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
     endpoint = chat_endpoint(
         lambda body, number: make_reply(content="Hm.") if number == 0 else make_reply(status=400, body=REFUSED)
     )
@@ -251,7 +251,7 @@ def test_a_full_context_window_truncates_and_at_the_first_prompt_it_is_the_envir
 def test_budgets_go_by_what_the_endpoint_used(
     limits: Limits, reason: StopReason, num_turns: int, chat_endpoint: Start
 ) -> None:
-    make_reply = chat_endpoint.said
+    make_reply = chat_endpoint.make_reply
 
     def script(body: dict[str, Any], number: int) -> Any:
         cut = reason in (StopReason.TURN_TOKENS, StopReason.MAX_TURNS)
@@ -264,7 +264,9 @@ def test_budgets_go_by_what_the_endpoint_used(
 
 def test_the_window_is_the_one_that_the_endpoint_lists(chat_endpoint: Start) -> None:
     models = ({"id": "small", "max_model_len": 40},)
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm.", usage=(20, 0, 8)), models=models)
+    endpoint = chat_endpoint(
+        lambda body, number: chat_endpoint.make_reply(content="Hm.", usage=(20, 0, 8)), models=models
+    )
     played = play(endpoint.url, Echo(), Limits(turn_tokens=512))
     assert played.status is Status.COMPLETED
     assert [body["max_tokens"] for body in endpoint.bodies] == [40, 12, 12]
@@ -273,7 +275,7 @@ def test_the_window_is_the_one_that_the_endpoint_lists(chat_endpoint: Start) -> 
 def test_a_judge_scores_an_episodes_text(chat_endpoint: Start) -> None:
     def script(body: dict[str, Any], number: int) -> Any:
         asks_judge = body["messages"][-1]["content"].startswith("Rate")
-        return chat_endpoint.said(content="7" if asks_judge else "A poem.")
+        return chat_endpoint.make_reply(content="7" if asks_judge else "A poem.")
 
     endpoint = chat_endpoint(script)
 

@@ -45,12 +45,12 @@ class Constraining(ScriptedEngine):
 
     def __init__(self, ids: Sequence[int]) -> None:
         super().__init__(lambda *_: ids)
-        self.asked: list[tuple[int, Sampling]] = []
+        self.requests: list[tuple[int, Sampling]] = []
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        self.asked.append((len(prompt_ids), sampling))
+        self.requests.append((len(prompt_ids), sampling))
         completion = await super().generate(prompt_ids, sampling, session=session)
-        if len(self.asked) > 1:
+        if len(self.requests) > 1:
             return completion
         return Completion(completion.ids[:3], completion.logprobs[:3], completion.policy_versions[:3], "abort")
 
@@ -60,7 +60,7 @@ def test_each_reply_is_held_to_the_tools_and_is_in_no_loss(renderer: Renderer, r
     engine = Constraining(ids)
     loop = ConstrainedLoop(engine, renderer)
     trajectory = asyncio.run(loop.run(Bell(), Episode(Task("Bell-v0", 0), "0/0")))
-    (first, sampling), (again, _) = engine.asked
+    (first, sampling), (again, _) = engine.requests
     assert first == again, "a grammar begins with the reply: one that was given up is sampled anew"
     (tag,) = json.loads(sampling.grammar)["format"]["tags"]
     assert tag["begin"] == '<tool_call>\n{"name": "ring", "arguments": '

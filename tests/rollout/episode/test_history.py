@@ -89,8 +89,8 @@ class Played:
 
     @property
     def group(self) -> Group:
-        one = self.trajectory
-        return Group(one.group, one.task, (one,))
+        trajectory = self.trajectory
+        return Group(trajectory.group, trajectory.task, (trajectory,))
 
 
 def play(
@@ -155,9 +155,7 @@ def notes(raw: Raw) -> Callable[[str], list[int]]:
     )
 
 
-def test_what_the_environment_tells_is_the_next_prompt_in_a_row_of_its_own(
-    renderer: Renderer, raw: Raw, tmp_path: Path
-) -> None:
+def test_the_environments_history_is_the_next_prompt_in_a_new_row(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
     played = play(renderer, Diary(rewrites=[2]), notes(raw))
     first, second = played.trajectory.rows
     assert [span.source for span in first.spans] == [Source.PROMPT, Source.POLICY, Source.ENV, Source.POLICY]
@@ -168,7 +166,7 @@ def test_what_the_environment_tells_is_the_next_prompt_in_a_row_of_its_own(
     check_record(tmp_path, renderer, played)
 
 
-def test_a_tool_may_tell_the_history_anew(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
+def test_a_tool_may_rewrite_the_history(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
     class Forgetful(Dial):
         @tool
         def forget(self) -> str:
@@ -190,17 +188,17 @@ def test_a_tool_may_tell_the_history_anew(renderer: Renderer, raw: Raw, tmp_path
     check_record(tmp_path, renderer, played)
 
 
-def test_a_history_that_says_the_same_goes_on_with_the_row(renderer: Renderer, raw: Raw) -> None:
+def test_a_history_with_the_same_text_continues_the_row(renderer: Renderer, raw: Raw) -> None:
     class Same(Diary):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-            self.told = [Message("user", "page 0")]
+            self.history_messages = [Message("user", "page 0")]
             return super().reset(seed=seed, options=options)
 
         def step(self, action: str) -> StepResult:
             assert isinstance(action, Action) and action.message is not None
             observation, *rest, _ = super().step(action)
-            self.told += [action.message, Message("user", observation)]
-            return observation, *rest, {"history": tuple(self.told)}  # type: ignore[return-value]
+            self.history_messages += [action.message, Message("user", observation)]
+            return observation, *rest, {"history": tuple(self.history_messages)}  # type: ignore[return-value]
 
     assert len(play(renderer, Same(), notes(raw)).trajectory.rows) == 1
 
@@ -293,9 +291,7 @@ def test_each_sampled_id_is_trained_once_under_the_prefix_it_was_sampled_on(
     assert sum(trained(played).values()) == sum(len(reply) for _, reply in played.sampled)
 
 
-def test_summaries_are_sampled_and_not_trained_where_the_flag_says_so(
-    renderer: Renderer, raw: Raw, tmp_path: Path
-) -> None:
+def test_summaries_are_sampled_and_not_trained_if_the_flag_is_set(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
     env, limits = Diary(num_turns=6, answer="page {} " + "x" * 200), Limits(turn_tokens=64)
     config = CompactionConfig(at=0.7, tokens=40, train=False)
     played = play(renderer, env, notes(raw), limits, window=1000, compaction=config)
@@ -308,7 +304,7 @@ def test_summaries_are_sampled_and_not_trained_where_the_flag_says_so(
     check_record(tmp_path, renderer, played)
 
 
-def test_nobody_is_asked_for_a_summary_by_default_or_where_none_fits(renderer: Renderer, raw: Raw) -> None:
+def test_no_summary_is_asked_for_by_default_or_if_none_fits(renderer: Renderer, raw: Raw) -> None:
     env, limits = Diary(num_turns=6, answer="page {} " + "x" * 200), Limits(turn_tokens=64)
     assert NEVER.at is None
     short = play(renderer, env, notes(raw), limits, window=800, compaction=CompactionConfig(at=0.95, tokens=40))
@@ -351,7 +347,7 @@ def test_a_template_that_cannot_be_continued_is_followed_or_refused_with_the_way
     assert trained(followed) == said_by_engine(followed.sampled)
 
 
-def test_an_agent_outside_is_told_what_the_environment_tells_instead(renderer: Renderer, raw: Raw) -> None:
+def test_an_external_agent_gets_the_rewritten_history(renderer: Renderer, raw: Raw) -> None:
     """It goes on from the new history, and its record is that of the loop."""
 
     async def main() -> tuple[Trajectory, StepAnswer]:
@@ -382,7 +378,7 @@ def test_an_agent_outside_is_told_what_the_environment_tells_instead(renderer: R
 
 
 @pytest.mark.parametrize("history", ["append", "rerender"])
-def test_reasoning_between_turns_is_kept_or_stripped_as_the_history_says(
+def test_reasoning_between_turns_is_kept_or_stripped_by_the_history_setting(
     tokenizer: ChatTokenizer, raw: Raw, tmp_path: Path, history: str
 ) -> None:
     template = tokenizer.template.replace("if message.reasoning_content", "if false")

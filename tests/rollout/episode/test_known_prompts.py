@@ -44,10 +44,10 @@ def test_another_message_or_tool_is_another_prompt(
 
 
 def test_arguments_that_python_takes_for_equal_are_not_kept(prompts: KnownPrompts) -> None:
-    called, other = ([*START, Message("assistant", "", tool_calls=(ToolCall("a", "go", {"n": n}),))] for n in (1, True))
-    assert called == other
+    called, equal = ([*START, Message("assistant", "", tool_calls=(ToolCall("a", "go", {"n": n}),))] for n in (1, True))
+    assert called == equal
     prompts.keep(called, (TOOL,), [4])
-    assert prompts.find(other, (TOOL,)) is None
+    assert prompts.find(equal, (TOOL,)) is None
     assert prompts.find(called, (TOOL,)) is None
 
 

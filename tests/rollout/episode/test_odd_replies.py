@@ -98,7 +98,7 @@ def test_a_reply_that_is_cut_is_kept_as_it_is(
         assert trajectory.metrics["truncated_calls"] == 3 and trajectory.metrics["malformed_calls"] == 0
 
 
-def test_a_reply_of_its_end_alone_is_told_so(play: Callable[..., Trajectory], raw: Raw) -> None:
+def test_an_empty_reply_gets_an_error_message(play: Callable[..., Trajectory], raw: Raw) -> None:
     trajectory = play([raw(END)])
     assert replies_of(trajectory) == [raw(END)] * 3
     assert all("Your reply was empty" in turn.observation for turn in trajectory.turns)

@@ -143,8 +143,10 @@ def test_every_turn_has_its_own_seed_and_the_configured_distribution(renderer: R
 
     config = SamplingConfig(temperature=0.7, top_p=0.9, top_k=5)
     asyncio.run(RolloutLoop(ScriptedEngine(reply), renderer, Limits(turn_tokens=77), config).run(Count(), EPISODE))
-    assert [one.seed for one in samplings] == [EPISODE.seed(turn) for turn in range(3)]
-    assert {(one.temperature, one.top_p, one.top_k, one.max_tokens) for one in samplings} == {(0.7, 0.9, 5, 77)}
+    assert [sampling.seed for sampling in samplings] == [EPISODE.seed(turn) for turn in range(3)]
+    assert {(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) for sampling in samplings} == {
+        (0.7, 0.9, 5, 77)
+    }
     assert samplings[0].stop_ids == renderer.stop_ids
 
 
@@ -205,7 +207,7 @@ def test_prompt_and_reply_stay_within_every_budget(
     assert trajectory.status is not Status.ENGINE_ERROR
 
 
-def test_a_first_prompt_that_fills_the_window_says_what_to_do(renderer: Renderer, raw: Raw) -> None:
+def test_a_first_prompt_that_fills_the_window_is_an_error_with_advice(renderer: Renderer, raw: Raw) -> None:
     trajectory = play(renderer, Count(), [raw("hi" + END)], window=20)
     assert trajectory.status is Status.ENV_ERROR
     assert "leaves none of the 20 (context) for a reply: shorten" in str(trajectory.error)

@@ -153,7 +153,7 @@ def test_a_queue_behind_a_busy_thread_is_no_time_out(renderer: Renderer, raw: Ra
     sampler = Sampler(loop, lambda task: Slow(), SamplerConfig(env_threads=1))
     (group,) = asyncio.run(sampler.sample([Task("Slow-v0", 0)], 6))
     sampler.close()
-    assert {one.status for one in group.trajectories} == {Status.COMPLETED}
+    assert {trajectory.status for trajectory in group.trajectories} == {Status.COMPLETED}
 
 
 def test_the_default_environments_are_those_of_the_task() -> None:

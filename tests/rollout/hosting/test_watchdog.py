@@ -71,9 +71,7 @@ SLOW = [pytest.param(env, marks=pytest.mark.slow) for env in ("Inline", "Asynchr
 
 @pytest.mark.long
 @pytest.mark.parametrize("env", ["Spin", *SLOW])
-def test_an_environment_that_holds_the_interpreter_ends_the_run_with_its_name_and_stack(
-    env: str, tmp_path: Path
-) -> None:
+def test_an_environment_that_holds_the_interpreter_is_reported_with_its_stack(env: str, tmp_path: Path) -> None:
     process = spawn(tmp_path, env, "--stall-s", "2")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL

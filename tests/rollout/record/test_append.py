@@ -87,7 +87,7 @@ def held(episodes: Sequence[Trajectory], is_writing: threading.Event, goes_on: t
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_a_write_in_a_thread_is_finished_when_its_task_is_cancelled_and_undone_by_a_close(
+def test_a_threaded_write_finishes_after_a_cancellation_and_a_close_undoes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
 ) -> None:
     monkeypatch.setattr(chain, "HELD_BYTES", 1)

@@ -90,7 +90,7 @@ def test_digests_of_a_run_are_refused_where_one_was_changed(tmp_path: Path) -> N
     assert read_digests(tmp_path) is None
 
 
-def test_a_page_with_its_digest_is_whole_or_says_what_is_wrong() -> None:
+def test_a_page_with_a_wrong_digest_is_refused_with_the_reason() -> None:
     page = page_with_digest("<html>é\r\n</html>\n").encode()
     assert page_problem(page) == ""
     assert page_problem(page.replace(b"\r", b"")) == "the page is not as it was written"

@@ -32,7 +32,7 @@ def test_a_change_of_an_environment_is_a_warning(tmp_path: Path, caplog: pytest.
     assert read_environments(tmp_path) == first  # what it began with
 
 
-def test_a_file_that_is_none_is_an_error_and_a_run_may_lack_it(tmp_path: Path) -> None:
+def test_a_malformed_file_is_an_error_and_a_missing_one_is_not(tmp_path: Path) -> None:
     assert read_environments(tmp_path) == {}
     (tmp_path / "environments.json").write_text("{")
     with pytest.raises(RunFolderError, match=r"environments\.json' cannot be read"):

@@ -62,4 +62,4 @@ def test_the_digest_of_credit_differs_when_a_number_or_its_place_does() -> None:
         ([0.0, 1.0], []),
         ([0.0, 1.0], None),
     ]
-    assert len({credit_digest(*one) for one in credits}) == len(credits)
+    assert len({credit_digest(*credit) for credit in credits}) == len(credits)

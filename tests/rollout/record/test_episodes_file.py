@@ -113,7 +113,7 @@ def test_a_file_reads_back_in_order_with_phase_step_and_advantages(tmp_path: Pat
     folder = tmp_path / "run"
     folder.mkdir(exist_ok=True)
     (folder / FILE_NAME).unlink(missing_ok=True)
-    advantages = [[[0.5] * row.num_trained_tokens for row in one.rows] for one in written]
+    advantages = [[[0.5] * row.num_trained_tokens for row in trajectory.rows] for trajectory in written]
     with EpisodeWriter(folder) as writer:
         writer.write(written, phase="train", step=3, advantages=advantages)
         writer.write([failed()], phase="eval", step=4)

@@ -54,11 +54,11 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def test_another_process_is_named_and_kept_out_until_it_dies(tmp_path: Path) -> None:
     mine = FolderLock(tmp_path)
-    with another_process(tmp_path) as other:
-        with pytest.raises(RunFolderError, match=f"process {other.pid} on {socket.gethostname()} writes in"):
+    with another_process(tmp_path) as process:
+        with pytest.raises(RunFolderError, match=f"process {process.pid} on {socket.gethostname()} writes in"):
             mine.take()
-        other.kill()
-        other.wait()
+        process.kill()
+        process.wait()
         mine.take()
     mine.take()
     mine.release()
@@ -75,16 +75,16 @@ def test_a_lock_that_was_released_leaves_the_folder_to_others(tmp_path: Path) ->
 
 
 def test_a_forked_process_neither_has_the_lock_nor_releases_it(tmp_path: Path) -> None:
-    with another_process(tmp_path, FORK) as other:
-        with pytest.raises(RunFolderError, match=f"process {other.pid} on"):
+    with another_process(tmp_path, FORK) as process:
+        with pytest.raises(RunFolderError, match=f"process {process.pid} on"):
             FolderLock(tmp_path).take()
-        other.kill()
-        other.wait()
+        process.kill()
+        process.wait()
         mine = FolderLock(tmp_path)
         mine.take()
-        assert other.stdout is not None and other.stdin is not None
-        other.stdin.close()
-        assert other.stdout.read() == "the fork ends\n"
+        assert process.stdout is not None and process.stdin is not None
+        process.stdin.close()
+        assert process.stdout.read() == "the fork ends\n"
         assert (tmp_path / LOCK_NAME).read_text().startswith(f"process {os.getpid()} ")
     mine.release()
     assert not list(tmp_path.iterdir())
@@ -146,8 +146,8 @@ def test_links_of_a_tracker_and_a_folder_that_is_one_are_no_obstacle(tmp_path: P
 
 
 def test_a_process_that_ends_takes_its_lock_away(tmp_path: Path) -> None:
-    with another_process(tmp_path) as other:
-        assert other.stdin is not None
-        other.stdin.close()
-        other.wait()
+    with another_process(tmp_path) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
         assert not list(tmp_path.iterdir())

@@ -106,7 +106,9 @@ def test_complete_groups_come_first_and_slow_ones_later(renderer: Renderer) -> N
 def test_an_episode_that_goes_on_over_an_update_bears_both_versions(renderer: Renderer) -> None:
     steps, _, _ = run(renderer, {"0": 0.2}, [1, 1, 1, 1], bound=3, wait_s=0.25)
     slow = next(group for groups in steps for group in groups if group.id == "0")
-    versions = [set(row.policy_versions[row.mask].tolist()) for one in slow.trajectories for row in one.rows]
+    versions = [
+        set(row.policy_versions[row.mask].tolist()) for trajectory in slow.trajectories for row in trajectory.rows
+    ]
     assert any(len(versions_of_episode) > 1 for versions_of_episode in versions)
 
 
@@ -124,7 +126,7 @@ def test_too_many_failures_stop_the_run(renderer: Renderer) -> None:
 
 def test_failed_episodes_are_part_of_their_group_and_starve_nobody(renderer: Renderer) -> None:
     steps, _, _ = run(renderer, {}, [14], bound=0)
-    failed = [one.status for group in steps[0] for one in group.trajectories if group.id == "13"]
+    failed = [trajectory.status for group in steps[0] for trajectory in group.trajectories if group.id == "13"]
     assert failed == [Status.ENV_ERROR] * 3
 
 
@@ -222,7 +224,7 @@ def test_no_token_is_older_than_the_bound_however_long_replies_take(
     assert max(scene.oldest) <= bound
     names = [group.id for groups in scene.taken for group in groups]
     assert len(set(names)) == len(names) == 10 * per_step
-    assert all(one.groups_ahead <= (bound + 1) * per_step for one in reports)
+    assert all(report.groups_ahead <= (bound + 1) * per_step for report in reports)
 
 
 @pytest.mark.slow
@@ -237,7 +239,7 @@ def test_with_a_bound_of_0_every_token_is_of_the_newest_weights() -> None:
     scene = Scene(LogNormalSeconds(1.0, 1.0), bound=0)
     reports = run_in_virtual_time(scene.play())
     assert set(scene.oldest) == {0}
-    assert all(one.groups_ahead <= 3 for one in reports)
+    assert all(report.groups_ahead <= 3 for report in reports)
 
 
 def test_sampling_ahead_of_the_learner_is_nearly_twice_as_fast_at_least() -> None:
@@ -254,11 +256,11 @@ def test_sampling_ahead_of_the_learner_is_nearly_twice_as_fast_at_least() -> Non
 
 def test_waits_are_told_apart() -> None:
     slow_learner = run_in_virtual_time(Scene(lambda seed: 1.0, learn_s=100.0).play())
-    assert sum(one.sampling_wait_s for one in slow_learner) > 500
-    assert sum(one.learner_wait_s for one in slow_learner) < 10
+    assert sum(report.sampling_wait_s for report in slow_learner) > 500
+    assert sum(report.learner_wait_s for report in slow_learner) < 10
     slow_replies = run_in_virtual_time(Scene(lambda seed: 100.0, learn_s=1.0, concurrency=2).play())
-    assert sum(one.learner_wait_s for one in slow_replies) > 500
-    assert sum(one.sampling_wait_s for one in slow_replies) < 10
+    assert sum(report.learner_wait_s for report in slow_replies) > 500
+    assert sum(report.sampling_wait_s for report in slow_replies) < 10
 
 
 def test_an_episode_that_takes_longer_than_the_bound_is_waited_for_and_counted() -> None:
@@ -267,14 +269,16 @@ def test_an_episode_that_takes_longer_than_the_bound_is_waited_for_and_counted()
     reports = run_in_virtual_time(scene.play())
     assert [group.id for group in scene.taken[2]].count("0") == 1, "it was due at version 2"
     assert max(scene.oldest) <= 2
-    assert sum(one.held_groups for one in reports) == 1
+    assert sum(report.held_groups for report in reports) == 1
 
 
 def test_an_episode_that_never_ends_holds_a_step_up_to_its_deadline_and_no_longer() -> None:
     first = Episode(Task(ENV_ID, 0), "0", 0).seed(0)
     scene = Scene(lambda seed: 1e12 if seed == first else 1.0, bound=2)
     run_in_virtual_time(scene.play())
-    (late,) = [one for groups in scene.taken for group in groups if group.id == "0" for one in group.trajectories][:1]
+    (late,) = [
+        trajectory for groups in scene.taken for group in groups if group.id == "0" for trajectory in group.trajectories
+    ][:1]
     assert late.status is Status.TIMEOUT
 
 

@@ -86,11 +86,11 @@ def sampler_of(
 
 
 def lines(groups: Sequence[Group]) -> str:
-    return json.dumps([trajectory_to_json(one) for group in groups for one in group.trajectories])
+    return json.dumps([trajectory_to_json(trajectory) for group in groups for trajectory in group.trajectories])
 
 
 def by_status(groups: Sequence[Group], status: Status) -> list[Trajectory]:
-    return [one for group in groups for one in group.trajectories if one.status is status]
+    return [trajectory for group in groups for trajectory in group.trajectories if trajectory.status is status]
 
 
 def test_groups_and_members_come_in_order_whatever_finishes_first(renderer: Renderer, raw: Raw) -> None:
@@ -98,7 +98,7 @@ def test_groups_and_members_come_in_order_whatever_finishes_first(renderer: Rend
     sampler = sampler_of(renderer, engine, lambda task: Guess(), concurrency=7)
     groups = asyncio.run(sampler.sample(tasks_of(5), 4, step=3))
     assert [group.id for group in groups] == [f"3/{index}" for index in range(5)]
-    assert [[one.member for one in group.trajectories] for group in groups] == [[0, 1, 2, 3]] * 5
+    assert [[trajectory.member for trajectory in group.trajectories] for group in groups] == [[0, 1, 2, 3]] * 5
     assert [group.task.seed for group in groups] == list(range(5))
     assert len({lines([group]) for group in groups}) == 5
     assert not engine.sessions
@@ -118,7 +118,7 @@ def test_the_same_seed_gives_the_same_bytes_with_any_number_of_workers(renderer:
 
 def test_members_of_a_group_differ(renderer: Renderer, raw: Raw) -> None:
     (group,) = asyncio.run(sampler_of(renderer, digits(raw), lambda task: Guess()).sample(tasks_of(1), 8))
-    assert len({tuple(one.rows[0].ids.tolist()) for one in group.trajectories}) == 8
+    assert len({tuple(trajectory.rows[0].ids.tolist()) for trajectory in group.trajectories}) == 8
 
 
 @pytest.mark.parametrize("env_threads", [None, 3])
@@ -217,13 +217,11 @@ def faulty(renderer: Renderer, raw: Raw, count: int, **config: Any) -> tuple[lis
     return asyncio.run(sampler.sample(tasks_of(count), 4)), sampler
 
 
-def test_failing_and_hanging_environments_have_a_status_and_no_reward_and_touch_nobody(
-    renderer: Renderer, raw: Raw
-) -> None:
+def test_failing_and_hanging_environments_get_a_status_and_no_reward(renderer: Renderer, raw: Raw) -> None:
     groups, sampler = faulty(renderer, raw, 8)  # while the calls of four hang until the gate opens, below
-    assert [one.reward for one in groups[1].trajectories] == [None] * 4
-    assert {one.status for one in groups[1].trajectories} == {Status.ENV_ERROR}
-    assert {one.status for one in groups[2].trajectories} == {Status.TIMEOUT}
+    assert [trajectory.reward for trajectory in groups[1].trajectories] == [None] * 4
+    assert {trajectory.status for trajectory in groups[1].trajectories} == {Status.ENV_ERROR}
+    assert {trajectory.status for trajectory in groups[2].trajectories} == {Status.TIMEOUT}
     assert sampler.env_host.num_leaked == 4
     clean = asyncio.run(sampler_of(renderer, digits(raw), lambda task: Guess()).sample(tasks_of(8), 4))
     assert lines([groups[0], *groups[3:]]) == lines([clean[0], *clean[3:]])
@@ -269,7 +267,7 @@ def test_the_share_that_may_fail_is_of_the_episodes_played_earlier_too(renderer:
         earlier = await sampler.run(good)
         return await sampler.run(bad, earlier=earlier if together else ())
 
-    assert [one.status for one in asyncio.run(play(together=True))] == [Status.ENV_ERROR] * 2
+    assert [trajectory.status for trajectory in asyncio.run(play(together=True))] == [Status.ENV_ERROR] * 2
     with pytest.raises(TrainingHalted, match="2 of 2 episodes failed"):
         asyncio.run(play(together=False))
     sampler.close()
@@ -463,7 +461,7 @@ def test_the_log_of_a_clean_run_is_empty(renderer: Renderer, raw: Raw, caplog: p
     assert not caplog.records
 
 
-def test_a_tool_that_always_fails_is_told_to_the_user_once(
+def test_a_tool_that_always_fails_is_reported_to_the_user_once(
     renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
 ) -> None:
     class Broken(ToolEnv):
@@ -536,7 +534,7 @@ def test_a_model_whose_replies_are_cut_is_not_told_to_look_at_its_format(
         renderer, ScriptedEngine(lambda *_: raw("hmmmmmm")), lambda task: Lamp(), Limits(turn_tokens=5)
     )
     (group,) = asyncio.run(sampler.sample([Task("Lamp-v0", 1)], 2))
-    assert [one.num_cut_replies for one in group.trajectories] == [1, 1]
+    assert [trajectory.num_cut_replies for trajectory in group.trajectories] == [1, 1]
     (warning,) = [text for text in warnings_of() if "no valid tool call" in text]
     assert "in 2 of them a limit of tokens cut the reply" in warning and "the longest has 5 tokens" in warning
     assert "--limits.turn-tokens" in warning and "format" not in warning

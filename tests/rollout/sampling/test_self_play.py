@@ -71,7 +71,7 @@ def test_a_game_gives_a_trajectory_to_each_seat(renderer: Renderer) -> None:
     assert [turn.message.content for turn in nought.turns] == ["4", "5"]
     assert [turn.observation for turn in cross.turns] == ["X23\nO56\n789", "XX3\nOO6\n789", "XXX\nOO6\n789\nYou win."]
     assert [turn.observation for turn in nought.turns] == ["OO3\nX56\n789", "OOO\nXX6\n789\nYou lose."]
-    assert [(one.reward, one.success, one.status) for one in (cross, nought)] == [
+    assert [(trajectory.reward, trajectory.success, trajectory.status) for trajectory in (cross, nought)] == [
         (1.0, True, Status.COMPLETED),
         (0.0, False, Status.COMPLETED),
     ]
@@ -102,7 +102,9 @@ def test_each_turn_is_a_row_that_shows_the_board_alone(renderer: Renderer) -> No
 
 def test_a_draw_pays_both_a_half(renderer: Renderer) -> None:
     played = play(scripted(renderer, lambda seat, _, turn: DRAWN[seat][turn]))
-    assert [(one.reward, one.success, one.metrics["draw"]) for one in played] == [(0.5, False, 1.0)] * 2
+    assert [(trajectory.reward, trajectory.success, trajectory.metrics["draw"]) for trajectory in played] == [
+        (0.5, False, 1.0)
+    ] * 2
 
 
 @pytest.mark.parametrize("concurrency", [2, 3, 5, 64])
@@ -111,8 +113,8 @@ def test_many_games_at_once_stay_apart(renderer: Renderer, concurrency: int) -> 
         return (X_WINS if game % 2 else DRAWN)[seat][turn]
 
     played = play(scripted(renderer, script), 9, concurrency=concurrency)
-    assert [one.member for one in played] == [game for game in range(9) for _ in "XO"]
-    assert [one.reward for one in played] == [
+    assert [trajectory.member for trajectory in played] == [game for game in range(9) for _ in "XO"]
+    assert [trajectory.reward for trajectory in played] == [
         paid for game in range(9) for paid in ((1, 0) if game % 2 else (0.5, 0.5))
     ]
 
@@ -169,8 +171,8 @@ def test_a_game_that_cannot_be_made_is_the_failure_of_one_seat(renderer: Rendere
         return await asyncio.wait_for(sampler.run(games(3)), 20)
 
     played = asyncio.run(run())
-    assert [one.status for one in played] == [Status.ENV_ERROR, Status.CANCELLED] * 3
-    assert {one.error for one in played[1::2]} == {"there is no game: OSError: no board"}
+    assert [trajectory.status for trajectory in played] == [Status.ENV_ERROR, Status.CANCELLED] * 3
+    assert {trajectory.error for trajectory in played[1::2]} == {"there is no game: OSError: no board"}
 
 
 def test_a_failure_counts_once_a_game(renderer: Renderer) -> None:
@@ -191,8 +193,8 @@ def test_a_rival_plays_the_other_seat_and_leaves_no_trajectory(renderer: Rendere
         return await asyncio.wait_for(sampler.run(games(4, seats=("X",))), 20)
 
     played = asyncio.run(run())
-    assert [one.group for one in played] == ["0/0:X"] * 4
-    assert [[turn.message.content for turn in one.turns] for one in played] == [["1", "2", "3"]] * 4
+    assert [trajectory.group for trajectory in played] == ["0/0:X"] * 4
+    assert [[turn.message.content for turn in trajectory.turns] for trajectory in played] == [["1", "2", "3"]] * 4
 
 
 def test_a_rival_that_fails_is_a_failure_of_the_episode(renderer: Renderer) -> None:

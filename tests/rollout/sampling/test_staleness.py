@@ -16,7 +16,7 @@ from agentgym.rollout.sampling.staleness import StalenessPlan, ages, staleness
     num_steps=st.integers(1, 12),
     draw=st.randoms(use_true_random=False),
 )
-def test_whatever_order_groups_are_finished_in_each_is_taken_in_time_and_every_step_is_full(
+def test_groups_finished_in_any_order_are_used_in_time_and_fill_every_step(
     per_step: int, bound: int, num_steps: int, draw: object
 ) -> None:
     plan = StalenessPlan(per_step, bound)

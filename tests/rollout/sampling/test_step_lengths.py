@@ -49,8 +49,8 @@ def test_steps_that_take_what_was_ordered_for_them_have_equal_lengths() -> None:
         assert metrics == {"length_step": step, "length_learned": step + 1, "length_ordered": step + 1}
 
 
-def test_orders_that_were_learned_before_the_run_was_resumed_are_waited_for_no_longer_than_the_bound() -> None:
+def test_orders_learned_before_a_resumption_are_waited_for_within_the_bound() -> None:
     lengths = StepLengths(groups_per_step=2, max_staleness=1)
     metrics = [lengths.add(5, [group("4/1", 3, 3), group("5/0", 4, 4)])]  # 5/1 was learned before
     metrics += [lengths.add(step, [group(f"{step}/{n}", step, step) for n in range(2)]) for step in range(6, 10)]
-    assert [one.get("length_step") for one in metrics] == [None, None, None, 6, 7]
+    assert [step_metrics.get("length_step") for step_metrics in metrics] == [None, None, None, 6, 7]

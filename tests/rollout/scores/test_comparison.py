@@ -13,7 +13,7 @@ from agentgym.rollout.scores.comparison import paired_difference
 from agentgym.rollout.scores.intervals import mean_interval
 
 
-def test_a_difference_is_the_mean_over_shared_tasks_each_with_the_mean_of_its_episodes() -> None:
+def test_a_difference_is_the_mean_over_shared_tasks_of_mean_episode_scores() -> None:
     first = {"a": [(1.0, 2.0), (0.0, 0.0)], "b": [(0.0, 0.0)], "c": [(1.0, 1.0)]}
     second = {"a": [(1.0, 3.0)], "b": [(1.0, 1.0)], "d": [(0.0, 0.0)]}
     difference = paired_difference(first, second)
@@ -24,7 +24,7 @@ def test_a_difference_is_the_mean_over_shared_tasks_each_with_the_mean_of_its_ep
     assert paired_difference(first, {"e": [(0.0, 0.0)]}) is None
 
 
-def test_the_interval_of_a_difference_holds_the_true_one_in_95_of_100_and_is_short_where_tasks_differ() -> None:
+def test_the_interval_of_a_difference_covers_the_true_one_95_times_in_100() -> None:
     rng = np.random.default_rng(0)
     covered, widths, unpaired = 0, [], []
     for _ in range(400):
@@ -75,8 +75,8 @@ def test_the_interval_of_a_difference_holds_the_true_one_near_0_and_1(
     rng = np.random.default_rng(num_tasks)
     covered = {"success": 0, "reward": 0}
     for _ in range(400):
-        ease, other = rng.random(num_tasks), rng.random(num_tasks)
-        solved = (ease < first, np.where(rng.random(num_tasks) < shared, ease, other) < second)
+        ease, own_ease = rng.random(num_tasks), rng.random(num_tasks)
+        solved = (ease < first, np.where(rng.random(num_tasks) < shared, ease, own_ease) < second)
         scores = [{f"{task}": [(float(won), float(won))] for task, won in enumerate(bits)} for bits in solved]
         difference = paired_difference(*scores)
         assert difference is not None
@@ -96,7 +96,7 @@ def test_a_difference_of_no_task_has_exact_bounds() -> None:
     assert difference.reward_interval == difference.success_interval
 
 
-def test_a_difference_of_other_rewards_that_is_the_same_in_every_task_has_no_interval() -> None:
+def test_a_difference_that_is_equal_in_every_task_has_no_interval() -> None:
     first = {f"{task}": [(1.0, 0.1 * task)] for task in range(5)}
     second = {f"{task}": [(1.0, 0.1 * task + 0.3)] for task in range(5)}
     difference = paired_difference(first, second)

@@ -129,12 +129,12 @@ def test_means_are_over_tasks_with_enough_episodes_and_failed_ones_are_left_out(
     ]
     (scores,) = summarize(episodes).at_k
     assert (scores.env, scores.num_tasks, scores.num_episodes, scores.num_failed) == ("Some-v0", 4, 7, 9)
-    one, two, four = scores.at
+    at_1, at_2, at_4 = scores.at
     assert [(at.k, at.num_tasks, at.num_short) for at in scores.at] == [(1, 3, 1), (2, 2, 2), (4, 1, 3)]
-    assert one.pass_at_k == one.pass_hat_k == one.best_at_k == pytest.approx((0.25 + 1 + 0) / 3)
-    assert two.pass_at_k == pytest.approx((0.5 + 1) / 2) and two.pass_hat_k == pytest.approx((0 + 1) / 2)
-    assert four.pass_at_k == 1.0 and four.pass_hat_k == 0.0
-    assert four.best_at_k_interval is None and two.best_at_k_interval is not None
+    assert at_1.pass_at_k == at_1.pass_hat_k == at_1.best_at_k == pytest.approx((0.25 + 1 + 0) / 3)
+    assert at_2.pass_at_k == pytest.approx((0.5 + 1) / 2) and at_2.pass_hat_k == pytest.approx((0 + 1) / 2)
+    assert at_4.pass_at_k == 1.0 and at_4.pass_hat_k == 0.0
+    assert at_4.best_at_k_interval is None and at_2.best_at_k_interval is not None
 
 
 def test_k_doubles_up_to_the_episodes_that_a_task_was_given() -> None:
@@ -149,7 +149,7 @@ def test_each_environment_and_each_difficulty_has_its_own_numbers() -> None:
         *played("Maze-v0", 2, [0.0, 0.0], level=2),
         *played("Quiz-v0", 3, [0.0, 1.0]),
     ]
-    rows = [(one.env, one.difficulty, one.at[0].pass_at_k) for one in repeat_scores(episodes)]
+    rows = [(scores.env, scores.difficulty, scores.at[0].pass_at_k) for scores in repeat_scores(episodes)]
     assert rows == [
         (None, None, 0.5),
         ("Maze-v0", None, 0.5),
@@ -165,7 +165,7 @@ def test_one_environment_and_one_difficulty_are_told_once() -> None:
     assert repeat_scores([]) == ()
 
 
-def test_the_environment_says_how_difficult_a_task_is_before_its_settings_do() -> None:
+def test_the_environments_difficulty_of_a_task_wins_over_its_settings() -> None:
     task = Task("Maze-v0", 1, options={"extra_info": {"level": "hard"}}, kwargs={"level": 3})
     assert difficulty_of(episode(task, 0, 1.0, metrics={"difficulty": 4.5})) == "4.5"
     assert difficulty_of(episode(task, 0, 1.0, info={"difficulty": "easy"})) == "easy"
@@ -181,7 +181,7 @@ def test_a_failed_episode_has_the_difficulty_of_its_task() -> None:
         episode(first, 1, 1.0, info={"difficulty": "easy"}),
         episode(second, 0, 0.0, info={"difficulty": "hard"}),
     ]
-    counts = {one.difficulty: (one.num_tasks, one.num_failed) for one in repeat_scores(episodes)}
+    counts = {scores.difficulty: (scores.num_tasks, scores.num_failed) for scores in repeat_scores(episodes)}
     assert counts == {None: (2, 1), "easy": (1, 1), "hard": (1, 0)}
 
 
@@ -215,7 +215,9 @@ def test_where_all_tasks_agree_the_bound_is_exact() -> None:
 def simulated(rng: np.random.Generator, shape: tuple[float, float], num_tasks: int, num: int) -> RepeatScores:
     """An evaluation whose tasks have chances of success from a beta distribution."""
     won = rng.random((num_tasks, num)) < rng.beta(*shape, size=(num_tasks, 1))
-    episodes = [one for seed, row in enumerate(won) for one in played("Some-v0", seed, row.astype(float).tolist())]
+    episodes = [
+        trajectory for seed, row in enumerate(won) for trajectory in played("Some-v0", seed, row.astype(float).tolist())
+    ]
     return repeat_scores(episodes)[0]
 
 
@@ -232,7 +234,7 @@ def test_intervals_hold_the_truth_in_at_least_93_of_100_evaluations(shape: tuple
         never = math.prod((second + i) / (first + second + i) for i in range(k))
         for truth, kind in ((1 - never, "pass_at_k"), (always, "pass_hat_k")):
             intervals = [getattr(run.at[index], f"{kind}_interval") for run in runs]
-            assert statistics.fmean(one.low <= truth <= one.high for one in intervals) >= 0.93
+            assert statistics.fmean(interval.low <= truth <= interval.high for interval in intervals) >= 0.93
             # nor are they that often right by being wide: what the estimates themselves scatter is the measure
             scatter = statistics.stdev(getattr(run.at[index], kind) for run in runs)
-            assert statistics.fmean(one.high - one.low for one in intervals) < 2 * 2 * 1.96 * scatter
+            assert statistics.fmean(interval.high - interval.low for interval in intervals) < 2 * 2 * 1.96 * scatter

@@ -118,7 +118,7 @@ def test_a_reward_that_is_always_the_same_has_an_interval_only_if_it_is_0_or_1(v
     assert (summary.at_k[0].at[0].best_at_k_interval is not None) is has
 
 
-def test_one_task_says_nothing_about_others() -> None:
+def test_a_single_task_has_no_interval() -> None:
     assert mean_interval([1.0, 0.0, 1.0], ["a", "a", "a"]) is None
     assert success_interval([], []) is None
 

@@ -172,10 +172,10 @@ def play(
     """One episode that `agent` plays."""
 
     async def run() -> Trajectory:
-        async with served(RolloutLoop(engine, renderer, limits)) as (served_loop, url), Agent(url) as one:
+        async with served(RolloutLoop(engine, renderer, limits)) as (served_loop, url), Agent(url) as client:
             playing = asyncio.ensure_future(served_loop.run(env, Episode(Task("Env-v0", 7))))
-            await one.claim()
-            await agent(one)
+            await client.claim()
+            await agent(client)
             return await playing
 
     trajectory = asyncio.run(run())
@@ -212,7 +212,7 @@ def test_a_relay_of_64_episodes_at_once_leaves_the_record_of_the_loop(
         return played
 
     own = asyncio.run(by_itself())
-    assert {one.status for one in own} == {Status.COMPLETED, Status.TRUNCATED}
+    assert {trajectory.status for trajectory in own} == {Status.COMPLETED, Status.TRUNCATED}
     assert lines(tmp_path / "other", asyncio.run(from_outside())) == lines(tmp_path / "one", own)
 
 
@@ -246,8 +246,8 @@ def test_a_text_environment_and_malformed_calls_pass_through(renderer: Renderer,
     texts = ("one", "<tool_call>{broken</tool_call>", "")
     own = asyncio.run(RolloutLoop(scripted(raw, *texts), renderer).run(Chat(), Episode(Task("Env-v0", 7))))
 
-    async def agent(one: Agent) -> None:
-        await one.play_on()
+    async def agent(client: Agent) -> None:
+        await client.play_on()
 
     outside = play(renderer, scripted(raw, *texts), Chat(), agent)
     assert lines(tmp_path / "other", [outside]) == lines(tmp_path / "one", [own])
@@ -263,17 +263,17 @@ def refusal(status: int, code: str | None) -> Callable[[HttpRefusal], bool]:
 def test_a_request_that_is_repeated_gets_the_recorded_reply(renderer: Renderer, raw: Raw) -> None:
     engine = dialling(raw)
 
-    async def agent(one: Agent) -> None:
-        first, at_once = await asyncio.gather(one.ask(), one.ask())
-        assert first == at_once == await one.ask()
+    async def agent(client: Agent) -> None:
+        first, at_once = await asyncio.gather(client.ask(), client.ask())
+        assert first == at_once == await client.ask()
         assert engine.num_requests == 1
-        one.messages.append(first["choices"][0]["message"])
-        answer = await one.step()
-        assert answer == await one.step() == await one.step(message=one.messages[-1])
-        assert await one.http.post(f"/episodes/{one.opening['episode']}/step", {}) == answer
-        one.messages += answer["messages"]
-        await one.play_on()
-        assert (await one.step())["truncated"] or (await one.step())["terminated"]
+        client.messages.append(first["choices"][0]["message"])
+        answer = await client.step()
+        assert answer == await client.step() == await client.step(message=client.messages[-1])
+        assert await client.http.post(f"/episodes/{client.opening['episode']}/step", {}) == answer
+        client.messages += answer["messages"]
+        await client.play_on()
+        assert (await client.step())["truncated"] or (await client.step())["terminated"]
 
     trajectory = play(renderer, engine, Dial(), agent)
     assert len(trajectory.turns) == engine.num_requests
@@ -289,18 +289,18 @@ async def in_flight(engine: ScriptedEngine) -> None:
 def test_a_second_agent_at_the_same_episode_is_refused(renderer: Renderer, raw: Raw) -> None:
     engine = dialling(raw)
 
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         await engine.pause()
-        asking = asyncio.ensure_future(one.ask())
+        asking = asyncio.ensure_future(client.ask())
         await in_flight(engine)
-        other = {"model": "policy", "messages": [{"role": "user", "content": "mine"}]}
-        for path, body in (("v1/chat/completions", other), ("step", {})):
+        stranger_body = {"model": "policy", "messages": [{"role": "user", "content": "mine"}]}
+        for path, body in (("v1/chat/completions", stranger_body), ("step", {})):
             with pytest.raises(HttpRefusal, check=refusal(409, "episode_busy")):
-                await one.http.post(f"/episodes/{one.opening['episode']}/{path}", body)
+                await client.http.post(f"/episodes/{client.opening['episode']}/{path}", body)
         await engine.resume()
-        one.messages.append((await asking)["choices"][0]["message"])
-        one.messages += (await one.step())["messages"]
-        await one.play_on()
+        client.messages.append((await asking)["choices"][0]["message"])
+        client.messages += (await client.step())["messages"]
+        await client.play_on()
 
     assert play(renderer, engine, Dial(), agent).status.trainable
 
@@ -308,26 +308,26 @@ def test_a_second_agent_at_the_same_episode_is_refused(renderer: Renderer, raw: 
 def test_an_agent_that_drops_its_connection_finds_its_reply_when_it_is_back(renderer: Renderer, raw: Raw) -> None:
     engine = dialling(raw)
 
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         await engine.pause()
-        async with Agent(one.url) as lost:
-            lost.opening, lost.messages = one.opening, one.messages
+        async with Agent(client.url) as lost:
+            lost.opening, lost.messages = client.opening, client.messages
             asking = asyncio.ensure_future(lost.ask())
             await in_flight(engine)
             asking.cancel()
-        again = asyncio.ensure_future(one.ask())
+        again = asyncio.ensure_future(client.ask())
         await engine.resume()
         await again
         assert engine.num_requests == 1
-        await one.play_on()
+        await client.play_on()
 
     assert play(renderer, engine, Dial(), agent).status.trainable
 
 
-def test_the_deadline_counts_from_the_claim_and_is_told_to_the_agent(renderer: Renderer, raw: Raw) -> None:
-    async def agent(one: Agent) -> None:
+def test_the_deadline_counts_from_the_claim_and_is_sent_to_the_agent(renderer: Renderer, raw: Raw) -> None:
+    async def agent(client: Agent) -> None:
         with pytest.raises(HttpRefusal, check=refusal(410, "deadline")):
-            await one.ask()
+            await client.ask()
 
     trajectory = play(renderer, dialling(raw, delay_s=60.0), Dial(), agent, Limits(deadline_s=0.2))
     assert trajectory.status is Status.TIMEOUT and "deadline_s" in str(trajectory.error)
@@ -350,13 +350,13 @@ def test_what_clients_do_to_an_assistant_message_on_its_way_back_rewrites_nothin
             call["arguments"] = json.dumps(json.loads(call["arguments"]), indent=2)
         return message
 
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         for _ in range(3):
-            completion = await one.chat()
-            one.messages[-1] = back(completion["choices"][0]["message"])
-            one.messages += (await one.step(message=one.messages[-1]))["messages"]
+            completion = await client.chat()
+            client.messages[-1] = back(completion["choices"][0]["message"])
+            client.messages += (await client.step(message=client.messages[-1]))["messages"]
         if change == "arguments":
-            await one.play_on()
+            await client.play_on()
 
     text_said = f"<think>\nhm\n</think>\n\n  a thought \n{CALL % 12}"
     env = Dial() if change == "arguments" else Chat()
@@ -381,15 +381,15 @@ def test_what_clients_do_to_an_assistant_message_on_its_way_back_rewrites_nothin
         ({"functions": [{"name": "dial"}]}, "functions"),
     ],
 )
-def test_what_is_not_supported_is_refused_in_the_form_of_openai_and_the_episode_goes_on(
+def test_unsupported_fields_get_an_openai_error_and_the_episode_continues(
     renderer: Renderer, raw: Raw, fields: JsonObject, param: str
 ) -> None:
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         with pytest.raises(HttpRefusal, check=refusal(400, None)) as caught:
-            await one.ask(**fields)
+            await client.ask(**fields)
         error = json.loads(str(caught.value).partition(": ")[2])["error"]
         assert error["param"] == param and error["type"] == "invalid_request_error" and error["message"]
-        await one.play_on()
+        await client.play_on()
 
     assert play(renderer, dialling(raw), Dial(), agent).status.trainable
 
@@ -397,13 +397,13 @@ def test_what_is_not_supported_is_refused_in_the_form_of_openai_and_the_episode_
 def test_an_agents_stop_string_ends_the_reply_and_is_not_shown(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
     reply = "Thought: look.\nAction: look\nObservation: I make this up."
 
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         for stop in ("\nObservation:", ["Observation:", "never"], None):
-            choice = (await one.chat(stop=stop))["choices"][0]
+            choice = (await client.chat(stop=stop))["choices"][0]
             text = choice["message"]["content"]
             assert text.rstrip() == (reply if stop is None else "Thought: look.\nAction: look")
             assert choice["finish_reason"] == "stop"
-            one.messages += (await one.step(message=one.messages[-1]))["messages"]
+            client.messages += (await client.step(message=client.messages[-1]))["messages"]
 
     trajectory = play(renderer, scripted(raw, reply), Chat(), agent)
     assert [turn.stop for turn in trajectory.turns] == ["\nObservation:", "Observation:", ""]
@@ -414,21 +414,21 @@ def test_an_agents_stop_string_ends_the_reply_and_is_not_shown(renderer: Rendere
 
 
 def test_requests_that_make_no_sense_change_nothing(renderer: Renderer, raw: Raw) -> None:
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         with pytest.raises(HttpRefusal, check=refusal(400, "no_reply")):
-            await one.step()
+            await client.step()
         with pytest.raises(HttpRefusal, check=refusal(400, "no_prefill")):
-            await one.ask(messages=[*one.messages, {"role": "assistant", "content": "I"}])
+            await client.ask(messages=[*client.messages, {"role": "assistant", "content": "I"}])
         with pytest.raises(HttpRefusal, check=refusal(400, "context_length_exceeded")):
-            await one.ask(messages=[{"role": "user", "content": "x" * 5000}])
-        await one.chat()
+            await client.ask(messages=[{"role": "user", "content": "x" * 5000}])
+        await client.chat()
         with pytest.raises(HttpRefusal, check=refusal(400, "not_the_reply")):
-            await one.step(message={"role": "assistant", "content": "open sesame"})
+            await client.step(message={"role": "assistant", "content": "open sesame"})
         for path in ("/episodes/nobody/step", "/v1/chat/completions", "/nowhere"):
             with pytest.raises(HttpRefusal, check=refusal(404, None)):
-                await one.http.post(path, one.request())
-        one.messages += (await one.step())["messages"]
-        await one.play_on()
+                await client.http.post(path, client.request())
+        client.messages += (await client.step())["messages"]
+        await client.play_on()
 
     trajectory = play(renderer, dialling(raw, context_window=4096), Dial(), agent)
     assert trajectory.status.trainable and len(trajectory.rows) == 1
@@ -439,24 +439,24 @@ UNKNOWN = '<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>'
 
 
 @pytest.mark.parametrize("reply", [BROKEN, UNKNOWN, "hm " + BROKEN + CALL % 12, CALL % 12 + UNKNOWN])
-def test_a_call_that_no_agent_can_run_goes_out_as_text_and_its_answer_as_a_user_message(
+def test_a_call_that_cannot_run_is_sent_as_text_and_answered_as_a_user_message(
     renderer: Renderer, raw: Raw, tmp_path: Path, reply: str
 ) -> None:
     reply = reply.replace(END, "")
     own = asyncio.run(RolloutLoop(scripted(raw, reply), renderer).run(Dial(), Episode(Task("Env-v0", 7))))
 
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         while True:
-            choice = (await one.chat())["choices"][0]
+            choice = (await client.chat())["choices"][0]
             names = [call["function"]["name"] for call in choice["message"].get("tool_calls", ())]
             assert names == ["dial"] * ("dial" in reply)
             assert choice["finish_reason"] == ("tool_calls" if names else "stop")
             assert ("broken" in reply) == ("{broken" in choice["message"]["content"])
-            answer = await one.step(message=choice["message"])
+            answer = await client.step(message=choice["message"])
             if answer["terminated"] or answer["truncated"]:
                 return
             assert [message["role"] for message in answer["messages"]] == ["tool"] * len(names) + ["user"]
-            one.messages += answer["messages"]
+            client.messages += answer["messages"]
 
     outside = play(renderer, scripted(raw, reply), Dial(), agent)
     assert len(outside.rows) == 1
@@ -467,12 +467,12 @@ def test_a_call_that_no_agent_can_run_goes_out_as_text_and_its_answer_as_a_user_
 def test_an_agent_that_answers_such_a_reply_itself_leaves_a_sound_record(
     renderer: Renderer, raw: Raw, tmp_path: Path, reply: str
 ) -> None:
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         for _ in range(2):
-            calls = (await one.chat())["choices"][0]["message"].get("tool_calls", ())
+            calls = (await client.chat())["choices"][0]["message"].get("tool_calls", ())
             results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
-            one.messages += results or [{"role": "user", "content": "Say that again."}]
-        await one.play_on()
+            client.messages += results or [{"role": "user", "content": "Say that again."}]
+        await client.play_on()
 
     trajectory = play(renderer, scripted(raw, reply.replace(END, "")), Dial(), agent)
     sampled = [span.ids for row in trajectory.rows for span in row.spans if span.source is Source.POLICY]
@@ -482,13 +482,13 @@ def test_an_agent_that_answers_such_a_reply_itself_leaves_a_sound_record(
 
 
 def test_tool_choice_none_shows_calls_as_text_in_the_same_row(renderer: Renderer, raw: Raw) -> None:
-    async def agent(one: Agent) -> None:
-        message = (await one.chat(tool_choice="none"))["choices"][0]["message"]
+    async def agent(client: Agent) -> None:
+        message = (await client.chat(tool_choice="none"))["choices"][0]["message"]
         assert "tool_calls" not in message and "dial" in message["content"]
-        one.messages.append({"role": "user", "content": "Now do it."})
-        assert (await one.chat())["choices"][0]["message"]["tool_calls"]
-        one.messages += (await one.step())["messages"]
-        await one.play_on()
+        client.messages.append({"role": "user", "content": "Now do it."})
+        assert (await client.chat())["choices"][0]["message"]["tool_calls"]
+        client.messages += (await client.step())["messages"]
+        await client.play_on()
 
     trajectory = play(renderer, scripted(raw, (CALL % 12).removesuffix(END)), Dial(), agent)
     assert len(trajectory.rows) == 1 and trajectory.status.trainable
@@ -497,26 +497,24 @@ def test_tool_choice_none_shows_calls_as_text_in_the_same_row(renderer: Renderer
 def test_fields_that_are_unknown_are_ignored_with_one_warning(
     renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
 ) -> None:
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         for _ in range(3):
-            await one.chat(verbosity="low", prediction={"type": "content"})
-            one.messages += (await one.step())["messages"]
+            await client.chat(verbosity="low", prediction={"type": "content"})
+            client.messages += (await client.step())["messages"]
 
     assert play(renderer, scripted(raw, "hm"), Chat(), agent).status is Status.COMPLETED
     assert len([line for line in warnings_of() if "ignored" in line]) == 2
 
 
-def test_a_full_window_is_a_bad_request_and_an_agent_that_shortens_its_messages_plays_on(
-    renderer: Renderer, raw: Raw
-) -> None:
-    async def agent(one: Agent) -> None:
-        await one.chat()
-        opening = list(one.messages[:-1])
-        one.messages.append({"role": "user", "content": "x" * 5000})
+def test_a_full_window_is_a_bad_request_and_shorter_messages_continue(renderer: Renderer, raw: Raw) -> None:
+    async def agent(client: Agent) -> None:
+        await client.chat()
+        opening = list(client.messages[:-1])
+        client.messages.append({"role": "user", "content": "x" * 5000})
         with pytest.raises(HttpRefusal, match="maximum context length is 4096", check=refusal(400, CONTEXT_EXCEEDED)):
-            await one.chat()
-        one.messages = opening
-        await one.play_on()
+            await client.chat()
+        client.messages = opening
+        await client.play_on()
 
     trajectory = play(renderer, scripted(raw, "hm", "ha"), Chat(), agent, Limits(context_window=4096))
     assert trajectory.status is Status.COMPLETED
@@ -525,13 +523,13 @@ def test_a_full_window_is_a_bad_request_and_an_agent_that_shortens_its_messages_
 def test_an_agent_that_gives_up_at_a_full_window_leaves_a_truncated_episode(renderer: Renderer, raw: Raw) -> None:
     async def run() -> Trajectory:
         loop = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer, Limits(context_window=4096)), idle_s=0.2)
-        async with EpisodeServer(loop, QUIET) as server, Agent(server.url) as one:
+        async with EpisodeServer(loop, QUIET) as server, Agent(server.url) as client:
             playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", 7))))
-            await one.claim()
-            await one.chat()
-            one.messages.append({"role": "user", "content": "x" * 5000})
+            await client.claim()
+            await client.chat()
+            client.messages.append({"role": "user", "content": "x" * 5000})
             with pytest.raises(HttpRefusal, check=refusal(400, CONTEXT_EXCEEDED)):
-                await one.chat()
+                await client.chat()
             return await playing
 
     trajectory = asyncio.run(run())
@@ -561,11 +559,11 @@ def test_episodes_cannot_be_guessed_and_their_address_is_not_the_callers(rendere
 
 
 def test_the_agents_own_bound_cuts_a_reply_and_ends_nothing(renderer: Renderer, raw: Raw) -> None:
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         for bound in ("max_tokens", "max_completion_tokens", "max_tokens"):
-            choice = (await one.chat(**{bound: 3}))["choices"][0]
+            choice = (await client.chat(**{bound: 3}))["choices"][0]
             assert choice["finish_reason"] == "length" and choice["message"]["content"] == "a l"
-            one.messages += (await one.step())["messages"]
+            client.messages += (await client.step())["messages"]
 
     trajectory = play(renderer, scripted(raw, "a long reply"), Chat(), agent)
     assert (trajectory.status, len(trajectory.rows)) == (Status.COMPLETED, 1)
@@ -580,19 +578,19 @@ class Torn(Chat):
         return super().step(action)
 
 
-def test_an_environment_that_fails_is_told_to_the_agent_and_recorded_as_its_fault(renderer: Renderer, raw: Raw) -> None:
-    async def agent(one: Agent) -> None:
+def test_an_environment_failure_is_reported_to_the_agent_and_recorded(renderer: Renderer, raw: Raw) -> None:
+    async def agent(client: Agent) -> None:
         with pytest.raises(HttpRefusal, match="the wire is cut", check=refusal(410, "env_error")):
-            await one.play_on()
+            await client.play_on()
 
     trajectory = play(renderer, scripted(raw, "hm"), Torn(), agent)
     assert trajectory.status is Status.ENV_ERROR and len(trajectory.turns) == 2
 
 
-def test_an_engine_that_fails_is_told_to_the_agent(renderer: Renderer) -> None:
-    async def agent(one: Agent) -> None:
+def test_an_engine_failure_is_reported_to_the_agent(renderer: Renderer) -> None:
+    async def agent(client: Agent) -> None:
         with pytest.raises(HttpRefusal, match="asked for a failure", check=refusal(410, "engine_error")):
-            await one.ask()
+            await client.ask()
 
     engine = ScriptedEngine(lambda *_: ScriptedReply(fault="raise"))
     assert play(renderer, engine, Chat(), agent).status is Status.ENGINE_ERROR
@@ -606,20 +604,20 @@ def test_claims_wait_for_an_episode_and_end_with_the_run(renderer: Renderer, raw
         loop = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer))
         async with (
             EpisodeServer(loop, ServeConfig(port=0, claim_s=0.05, quiet_s=0.0)) as server,
-            Agent(server.url) as one,
+            Agent(server.url) as client,
         ):
-            assert await one.http.post("/episodes", {}) is None
-            health = await one.http.get("/health")
+            assert await client.http.post("/episodes", {}) is None
+            health = await client.http.get("/health")
             assert health == {"status": "ok", "waiting": 0, "playing": 0, "over": False}
-            assert [model["id"] for model in (await one.http.get("/v1/models"))["data"]] == ["policy"]
-            claim = asyncio.ensure_future(one.claim())
+            assert [model["id"] for model in (await client.http.get("/v1/models"))["data"]] == ["policy"]
+            claim = asyncio.ensure_future(client.claim())
             playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", 1))))
             assert await claim
-            await one.play_on()
+            await client.play_on()
             assert (await playing).status is Status.COMPLETED
             loop.end()
             with pytest.raises(HttpRefusal, check=refusal(410, "run_over")):
-                await one.claim()
+                await client.claim()
 
     asyncio.run(run())
 
@@ -633,9 +631,9 @@ def test_a_claim_whose_agent_has_gone_takes_no_episode(renderer: Renderer, raw: 
                 claim.cancel()
             await asyncio.sleep(0.05)
             playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", 1))))
-            async with Agent(url) as one:
-                await one.claim()
-                await one.play_on()
+            async with Agent(url) as client:
+                await client.claim()
+                await client.play_on()
             assert (await playing).status is Status.COMPLETED
 
     asyncio.run(run())
@@ -645,21 +643,24 @@ def test_a_claim_whose_agent_has_gone_takes_no_episode(renderer: Renderer, raw: 
 def test_the_plain_address_takes_the_episode_from_the_api_key_or_a_header(
     renderer: Renderer, raw: Raw, header: str
 ) -> None:
-    async def agent(one: Agent) -> None:
-        name = one.opening["episode"]
-        client = HttpClient(one.url, headers={header: f"Bearer {name}" if header == "Authorization" else name})
-        completion = await client.post("/v1/chat/completions", one.request())
-        assert completion == await one.chat()
+    async def agent(player: Agent) -> None:
+        name = player.opening["episode"]
+        client = HttpClient(player.url, headers={header: f"Bearer {name}" if header == "Authorization" else name})
+        completion = await client.post("/v1/chat/completions", player.request())
+        assert completion == await player.chat()
         await client.close()
-        one.messages += (await one.step())["messages"]
-        await one.play_on()
+        player.messages += (await player.step())["messages"]
+        await player.play_on()
 
     assert play(renderer, scripted(raw, "hm"), Chat(), agent).status is Status.COMPLETED
 
 
-async def chunks_of(one: Agent, **fields: object) -> list[JsonObject]:
-    url = f"{one.opening['base_url']}/chat/completions"
-    async with aiohttp.ClientSession() as session, session.post(url, json=one.request(stream=True, **fields)) as answer:
+async def chunks_of(client: Agent, **fields: object) -> list[JsonObject]:
+    url = f"{client.opening['base_url']}/chat/completions"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json=client.request(stream=True, **fields)) as answer,
+    ):
         assert answer.content_type == "text/event-stream"
         events = (await answer.text()).split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
@@ -669,9 +670,9 @@ async def chunks_of(one: Agent, **fields: object) -> list[JsonObject]:
 def test_a_streamed_reply_is_the_same_reply_in_parts(renderer: Renderer, raw: Raw) -> None:
     reply_text = f"<think>\nhm\n</think>\n\nI dial.\n{CALL % 1}".removesuffix(END) + CALL % 2
 
-    async def agent(one: Agent) -> None:
-        chunks = await chunks_of(one, stream_options={"include_usage": True})
-        whole = await one.chat()
+    async def agent(client: Agent) -> None:
+        chunks = await chunks_of(client, stream_options={"include_usage": True})
+        whole = await client.chat()
         message = whole["choices"][0]["message"]
         assert {chunk["id"] for chunk in chunks} == {whole["id"]}
         assert chunks[-1]["usage"] == whole["usage"] and not chunks[-1]["choices"]
@@ -687,8 +688,8 @@ def test_a_streamed_reply_is_the_same_reply_in_parts(renderer: Renderer, raw: Ra
         assert [{**call, "function": call["function"]} for call in calls.values()] == [
             {"index": index, **call} for index, call in enumerate(message["tool_calls"])
         ]
-        one.messages += (await one.step())["messages"]
-        await one.play_on()
+        client.messages += (await client.step())["messages"]
+        await client.play_on()
 
     trajectory = play(renderer, scripted(raw, reply_text.removesuffix(END)), Dial(), agent)
     assert trajectory.turns[0].message.content == "I dial." and len(trajectory.rows) == 1
@@ -701,9 +702,9 @@ def test_the_official_client_streams_and_reads_errors(renderer: Renderer, raw: R
         BadRequestError,
     )
 
-    async def agent(one: Agent) -> None:
-        async with AsyncOpenAI(base_url=one.opening["base_url"], api_key="none") as client:
-            options = {"model": "policy", "messages": one.messages, "tools": one.opening["tools"]}
+    async def agent(player: Agent) -> None:
+        async with AsyncOpenAI(base_url=player.opening["base_url"], api_key="none") as client:
+            options = {"model": "policy", "messages": player.messages, "tools": player.opening["tools"]}
             with pytest.raises(BadRequestError) as caught:
                 await client.chat.completions.create(**options, n=2)
             assert caught.value.param == "n" and caught.value.code == "unsupported_value"
@@ -713,11 +714,11 @@ def test_the_official_client_streams_and_reads_errors(renderer: Renderer, raw: R
             call = message["tool_calls"][0]["function"]
             assert (call["name"], json.loads(call["arguments"])) == ("dial", {"digit": 1})
             assert whole.choices[0].finish_reason == "tool_calls"
-            one.messages.append(message)
-            one.messages += (await one.step(message=message))["messages"]
-            await one.play_on()
+            player.messages.append(message)
+            player.messages += (await player.step(message=message))["messages"]
+            await player.play_on()
             with pytest.raises(APIStatusError, match="is over") as over:
-                await client.chat.completions.create(**{**options, "messages": one.messages})
+                await client.chat.completions.create(**{**options, "messages": player.messages})
             assert over.value.status_code == 410
 
     engine = ScriptedEngine(lambda *_: raw(CALL % 1))
@@ -726,10 +727,10 @@ def test_the_official_client_streams_and_reads_errors(renderer: Renderer, raw: R
 
 
 def test_call_ids_are_unique_in_a_conversation(renderer: Renderer, raw: Raw) -> None:
-    async def agent(one: Agent) -> None:
-        await one.play_on()
-        ids = [call["id"] for message in one.messages for call in message.get("tool_calls", ())]
-        answered = [message["tool_call_id"] for message in one.messages if message["role"] == "tool"]
+    async def agent(client: Agent) -> None:
+        await client.play_on()
+        ids = [call["id"] for message in client.messages for call in message.get("tool_calls", ())]
+        answered = [message["tool_call_id"] for message in client.messages if message["role"] == "tool"]
         assert len(set(ids)) == len(ids) == 6 and ids == answered
 
     engine = ScriptedEngine(lambda *_: raw(CALL % 12))
@@ -737,13 +738,13 @@ def test_call_ids_are_unique_in_a_conversation(renderer: Renderer, raw: Raw) -> 
     assert {call.id for turn in trajectory.turns for call in turn.message.tool_calls} == {"call_0"}
 
 
-def test_the_distribution_is_the_runs_own_and_an_agent_that_asks_for_another_is_told_once(
+def test_the_runs_distribution_wins_over_the_agents_with_a_warning_for_each_field(
     renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
 ) -> None:
-    async def agent(one: Agent) -> None:
+    async def agent(client: Agent) -> None:
         for _ in range(3):
-            await one.chat(temperature=0.1, seed=4)
-            one.messages += (await one.step())["messages"]
+            await client.chat(temperature=0.1, seed=4)
+            client.messages += (await client.step())["messages"]
 
     play(renderer, scripted(raw, "hm"), Chat(), agent)
     warnings = [line for line in warnings_of() if "plays no role" in line]

@@ -170,7 +170,7 @@ MARKERS = ("A note.", "So far: nothing.", "Be a pirate.", "done", "dial(", "cloc
     first=st.integers(0, 5),
     history=st.sampled_from(["append", "rerender"]),
 )
-def test_whatever_an_agent_does_each_sampled_id_is_recorded_once_and_the_record_is_sound(
+def test_each_sampled_id_is_recorded_once_for_any_behaviour_of_an_agent(
     renderer: Renderer, raw: Raw, tmp_path: Path, acts: list[str], first: int, history: History
 ) -> None:
     texts = [
@@ -226,9 +226,7 @@ async def _do(player: Player, act: str) -> None:
         player.messages[-1] = Message("assistant", last.content.strip(), None, last.tool_calls)
 
 
-def test_history_that_is_told_otherwise_begins_a_row_and_is_trained_once(
-    renderer: Renderer, raw: Raw, tmp_path: Path
-) -> None:
+def test_a_rewritten_history_begins_a_row_and_is_trained_once(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
     async def agent(player: Player) -> None:
         for _ in range(3):
             await player.chat()
@@ -257,7 +255,7 @@ def test_an_agent_with_a_prompt_and_tools_of_its_own_is_recorded_as_it_asks(
 
     texts = (CALL % ("clock", 1), "It is noon.", "one", "two", "three")
     trajectory = play(RolloutLoop(scripted(raw, *texts), renderer), Chat(), agent)
-    assert policy_ids(trajectory) == [raw(one + END) for one in texts]
+    assert policy_ids(trajectory) == [raw(text + END) for text in texts]
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 0.5, 0.5, 0.5]
     opening, row = trajectory.rows
     assert not opening.num_trained_tokens and "pirate" in renderer.decode(row.ids.tolist())
@@ -358,7 +356,7 @@ def test_an_episode_that_cannot_begin_costs_its_agent_nothing(renderer: Renderer
             await player.play_on()
         return await playing
 
-    statuses = [one.status for one in asyncio.run(run())]
+    statuses = [trajectory.status for trajectory in asyncio.run(run())]
     assert statuses == [Status.ENV_ERROR, Status.COMPLETED, Status.COMPLETED]
 
 
@@ -396,7 +394,7 @@ def test_a_claim_that_is_given_up_leaves_its_episode_to_the_next(renderer: Rende
     assert asyncio.run(run()).status is Status.COMPLETED
 
 
-def test_agents_that_wait_are_told_when_the_run_is_over(renderer: Renderer, raw: Raw) -> None:
+def test_waiting_agents_learn_that_the_run_is_over(renderer: Renderer, raw: Raw) -> None:
     async def run() -> None:
         served = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer))
         assert await served.claim(0.01) is None

@@ -151,7 +151,7 @@ def test_an_environment_without_tools_may_be_sound() -> None:
 
 
 @pytest.mark.long
-def test_findings_say_what_to_do() -> None:
+def test_findings_explain_what_to_do() -> None:
     (finding,) = check_env(NoLimit)
     assert finding.severity == "error"
     assert "set max_turns" in finding.message

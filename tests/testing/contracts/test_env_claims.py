@@ -80,19 +80,19 @@ class Copied(TextEnv):
     system_prompt = "Talk."
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        self.said = [str(self.np_random.integers(10**6))]
-        return self.said[0], {}
+        self.lines = [str(self.np_random.integers(10**6))]
+        return self.lines[0], {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self.said.append(action)
-        return f"{len(self.said)} {self.np_random.integers(10**6)}", 0.0, False, False, {}
+        self.lines.append(action)
+        return f"{len(self.lines)} {self.np_random.integers(10**6)}", 0.0, False, False, {}
 
     def fork(self) -> TextEnv:
         return copy.deepcopy(self)
 
 
 def verdicts(env: Any) -> dict[str, Verdict]:
-    return {one.check: one for one in examine_env(env)}
+    return {verdict.check: verdict for verdict in examine_env(env)}
 
 
 def verdict_of(env: Any, check: str) -> Verdict:
@@ -102,16 +102,19 @@ def verdict_of(env: Any, check: str) -> Verdict:
 
 def test_a_fair_environment_passes_every_check_it_claims() -> None:
     reports = verdicts(Fair)
-    assert {name for name, one in reports.items() if one.verdict == "not claimed"} == {"another process", "fork"}
-    assert {one.verdict for one in reports.values()} == {"passed", "not claimed"}
+    assert {name for name, verdict in reports.items() if verdict.verdict == "not claimed"} == {
+        "another process",
+        "fork",
+    }
+    assert {verdict.verdict for verdict in reports.values()} == {"passed", "not claimed"}
     assert verdict_of(Copied, "fork").verdict == "passed"
 
 
-def test_what_is_not_claimed_is_told_as_that() -> None:
+def test_unclaimed_checks_are_reported_as_not_claimed() -> None:
     reports = verdicts(Copied)
     unclaimed = {"tool schemas", "arguments against the schema", "card", "oracle", "cheat", "canaries", "baseline"}
     unclaimed |= {"reward range", "answer leak", "another process", "raising tools"}
-    assert {name for name, one in reports.items() if one.verdict == "not claimed"} == unclaimed
+    assert {name for name, verdict in reports.items() if verdict.verdict == "not claimed"} == unclaimed
     assert all(reports[name].not_claimed for name in unclaimed)
 
 
@@ -169,17 +172,17 @@ class ForkIsSelf(Copied):
 
 class ForkForgets(Copied):
     def fork(self) -> TextEnv:
-        other = copy.deepcopy(self)
-        other.said = []
-        return other
+        clone = copy.deepcopy(self)
+        clone.lines = []
+        return clone
 
 
-KEPT: list[Any] = []
+RESOURCES: list[Any] = []
 
 
 class KeepsFile(Fair):
     def start(self, options: dict[str, Any]) -> str:
-        KEPT.append(open("/dev/null"))  # noqa: SIM115  # what it is here for
+        RESOURCES.append(open("/dev/null"))  # noqa: SIM115  # what it is here for
         return super().start(options)
 
 
@@ -187,13 +190,13 @@ class KeepsThread(Fair):
     def start(self, options: dict[str, Any]) -> str:
         event = threading.Event()
         threading.Thread(target=event.wait, name="left-behind", daemon=True).start()
-        KEPT.append(event)
+        RESOURCES.append(event)
         return super().start(options)
 
 
 class KeepsProcess(Fair):
     def start(self, options: dict[str, Any]) -> str:
-        KEPT.append(subprocess.Popen(["sleep", "60"]))
+        RESOURCES.append(subprocess.Popen(["sleep", "60"]))
         return super().start(options)
 
 
@@ -207,15 +210,15 @@ class KeepsFolder(Fair):
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for what the checks before leave in it
     yield
-    for one in KEPT:
-        if isinstance(one, threading.Event):
-            one.set()
-        elif isinstance(one, subprocess.Popen):
-            one.kill()
-            one.wait()
+    for resource in RESOURCES:
+        if isinstance(resource, threading.Event):
+            resource.set()
+        elif isinstance(resource, subprocess.Popen):
+            resource.kill()
+            resource.wait()
         else:
-            one.close()
-    KEPT.clear()
+            resource.close()
+    RESOURCES.clear()
 
 
 @pytest.mark.long

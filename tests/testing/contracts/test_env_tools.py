@@ -132,7 +132,7 @@ def test_a_tool_that_raises_for_no_argument_fails_with_its_place(env: type[TextE
 
 
 @pytest.mark.long
-def test_env_check_fails_where_the_only_tool_raises_and_shows_little_of_what_it_printed(
+def test_env_check_fails_if_the_only_tool_raises_and_shortens_its_output(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "raise2.py"
@@ -154,5 +154,5 @@ def test_what_a_sound_environment_prints_is_not_shown(capfd: pytest.CaptureFixtu
             print("starting")
             return super().start(options)
 
-    assert all(one.printed == "" for one in examine_env(Talks, only=["makes", "reproducible", "raising tools"]))
+    assert all(verdict.printed == "" for verdict in examine_env(Talks, only=["makes", "reproducible", "raising tools"]))
     assert capfd.readouterr() == ("", "")

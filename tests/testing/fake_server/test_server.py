@@ -89,8 +89,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_random_replies_depend_on_seed_and_prompt_alone(fake_sglang: Start) -> None:
-    first, second, other = fake_sglang(seed=1), fake_sglang(seed=1), fake_sglang(seed=2)
-    answers = [generate(server, num_new=40)["output_ids"] for server in (first, second, other)]
+    first, second, reseeded = fake_sglang(seed=1), fake_sglang(seed=1), fake_sglang(seed=2)
+    answers = [generate(server, num_new=40)["output_ids"] for server in (first, second, reseeded)]
     assert answers[0] == answers[1] != answers[2]
     assert generate(first, ids=(5, 7), num_new=40)["output_ids"] != answers[0]
     assert generate(first, params={"sampling_seed": 3}, num_new=40)["output_ids"] != answers[0]
@@ -120,7 +120,7 @@ def test_a_script_that_ends_is_given_an_end_token_or_repeated(fake_sglang: Start
     assert generate(server, num_new=5, params={"ignore_eos": True})["output_ids"] == [7, 8, 7, 8, 7]
 
 
-def test_echo_says_the_end_of_the_prompt(fake_sglang: Start) -> None:
+def test_echo_replies_with_the_end_of_the_prompt(fake_sglang: Start) -> None:
     server = fake_sglang(reply=echo_reply)
     assert generate(server, ids=(9, 8, 7), num_new=2)["output_ids"] == [8, 7]
 
@@ -212,7 +212,7 @@ def test_faults_are_played_once_and_counted(fake_sglang: Start) -> None:
     assert (stats.requests, stats.answered, stats.in_flight) == (7, 4, 0)
 
 
-def test_a_busy_server_says_when_to_come_back(fake_sglang: Start) -> None:
+def test_a_busy_server_sends_a_retry_after_header(fake_sglang: Start) -> None:
     server = fake_sglang(faults=Faults(schedule={0: "busy"}, retry_after_s=0.25))
 
     async def ask() -> float | None:
@@ -273,7 +273,7 @@ def test_rates_are_drawn_by_seed(fake_sglang: Start) -> None:
     for _ in range(2):
         server = fake_sglang(faults=faults)
         series.append([generate(server, num_new=1) for _ in range(40)])
-    kinds = [[answer if isinstance(answer, int) else 200 for answer in one] for one in series]
+    kinds = [[answer if isinstance(answer, int) else 200 for answer in answers] for answers in series]
     assert kinds[0] == kinds[1]
     assert 6 <= kinds[0].count(500) <= 18
     assert 2 <= kinds[0].count(429) <= 14
@@ -425,6 +425,6 @@ def test_the_command_dies_like_a_killed_process_on_demand(command: Callable[...,
         (["--port", "99999"], "a port is in"),
     ],
 )
-def test_the_command_says_what_is_wrong(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_wrong_arguments(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fake-server", *args]) == 2
     assert message in capsys.readouterr().err

@@ -75,12 +75,12 @@ def test_errors_of_services_and_databases_are_faults(error: BaseException, mista
 
 def test_a_statement_that_sqlite_refuses_is_the_models_and_a_locked_file_is_not(tmp_path: Path) -> None:
     file = tmp_path / "shop.db"
-    writer, other = sqlite3.connect(file), sqlite3.connect(file, timeout=0)
+    writer, second_writer = sqlite3.connect(file), sqlite3.connect(file, timeout=0)
     writer.execute("CREATE TABLE stock (name TEXT UNIQUE)")
     writer.execute("INSERT INTO stock VALUES ('lamp')")
     for statement in ("SELCT 1", "SELECT * FROM nowhere", "INSERT INTO stock VALUES ('lamp')"):
         assert is_models_mistake(raised(writer.execute, statement), {}), statement
-    locked = raised(other.execute, "INSERT INTO stock VALUES ('door')")
+    locked = raised(second_writer.execute, "INSERT INTO stock VALUES ('door')")
     assert str(locked) == "database is locked"
     assert not is_models_mistake(locked, {})
     missing = raised(sqlite3.connect, tmp_path / "nowhere" / "shop.db")
@@ -141,7 +141,7 @@ def test_no_client_is_imported_to_know_its_errors() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_scorer_that_cannot_read_an_answer_gives_none_and_one_whose_service_is_down_raises() -> None:
+def test_a_scorer_returns_none_for_an_unreadable_answer_and_raises_if_it_is_down() -> None:
     assert scored_by(lambda: 1) == (1.0, "")
     assert scored_by(lambda: int("many")) == (None, "ValueError: invalid literal for int() with base 10: 'many'")
 

@@ -17,7 +17,7 @@ from agentgym.types import ToolCall, ToolResult
 
 
 def calls(name: str, *arguments: dict[str, Any]) -> list[ToolCall]:
-    return [ToolCall(f"c{number}", name, one) for number, one in enumerate(arguments)]
+    return [ToolCall(f"c{number}", name, values) for number, values in enumerate(arguments)]
 
 
 async def answered(runner: ToolRunner, calls: list[ToolCall]) -> list[str]:
@@ -38,7 +38,7 @@ def test_calls_begin_evenly_apart_over_all_episodes() -> None:
 
     async def play() -> None:
         episodes = [ToolRunner([ask]) for _ in range(3)]
-        await asyncio.gather(*(answered(one, calls("ask", {}, {})) for one in episodes))
+        await asyncio.gather(*(answered(runner, calls("ask", {}, {})) for runner in episodes))
         await asyncio.sleep(10)
         await answered(episodes[0], calls("ask", {}))
 
@@ -123,7 +123,7 @@ def test_arguments_are_equal_where_their_json_is() -> None:
     seen, tool = square(blocking=False)
     runner = ToolRunner([tool])
     asyncio.run(answered(runner, calls("squared", {"number": 1}, {"number": 1.0}, {"number": 1})))
-    assert [repr(one) for one in seen] == ["1", "1.0"]
+    assert [repr(value) for value in seen] == ["1", "1.0"]
 
 
 def test_an_error_is_not_kept_nor_is_what_could_not_be_run() -> None:
@@ -131,11 +131,11 @@ def test_an_error_is_not_kept_nor_is_what_could_not_be_run() -> None:
     runner = ToolRunner([tool])
     for _ in range(2):
         results = runner.run_directly(calls("squared", {"number": -1}, {"number": "x"}))
-        assert [one.error for one in results] == ["tool_error", "invalid_arguments"]
+        assert [result.error for result in results] == ["tool_error", "invalid_arguments"]
     assert seen == [-1, -1]
 
 
-def test_a_kept_answer_is_cut_as_each_environment_says() -> None:
+def test_a_cached_answer_is_cut_to_the_limit_of_each_environment() -> None:
     @tool(pure=True, blocking=False)
     def long() -> str:
         """Says much."""
@@ -193,7 +193,7 @@ def test_answers_of_two_objects_registered_methods_are_kept_apart() -> None:
     ]
     calls = [ToolCall(name, name, {"item": "tea"}) for name in (*names, *names)]
     runner = ToolRunner(tools, inline=True)
-    assert [one.content for one in runner.run_directly(calls)] == ["9", "1", "9", "1"]
+    assert [result.content for result in runner.run_directly(calls)] == ["9", "1", "9", "1"]
 
 
 def test_arguments_too_deep_to_be_compared_are_run_each_time() -> None:

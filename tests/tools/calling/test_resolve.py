@@ -55,5 +55,5 @@ def test_what_is_no_tool_is_told(file: Path) -> None:
 def test_a_name_may_be_a_tool_or_something_else(file: Path) -> None:
     tool = find_tool(f"{file}:add")
     assert tool is not None and tool.name == "add"
-    for other in (f"{file}:Place", f"{file}:plain", f"{file}:nothing", "TextGame-v0", "nowhere.py:add"):
-        assert find_tool(other) is None
+    for reference in (f"{file}:Place", f"{file}:plain", f"{file}:nothing", "TextGame-v0", "nowhere.py:add"):
+        assert find_tool(reference) is None

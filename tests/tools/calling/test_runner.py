@@ -320,7 +320,7 @@ def shout(text: str, times: int = 1) -> str:
 
 
 @given(CALLS)
-def test_whatever_the_model_sends_every_call_id_is_answered_in_order(calls: list[AnyCall]) -> None:
+def test_every_call_id_is_answered_in_order(calls: list[AnyCall]) -> None:
     results = ToolRunner([echo, shout], inline=True).run_directly(calls)
     assert [result.call_id for result in results] == [each.id for each in calls]
     assert all(isinstance(result.content, str) for result in results)
@@ -335,7 +335,7 @@ def test_a_lone_surrogate_never_reaches_the_conversation() -> None:
         assert result.content.endswith("a?é")
 
 
-def test_an_argument_that_the_schema_allows_and_the_function_does_not_take_is_answered() -> None:
+def test_an_argument_that_only_the_schema_accepts_is_an_error_result() -> None:
     schema = {"name": "shop", "parameters": {"type": "object", "properties": {"item": {"type": "string"}}}}
     shop = register_tool(schema, lambda item: f"one {item}", registry=Registry("tool"))
     for arguments in ({"item": "lamp", "colour": "red"}, {}):

@@ -64,8 +64,8 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
-        with contextlib.closing(Daemon()) as one:
-            yield one
+        with contextlib.closing(Daemon()) as client:
+            yield client
         server.shutdown()
         thread.join()
 

@@ -120,9 +120,7 @@ def test_a_service_that_fails_or_refuses_us_is_an_infrastructure_failure(
 
 
 @pytest.mark.parametrize("answering", [(400, FAILED), (500, FAILED), (200, FAILED)], indirect=True)
-def test_what_the_server_says_of_a_call_is_told_to_the_model_whatever_its_status(
-    answering: str, desk: Callable[..., Any]
-) -> None:
+def test_the_servers_error_of_a_call_reaches_the_model_at_any_status(answering: str, desk: Callable[..., Any]) -> None:
     assert desk(answering).ask("ask") == ("ask failed: no such town", "tool_error")
 
 

@@ -123,9 +123,7 @@ def test_a_server_of_bad_tools_alone_is_refused(desk: Desk, listed: Callable[...
     ],
     ids=["lone surrogate", "deep", "no JSON"],
 )
-def test_a_result_that_cannot_be_read_is_told_as_what_it_is(
-    desk: Desk, listed: Callable[..., McpServer], raw: str
-) -> None:
+def test_an_unreadable_result_is_a_described_error(desk: Desk, listed: Callable[..., McpServer], raw: str) -> None:
     env = desk(replace(listed([tool("add", {})]), call_timeout_s=1))
     text, error = env.ask("add", raw=raw)
     assert error == "timeout" and "gave no answer within 1 s; the server sent a message that cannot be read: " in text
@@ -134,9 +132,7 @@ def test_a_result_that_cannot_be_read_is_told_as_what_it_is(
 
 
 @pytest.mark.long
-def test_a_list_of_tools_that_cannot_be_read_is_told_as_what_it_is(
-    desk: Desk, listed: Callable[..., McpServer]
-) -> None:
+def test_an_unreadable_list_of_tools_is_a_described_error(desk: Desk, listed: Callable[..., McpServer]) -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(300):
         schema = {"type": "array", "items": schema}

@@ -38,7 +38,7 @@ def wait_until(done: Callable[[], bool], limit_s: float = 30.0) -> None:
 
 @pytest.mark.long
 def test_descriptions_and_schemas_are_the_server_s(long_desk: Any) -> None:
-    spec = {one.name: one for one in long_desk.tool_specs}["add"]
+    spec = {spec.name: spec for spec in long_desk.tool_specs}["add"]
     assert spec.description == "Adds to the counter."
     assert spec.parameters["properties"] == {"amount": {"default": 1, "title": "Amount", "type": "integer"}}
 
@@ -186,12 +186,12 @@ def test_what_is_no_message_is_passed_over_and_told_where_the_server_fails(desk:
         (("-c", "import time; time.sleep(60)"), "listed no tools within 0.5 s, and was ended"),
     ],
 )
-def test_a_server_that_does_not_start_is_told_with_its_standard_error(
+def test_a_server_that_does_not_start_is_reported_with_its_standard_error(
     command: tuple[str, ...], message: str, desk: Desk, server_processes: Processes
 ) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         desk(McpServer(command=(sys.executable, *command), start_timeout_s=0.5 if "sleep" in command[1] else 60))
-    wait_until(lambda: not server_processes() or all("-c" not in one.cmdline() for one in server_processes()))
+    wait_until(lambda: not server_processes() or all("-c" not in process.cmdline() for process in server_processes()))
 
 
 # ---- one server for all episodes
@@ -270,7 +270,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
         McpServer(**settings)
 
 
-def test_a_program_that_is_not_there_is_told_at_once() -> None:
+def test_a_missing_program_is_reported_at_once() -> None:
     with pytest.raises(ConfigError, match="there is no program 'pythn'"):
         McpTools("pythn server.py").open()
     with pytest.raises(ConfigError, match="is not a folder: '/nowhere'"):
@@ -289,7 +289,7 @@ def test_a_program_is_found_from_the_server_s_working_directory(
         McpTools(McpServer(command=("./run",), cwd=tmp_path.parent)).open()
 
 
-def test_a_missing_package_is_told_with_what_installs_it() -> None:
+def test_a_missing_package_is_reported_with_its_install_command() -> None:
     code = """
 import sys, agentgym.tools.mcp as mcp
 sys.modules["mcp"] = None
@@ -310,4 +310,6 @@ def test_secrets_are_in_no_repr() -> None:
 def test_nothing_is_started_before_an_episode(server_processes: Processes) -> None:
     threads = threading.active_count()
     McpTools("python server.py")
-    assert threading.active_count() == threads and not [one for one in server_processes() if "server.py" in str(one)]
+    assert threading.active_count() == threads and not [
+        process for process in server_processes() if "server.py" in str(process)
+    ]

@@ -21,7 +21,7 @@ TALLY = f"{Path(__file__).parent / 'tally.py'}:Tally"
 def steps(trajectory: Trajectory) -> list[str]:
     """The numbers of the steps, as the server counted them."""
     results = [result for turn in trajectory.turns for result in turn.tool_results]
-    return [one.content.split("Step ")[1] for one in results if one.name == "go" and one.error is None]
+    return [result.content.split("Step ")[1] for result in results if result.name == "go" and result.error is None]
 
 
 @pytest.mark.slow
@@ -44,8 +44,8 @@ def test_an_environment_with_a_server_of_its_own_is_trained(
     over.set()
     watching.join()
     played = [record.trajectory for record in read_episodes(tmp_path / "run")]
-    assert len(played) == 32 and {one.status for one in played} <= {Status.COMPLETED, Status.TRUNCATED}
-    walks = [steps(one) for one in played]
+    assert len(played) == 32 and {trajectory.status for trajectory in played} <= {Status.COMPLETED, Status.TRUNCATED}
+    walks = [steps(trajectory) for trajectory in played]
     assert sum(len(walk) > 1 for walk in walks) > 8  # with one server for all, no two of them would begin at step 1
     assert walks == [[f"{number}." for number in range(1, len(walk) + 1)] for walk in walks]
     assert max(seen) >= 8  # side by side

@@ -78,7 +78,7 @@ class Outside:
         assert (self.folder / "secret.txt").read_text() == SECRET
         about = (self.folder / "secret.txt").stat()
         assert (about.st_mode & 0o777, about.st_uid, about.st_mtime == self.written_at) == (0o666, os.geteuid(), True)
-        assert sorted(one.name for one in self.folder.iterdir()) == ["dgram", "secret.txt", "stream"]
+        assert sorted(path.name for path in self.folder.iterdir()) == ["dgram", "secret.txt", "stream"]
         assert self.sentinel.poll() is None
         assert psutil.Process(self.sentinel.pid).rlimit(psutil.RLIMIT_NOFILE) == (64, 64)
         for listener in self.listeners:
@@ -94,12 +94,12 @@ def _listeners(folder: Path) -> list[socket.socket]:
         (socket.AF_UNIX, socket.SOCK_STREAM, str(folder / "stream")),
         (socket.AF_UNIX, socket.SOCK_DGRAM, str(folder / "dgram")),
     ):
-        one = socket.socket(family, kind)
-        one.bind(address)
+        listener = socket.socket(family, kind)
+        listener.bind(address)
         if kind == socket.SOCK_STREAM:
-            one.listen()
-        one.setblocking(False)
-        listeners.append(one)
+            listener.listen()
+        listener.setblocking(False)
+        listeners.append(listener)
     return listeners
 
 
@@ -121,8 +121,8 @@ def outside() -> Iterator[Outside]:
         names |= {"PORT": listeners[0].getsockname()[1], "ABSTRACT": f"\0agentgym-test-{os.getpid()}"}
         yield Outside(folder, sentinel, listeners, (folder / "secret.txt").stat().st_mtime, names)
     finally:
-        for one in listeners:
-            one.close()
+        for listener in listeners:
+            listener.close()
         sentinel.kill()
         sentinel.wait()
         shutil.rmtree(folder)
@@ -171,7 +171,7 @@ def _by_ourselves(backend: str) -> Iterator[Opened]:
 
         def run_all(calls: list[Call]) -> list[Outcome]:
             begun = [threads.submit(sandbox.run, **call) for call in calls]
-            return [one.result() for one in begun]
+            return [future.result() for future in begun]
 
         server = "" if backend == "docker" else str(sandbox._server._process.pid)  # type: ignore[attr-defined]
         yield Opened(backend, server, run_all, is_counted=backend == "landlock" and _can_count_tasks())
@@ -204,8 +204,8 @@ def by_driver(
         driver.stdin.flush()
         outcomes = json.loads(driver.stdout.readline())
         return [
-            Outcome(**{**one, "ended": Ended(one["ended"]), "files": dict.fromkeys(one["files"], b"")})
-            for one in outcomes
+            Outcome(**{**outcome, "ended": Ended(outcome["ended"]), "files": dict.fromkeys(outcome["files"], b"")})
+            for outcome in outcomes
         ]
 
     try:
@@ -245,8 +245,8 @@ def opened(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Opened]
         pytest.skip("these tests run as an ordinary user: only root can open root's sandbox")
     os.environ["AGENTGYM_TEST_TOKEN"] = SECRET
     try:
-        with by_driver(backend) if user == "ordinary" and is_root else _by_ourselves(backend) as one:
-            yield one
+        with by_driver(backend) if user == "ordinary" and is_root else _by_ourselves(backend) as opened_sandbox:
+            yield opened_sandbox
     finally:
         del os.environ["AGENTGYM_TEST_TOKEN"]
 
@@ -255,12 +255,12 @@ def opened(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Opened]
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     if request.param == "docker":
         request.getfixturevalue("docker_address")
-    with open_sandbox(request.param, limits=LIMITS) as one:
-        yield one
+    with open_sandbox(request.param, limits=LIMITS) as open_box:
+        yield open_box
 
 
 @pytest.fixture(scope="module", params=["namespaces", "landlock"])
 def served(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """A sandbox whose boxes a server process of ours forks."""
-    with open_sandbox(request.param, limits=LIMITS) as one:
-        yield one
+    with open_sandbox(request.param, limits=LIMITS) as open_box:
+        yield open_box

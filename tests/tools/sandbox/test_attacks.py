@@ -393,5 +393,5 @@ def test_an_attack_stays_in_its_box_and_harms_no_job_beside_it(attack: Attack, o
     outside.assert_untouched()
 
 
-def test_the_battery_is_as_large_as_it_says() -> None:
+def test_the_number_of_attacks_is_the_documented_one() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) >= 80

@@ -39,7 +39,7 @@ class Attack:
 FORKS = "import os, time\ndef fork():\n  try: return os.fork()\n  except OSError: return -1\n"
 COUNTED = {"process_limit", "time_limit", "exited"}
 """Where the kernel counts, a fork fails, and the program goes on; elsewhere it is ended."""
-HELD = {"memory", "time_limit"}
+LIMIT_ENDS = {"memory", "time_limit"}
 ATTACKS = [
     # silent, as each fork that fails is a line on standard error: its output is not what this attack is about
     Attack("a shell's fork bomb", "f() { f | f & }; f 2>/dev/null; sleep 9", COUNTED, "shell"),
@@ -52,26 +52,28 @@ ATTACKS = [
         "  try: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n  except RuntimeError: pass",
         COUNTED,
     ),
-    Attack("computes in 25 processes", FORKS + "for _ in range(25):\n  if not fork(): break\nwhile True: pass", HELD),
+    Attack(
+        "computes in 25 processes", FORKS + "for _ in range(25):\n  if not fork(): break\nwhile True: pass", LIMIT_ENDS
+    ),
     Attack(
         "holds memory in 30 children",
         FORKS + "for _ in range(30):\n  if not fork():\n    kept = bytearray(b'x') * (200 << 20); time.sleep(9)\n"
         "time.sleep(9)",
-        HELD,
+        LIMIT_ENDS,
         time_limit_s=5.0,
     ),
     Attack(
         "writes what its children share",
         FORKS + "kept = bytearray(b'x') * (150 << 20)\nfor _ in range(28):\n  if not fork():\n"
         "    for n in range(0, len(kept), 4096): kept[n] = 1\n    time.sleep(9)\ntime.sleep(9)",
-        HELD,
+        LIMIT_ENDS,
         time_limit_s=5.0,
     ),
     Attack(
         "shares memory with 20 children",
         FORKS + "import mmap\nfor _ in range(20):\n  if not fork():\n    kept = mmap.mmap(-1, 150 << 20)\n"
         "    for n in range(0, len(kept), 4096): kept[n] = 1\n    time.sleep(9)\ntime.sleep(9)",
-        HELD,
+        LIMIT_ENDS,
         time_limit_s=5.0,
     ),
     Attack(
@@ -80,7 +82,7 @@ ATTACKS = [
         "for _ in range(8):\n  if not fork():\n    threading.Thread(target=hold).start()\n"
         "    ctypes.CDLL(None).syscall(ctypes.c_long({'x86_64': 60, 'aarch64': 93}[os.uname().machine]), 0)\n"
         "time.sleep(9)",
-        HELD,
+        LIMIT_ENDS,
         time_limit_s=5.0,
     ),
     Attack("nests folders for ever", "import os\nwhile True: os.mkdir('d'); os.chdir('d')", {"disk_limit", "exited"}),

@@ -131,7 +131,7 @@ Path('out/a.txt').write_bytes(data[::-1]); Path('b.csv').write_text('1,2'); Path
 def test_programs_do_not_see_each_other(sandbox: Sandbox) -> None:
     with ThreadPoolExecutor(4) as threads:
         code = "import os, sys, time; open(sys.argv[0] + 'x', 'w'); time.sleep(0.05); print(sorted(os.listdir('.')))"
-        seen = {one.stdout for one in threads.map(lambda _: sandbox.run(code), range(8))}
+        seen = {outcome.stdout for outcome in threads.map(lambda _: sandbox.run(code), range(8))}
     assert seen == {"['main.pyx']\n"}
 
 
@@ -196,10 +196,10 @@ def test_a_session_whose_client_leaves_without_the_answer_is_ended(served: Sandb
 
 
 def test_sessions_are_apart(sandbox: Sandbox) -> None:
-    with sandbox.session() as one, sandbox.session() as other:
-        one.run("secret = 1; open('file', 'w')")
-        assert "NameError" in other.run("secret").stderr
-        assert other.run("import os; os.listdir('.')").stdout == "[]\n"
+    with sandbox.session() as first, sandbox.session() as second:
+        first.run("secret = 1; open('file', 'w')")
+        assert "NameError" in second.run("secret").stderr
+        assert second.run("import os; os.listdir('.')").stdout == "[]\n"
 
 
 @pytest.mark.long
@@ -282,7 +282,9 @@ def test_a_time_limit_that_passes_before_the_program_begins_ends_nothing_else(se
     limits = [1e-4 * number for number in range(1, 41)]
     with ThreadPoolExecutor(3) as threads:
         beside = threads.submit(served.run, "import time; time.sleep(1); print('on')")
-        ended = {one.ended for one in threads.map(lambda limit: served.run("print(1)", time_limit_s=limit), limits)}
+        ended = {
+            outcome.ended for outcome in threads.map(lambda limit: served.run("print(1)", time_limit_s=limit), limits)
+        }
     assert ended <= {Ended.TIME_LIMIT, Ended.EXITED} and Ended.TIME_LIMIT in ended
     assert beside.result().stdout == "on\n"
 
@@ -313,7 +315,9 @@ def test_two_hundred_programs_leave_no_process_no_file_and_no_open_file(served: 
     del below
     with ThreadPoolExecutor(4) as threads:
         codes = ["print(1)", "import os; os.fork(); open('left', 'w')", "while True: pass", "1 / 0"]
-        ended = [one.ended for one in threads.map(lambda n: served.run(codes[n % 4], time_limit_s=0.3), range(200))]
+        ended = [
+            outcome.ended for outcome in threads.map(lambda n: served.run(codes[n % 4], time_limit_s=0.3), range(200))
+        ]
     assert ended.count(Ended.TIME_LIMIT) >= 50
     wait_for(lambda: len(server.children(recursive=True)) == 1)
     assert (ours.num_fds(), server.children()[0].num_fds(), len(ours.children())) == before
@@ -329,7 +333,7 @@ def test_closing_ends_programs_that_still_run(has_ended: Callable[[psutil.Proces
         scratch = sandbox._server._finish.peek()[2][2]  # type: ignore[attr-defined]
         sandbox.close()
         session.close()
-        assert len(below) >= 4 and all(has_ended(one) for one in below)
+        assert len(below) >= 4 and all(has_ended(process) for process in below)
         assert not scratch or not os.path.exists(scratch)
         with pytest.raises(SandboxError, match="closed"):
             sandbox.run("1")
@@ -357,7 +361,7 @@ sandbox.run("import os, time; os.fork(); time.sleep(9)")
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    wait_for(lambda: all(has_ended(one) for one in below))
+    wait_for(lambda: all(has_ended(process) for process in below))
     wait_for(lambda: not list(tmp_path.iterdir()))
 
 
@@ -377,8 +381,8 @@ print(sandbox.run("print(42)").stdout)
 
 def test_a_server_that_was_killed_is_started_again() -> None:
     with open_sandbox() as sandbox:
-        for one in (*server_of(sandbox).children(), server_of(sandbox)):
-            one.kill()
+        for process in (*server_of(sandbox).children(), server_of(sandbox)):
+            process.kill()
         wait_for(lambda: sandbox._server._process.poll() is not None)  # type: ignore[attr-defined]
         assert sandbox.run("print(1)").ok
 

@@ -79,6 +79,6 @@ def test_a_call_is_answered_by_what_it_asks_for(
 
 def test_a_program_for_another_machine_is_killed_at_its_first_call() -> None:
     for machine, architecture in ARCHITECTURES.items():
-        for other in {0x40000003, *ARCHITECTURES.values()} - {architecture}:  # 32 bits among them
-            assert verdict(assemble(machine, **LOOSE), 0, other) == "kill"
+        for foreign in {0x40000003, *ARCHITECTURES.values()} - {architecture}:  # 32 bits among them
+            assert verdict(assemble(machine, **LOOSE), 0, foreign) == "kill"
     assert verdict(assemble("x86_64", **LOOSE), 0x40000000, ARCHITECTURES["x86_64"]) == "kill"

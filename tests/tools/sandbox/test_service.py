@@ -51,8 +51,8 @@ def serving(box: Sandbox) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    with open_sandbox(limits=LIMITS) as one:
-        yield one
+    with open_sandbox(limits=LIMITS) as open_box:
+        yield open_box
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def post(url: str, **body: object) -> tuple[int, dict[str, Any]]:
 )
 def test_a_program_ends_as_in_a_box_of_this_machine(call: dict[str, Any], box: Sandbox, url: str) -> None:
     with open_sandbox(url, limits=LIMITS) as elsewhere:
-        here, there = (one.run(collect=["out/b", "missing"], **call) for one in (box, elsewhere))
+        here, there = (place.run(collect=["out/b", "missing"], **call) for place in (box, elsewhere))
     assert (there.stdout, there.stderr, there.exit_code) == (here.stdout, here.stderr, here.exit_code)
     assert (there.ended, there.files, there.ok) == (here.ended, here.files, here.ok)
     assert there.backend == "service" and there.seconds > 0
@@ -282,7 +282,7 @@ def test_a_service_has_no_sessions_patterns_packages_or_images(url: str) -> None
         open_sandbox(url, image="python:3.12")
 
 
-def test_tools_say_that_nothing_is_kept_and_each_call_is_a_program_of_its_own(url: str) -> None:
+def test_tools_describe_each_call_as_a_new_program_that_keeps_nothing(url: str) -> None:
     tools = CodeTools(limits=LIMITS, backend=url)
     assert all("Nothing is kept" in entry.spec.description for entry in tools.open())
     assert tools.python("kept = 1\nprint(kept)") == "1"

@@ -26,15 +26,15 @@ PAGES = [OTTER, HERON, STONE]
 def scored_by_hand(texts: list[str], query: str) -> list[float]:
     """BM25 word by word, from the formula."""
     documents = [Counter(text.split()) for text in texts]
-    mean = sum(sum(one.values()) for one in documents) / len(documents)
+    mean = sum(sum(counts.values()) for counts in documents) / len(documents)
     scores = []
-    for one in documents:
+    for counts in documents:
         total = 0.0
         for word in dict.fromkeys(query.split()):
-            having = sum(word in other for other in documents)
+            having = sum(word in words for words in documents)
             idf = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
-            norm = 1.2 * (1 - 0.75 + 0.75 * sum(one.values()) / mean)
-            total += idf * one[word] * 2.2 / (one[word] + norm) if one[word] else 0.0
+            norm = 1.2 * (1 - 0.75 + 0.75 * sum(counts.values()) / mean)
+            total += idf * counts[word] * 2.2 / (counts[word] + norm) if counts[word] else 0.0
         scores.append(total)
     return scores
 
@@ -86,7 +86,7 @@ def test_addresses_are_found_however_they_are_written() -> None:
 def test_each_document_is_found_by_its_own_address() -> None:
     pages = [Document(url, "", url) for url in ("page#1", "page#2", "http://a/b", "https://a/b", "a/b/", "a/b")]
     index = SearchIndex.build(pages)
-    assert [index.find(one.url) for one in pages] == pages
+    assert [index.find(page.url) for page in pages] == pages
     assert (index.find("page"), index.find("https://A/b/#top"), index.find("page#3")) == (pages[0], pages[2], pages[0])
 
 
@@ -155,8 +155,8 @@ def test_an_index_replaces_an_index_and_nothing_else(tmp_path: Path) -> None:
     for folder in (tmp_path, Path(), Path("/")):
         with pytest.raises(ConfigError, match="cannot write the index"):
             save_index(SearchIndex.build(PAGES), folder)
-    assert [one.url for one in read_documents(rows)] == ["u"]
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["rows.index", "rows.jsonl"]
+    assert [page.url for page in read_documents(rows)] == ["u"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.index", "rows.jsonl"]
 
 
 # ---- documents

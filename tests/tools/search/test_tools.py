@@ -68,7 +68,7 @@ def test_the_command_builds_searches_and_reads(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["num_documents"] == 1
     assert main(["corpus", "search", index, "eats", "fish", "--json"]) == 0
     hits = json.loads(capsys.readouterr().out.splitlines()[-1])["hits"]
-    assert [(one["url"], one["snippet"]) for one in hits] == [("otter.md", "It eats fish.")]
+    assert [(hit["url"], hit["snippet"]) for hit in hits] == [("otter.md", "It eats fish.")]
     assert main(["corpus", "fetch", index, "otter.md"]) == 0
     assert capsys.readouterr().out == "Otter\n# Otter\nIt eats fish.\n"
     assert main(["corpus", "fetch", index, "stone.md"]) == 1

@@ -88,11 +88,11 @@ IDS = [f"{name}-{settings}" for name, settings, _ in CASES]
 def drawn(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     """Old and sampled logprobs, NaN outside of a random mask; the third of six rows has nothing trained."""
     generator = torch.Generator().manual_seed(seed)
-    sampled_BT = -3 * torch.rand(6, 5, generator=generator, dtype=dtype)
-    old_BT = sampled_BT + 0.35 * torch.randn(6, 5, generator=generator, dtype=dtype)
+    sampler_BT = -3 * torch.rand(6, 5, generator=generator, dtype=dtype)
+    old_BT = sampler_BT + 0.35 * torch.randn(6, 5, generator=generator, dtype=dtype)
     mask_BT = torch.rand(6, 5, generator=generator) < 0.7
     mask_BT[2] = False
-    return torch.where(mask_BT, old_BT, math.nan), torch.where(mask_BT, sampled_BT, math.nan), mask_BT
+    return torch.where(mask_BT, old_BT, math.nan), torch.where(mask_BT, sampler_BT, math.nan), mask_BT
 
 
 def correct(name: str, old: Tensor, sampled: Tensor, mask: Tensor, **settings: object) -> Correction:
@@ -108,10 +108,10 @@ def test_the_weights_are_those_of_plain_loops(
 ) -> None:
     cut = 0
     for seed in range(6):
-        old_BT, sampled_BT, mask_BT = drawn(seed)
-        result = CORRECTIONS[name](old_BT, sampled_BT, mask_BT, **settings)
+        old_BT, sampler_BT, mask_BT = drawn(seed)
+        result = CORRECTIONS[name](old_BT, sampler_BT, mask_BT, **settings)
         trained = [row for row in range(6) if mask_BT[row].any()]
-        expected = reference([(old_BT - sampled_BT)[row][mask_BT[row]].tolist() for row in trained])
+        expected = reference([(old_BT - sampler_BT)[row][mask_BT[row]].tolist() for row in trained])
         for row, weights in zip(trained, expected, strict=True):
             assert result.weights[row][mask_BT[row]].tolist() == pytest.approx(weights, abs=1e-12)
             assert result.kept[row][mask_BT[row]].tolist() == [weight > 0 for weight in weights]
@@ -127,8 +127,8 @@ def test_every_correction_has_a_reference() -> None:
 
 @pytest.mark.parametrize("name", ["tis_token", "tis_sequence", "mis_token", "mis_sequence", "icepop"])
 def test_normalized_weights_have_the_mean_one(name: str) -> None:
-    old_BT, sampled_BT, mask_BT = drawn(7)
-    weights_BT = CORRECTIONS[name](old_BT, sampled_BT, mask_BT, normalize=True).weights
+    old_BT, sampler_BT, mask_BT = drawn(7)
+    weights_BT = CORRECTIONS[name](old_BT, sampler_BT, mask_BT, normalize=True).weights
     if name.endswith("sequence"):
         per_row = [weights_BT[row][mask_BT[row]].mean().item() for row in range(6) if mask_BT[row].any()]
         assert mean(per_row) == pytest.approx(1.0)
@@ -138,18 +138,18 @@ def test_normalized_weights_have_the_mean_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_random_mask_equals_the_compacted_sequence(name: str) -> None:
-    old_BT, sampled_BT, mask_BT = drawn(3)
-    whole = correct(name, old_BT, sampled_BT, mask_BT)
+    old_BT, sampler_BT, mask_BT = drawn(3)
+    whole = correct(name, old_BT, sampler_BT, mask_BT)
     rows_N = torch.arange(6)[:, None].expand(6, 5)[mask_BT] * 10 + 3
-    packed = correct(name, old_BT[mask_BT], sampled_BT[mask_BT], mask_BT[mask_BT], sequences=rows_N)
+    packed = correct(name, old_BT[mask_BT], sampler_BT[mask_BT], mask_BT[mask_BT], sequences=rows_N)
     torch.testing.assert_close(packed.weights, whole.weights[mask_BT], rtol=0, atol=1e-12)
     assert torch.equal(packed.kept, whole.kept[mask_BT])
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_where_engine_and_trainer_agree_every_weight_is_one(name: str) -> None:
-    _, sampled_BT, mask_BT = drawn(4)
-    result = correct(name, sampled_BT, sampled_BT, mask_BT)
+    _, sampler_BT, mask_BT = drawn(4)
+    result = correct(name, sampler_BT, sampler_BT, mask_BT)
     torch.testing.assert_close(result.weights, mask_BT.double(), rtol=0, atol=1e-12)
     assert torch.equal(result.kept, mask_BT)
 
@@ -175,12 +175,12 @@ def test_nothing_trained_has_no_weight_and_no_nan(name: str, shape: tuple[int, .
 
 @pytest.mark.parametrize("name", ALL)
 def test_weights_carry_no_gradient_and_inputs_stay_as_they_are(name: str) -> None:
-    old_BT, sampled_BT, mask_BT = drawn(5)
-    before = (old_BT.clone(), sampled_BT.clone())
-    result = correct(name, old_BT.requires_grad_(), sampled_BT.requires_grad_(), mask_BT)
+    old_BT, sampler_BT, mask_BT = drawn(5)
+    before = (old_BT.clone(), sampler_BT.clone())
+    result = correct(name, old_BT.requires_grad_(), sampler_BT.requires_grad_(), mask_BT)
     assert not result.weights.requires_grad
-    for one, two in zip(before, (old_BT, sampled_BT), strict=True):
-        torch.testing.assert_close(one, two.detach(), rtol=0, atol=0, equal_nan=True)
+    for old, new in zip(before, (old_BT, sampler_BT), strict=True):
+        torch.testing.assert_close(old, new.detach(), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -191,20 +191,20 @@ def test_packed_tokens_need_their_sequences(name: str) -> None:
 
 def test_the_bounds_of_k1_are_on_old_over_sampled() -> None:
     # the trainer finds each token three times as likely as the engine did
-    sampled_BT, mask_BT = torch.full((1, 2), -3.0), torch.ones(1, 2, dtype=torch.bool)
-    old_BT = sampled_BT + math.log(3)
-    assert CORRECTIONS["reject_k1"](old_BT, sampled_BT, mask_BT, low=0.5, high=4.0).kept.all()
-    assert not CORRECTIONS["reject_k1"](old_BT, sampled_BT, mask_BT, low=0.25, high=2.0).kept.any()
+    sampler_BT, mask_BT = torch.full((1, 2), -3.0), torch.ones(1, 2, dtype=torch.bool)
+    old_BT = sampler_BT + math.log(3)
+    assert CORRECTIONS["reject_k1"](old_BT, sampler_BT, mask_BT, low=0.5, high=4.0).kept.all()
+    assert not CORRECTIONS["reject_k1"](old_BT, sampler_BT, mask_BT, low=0.25, high=2.0).kept.any()
 
 
 def test_the_proximal_policy_lies_between_the_one_that_sampled_and_the_current_one() -> None:
     # ages 0, 1, 2, 4 and one outside of the mask; one version behind the current one
-    old_N, sampled_N = torch.full((5,), -1.0), torch.tensor([-1.1, -1.5, -2.0, -3.0, math.nan])
+    old_N, sampler_N = torch.full((5,), -1.0), torch.tensor([-1.1, -1.5, -2.0, -3.0, math.nan])
     versions_N = torch.tensor([9, 8, 7, 5, 99])
     mask_N = torch.tensor([True, True, True, True, False])
-    proximal_N = proximal_logp(old_N, sampled_N, mask_N, versions=versions_N, current=9)
+    proximal_N = proximal_logp(old_N, sampler_N, mask_N, versions=versions_N, current=9)
     assert proximal_N.tolist() == pytest.approx([-1.1, -1.5, -1.5, -1.5, 0.0])
-    inputs = (old_N, sampled_N, mask_N)
+    inputs = (old_N, sampler_N, mask_N)
     result = CORRECTIONS["proximal_by_version"](*inputs, versions=versions_N, current=9)
     assert result.weights.tolist() == pytest.approx([1.0, 1.0, math.exp(0.5), math.exp(1.5), 0.0])
     capped = CORRECTIONS["proximal_by_version"](*inputs, versions=versions_N, current=9, cap=2.0)
@@ -214,13 +214,13 @@ def test_the_proximal_policy_lies_between_the_one_that_sampled_and_the_current_o
 
 
 def test_versions_are_asked_for_and_checked() -> None:
-    one, mask = torch.zeros(1), torch.ones(1, dtype=torch.bool)
+    logp, mask = torch.zeros(1), torch.ones(1, dtype=torch.bool)
     with pytest.raises(ConfigError, match="needs `versions`"):
-        CORRECTIONS["proximal_by_version"](one, one, mask)
+        CORRECTIONS["proximal_by_version"](logp, logp, mask)
     with pytest.raises(ConfigError, match="newer than the current version 3"):
-        proximal_logp(one, one, mask, versions=torch.tensor([4]), current=3)
+        proximal_logp(logp, logp, mask, versions=torch.tensor([4]), current=3)
     with pytest.raises(InvalidTrajectory, match="versions have the shape"):
-        proximal_logp(one, one, mask, versions=torch.tensor([4, 4]), current=9)
+        proximal_logp(logp, logp, mask, versions=torch.tensor([4, 4]), current=9)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -243,6 +243,6 @@ def test_tensors_that_do_not_fit_are_refused(name: str) -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused(name: str, settings: dict[str, object], message: str) -> None:
-    one, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    logp, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
     with pytest.raises(ConfigError, match=message):
-        CORRECTIONS[name](one, one, mask, **settings)
+        CORRECTIONS[name](logp, logp, mask, **settings)

@@ -129,8 +129,8 @@ def scalar(name: str, logp: float, ref_logp: float) -> float:
 @pytest.mark.parametrize("penalty", ALL)
 @given(logp=st.floats(-40, 0), ref_logp=st.floats(-40, 0))
 def test_values_are_those_of_the_formulas(penalty: str, logp: float, ref_logp: float) -> None:
-    given_N = [torch.tensor([x], dtype=torch.float64) for x in (logp, ref_logp)]
-    assert KL_PENALTIES[penalty](*given_N).item() == pytest.approx(scalar(penalty, logp, ref_logp), rel=1e-9, abs=1e-9)
+    inputs_N = [torch.tensor([x], dtype=torch.float64) for x in (logp, ref_logp)]
+    assert KL_PENALTIES[penalty](*inputs_N).item() == pytest.approx(scalar(penalty, logp, ref_logp), rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("penalty", ["abs", "low_var"])
@@ -150,17 +150,17 @@ def test_a_straight_through_form_has_one_value_and_the_slope_of_k2(
 ) -> None:
     logp_N = torch.tensor([logp], dtype=torch.float64, requires_grad=True)
     ref_logp_N = torch.tensor([ref_logp], dtype=torch.float64)
-    found_N = KL_PENALTIES[penalty](logp_N, ref_logp_N)
-    (slope_N,) = torch.autograd.grad(found_N.sum(), logp_N)
-    assert found_N.item() == KL_PENALTIES[value](logp_N, ref_logp_N).item()
+    penalty_N = KL_PENALTIES[penalty](logp_N, ref_logp_N)
+    (slope_N,) = torch.autograd.grad(penalty_N.sum(), logp_N)
+    assert penalty_N.item() == KL_PENALTIES[value](logp_N, ref_logp_N).item()
     assert slope_N.item() == pytest.approx(logp - ref_logp)
 
 
 def test_the_gradient_of_abs_is_that_of_the_probability_of_likelier_tokens() -> None:
     theta_V = logits(5).requires_grad_()
     likelier_V = theta_V.log_softmax(0) > logits(6).log_softmax(0)
-    (wanted_V,) = torch.autograd.grad(2 * theta_V.softmax(0)[likelier_V].sum(), theta_V)
-    torch.testing.assert_close(expected_gradient("abs", 5), wanted_V)
+    (slope_V,) = torch.autograd.grad(2 * theta_V.softmax(0)[likelier_V].sum(), theta_V)
+    torch.testing.assert_close(expected_gradient("abs", 5), slope_V)
 
 
 @pytest.mark.parametrize("penalty", ALL)

@@ -108,7 +108,7 @@ def own_run(own: Path, small_run: TrainConfig) -> TrainConfig:
 
 
 @pytest.mark.slow
-def test_a_run_with_a_users_functions_is_the_run_with_the_bundled_ones_that_they_call(
+def test_a_users_functions_give_the_run_of_the_bundled_ones_that_they_call(
     own: Path, small_run: TrainConfig, train: Callable[..., Any], tmp_path: Path
 ) -> None:
     learner = LearnerConfig(kl=KLConfig(coefficient=0.01), correction="tis_token", correction_settings={"cap": 3.0})

@@ -53,8 +53,8 @@ def test_what_is_set_beside_an_algo_wins_and_the_rest_is_the_algos() -> None:
     assert resolve_config(TrainConfig(env="X", algo="dapo", learner=learner)).learner.loss_settings == {
         "clip_high": 0.2
     }
-    other = LearnerConfig(loss="cispo")
-    assert resolve_config(TrainConfig(env="X", algo="dapo", learner=other)).learner.loss_settings == {}
+    other_loss = LearnerConfig(loss="cispo")
+    assert resolve_config(TrainConfig(env="X", algo="dapo", learner=other_loss)).learner.loss_settings == {}
 
 
 def test_another_algo_of_the_same_run_is_another_configuration() -> None:
@@ -104,9 +104,7 @@ def test_an_unknown_algo_names_the_nearest() -> None:
         ("maxrl", "maxrl cannot credit rewards that a KL penalty is taken off"),
     ],
 )
-def test_a_penalty_in_the_reward_is_refused_where_it_would_be_lost_or_could_not_be_credited(
-    name: str, message: str
-) -> None:
+def test_a_penalty_in_the_reward_is_refused_where_it_is_lost_or_not_credited(name: str, message: str) -> None:
     kl = KLConfig(coefficient=0.1, penalty="k1", place="reward")
     with pytest.raises(ConfigError, match=message):
         resolve_config(TrainConfig(env="X", algo=name, learner=LearnerConfig(kl=kl)))

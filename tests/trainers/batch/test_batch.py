@@ -353,11 +353,11 @@ def test_a_row_in_which_nothing_was_sampled_is_left_out() -> None:
 
 
 def test_ranks_given_the_totals_of_the_step_sum_to_its_gradient() -> None:
-    other = group_of(trajectory(0, 1.0, SPANS, group="h"), trajectory(1, 0.0, (prompt(3), policy(1)), group="h"))
-    whole = batch_of(PAIR, other, aggregation="seq-mean-token-mean")
+    second_group = group_of(trajectory(0, 1.0, SPANS, group="h"), trajectory(1, 0.0, (prompt(3), policy(1)), group="h"))
+    whole = batch_of(PAIR, second_group, aggregation="seq-mean-token-mean")
     ranks = [
         build_batch([group], credit_groups([group], "grpo"), aggregation="seq-mean-token-mean", totals=whole.totals)
-        for group in (PAIR, other)
+        for group in (PAIR, second_group)
     ]
     assert [rank.totals for rank in ranks] == [whole.totals] * 2
     summed = table_gradient(ranks[0]) + table_gradient(ranks[1])

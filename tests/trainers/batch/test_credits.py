@@ -132,23 +132,23 @@ def test_a_step_without_survivors_trains_nothing() -> None:
 def test_survivors_have_the_advantages_of_a_run_without_the_failures(name: str, rewards: list[float | None]) -> None:
     clean = [reward for reward in rewards if reward is not None]
     credit = credit_of(of_rewards(rewards), name)
-    assert [one is None for one in credit.means] == [reward is None for reward in rewards]
+    assert [mean is None for mean in credit.means] == [reward is None for reward in rewards]
     if clean:
         (alone,) = credit_groups([of_rewards(clean)], name, allow_single=True)
-        assert tuple(one for one in credit.means if one is not None) == alone.means
+        assert tuple(mean for mean in credit.means if mean is not None) == alone.means
 
 
 @given(rewards=REWARDS)
 def test_groups_of_one_step_do_not_touch_each_other(rewards: list[float | None]) -> None:
-    other = of_rewards([0.0, 1.0, 5.0])
-    together = credit_groups([other, of_rewards(rewards)], "grpo")
+    neighbour = of_rewards([0.0, 1.0, 5.0])
+    together = credit_groups([neighbour, of_rewards(rewards)], "grpo")
     assert together[1].means == credit_of(of_rewards(rewards), "grpo").means
-    assert together[0].means == credit_of(other, "grpo").means
+    assert together[0].means == credit_of(neighbour, "grpo").means
 
 
 def test_the_batch_is_whitened_over_all_groups_of_a_step() -> None:
     groups = [of_rewards([0.0, 1.0]), of_rewards([2.0, 3.0])]
-    means = [one or 0.0 for credit in credit_groups(groups, "reinforce_plus_plus") for one in credit.means]
+    means = [mean or 0.0 for credit in credit_groups(groups, "reinforce_plus_plus") for mean in credit.means]
     values = [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     scale = math.sqrt(statistics.variance(values) + 1e-8)
     assert means == pytest.approx([(value - 1.5) / scale for value in (0.0, 1.0, 2.0, 3.0)], rel=1e-6)

@@ -87,13 +87,13 @@ def test_another_dtype_is_in_the_files_and_in_the_config(
 
 def test_what_cannot_be_exported_is_named(trained: tuple[Path, Callable[[int], Decoder]], tmp_path: Path) -> None:
     run, _ = trained
-    one = run / "checkpoints" / "step-000001"
+    checkpoint = run / "checkpoints" / "step-000001"
     with pytest.raises(ConfigError, match=r"no checkpoint of step 7; there are those of 1, 2, 3"):
         find_checkpoint(run, step=7)
     with pytest.raises(ConfigError, match="give one of them"):
         find_checkpoint(run, step=1, best=True)
     with pytest.raises(ConfigError, match="is a checkpoint already"):
-        find_checkpoint(one, best=True)
+        find_checkpoint(checkpoint, best=True)
     with pytest.raises(RunFolderError, match="there is no folder"):
         find_checkpoint(tmp_path / "rnu")
     with pytest.raises(RunFolderError, match="is a model folder already"):
@@ -101,10 +101,10 @@ def test_what_cannot_be_exported_is_named(trained: tuple[Path, Callable[[int], D
     with pytest.raises(RunFolderError, match="holds no run"):
         find_checkpoint(tmp_path)
     with pytest.raises(RunFolderError, match="taken already"):
-        export_model(find_checkpoint(one), run)
-    (one / "state.json").write_text("{")
+        export_model(find_checkpoint(checkpoint), run)
+    (checkpoint / "state.json").write_text("{")
     with pytest.raises(RunFolderError, match=r"not a whole checkpoint: state.json has 1 bytes"):
-        find_checkpoint(one)
+        find_checkpoint(checkpoint)
     (run / "checkpoints" / "best").unlink()
     with pytest.raises(ConfigError, match="names no best checkpoint"):
         find_checkpoint(run, best=True)
@@ -237,10 +237,10 @@ def test_without_the_base_the_rounded_weights_are_exported_with_a_warning(
     if change == "gone":
         shutil.rmtree(tmp_path / "base")
     else:
-        other = load_decoder(tmp_path / "base")
+        base = load_decoder(tmp_path / "base")
         with torch.no_grad():
-            other.get_parameter(change).mul_(1.01)
-        save_model_folder(other, tmp_path / "base", dtype=torch.bfloat16)
+            base.get_parameter(change).mul_(1.01)
+        save_model_folder(base, tmp_path / "base", dtype=torch.bfloat16)
     written = export_model(find_checkpoint(run), tmp_path / "out", dtype="bfloat16")
     tensors = load_file(written.folder / "model.safetensors")
     expected = load_file(find_checkpoint(run).path / "model.safetensors")

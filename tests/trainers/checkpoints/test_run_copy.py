@@ -155,10 +155,10 @@ def test_a_copy_of_another_run_is_never_replaced(finished_run: Path, tmp_path: P
     before = files_of(tmp_path / "copy")
     with pytest.raises(RunFolderError, match=r"already holds a run: go on with --resume"):
         RunCopy(finished_run, address).begin(is_new=True)
-    other = shutil.copytree(finished_run, tmp_path / "other")
-    (other / "config.yaml").write_text((other / "config.yaml").read_text() + "# other\n")
+    other_run = shutil.copytree(finished_run, tmp_path / "other")
+    (other_run / "config.yaml").write_text((other_run / "config.yaml").read_text() + "# other\n")
     with pytest.raises(RunFolderError, match="holds another run than"):
-        RunCopy(other, address).begin(is_new=False)
+        RunCopy(other_run, address).begin(is_new=False)
     RunCopy(finished_run, address).begin(is_new=False)
     assert files_of(tmp_path / "copy") == before
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_opened_or_read_is_one_line(tmp_path: Path, failing: type
         RunCopy(tmp_path, "failing://bucket").begin(is_new=True)
 
 
-def test_an_address_that_cannot_be_written_ends_the_command_before_anything_is_played(
+def test_an_address_that_cannot_be_written_ends_the_command_before_any_episode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

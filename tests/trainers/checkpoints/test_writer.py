@@ -100,22 +100,22 @@ FILES = [
 ]
 
 
-def truncated(file: Path, other: Path) -> None:
+def truncated(file: Path, other_file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def missing(file: Path, other: Path) -> None:
+def missing(file: Path, other_file: Path) -> None:
     file.unlink()
 
 
-def with_one_bit_changed(file: Path, other: Path) -> None:
+def with_one_bit_changed(file: Path, other_file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
-def of_another_checkpoint(file: Path, other: Path) -> None:
-    shutil.copyfile(other, file)
+def of_another_checkpoint(file: Path, other_file: Path) -> None:
+    shutil.copyfile(other_file, file)
 
 
 def test_the_files_of_a_checkpoint_are_those_that_are_tampered_with_below(tiny: Tiny, tmp_path: Path) -> None:
@@ -153,9 +153,7 @@ def test_a_torn_file_is_named_and_the_checkpoint_before_is_taken(
             newest_whole(tmp_path)
 
 
-def test_a_run_that_is_resumed_puts_torn_checkpoints_aside_and_writes_their_steps_again(
-    tiny: Tiny, tmp_path: Path
-) -> None:
+def test_a_resumed_run_sets_torn_checkpoints_aside_and_repeats_their_steps(tiny: Tiny, tmp_path: Path) -> None:
     write(tmp_path, tiny(), [20, 40])
     truncated(tmp_path / "checkpoints" / "step-000040" / "state.json", tmp_path)
     (tmp_path / "checkpoints" / ".step-000060.part").mkdir()
@@ -173,7 +171,7 @@ def test_a_run_without_checkpoints_begins_at_the_beginning(tmp_path: Path) -> No
     assert Checkpoints(tmp_path, CheckpointConfig()).resume() is None
 
 
-def test_what_is_written_is_the_model_of_the_step_whatever_became_of_it_meanwhile(tiny: Tiny, tmp_path: Path) -> None:
+def test_the_written_model_is_that_of_its_step(tiny: Tiny, tmp_path: Path) -> None:
     model, go = tiny(), threading.Event()
     mean = torch.ones(3)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -195,7 +193,7 @@ def test_what_is_written_is_the_model_of_the_step_whatever_became_of_it_meanwhil
     state = written.learner_state()
     assert torch.equal(state["state"][0], torch.ones(3)) and torch.equal(state["state"][1][0], torch.ones(3))
     loaded = load_decoder(path)
-    assert all(torch.equal(one, other) for one, other in zip(loaded.parameters(), before, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(loaded.parameters(), before, strict=True))
     checkpoints.close()
 
 
@@ -235,9 +233,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_the_one_bef
     assert [folder.name for folder in checkpoint_folders(tmp_path)] == ["step-000001", "step-000003"]
 
 
-def test_an_error_that_nobody_was_told_is_logged_at_the_end(
-    tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unraised_error_is_logged_at_the_end(tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
     checkpoints.save(snapshot(tiny(), 2, Unwritable), [])
     checkpoints.close()
@@ -283,7 +279,7 @@ def test_the_best_checkpoint_is_told_by_a_mean_over_a_window() -> None:
     assert best_step([], metrics, "success", 1) is None
 
 
-def test_a_metric_that_no_step_has_is_told_once_with_the_nearest_name(
+def test_a_metric_that_no_step_has_is_warned_about_once_with_the_nearest_name(
     tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_best="sucess"))
@@ -322,9 +318,9 @@ def test_a_learner_goes_on_from_a_file_as_if_nothing_had_been(
     resumed.load_state_dict(load_state(tmp_path / "learner"))
     assert resumed.update(batch) == learner.update(batch)
     assert resumed.update_critic(batch) == learner.update_critic(batch)
-    assert all(torch.equal(one, other) for one, other in zip(again.parameters(), model.parameters(), strict=True))
-    for one in (learner, resumed):
-        one.close()
+    assert all(torch.equal(left, right) for left, right in zip(again.parameters(), model.parameters(), strict=True))
+    for any_learner in (learner, resumed):
+        any_learner.close()
 
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -336,14 +332,14 @@ trees = st.recursive(
 )
 
 
-def same(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and one == other
+def same(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and left == right
 
 
 @given(state=st.dictionaries(st.text(), trees, max_size=3))
@@ -396,9 +392,7 @@ class Program:
         return (Path.touch, (self.path,))
 
 
-def test_a_checkpoint_whose_metadata_is_a_program_is_refused_and_the_program_does_not_run(
-    tiny: Tiny, tmp_path: Path
-) -> None:
+def test_a_checkpoint_with_a_program_as_metadata_is_refused_and_not_run(tiny: Tiny, tmp_path: Path) -> None:
     write(tmp_path, tiny(), [1])
     folder, mark = tmp_path / "checkpoints" / "step-000001", tmp_path / "ran"
     (folder / "learner" / ".metadata").write_bytes(pickle.dumps(Program(mark)))

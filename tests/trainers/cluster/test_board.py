@@ -33,7 +33,7 @@ class Restarting:
 
 @pytest.mark.parametrize("refusals", [0, 1, 2])
 @pytest.mark.parametrize("asker", ["relay", "post"])
-def test_weights_are_put_up_again_and_the_loss_is_told_once(
+def test_lost_weights_are_published_again_with_one_warning(
     refusals: int, asker: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(board_module, "POLL_S", 0.001)

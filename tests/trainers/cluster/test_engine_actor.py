@@ -61,7 +61,7 @@ def part_on(server: FakeSglang, run: TrainConfig, logs: Path) -> Part:
     return Part(config=config, number=0, folder=str(embedded_folder()), logs=str(logs), version=0)
 
 
-def test_nothing_fails_while_its_server_is_gone_and_it_answers_with_the_newest_weights_afterwards(
+def test_requests_wait_for_a_lost_server_and_get_the_newest_weights(
     fake_sglang: Callable[..., FakeSglang],
     small_run: TrainConfig,
     tmp_path: Path,
@@ -102,7 +102,7 @@ def test_nothing_fails_while_its_server_is_gone_and_it_answers_with_the_newest_w
     asyncio.run(run())
 
 
-def test_an_actor_that_was_begun_anew_and_has_no_server_yet_answers_nobody_and_one_that_never_had_one_fails(
+def test_a_restarted_actor_without_its_server_is_unreachable_and_a_new_one_fails(
     fake_sglang: Callable[..., FakeSglang],
     small_run: TrainConfig,
     tmp_path: Path,

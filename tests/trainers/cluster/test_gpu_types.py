@@ -82,7 +82,7 @@ def test_an_engine_with_a_gpu_samples_on_it_in_the_learners_type(
     asyncio.run(play())
 
 
-def test_one_learner_with_a_gpu_trains_on_it_in_bfloat16_and_gives_tensors_of_the_cpu(
+def test_one_learner_with_a_gpu_trains_in_bfloat16_and_returns_cpu_tensors(
     gpu_run: TrainConfig,
     devices: list[str],
     begin_rank: Callable[[TrainConfig, Path], RankActor],

@@ -82,15 +82,15 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def assert_alike(one: Path, two: Path) -> None:
+def assert_alike(folder: Path, reference: Path) -> None:
     """The numbers of all steps and the weights are those of the other folder, but for rounding."""
     names = ("loss", "grad_norm", "validation_loss", "accuracy", "margin", "tokens")
-    for mine, theirs in zip(steps_of(one), steps_of(two), strict=True):
+    for mine, theirs in zip(steps_of(folder), steps_of(reference), strict=True):
         numbers = {name: theirs[name] for name in names if theirs.get(name) is not None}
         assert {name: mine[name] for name in numbers} == pytest.approx(numbers, rel=2e-4, abs=2e-6)
-    own, other = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
-    assert own.keys() == other.keys()
-    for name, tensor in other.items():
+    own, weights = load_file(folder / "model.safetensors"), load_file(reference / "model.safetensors")
+    assert own.keys() == weights.keys()
+    for name, tensor in weights.items():
         torch.testing.assert_close(own[name], tensor, rtol=0, atol=3e-4)
 
 

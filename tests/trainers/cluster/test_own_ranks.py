@@ -59,13 +59,13 @@ def test_the_reference_is_the_first_weights_or_a_teacher(
     learner = begin_rank(run, embedded_folder())
     reference = begin_rank(run, tmp_path / "none", "ReferenceActor")  # only the first weights are loaded
     batch = fresh_batch(learner._learner.model)
-    wanted_M = learner.act_on(Learner.logprobs, batch)
+    expected_M = learner.act_on(Learner.logprobs, batch)
     assert learner._learner.reference is None
-    assert torch.equal(reference.logprobs(batch), wanted_M)
+    assert torch.equal(reference.logprobs(batch), expected_M)
     learner._learner.model.embed.data.mul_(1.5)
-    assert not torch.equal(learner.act_on(Learner.logprobs, batch), wanted_M)
+    assert not torch.equal(learner.act_on(Learner.logprobs, batch), expected_M)
     Trainer(replace(ppo, steps=1), tmp_path / "run").save(tmp_path / "same")
-    assert torch.equal(teacher_of(run, tmp_path / "same", begin_rank).logprobs(batch), wanted_M)
+    assert torch.equal(teacher_of(run, tmp_path / "same", begin_rank).logprobs(batch), expected_M)
 
 
 def teacher_of(run: TrainConfig, folder: Path, begin_rank: Begin) -> Any:
@@ -77,21 +77,21 @@ def test_a_teacher_may_be_of_another_architecture(
     ppo: TrainConfig, begin_rank: Begin, fresh_batch: Callable[..., TrainingBatch], tmp_path: Path
 ) -> None:
     run, own = resolve_config(on_ray(ppo, references=1)), load_decoder(embedded_folder())
-    batch, other = fresh_batch(own), tmp_path / "other"
+    batch, folder = fresh_batch(own), tmp_path / "other"
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8, "num_attention_heads": 4}
     shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     mixture = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", vocab_size=own.vocab_size, **shape))
-    mixture.float().eval().save_pretrained(other)
+    mixture.float().eval().save_pretrained(folder)
     expected = []
     for ids_T, target_T in zip(batch.ids_N.split(batch.seqlens), batch.target_N.split(batch.seqlens), strict=True):
         with torch.no_grad():
             expected.append(mixture(ids_T[None]).logits[0].log_softmax(-1).gather(1, target_T[:, None])[:, 0])
-    found_M = teacher_of(run, other, begin_rank).logprobs(batch)
-    torch.testing.assert_close(found_M, torch.cat(expected)[batch.mask_N], rtol=0, atol=1e-5)
+    teacher_M = teacher_of(run, folder, begin_rank).logprobs(batch)
+    torch.testing.assert_close(teacher_M, torch.cat(expected)[batch.mask_N], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["weights", "adapters"])
-def test_the_critic_learns_what_that_of_the_learners_ranks_does_and_both_read_each_others_state(
+def test_critic_ranks_learn_as_learner_ranks_do_and_exchange_their_state(
     rank: int, ppo: TrainConfig, begin_rank: Begin, fresh_batch: Callable[..., TrainingBatch], tmp_path: Path
 ) -> None:
     run = resolve_config(on_ray(replace(ppo, learner=replace(ppo.learner, kl=KLConfig(), lora=LoraConfig(rank=rank)))))
@@ -171,7 +171,7 @@ SMALL = {"cpus": {"learner": 0.5, "engine": 0.5}}
 
 
 @pytest.mark.slow
-def test_a_run_with_ranks_of_both_outlives_their_deaths_and_gives_the_bytes_of_a_local_run(
+def test_a_run_with_separate_ranks_survives_their_deaths_with_a_local_runs_bytes(
     cluster: str, ppo: TrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ppo = replace(ppo, checkpoint=CheckpointConfig(every=1))
@@ -182,12 +182,12 @@ def test_a_run_with_ranks_of_both_outlives_their_deaths_and_gives_the_bytes_of_a
     assert episodes(folder) == episodes(tmp_path / "local")
     assert losses(folder) == losses(tmp_path / "local")
     for label in ("critic", "reference"):
-        assert any(f"{label} 0 is gone" in one for one in caplog.messages), caplog.messages
+        assert any(f"{label} 0 is gone" in message for message in caplog.messages), caplog.messages
     assert verify_run(folder).ok
 
 
 @pytest.mark.slow
-def test_two_ranks_of_each_learn_what_one_process_learns_which_goes_on_with_their_checkpoint(
+def test_two_ranks_of_each_kind_learn_as_one_process_that_can_resume_them(
     cluster: str, ppo: TrainConfig, tmp_path: Path
 ) -> None:
     first = replace(ppo, steps=2)

@@ -150,7 +150,7 @@ def test_a_run_outlives_the_death_of_each_actor(
     assert episodes(folder) == episodes(local_run)
     assert losses(folder) == losses(local_run)
     for label in ACTORS.values():
-        assert any(re.search(f"{label} is gone", one) for one in caplog.messages), caplog.messages
+        assert any(re.search(f"{label} is gone", message) for message in caplog.messages), caplog.messages
 
 
 def test_a_run_that_learns_while_later_steps_are_played_outlives_each_death(
@@ -163,14 +163,14 @@ def test_a_run_that_learns_while_later_steps_are_played_outlives_each_death(
     with killer_of(victims, folder / "metrics.jsonl"):
         Trainer(replace(run, ray=on(cluster, learners=2, engines=2)), folder).fit()
     for victim in victims:
-        assert any(re.search(f"{ACTORS[victim]} is gone", one) for one in caplog.messages), caplog.messages
-    records = [one for one in read_episodes(folder) if one.phase == "train"]
-    assert [one.trajectory.status.trainable for one in records] == [True] * 6 * 4 * 4
-    assert len({(one.trajectory.group, one.trajectory.member) for one in records}) == len(records)
+        assert any(re.search(f"{ACTORS[victim]} is gone", message) for message in caplog.messages), caplog.messages
+    records = [record for record in read_episodes(folder) if record.phase == "train"]
+    assert [record.trajectory.status.trainable for record in records] == [True] * 6 * 4 * 4
+    assert len({(record.trajectory.group, record.trajectory.member) for record in records}) == len(records)
     ages = [
-        one.step - 1 - int(version)
-        for one in records
-        for row in one.trajectory.rows
+        record.step - 1 - int(version)
+        for record in records
+        for row in record.trajectory.rows
         for version in row.policy_versions[row.sampled_mask]
     ]
     assert 0 <= min(ages) and 0 < max(ages) <= 2
@@ -186,7 +186,7 @@ def test_an_error_in_an_environment_is_shown_once_with_its_origin(
     broken = replace(run, env="tests.trainers.monitoring.test_halt:Fragile", executor="ray", ray=on(cluster))
     with pytest.raises(AgentGymError, match="a wheel came off"):
         Trainer(replace(broken, sampler=replace(run.sampler, max_failure_rate=0.05)), tmp_path / "run").fit()
-    messages = [one for one in caplog.messages if "a wheel came off" in one]
+    messages = [message for message in caplog.messages if "a wheel came off" in message]
     assert len(messages) == 1
     assert "test_halt.py" in messages[0] and messages[0].rstrip().endswith("RuntimeError: a wheel came off")
 
@@ -200,7 +200,7 @@ def test_the_only_engine_is_waited_for_when_it_dies(
     assert episodes(folder) == episodes(local_run)
 
 
-def test_what_an_engine_lacks_is_told_with_its_origin(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
+def test_missing_engine_parts_are_reported_with_their_origin(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
     greedy = replace(run, executor="ray", ray=on(cluster), local=replace(run.local, num_slots=10**10))
     with pytest.raises(AgentGymError, match=r"the key/value cache needs .* GiB") as raised:
         Trainer(greedy, tmp_path / "run").fit()
@@ -230,14 +230,14 @@ def test_an_interrupt_ends_the_run_and_all_that_it_began(
         _, stderr = driver.communicate(timeout=LIMIT_S)
         assert driver.returncode == code
         assert b"interrupted after step" in stderr and b"Traceback" not in stderr
-        while left := [one for one in below if not has_ended(one)]:
+        while left := [process for process in below if not has_ended(process)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
     finally:
         driver.kill()
 
 
-def test_actors_that_ray_ends_for_want_of_memory_are_told_as_that(tmp_path: Path) -> None:
+def test_an_actor_out_of_memory_is_reported_as_such(tmp_path: Path) -> None:
     """Ray is told to see a shortage where a hundredth of the memory is in use, which is always."""
     words = "train --env TextGame-v0 --executor ray --steps 1 --tasks 2 --group-size 2 --ray.max-restarts 0".split()
     command = [sys.executable, "-m", "agentgym", *words, "--output", str(tmp_path / "run")]
@@ -248,7 +248,7 @@ def test_actors_that_ray_ends_for_want_of_memory_are_told_as_that(tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
-def test_a_cluster_that_is_too_small_says_what_it_has(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
+def test_a_cluster_that_is_too_small_is_refused_with_its_size(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
     greedy = ClusterConfig(address=cluster, engines=40, start_s=3)
     with pytest.raises(AgentGymError, match=r"the cluster did not give .*CPU.* it has .*12"):
         Trainer(replace(run, executor="ray", ray=greedy), tmp_path / "run").fit()
@@ -295,7 +295,7 @@ def joining(address: str, folder: Path, home: Path) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environ, check=False)
 
 
-def test_an_address_at_which_nobody_answers_is_named_at_once(tmp_path: Path) -> None:
+def test_an_unanswered_address_is_named_at_once(tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

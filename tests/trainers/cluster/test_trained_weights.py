@@ -50,17 +50,17 @@ def test_a_rank_writes_what_it_copied_and_a_new_one_goes_on_with_it(
         time.sleep(0.01)
     finish_state(tmp_path / "learner", *rank.end_copy(0), [results])
     written = load_decoder(tmp_path, dtype=getattr(torch, dtype))
-    assert all(torch.equal(one, two) for one, two in zip(written.parameters(), copied, strict=True))
-    other = begin_rank(config, tmp_path)
-    other.load_state([str(tmp_path / "learner")])
-    assert other.num_steps() == 1
-    other.act_on(Learner.update, batch)
-    for one, two in zip(other._learner.model.parameters(), model.parameters(), strict=True):
-        assert torch.equal(one, two)
+    assert all(torch.equal(left, right) for left, right in zip(written.parameters(), copied, strict=True))
+    second_rank = begin_rank(config, tmp_path)
+    second_rank.load_state([str(tmp_path / "learner")])
+    assert second_rank.num_steps() == 1
+    second_rank.act_on(Learner.update, batch)
+    for left, right in zip(second_rank._learner.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(left, right)
 
 
 @pytest.mark.usefixtures("parcels_here")
-def test_weights_are_stored_in_buckets_of_whole_layers_and_written_as_transformers_does(tmp_path: Path) -> None:
+def test_weights_are_stored_in_buckets_of_layers_and_written_for_transformers(tmp_path: Path) -> None:
     model = load_decoder(embedded_folder())
     views = dict(published_views(model.to(torch.bfloat16)))
     views["model.norm.weight"] = views["model.norm.weight"].float()  # types may differ
@@ -80,7 +80,7 @@ def test_weights_are_stored_in_buckets_of_whole_layers_and_written_as_transforme
 
 
 @pytest.mark.usefixtures("parcels_here")
-def test_engines_are_sent_weights_in_their_own_type_and_a_checkpoint_has_those_that_are_trained(
+def test_engines_get_weights_in_their_type_and_checkpoints_the_trained_ones(
     small_run: TrainConfig, begin_rank: Begin, fresh_batch: Callable[..., TrainingBatch]
 ) -> None:
     rank = begin_rank(small_run, embedded_folder())

@@ -93,11 +93,11 @@ def test_both_backends_take_the_same_step(name: str, folder_of: Callable[[str], 
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"sliding_window": None}))
     _, fast = step_of(load_decoder(folder), batch)
-    _, other = step_of(load_transformers_model(folder), batch)
+    _, slow = step_of(load_transformers_model(folder), batch)
     largest = max(float(change.abs().max()) for change in fast.values())
-    assert largest > 1e-3 and fast.keys() == other.keys()
+    assert largest > 1e-3 and fast.keys() == slow.keys()
     for key, change in fast.items():
-        assert float((change - other[key]).abs().max()) < NEAR * largest, key
+        assert float((change - slow[key]).abs().max()) < NEAR * largest, key
 
 
 QUICK = ("qwen3_moe", "gpt_oss", "gemma3_text", "lfm2")
@@ -135,23 +135,23 @@ def test_chosen_experts_are_replayed_with_their_gradient(
 ) -> None:
     """Other experts give another step, the router's own the same one, and cutting the step changes neither."""
     first_N = batch.ids_N + batch.position_N  # the same for the same prefix, which is computed once
-    chosen_NRK = ((first_N[:, None, None] + torch.arange(4)[:, None] + torch.arange(2)) % 4).short()
-    free = torch.full_like(chosen_NRK, FREE)
+    choice_NRK = ((first_N[:, None, None] + torch.arange(4)[:, None] + torch.arange(2)) % 4).short()
+    free = torch.full_like(choice_NRK, FREE)
     config = LearnerConfig(router=RouterConfig(balance=BALANCE))
     changes = {}
-    for name, experts in (("none", None), ("free", free), ("chosen", chosen_NRK)):
+    for name, experts in (("none", None), ("free", free), ("chosen", choice_NRK)):
         model = load_transformers_model(folder_of("qwen3_moe"))
         recorded = replace(batch, experts_NRK=experts)
         plain = step_of(load_transformers_model(folder_of("qwen3_moe")), recorded, config)
         changes[name] = step_of(model, recorded, replace(config, **settings))
         for key, change in plain[1].items():
             torch.testing.assert_close(changes[name][1][key], change, rtol=0, atol=1e-5)
-    same, other = (
+    same, different = (
         max(float((changes[name][1][key] - change).abs().max()) for key, change in changes["none"][1].items())
         for name in ("free", "chosen")
     )
-    assert same < 1e-6 and other > 0.01
-    loads = torch.bincount(chosen_NRK[:, 0].flatten().long(), minlength=4) / chosen_NRK[:, 0].numel()
+    assert same < 1e-6 and different > 0.01
+    loads = torch.bincount(choice_NRK[:, 0].flatten().long(), minlength=4) / choice_NRK[:, 0].numel()
     assert (router := changes["chosen"][0].router) is not None
     assert router.router_loads[0] == pytest.approx(loads.tolist(), abs=1e-4)
 

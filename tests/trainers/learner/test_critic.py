@@ -76,7 +76,7 @@ def test_a_value_is_read_before_its_token_and_one_after_the_last(
     learner.close()
 
 
-def test_a_new_critic_says_nothing_and_the_first_values_are_zero(tiny: Tiny, fresh_batch: Fresh) -> None:
+def test_a_new_critic_predicts_zero(tiny: Tiny, fresh_batch: Fresh) -> None:
     learner = learner_of(tiny())
     assert learner.critic is not None
     values_M, end_R = learner.critic.read(fresh_batch(tiny()))
@@ -106,7 +106,7 @@ def test_the_gradient_is_that_of_half_the_squared_error(tiny: Tiny, fresh_batch:
             total = total + 0.5 * (weight_N[row] * (value_T - return_N[row]).square()).sum()
         assert critic.optimizer is not None
         expected = torch.autograd.grad(total, critic.optimizer.parameters, allow_unused=True)
-        norm = math.sqrt(sum(float(one.square().sum()) for one in expected if one is not None))
+        norm = math.sqrt(sum(float(slope.square().sum()) for slope in expected if slope is not None))
         assert critic.update(batch) == pytest.approx(norm, rel=1e-4)
 
 
@@ -133,8 +133,8 @@ def test_the_gradient_under_a_bound_is_the_slope_of_the_clipped_error(
 
     def error() -> float:
         value_M, old_M, return_M = critic.read(batch)[0].double(), near_M.double(), batch.return_N[batch.mask_N]
-        held_M = old_M + (value_M - old_M).clamp(-0.2, 0.2)
-        loss_M = 0.5 * torch.maximum((value_M - return_M) ** 2, (held_M - return_M) ** 2)
+        clamp_M = old_M + (value_M - old_M).clamp(-0.2, 0.2)
+        loss_M = 0.5 * torch.maximum((value_M - return_M) ** 2, (clamp_M - return_M) ** 2)
         return float((batch.weight_N[batch.mask_N].double() * loss_M).sum())
 
     step = 1e-3
@@ -172,7 +172,7 @@ def test_a_shared_trunk_has_the_gradient_of_the_policy_and_so_much_of_the_critic
         value = 0.5 * (batch.weight_N * (values_N - batch.return_N).square()).sum()
         parameters = learner.optimizer.parameters
         gradient = torch.autograd.grad(policy + coefficient * value, parameters, allow_unused=True)
-        expected = math.sqrt(sum(float(one.square().sum()) for one in gradient if one is not None))
+        expected = math.sqrt(sum(float(slope.square().sum()) for slope in gradient if slope is not None))
         norms.append(learner.update(batch).grad_norm)
         assert norms[-1] == pytest.approx(expected, rel=1e-4)
         learner.close()
@@ -203,10 +203,10 @@ def test_a_critic_learns_the_returns_that_it_is_shown(trunk: str, tiny: Tiny, fr
 
 def test_a_critic_of_its_own_leaves_the_policy_alone(tiny: Tiny, fresh_batch: Fresh) -> None:
     model = tiny()
-    before = [one.detach().clone() for one in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     learner = learner_of(model)
     learner.update_critic(with_returns(fresh_batch(model)))
-    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     learner.close()
 
 
@@ -216,14 +216,14 @@ def test_the_state_of_a_critic_goes_on_where_it_was(trunk: str, tiny: Tiny, fres
         learner.update(batch)
         learner.update_critic(batch)
 
-    model, other = tiny(), tiny()
+    model, twin = tiny(), tiny()
     batch = with_returns(fresh_batch(model))
-    learner, again = learner_of(model, trunk=trunk), learner_of(other, trunk=trunk)
+    learner, again = learner_of(model, trunk=trunk), learner_of(twin, trunk=trunk)
     step(learner, batch)
-    other.load_state_dict(model.state_dict())
+    twin.load_state_dict(model.state_dict())
     again.load_state_dict(copy.deepcopy(learner.state_dict()))
-    for one in (learner, again):
-        step(one, batch)
+    for any_learner in (learner, again):
+        step(any_learner, batch)
     assert learner.critic is not None and again.critic is not None
     assert torch.equal(learner.critic.read(batch)[0], again.critic.read(batch)[0])
     learner.close()

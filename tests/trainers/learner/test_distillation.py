@@ -42,9 +42,9 @@ def plain_jsd(student_MV: Tensor, teacher_MV: Tensor, beta: float) -> Tensor:
     if beta in (0.0, 1.0):
         towards, away = (student_MV, teacher_MV) if beta == 0.0 else (teacher_MV, student_MV)
         return F.kl_div(towards, away, reduction="none", log_target=True).sum(-1)
-    mixed_MV = (beta * teacher_MV.exp() + (1 - beta) * student_MV.exp()).log()
-    of_teacher = F.kl_div(mixed_MV, teacher_MV, reduction="none", log_target=True).sum(-1)
-    of_student = F.kl_div(mixed_MV, student_MV, reduction="none", log_target=True).sum(-1)
+    mixture_MV = (beta * teacher_MV.exp() + (1 - beta) * student_MV.exp()).log()
+    of_teacher = F.kl_div(mixture_MV, teacher_MV, reduction="none", log_target=True).sum(-1)
+    of_student = F.kl_div(mixture_MV, student_MV, reduction="none", log_target=True).sum(-1)
     return beta * of_teacher + (1 - beta) * of_student
 
 
@@ -71,16 +71,16 @@ def test_small_weights_have_the_limits_for_their_slope() -> None:
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(2)
     hidden_ME, head_VE = torch.randn(13, 6, generator=generator), torch.randn(29, 6, generator=generator)
-    known_MF, known_VF = torch.randn(13, 4, generator=generator), torch.randn(29, 4, generator=generator)
+    teacher_MF, teacher_VF = torch.randn(13, 4, generator=generator), torch.randn(29, 4, generator=generator)
     results = []
     for size in (4_000_000, 29 * 4):
         monkeypatch.setattr("agentgym.trainers.learner.reference.CHUNK_LOGITS", size)
         own, head = hidden_ME.clone().requires_grad_(), head_VE.clone().requires_grad_()
-        states = FinalStates(own, head, 30.0), FinalStates(known_MF, known_VF, None)
+        states = FinalStates(own, head, 30.0), FinalStates(teacher_MF, teacher_VF, None)
         value_M = whole_divergence(*states, 0.5, 0.7)
         results.append((value_M, *torch.autograd.grad(value_M.sum(), (own, head))))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right)
 
 
 def saved(model: Decoder, folder: Path) -> str:
@@ -116,16 +116,16 @@ def test_a_step_from_a_teacher_is_the_plain_gradient(
     layout = PackedLayout(batch.seqlens)
     logits_NV = model.logits(model.hidden_states(batch.ids_N, layout))
     with torch.no_grad():
-        known_NV = teacher.logits(teacher.hidden_states(batch.ids_N, PackedLayout(batch.seqlens)))
-    divergence_N = plain_jsd(logits_NV, known_NV, beta)
+        teacher_NV = teacher.logits(teacher.hidden_states(batch.ids_N, PackedLayout(batch.seqlens)))
+    divergence_N = plain_jsd(logits_NV, teacher_NV, beta)
     loss = 2.0 * (batch.weight_N * divergence_N)[batch.mask_N].sum()
     expected = torch.autograd.grad(loss, list(model.parameters()))
     kl = KLConfig(reference=saved(teacher, tmp_path / "teacher"), coefficient=2.0, penalty="jsd", beta=beta)
     stats, gradients = update(model, batch, kl, micro_batch_tokens=micro_batch_tokens)
     assert stats.loss == pytest.approx(float(loss.detach()), rel=1e-5)
     assert stats.kl == pytest.approx(float(divergence_N[batch.mask_N].detach().mean()), rel=1e-5)
-    for one, other in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+    for left, right in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-7)
 
 
 def test_at_sampled_tokens_a_teacher_takes_the_place_of_the_first_weights(
@@ -134,7 +134,7 @@ def test_at_sampled_tokens_a_teacher_takes_the_place_of_the_first_weights(
     model, teacher = tiny(), tiny(seed=5)
     batch = fresh_batch(model)
     kl = KLConfig(reference=saved(teacher, tmp_path / "teacher"), coefficient=1.0, penalty="k1_st")
-    logp_N, known_N = (
+    logp_N, teacher_N = (
         each.logits(each.hidden_states(batch.ids_N, PackedLayout(batch.seqlens)))
         .log_softmax(-1)
         .gather(1, batch.target_N[:, None])[:, 0]
@@ -142,7 +142,7 @@ def test_at_sampled_tokens_a_teacher_takes_the_place_of_the_first_weights(
         for each in (model, teacher)
     )
     stats, _ = update(model, batch, kl)
-    assert stats.kl == pytest.approx(float((logp_N - known_N)[batch.mask_N].mean()), rel=1e-4)
+    assert stats.kl == pytest.approx(float((logp_N - teacher_N)[batch.mask_N].mean()), rel=1e-4)
 
 
 def test_adapters_learn_from_a_teacher_and_from_their_base(tiny: Tiny, fresh_batch: Fresh, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_adapters_learn_from_a_teacher_and_from_their_base(tiny: Tiny, fresh_bat
 
 @pytest.mark.parametrize("penalty", ["jsd", "k2"])
 @pytest.mark.parametrize(("num_own", "num_theirs"), [(44, 40), (40, 44)])
-def test_another_padding_of_the_embedding_counts_for_nothing(
+def test_padding_of_the_embedding_is_ignored(
     penalty: str, num_own: int, num_theirs: int, tiny: Tiny, fresh_batch: Fresh, tmp_path: Path
 ) -> None:
     model, teacher, batch = tiny(vocab_size=num_own), tiny(vocab_size=num_theirs, seed=5), fresh_batch(tiny())
@@ -210,7 +210,7 @@ def test_a_teacher_with_another_tokenizer_of_the_same_size_is_refused(change: st
     assert not (tmp_path / "run").exists()
 
 
-def test_a_teacher_with_the_same_tokenizer_is_taken_whatever_its_file_says_besides(tmp_path: Path) -> None:
+def test_a_teacher_with_the_same_tokenizer_is_accepted_despite_other_settings(tmp_path: Path) -> None:
     teacher = changed_tokenizer("nothing", tmp_path / "teacher")
     tokenizer = json.loads((teacher / "tokenizer.json").read_text())
     further = {**tokenizer["added_tokens"][0], "id": 1984, "content": "<|further|>"}

@@ -128,8 +128,8 @@ def test_a_saved_state_goes_on_to_the_bit(settings: dict[str, Any], folder_of: F
     learner = learner_of(folder_of("qwen3_moe"), **settings)
     batch = fresh_batch(learner.model, num_groups=2)
     if "router" in settings and settings["router"].replay:
-        chosen_NRK = torch.arange(batch.num_tokens * 4 * 2).view(-1, 4, 2) % 4
-        batch = replace(batch, experts_NRK=chosen_NRK)
+        choice_NRK = torch.arange(batch.num_tokens * 4 * 2).view(-1, 4, 2) % 4
+        batch = replace(batch, experts_NRK=choice_NRK)
     learner.update(batch)
     state, between = copy.deepcopy(learner.state_dict()), copy.deepcopy(dict(learner.weights()))
     learner.update(batch)
@@ -137,7 +137,9 @@ def test_a_saved_state_goes_on_to_the_bit(settings: dict[str, Any], folder_of: F
     again.load_state_dict(state)
     assert all(torch.equal(tensor, between[name]) for name, tensor in again.weights())
     again.update(batch)
-    assert all(torch.equal(one, two) for (_, one), (_, two) in zip(again.weights(), learner.weights(), strict=True))
+    assert all(
+        torch.equal(left, right) for (_, left), (_, right) in zip(again.weights(), learner.weights(), strict=True)
+    )
     assert not any("mlp.gate." in name for name in between), "routers have no adapter"
 
 
@@ -184,9 +186,9 @@ def test_peft_loads_an_exported_adapter_and_computes_what_the_merged_model_compu
     write_adapter(adapters.state_dict(), tmp_path, None, torch.float32)
     base = AutoModelForCausalLM.from_pretrained(folder_of(kind), dtype=torch.float32)
     theirs_TV = PeftModel.from_pretrained(base, tmp_path)(ids_T[None]).logits[0].log_softmax(-1)
-    ours_TV, merged_TV = scores_of(model, ids_T), scores_of(adapters.merge(), ids_T)
-    torch.testing.assert_close(theirs_TV, merged_TV, rtol=0, atol=1e-5)
-    torch.testing.assert_close(ours_TV, merged_TV, rtol=0, atol=1e-5)
+    ours_TV, merge_TV = scores_of(model, ids_T), scores_of(adapters.merge(), ids_T)
+    torch.testing.assert_close(theirs_TV, merge_TV, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours_TV, merge_TV, rtol=0, atol=1e-5)
     assert (ours_TV - first_TV).abs().max() > 0.05
 
 

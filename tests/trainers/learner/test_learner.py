@@ -69,13 +69,13 @@ def test_the_first_step_on_fresh_samples_is_the_policy_gradient(entropy: float, 
     model = tiny()
     batch = fresh_batch(model)
     gradient = plain_gradient(model, batch, entropy)
-    norm = float(torch.stack([one.norm() for one in gradient]).norm())
+    norm = float(torch.stack([slope.norm() for slope in gradient]).norm())
     before = weights(model)
     stats = learned(model, batch, LearnerConfig(entropy_coefficient=entropy, threads=1))
     assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
-    for one, two, slope in zip(before, model.parameters(), gradient, strict=True):
+    for old, new, slope in zip(before, model.parameters(), gradient, strict=True):
         clear = slope.abs() > 1e-4 * norm  # elsewhere the sign of rounding decides Adam's first step
-        torch.testing.assert_close((one - two.detach())[clear], 1e-2 * slope.sign()[clear], rtol=1e-2, atol=1e-6)
+        torch.testing.assert_close((old - new.detach())[clear], 1e-2 * slope.sign()[clear], rtol=1e-2, atol=1e-6)
 
 
 def test_what_a_step_reports_on_fresh_samples(
@@ -135,8 +135,8 @@ def test_cutting_a_step_into_micro_batches_changes_it_only_by_rounding(
     for stats, cut_weights in results[1:]:
         for name in ("loss", "grad_norm", "entropy", "kl", "mismatch_mean"):
             assert getattr(stats, name) == pytest.approx(getattr(whole, name), rel=1e-4, abs=1e-6), name
-        for one, two in zip(whole_weights, cut_weights, strict=True):
-            assert float((one - two).abs().quantile(0.99)) < 1e-4  # a step is 1e-2; gradients near 0 may change sign
+        for left, right in zip(whole_weights, cut_weights, strict=True):
+            assert float((left - right).abs().quantile(0.99)) < 1e-4  # a step is 1e-2; gradients near 0 may change sign
 
 
 def test_cutting_a_step_into_shares_changes_it_only_by_rounding(tiny: Tiny, fresh_batch: Fresh) -> None:
@@ -149,12 +149,12 @@ def test_cutting_a_step_into_shares_changes_it_only_by_rounding(tiny: Tiny, fres
         learner.close()
         results.append((stats, weights(model)))
     plain, plain_weights = results[0]
-    assert all(torch.equal(one, two) for one, two in zip(plain_weights, results[1][1], strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(plain_weights, results[1][1], strict=True))
     for stats, cut_weights in results[2:]:
         for name in ("loss", "grad_norm", "entropy", "mismatch_mean"):
             assert getattr(stats, name) == pytest.approx(getattr(plain, name), rel=1e-4, abs=1e-6), name
-        for one, two in zip(plain_weights, cut_weights, strict=True):
-            assert float((one - two).abs().quantile(0.99)) < 1e-4
+        for left, right in zip(plain_weights, cut_weights, strict=True):
+            assert float((left - right).abs().quantile(0.99)) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_any_loss_has_the_gradient_of_the_whole_step_however_the_step_is_cut(
     policy = LOSSES[loss](*inputs, sequences=batch.trajectory_N, **settings)
     whole = (batch.weight_N * policy.loss).sum()
     expected = torch.autograd.grad(whole, list(model.parameters()))
-    norm = float(torch.stack([one.norm() for one in expected]).norm())
+    norm = float(torch.stack([slope.norm() for slope in expected]).norm())
 
     for micro_batch_tokens in (10_000, 40, 1):
         config = LearnerConfig(loss=loss, loss_settings=settings, micro_batch_tokens=micro_batch_tokens, threads=2)
@@ -191,8 +191,8 @@ def test_any_loss_has_the_gradient_of_the_whole_step_however_the_step_is_cut(
         assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
         assert stats.clip_fraction == pytest.approx(policy.stats.clip_fraction)
         assert stats.ratio_max == pytest.approx(policy.stats.ratio_max.item(), rel=1e-4)
-        for one, two in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-5 * norm)
+        for left, right in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-5 * norm)
 
 
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo"])
@@ -204,12 +204,12 @@ def test_a_setting_that_cannot_work_or_does_not_exist_is_refused(loss: str) -> N
 
 
 def test_dropped_rows_of_no_advantage_change_nothing(tiny: Tiny, fresh_batch: Fresh) -> None:
-    model, other = tiny(), tiny()
+    model, twin = tiny(), tiny()
     batch = fresh_batch(model)
     row = torch.repeat_interleave(torch.arange(batch.num_rows), torch.tensor(batch.seqlens))
     batch = replace(batch, advantage_N=torch.where(row < 4, 0.0, batch.advantage_N))
     whole = learned(model, batch, LearnerConfig(threads=1))
-    fewer = learned(other, batch.select(range(4, batch.num_rows)), LearnerConfig(threads=1))
+    fewer = learned(twin, batch.select(range(4, batch.num_rows)), LearnerConfig(threads=1))
     assert fewer.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
 
 
@@ -260,8 +260,8 @@ def test_a_loss_that_is_not_finite_halts_with_the_weights_untouched(tiny: Tiny, 
     learner = Learner(model, LearnerConfig(threads=1), STEP, total_steps=10)
     with pytest.raises(TrainingHalted, match="not finite"):
         learner.update(batch)
-    for one, two in zip(before, model.parameters(), strict=True):
-        assert torch.equal(one.nan_to_num(7.0), two.detach().nan_to_num(7.0))
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old.nan_to_num(7.0), new.detach().nan_to_num(7.0))
     assert learner.optimizer.num_steps == 0
     with torch.no_grad():
         model.embed[5] = 0.1

@@ -59,9 +59,7 @@ def test_a_step_with_liger_is_the_step_without(make_tiny: Tiny, make_batch: Call
     assert stats[1].entropy == pytest.approx(stats[0].entropy, rel=1e-5)
 
 
-def test_where_liger_is_missing_the_message_says_how_to_get_it(
-    make_tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_liger_the_message_explains_how_to_get_it(make_tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "agentgym.trainers.learner.liger_head", raising=False)
     monkeypatch.setitem(sys.modules, "liger_kernel.ops", None)
     with pytest.raises(ConfigError, match=r"learner\.head_kernel liger needs Liger .*agentgym-llm\[liger\]"):

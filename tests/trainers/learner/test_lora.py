@@ -59,7 +59,7 @@ def stirred(learner: Learner) -> dict[str, Any]:
     state = learner.state_dict()
     generator = torch.Generator().manual_seed(3)
     tensors: dict[str, Tensor] = state["lora"]["tensors"]
-    drawn = {name: 0.1 * torch.randn(one.shape, generator=generator) for name, one in tensors.items()}
+    drawn = {name: 0.1 * torch.randn(tensor.shape, generator=generator) for name, tensor in tensors.items()}
     state["lora"]["tensors"] = drawn
     learner.load_state_dict(state)
     return state
@@ -82,7 +82,7 @@ def their_loss(theirs: Any, batch: TrainingBatch) -> Tensor:
     total = torch.zeros(())
     columns = (batch.ids_N, batch.target_N, batch.mask_N, batch.weight_N, batch.advantage_N)
     for ids_T, target_T, mask_T, weight_T, advantage_T in zip(
-        *(one.split(batch.seqlens) for one in columns), strict=True
+        *(column.split(batch.seqlens) for column in columns), strict=True
     ):
         logp_T = theirs(ids_T[None]).logits[0].log_softmax(-1).gather(1, target_T[:, None])[:, 0]
         ratio_T = (logp_T - logp_T.detach()).exp()
@@ -111,17 +111,23 @@ def test_gradients_are_those_of_peft(
     step = learner.optimizer.step
 
     def seen() -> float:
-        gradients.extend(one.grad.clone() for one in learner.optimizer.parameters if one.grad is not None)
+        gradients.extend(
+            parameter.grad.clone() for parameter in learner.optimizer.parameters if parameter.grad is not None
+        )
         return step()
 
     learner.optimizer.step = seen  # type: ignore[method-assign]
     learner.update(moved_to(batch, learner))
     names = list(learner.state_dict()["lora"]["tensors"])
-    grads = {name.replace(".default.", "."): one.grad for name, one in theirs.named_parameters() if one.requires_grad}
+    grads = {
+        name.replace(".default.", "."): parameter.grad
+        for name, parameter in theirs.named_parameters()
+        if parameter.requires_grad
+    }
     assert sorted(names) == sorted(grads) and len(names) == len(gradients) == 4 * len(targets)
-    for name, one in zip(names, gradients, strict=True):
+    for name, gradient in zip(names, gradients, strict=True):
         assert grads[name].norm() > 1e-3, "both matrices of each adapter have a gradient"
-        torch.testing.assert_close(one, grads[name], rtol=1e-5, atol=1e-5, msg=name)
+        torch.testing.assert_close(gradient, grads[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
@@ -129,15 +135,15 @@ def test_gradients_are_those_of_peft(
 def test_logits_of_every_family_are_those_of_peft(family: str, tiny: Tiny, tmp_path: Path) -> None:
     config = replace(tiny().config, family=family, qk_norm=False, qkv_bias=family == "qwen2", tied=False)
     model = Decoder(config).initialize(1)
-    for one in model.parameters():
-        one.mul_(4.0).add_(0.1)
+    for parameter in model.parameters():
+        parameter.mul_(4.0).add_(0.1)
     learner = learner_of(model, lora=replace(LORA, alpha=3.0))
     theirs = in_peft(model, stirred(learner), tmp_path)
     ids_T = torch.arange(3, 30, 2)
-    found_TV = learner.model.logits(learner.model.hidden_states(ids_T, PackedLayout([len(ids_T)])))
-    torch.testing.assert_close(found_TV, theirs(ids_T[None]).logits[0], rtol=1e-5, atol=1e-5)
+    ours_TV = learner.model.logits(learner.model.hidden_states(ids_T, PackedLayout([len(ids_T)])))
+    torch.testing.assert_close(ours_TV, theirs(ids_T[None]).logits[0], rtol=1e-5, atol=1e-5)
     with theirs.disable_adapter():
-        assert (theirs(ids_T[None]).logits[0] - found_TV).abs().max() > 0.01
+        assert (theirs(ids_T[None]).logits[0] - ours_TV).abs().max() > 0.01
 
 
 def test_the_first_values_are_drawn_as_pefts_are_and_follow_from_the_seed_alone(tiny: Tiny) -> None:
@@ -145,16 +151,16 @@ def test_the_first_values_are_drawn_as_pefts_are_and_follow_from_the_seed_alone(
         tensors: dict[str, Tensor] = learner_of(tiny(), lora=replace(LORA, **changes)).state_dict()["lora"]["tensors"]
         return tensors
 
-    first, again, other = tensors(seed=1), tensors(seed=1, target_modules=("q_proj",)), tensors(seed=2)
-    for name, one in first.items():
+    first, again, reseeded = tensors(seed=1), tensors(seed=1, target_modules=("q_proj",)), tensors(seed=2)
+    for name, tensor in first.items():
         if ".lora_B." in name:
-            assert not one.any()
+            assert not tensor.any()
             continue
-        bound = one.shape[1] ** -0.5  # kaiming_uniform with a = sqrt(5)
-        assert one.abs().max() <= bound and one.std() == pytest.approx(bound / 3**0.5, rel=0.25)
-        assert not torch.equal(one, other[name])
-    assert len({float(one.sum()) for name, one in first.items() if ".lora_A." in name}) == 14
-    assert all(torch.equal(one, first[name]) for name, one in again.items())
+        bound = tensor.shape[1] ** -0.5  # kaiming_uniform with a = sqrt(5)
+        assert tensor.abs().max() <= bound and tensor.std() == pytest.approx(bound / 3**0.5, rel=0.25)
+        assert not torch.equal(tensor, reseeded[name])
+    assert len({float(tensor.sum()) for name, tensor in first.items() if ".lora_A." in name}) == 14
+    assert all(torch.equal(tensor, first[name]) for name, tensor in again.items())
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -167,24 +173,24 @@ def test_the_base_stays_and_the_model_has_the_adapters_merged_in(
     for _ in range(2):
         learner.update(batch)
     first = dict(published_views(tiny(tied=tied)))
-    assert all(torch.equal(one, first[name]) for name, one in published_views(learner.model)), "to the bit"
+    assert all(torch.equal(tensor, first[name]) for name, tensor in published_views(learner.model)), "to the bit"
     state = learner.state_dict()
     theirs = in_peft(base, state, tmp_path).merge_and_unload().state_dict()
     changed = dict(learner.weights())
-    for name, one in published_views(model):
-        torch.testing.assert_close(one, theirs[name], rtol=0, atol=1e-6)
-        assert torch.equal(one, changed.get(name, first[name])) and torch.equal(one, first[name]) is (
+    for name, tensor in published_views(model):
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-6)
+        assert torch.equal(tensor, changed.get(name, first[name])) and torch.equal(tensor, first[name]) is (
             name not in changed
         )
     assert len(changed) == 14, "what has no adapter is not sent"
-    sizes = [one.numel() for one in state["lora"]["tensors"].values()]
+    sizes = [tensor.numel() for tensor in state["lora"]["tensors"].values()]
     numels = [
-        one.numel()
+        tensor.numel()
         for part in state["optimizer"]["parts"]
-        for one in part["state"].values()
-        for one in [one["exp_avg"]]
+        for tensor in part["state"].values()
+        for tensor in [tensor["exp_avg"]]
     ]
-    assert numels == sizes == [one.numel() for one in learner.optimizer.parameters]
+    assert numels == sizes == [parameter.numel() for parameter in learner.optimizer.parameters]
     merged = learner_of(copy.deepcopy(model), lora=LoraConfig())
     torch.testing.assert_close(learner.logprobs(batch), merged.logprobs(batch), rtol=0, atol=1e-5)
     assert (learner.logprobs(batch) - batch.old_logp_N[batch.mask_N]).abs().max() > 0.01
@@ -197,8 +203,10 @@ def test_the_reference_is_the_same_weights_without_adapters(tiny: Tiny, fresh_ba
     for threads in (1, 3):
         learner = learner_of(tiny(), tiny(), threads=threads, micro_batch_tokens=40, kl=KLConfig(coefficient=0.1))
         runs.append([learner.update(batch), learner.update(batch), learner.state_dict()["lora"]["tensors"]])
-    (first, second, tensors), other = runs[0], runs[1]
-    assert [first, second] == other[:2] and all(torch.equal(one, other[2][name]) for name, one in tensors.items())
+    (first, second, tensors), second_run = runs[0], runs[1]
+    assert [first, second] == second_run[:2] and all(
+        torch.equal(tensor, second_run[2][name]) for name, tensor in tensors.items()
+    )
     assert first.kl == 0 and second.kl > 1e-4
     # In full training the reference is a model of its own: with the policy's weights merged, it says the same.
     learner = learner_of(model, base, kl=KLConfig(coefficient=0.1))
@@ -206,10 +214,10 @@ def test_the_reference_is_the_same_weights_without_adapters(tiny: Tiny, fresh_ba
     full = learner_of(copy.deepcopy(model), tiny(), lora=LoraConfig(), kl=KLConfig(coefficient=0.1))
     assert learner.update(batch).kl == pytest.approx(full.update(batch).kl, rel=1e-3)
     parameters = [*learner.model.parameters(), *model.parameters()]
-    numels = {one.data_ptr(): one.numel() for one in parameters}
-    matrices = sum(one.numel() for name, one in dict(published_views(model)).items() if "_proj" in name)
-    adapters = sum(one.numel() for one in learner.optimizer.parameters)
-    whole = sum(one.numel() for one in model.parameters())
+    numels = {parameter.data_ptr(): parameter.numel() for parameter in parameters}
+    matrices = sum(tensor.numel() for name, tensor in dict(published_views(model)).items() if "_proj" in name)
+    adapters = sum(parameter.numel() for parameter in learner.optimizer.parameters)
+    whole = sum(parameter.numel() for parameter in model.parameters())
     assert sum(numels.values()) == whole + matrices + adapters, "one base, and what the engine samples from"
 
 
@@ -223,11 +231,11 @@ def test_a_saved_state_is_not_loaded_onto_other_weights(tiny: Tiny) -> None:
     model = tiny()
     with torch.no_grad():
         model.get_parameter("layers.0.qkv")[3, 2] += 0.01
-    other = learner_of(copy.deepcopy(model), model)
+    learner = learner_of(copy.deepcopy(model), model)
     with pytest.raises(ConfigError, match="the weights under the adapters are others than when they were saved"):
-        other.load_state_dict(state)
+        learner.load_state_dict(state)
     del state["lora"]["base"]  # as in checkpoints of earlier versions
-    other.load_state_dict(state)
+    learner.load_state_dict(state)
 
 
 @pytest.mark.parametrize("trunk", ["own", "shared"])
@@ -250,7 +258,7 @@ def test_a_critic_learns_by_adapters_of_its_own_or_by_the_policys(trunk: Any, ti
     again.load_state_dict(state)
     assert torch.equal(again.critic.read(batch)[0], learner.critic.read(batch)[0])
     first = dict(published_views(tiny()))
-    assert all(torch.equal(one, first[name]) for name, one in published_views(learner.critic.backbone))
+    assert all(torch.equal(tensor, first[name]) for name, tensor in published_views(learner.critic.backbone))
 
 
 def test_a_saved_state_goes_on_to_the_bit(tiny: Tiny, fresh_batch: Fresh) -> None:
@@ -261,9 +269,11 @@ def test_a_saved_state_goes_on_to_the_bit(tiny: Tiny, fresh_batch: Fresh) -> Non
     learner.update(batch)
     again = learner_of(tiny(), tiny())
     again.load_state_dict(state)
-    assert all(torch.equal(one, between[name]) for name, one in again.weights())
+    assert all(torch.equal(tensor, between[name]) for name, tensor in again.weights())
     again.update(batch)
-    assert all(torch.equal(one, two) for (_, one), (_, two) in zip(again.weights(), learner.weights(), strict=True))
+    assert all(
+        torch.equal(left, right) for (_, left), (_, right) in zip(again.weights(), learner.weights(), strict=True)
+    )
     with pytest.raises(ConfigError, match="the state is of other adapters"):
         learner_of(tiny(), lora=replace(LORA, rank=8)).load_state_dict(state)
 
@@ -288,7 +298,7 @@ def test_either_optimizer_trains_adapters(name: Any, tiny: Tiny, fresh_batch: Fr
         ({"rank": 4, "learning_rate": 0.0}, "learning_rate must be above 0"),
     ],
 )
-def test_settings_that_cannot_work_say_what_to_do(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_are_refused_with_advice(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LoraConfig(**settings)
 
@@ -314,7 +324,7 @@ def test_a_run_resumes_to_the_bit_and_is_exported_merged_or_as_an_adapter(
     checkpoint = find_checkpoint(tmp_path / "parts")
     export_model(checkpoint, tmp_path / "merged")
     export_adapter(checkpoint, tmp_path / "adapter")
-    assert sorted(one.name for one in (tmp_path / "adapter").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
@@ -328,9 +338,9 @@ def test_a_run_resumes_to_the_bit_and_is_exported_merged_or_as_an_adapter(
     base = AutoModelForCausalLM.from_pretrained(config["base_model_name_or_path"])
     with torch.no_grad():
         first_TV = base(ids_T[None]).logits[0]
-        wanted_TV = ours.logits(ours.hidden_states(ids_T, PackedLayout([len(ids_T)])))
+        ours_TV = ours.logits(ours.hidden_states(ids_T, PackedLayout([len(ids_T)])))
         theirs_TV = PeftModel.from_pretrained(base, tmp_path / "adapter")(ids_T[None]).logits[0]
-    torch.testing.assert_close(theirs_TV, wanted_TV, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(theirs_TV, ours_TV, rtol=1e-5, atol=1e-5)
     assert (theirs_TV - first_TV).abs().max() > 1e-3
     with pytest.raises(RunFolderError, match=r"other settings.*rank: 4 there, 8 here"):
         train(replace(run, learner=replace(learner, lora=LoraConfig(rank=8))), tmp_path / "parts", resume=True)
@@ -366,7 +376,7 @@ def test_the_share_of_adapters_that_rounded_weights_lack_is_measured(tiny: Tiny,
                 if (stem := name.removesuffix(".weight"))
             }
             lost = torch.stack([(merged[name].float() - base[name] - sums[name]).norm() for name in merged]).norm()
-            expected = float(lost / torch.stack([one.norm() for one in sums.values()]).norm())
+            expected = float(lost / torch.stack([tensor.norm() for tensor in sums.values()]).norm())
             assert learner.adapters.merge_lost == pytest.approx(expected, rel=1e-4)
         losses[dtype, size] = learner.adapters.merge_lost
         learner.close()
@@ -384,6 +394,8 @@ def test_adapters_learn_at_ten_times_the_rate_of_all_weights_or_at_their_own(tin
 
 def test_adapters_are_put_on_before_a_model_is_sharded_or_on_a_copy(tiny: Tiny) -> None:
     model = adapt(tiny(), LORA)
-    other = model.like()
-    names = [name for name, one in other.named_parameters() if one.requires_grad]
-    assert names == [name for name, one in model.named_parameters() if one.requires_grad] and len(names) == 28
+    duplicate = model.like()
+    names = [name for name, parameter in duplicate.named_parameters() if parameter.requires_grad]
+    assert (
+        names == [name for name, parameter in model.named_parameters() if parameter.requires_grad] and len(names) == 28
+    )

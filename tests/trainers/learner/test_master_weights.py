@@ -50,10 +50,12 @@ def test_a_resumed_optimizer_has_the_masters(tiny: Tiny, name: str) -> None:
     model = tiny().bfloat16()
     state = copy.deepcopy(stepped(model, 3, config).state_dict())
     resumed = PolicyOptimizer(copy.deepcopy(model), config, 3)
-    assert any(not torch.equal(one, own.float()) for one, own in zip(state["masters"], model.parameters(), strict=True))
+    assert any(
+        not torch.equal(master, own.float()) for master, own in zip(state["masters"], model.parameters(), strict=True)
+    )
     resumed.load_state_dict(state)
-    for one, other in zip(resumed.state_dict()["masters"], state["masters"], strict=True):
-        assert torch.equal(one, other)
+    for left, right in zip(resumed.state_dict()["masters"], state["masters"], strict=True):
+        assert torch.equal(left, right)
 
 
 def test_the_state_of_weights_in_another_type_is_refused(tiny: Tiny) -> None:

@@ -88,7 +88,7 @@ def test_gradients_are_scaled_down_to_the_norm_before_the_step() -> None:
 
 @pytest.mark.parametrize("gradient", [math.nan, math.inf])
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_gradient_that_is_not_finite_changes_nothing_but_is_told_and_cleared(
+def test_a_gradient_that_is_not_finite_is_reported_and_changes_no_weight(
     name: str, gradient: float, tiny: Callable[..., Decoder]
 ) -> None:
     model = tiny()
@@ -143,7 +143,7 @@ def test_a_constant_rate_stays_and_the_step_uses_it() -> None:
     assert optimizer.learning_rate == pytest.approx(0.1)
 
 
-def test_muon_makes_the_update_of_matrices_orthogonal_and_leaves_embedding_head_and_norms_to_adamw(
+def test_muon_makes_matrix_updates_orthogonal_and_leaves_the_rest_to_adamw(
     tiny: Callable[..., Decoder],
 ) -> None:
     model = tiny(tied=False)
@@ -174,12 +174,12 @@ def test_a_resumed_optimizer_goes_on_bitwise(name: str, tiny: Callable[..., Deco
     torch.save(optimizer.state_dict(), saved)
     resumed = tiny()
     resumed.load_state_dict(whole.state_dict())
-    other = PolicyOptimizer(resumed, config, total_steps=6)
+    second_optimizer = PolicyOptimizer(resumed, config, total_steps=6)
     saved.seek(0)
-    other.load_state_dict(torch.load(saved, weights_only=True))
-    assert other.learning_rate == optimizer.learning_rate
+    second_optimizer.load_state_dict(torch.load(saved, weights_only=True))
+    assert second_optimizer.learning_rate == optimizer.learning_rate
     for step in range(3, 6):
-        for model, its in ((whole, optimizer), (resumed, other)):
+        for model, its in ((whole, optimizer), (resumed, second_optimizer)):
             give_gradients(model, step)
             its.step()
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))

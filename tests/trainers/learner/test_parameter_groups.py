@@ -106,9 +106,9 @@ def test_a_resumed_run_goes_on_bitwise(name: str, tiny: Tiny) -> None:
     optimizer = PolicyOptimizer(whole, config, total_steps=6)
     take_step(whole, optimizer)
     resumed = copy.deepcopy(whole)
-    other = PolicyOptimizer(resumed, config, total_steps=6)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for model, its in ((whole, optimizer), (resumed, other)):
+    second_optimizer = PolicyOptimizer(resumed, config, total_steps=6)
+    second_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for model, its in ((whole, optimizer), (resumed, second_optimizer)):
         take_step(model, its)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 

@@ -72,8 +72,8 @@ def test_values_and_gradients_are_those_of_log_softmax_whatever_the_chunks(
             logp_N, entropy_N = scores if isinstance(scores, tuple) else (scores.logp_N, scores.entropy_N)
             gradients = torch.autograd.grad((share_N * (logp_N + 0.3 * entropy_N)).sum(), (hidden_NE, head_VE))
             results += [logp_N.detach(), entropy_N.detach(), *gradients]
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("with_entropy", [False, True], ids=["logprobs", "with entropy"])
@@ -111,7 +111,7 @@ class _Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         outputs = result if isinstance(result, (tuple, list)) else [result]
-        self.numel = max([self.numel, *(one.numel() for one in outputs if isinstance(one, Tensor))])
+        self.numel = max([self.numel, *(tensor.numel() for tensor in outputs if isinstance(tensor, Tensor))])
         return result
 
 
@@ -165,21 +165,21 @@ def test_a_probability_of_zero_leaves_the_gradient_of_the_entropy_finite() -> No
     )  # the last has probability 0
     scores = score_targets(hidden_NE, head_VE, torch.tensor([0]))
     gradients = torch.autograd.grad(5.0 * scores.entropy_N.sum(), (hidden_NE, head_VE))
-    double_NE, double_VE = (one.detach().double().requires_grad_() for one in (hidden_NE, head_VE))
+    double_NE, double_VE = (tensor.detach().double().requires_grad_() for tensor in (hidden_NE, head_VE))
     log_p_NV = (double_NE @ double_VE.T).log_softmax(-1)
     expected = torch.autograd.grad(-5.0 * (log_p_NV.exp() * log_p_NV).sum(), (double_NE, double_VE))
-    for one, other in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
+    for left, right in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(left.double(), right, rtol=1e-3, atol=1e-4)
 
 
 def test_a_large_vocabulary_has_the_gradients_of_log_softmax() -> None:
     hidden_NE, head_VE, target_N = drawn(5, token_logprobs.LARGE_VOCABULARY + 100)
     ours, theirs = [], []
     for score, grads in ((score_targets, ours), (None, theirs)):
-        inputs = [one.clone().requires_grad_() for one in (hidden_NE, head_VE)]
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden_NE, head_VE)]
         logp_N = plain(*inputs, target_N, 0.7)[0] if score is None else score(*inputs, target_N, 0.7).logp_N
         logp_N.sum().backward()
-        grads += [one.grad for one in inputs]
+        grads += [tensor.grad for tensor in inputs]
     for mine, plainly in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, plainly, rtol=1e-4, atol=1e-5)
 

@@ -34,14 +34,14 @@ def take_step(model: Decoder, optimizer: PolicyOptimizer, seed: int) -> None:
 
 def test_it_retains_its_share_at_each_step_and_changes_no_weight(tiny: Tiny) -> None:
     model, plain = tiny(), tiny()
-    optimizer, other = PolicyOptimizer(model, STEP, 10, ema_decay=0.75), PolicyOptimizer(plain, STEP, 10)
+    optimizer, plain_optimizer = PolicyOptimizer(model, STEP, 10, ema_decay=0.75), PolicyOptimizer(plain, STEP, 10)
     mean = model.embed.detach().clone()
     for seed in range(3):
         take_step(model, optimizer, seed)
-        take_step(plain, other, seed)
+        take_step(plain, plain_optimizer, seed)
         mean = 0.75 * mean + 0.25 * model.embed.detach()
     torch.testing.assert_close(optimizer.state_dict()["average"]["embed"], mean)
-    assert "average" not in other.state_dict()
+    assert "average" not in plain_optimizer.state_dict()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
@@ -72,11 +72,11 @@ def test_a_resumed_average_goes_on_bitwise(tiny: Tiny) -> None:
     optimizer = PolicyOptimizer(whole, STEP, 10, ema_decay=0.9)
     take_step(whole, optimizer, 0)
     resumed = copy.deepcopy(whole)
-    other = PolicyOptimizer(resumed, STEP, 10, ema_decay=0.9)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for model, its in ((whole, optimizer), (resumed, other)):
+    second_optimizer = PolicyOptimizer(resumed, STEP, 10, ema_decay=0.9)
+    second_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for model, its in ((whole, optimizer), (resumed, second_optimizer)):
         take_step(model, its, 1)
-    means, theirs = (its.state_dict()["average"] for its in (optimizer, other))
+    means, theirs = (its.state_dict()["average"] for its in (optimizer, second_optimizer))
     assert all(torch.equal(mean, theirs[name]) for name, mean in means.items())
 
 

@@ -95,7 +95,7 @@ def test_the_mask_of_chatml_is_that_of_character_offsets(num_replies: int, syste
     assert (list(row.ids), list(row.mask)) == (ids, mask)
 
 
-def test_a_reply_ends_with_the_beginning_of_what_answers_it_where_a_template_has_no_other_end() -> None:
+def test_a_reply_without_an_end_mark_ends_with_the_start_of_the_next_message() -> None:
     renderer = inline(NEXT_ENDS)
     (row,) = conversation_rows(renderer, talk(2))
     assert learned(renderer, [row]) == ["say0, 12 rooms.<|user|>", "say1, 12 rooms.<|user|>"]
@@ -159,12 +159,15 @@ def test_ids_of_calls_and_results_may_be_left_out_and_columns_may_be_json_text()
     conversation = conversation_of({"messages": json.dumps(messages), "tools": json.dumps([GO])})
     first, second = conversation.messages[1].tool_calls
     assert isinstance(first, ToolCall) and len(first.id) == 9 and first.id != second.id
-    assert [(one.tool_call_id, one.name) for one in conversation.messages[2:]] == [(first.id, "go"), (second.id, "go")]
+    assert [(message.tool_call_id, message.name) for message in conversation.messages[2:]] == [
+        (first.id, "go"),
+        (second.id, "go"),
+    ]
     assert [tool.name for tool in conversation.tools] == ["go"]
 
 
 USER = {"role": "user", "content": "Hi."}
-SAID = {"role": "assistant", "content": "Ho."}
+REPLY = {"role": "assistant", "content": "Ho."}
 
 
 @pytest.mark.parametrize(
@@ -174,14 +177,14 @@ SAID = {"role": "assistant", "content": "Ho."}
         ({"messages": 3}, r"messages is a list, got int 3"),
         ({"messages": "[{"}, "text that is not JSON"),
         ({"messages": [USER]}, "holds no reply"),
-        ({"messages": [SAID, USER]}, r"messages\[0\] is a reply to nothing"),
+        ({"messages": [REPLY, USER]}, r"messages\[0\] is a reply to nothing"),
         ({"messages": [USER, {"role": "assistant", "content": " "}]}, r"messages\[1\] is an empty reply"),
         ({"messages": [USER, {"role": "critic", "content": "x"}]}, r"messages\[1\].role is one of .*'critic'"),
-        ({"messages": [USER, {**SAID, "weight": 0}]}, r"messages\[1\] has the weight 0"),
+        ({"messages": [USER, {**REPLY, "weight": 0}]}, r"messages\[1\] has the weight 0"),
         ({"messages": [USER, "Ho."]}, r"messages\[1\] is an object"),
-        ({"messages": [USER, SAID], "tools": [{"name": "go"}]}, r"tools\[0\] is"),
+        ({"messages": [USER, REPLY], "tools": [{"name": "go"}]}, r"tools\[0\] is"),
         (
-            {"messages": [USER, {**SAID, "tool_calls": [{"function": {"name": "go", "arguments": "{"}}]}]},
+            {"messages": [USER, {**REPLY, "tool_calls": [{"function": {"name": "go", "arguments": "{"}}]}]},
             r"messages\[1\].tool_calls\[0\]: the arguments are invalid JSON",
         ),
         *(
@@ -189,7 +192,7 @@ SAID = {"role": "assistant", "content": "Ho."}
                 {
                     "messages": [
                         USER,
-                        {**SAID, "tool_calls": [{"function": {"name": "go", key: {"direction": "north"}}}]},
+                        {**REPLY, "tool_calls": [{"function": {"name": "go", key: {"direction": "north"}}}]},
                     ]
                 },
                 rf'messages\[1\].tool_calls\[0\]: .*no "{key}"',
@@ -219,9 +222,15 @@ def test_a_result_has_the_name_of_the_latest_call_of_its_id() -> None:
     answer = {"role": "tool", "tool_call_id": "call_0", "content": "x"}
     twice = called("a", {})
     twice["tool_calls"] = [*twice["tool_calls"], *called("b", {})["tool_calls"]]  # type: ignore[misc]
-    messages = [USER, called("weather", {}), answer, called("timer", {}), answer, answer, twice, answer, answer, SAID]
+    messages = [USER, called("weather", {}), answer, called("timer", {}), answer, answer, twice, answer, answer, REPLY]
     conversation = conversation_of({"messages": messages})
-    assert [one.name for one in conversation.messages if one.role == "tool"] == ["weather", "timer", "timer", "a", "b"]
+    assert [message.name for message in conversation.messages if message.role == "tool"] == [
+        "weather",
+        "timer",
+        "timer",
+        "a",
+        "b",
+    ]
 
 
 MARKUP = (
@@ -352,7 +361,7 @@ def test_real_tokenizers_have_the_ids_and_the_mask_of_transformers_text(
     theirs: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(tokenizers / name)
     conversation = talk(3, "You play — é 日本.")
     rows = conversation_rows(renderer_for(tokenizers / name), conversation)
-    dicts = [{"role": one.role, "content": one.content} for one in conversation.messages]
+    dicts = [{"role": message.role, "content": message.content} for message in conversation.messages]
     expected = []
     for place in (2, 4, 6) if name == "qwen3" else (6,):  # Qwen3 tells the last reply alone with its empty reasoning
         text = theirs.apply_chat_template(dicts[: place + 1], tokenize=False).removesuffix("\n")

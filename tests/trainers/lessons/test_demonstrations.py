@@ -124,9 +124,9 @@ def test_mistakes_are_played_and_seen_but_not_learned(renderer: Renderer) -> Non
     learned = DemonstrationConfig(mistakes=0.5, learn_mistakes=True)
     without = [demonstrate(env, renderer, seed, careless) for seed in seeds]
     with_them = [demonstrate(env, renderer, seed, learned) for seed in seeds]
-    assert [one.ids for one in without] == [one.ids for one in with_them], "the play is the same either way"
-    assert [one.ids for one in without] != [demonstrate(env, renderer, s, DemonstrationConfig()).ids for s in seeds]
-    num_learned, num_said = (sum(sum(one.mask) for one in some) for some in (without, with_them))
+    assert [demo.ids for demo in without] == [demo.ids for demo in with_them], "the play is the same either way"
+    assert [demo.ids for demo in without] != [demonstrate(env, renderer, s, DemonstrationConfig()).ids for s in seeds]
+    num_learned, num_said = (sum(sum(demo.mask) for demo in some) for some in (without, with_them))
     assert 0.3 < num_learned / num_said < 0.7
     assert all(y or not x for a, b in zip(without, with_them, strict=True) for x, y in zip(a.mask, b.mask, strict=True))
 
@@ -143,7 +143,7 @@ def test_a_stream_takes_environments_in_turn_and_seeds_upwards(renderer: Rendere
     envs = [Echo(1), Echo(3)]
     demos = list(islice(stream(envs, renderer, 10, DemonstrationConfig()), 4))
     assert demos == [demonstrate(envs[seed % 2], renderer, seed, DemonstrationConfig()) for seed in (10, 11, 12, 13)]
-    assert len({one.ids for one in demos}) == 4
+    assert len({demo.ids for demo in demos}) == 4
 
 
 def test_a_play_without_end_is_cut_after_its_last_whole_reply(renderer: Renderer) -> None:
@@ -203,5 +203,5 @@ def test_a_scripted_oracle_wins_with_mistakes_in_between(renderer: Renderer) -> 
 
     config = DemonstrationConfig(mistakes=0.5)
     demos = [demonstrate(Last(), renderer, seed, config) for seed in range(30)]
-    assert any(len(one.ids) > len(other.ids) for one in demos for other in demos)  # there were mistakes
-    assert sum(one.success is True for one in demos) == 30
+    assert any(len(demo.ids) > len(shorter.ids) for demo in demos for shorter in demos)  # there were mistakes
+    assert sum(demo.success is True for demo in demos) == 30

@@ -136,8 +136,8 @@ def test_a_step_is_the_gradient_of_the_mean_over_the_pairs(tiny: Tiny, learn: Le
     config = preferring(0.3, form=loss, sft_weight=0.2, threads=threads)
     steps = learn(model, [pair_batch(pairs)] * 2, config, optimizer)
     assert [step.loss for step in steps] == pytest.approx(losses, rel=1e-5)
-    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-6)
+    for left, right in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=5e-6)
 
 
 def test_the_report_is_of_the_gains_before_the_update(tiny: Tiny) -> None:
@@ -173,9 +173,9 @@ def test_passes_of_few_tokens_or_that_recompute_learn_the_same(more: dict[str, A
         optimizer = OptimizerConfig(name="sgd", learning_rate=1e-2, warmup_steps=0)
         steps = learn(model, [batch] * 2, replace(preferring(), **settings), optimizer)
         learned.append((steps[-1], model.embed.detach()))
-    (plain, weights), (other, same) = learned
+    (plain, weights), (varied, same) = learned
     torch.testing.assert_close(same, weights, rtol=1e-4, atol=1e-6)
-    numbers = [(step.loss, step.grad_norm, pairs_of(step).margin) for step in (plain, other)]
+    numbers = [(step.loss, step.grad_norm, pairs_of(step).margin) for step in (plain, varied)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-3)
 
 
@@ -240,9 +240,7 @@ def test_a_pair_is_read_from_texts_and_messages_and_only_what_differs_is_learned
     assert "hm" not in said(renderer, later.chosen) and said(renderer, later.chosen).startswith("go north")
 
 
-def test_pairs_of_parquet_are_those_of_json_and_a_null_that_only_one_reply_has_is_learned(
-    renderer: Any, tmp_path: Path
-) -> None:
+def test_pairs_of_parquet_equal_those_of_json_and_a_null_argument_is_learned(renderer: Any, tmp_path: Path) -> None:
     def reply(arguments: dict[str, Any], **fields: Any) -> dict[str, Any]:
         call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": arguments}}
         return {"role": "assistant", "content": "", "tool_calls": [call], **fields}
@@ -352,7 +350,7 @@ def test_the_report_has_both_parts_of_the_loss(tiny: Tiny, learn: Learn) -> None
 
 
 @pytest.mark.long
-def test_the_command_learns_writes_a_model_and_says_what_it_did(
+def test_the_command_learns_writes_a_model_and_prints_a_summary(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "preferred"

@@ -61,8 +61,8 @@ def test_the_loss_counts_the_imitated_tokens_alone(tiny: Tiny, plain_logprobs: C
     model = tiny()
     first = Demonstration((3, 1, 4, 1, 5), (False, False, True, False, True), success=True)
     second = Demonstration((2, 7, 1), (False, True, True), success=True)
-    one, two = plain_logprobs(model, first.ids), plain_logprobs(model, second.ids)
-    loss = -(one[1] + one[3] + two[0] + two[1]) / 4
+    first_logp, second_logp = plain_logprobs(model, first.ids), plain_logprobs(model, second.ids)
+    loss = -(first_logp[1] + first_logp[3] + second_logp[0] + second_logp[1]) / 4
     assert measure(model, [first, second]).loss == pytest.approx(loss, rel=1e-5)
 
 
@@ -75,7 +75,7 @@ def test_what_is_not_imitated_has_no_gradient(tiny: Tiny, learn: Learn) -> None:
         losses.append(learn(model, [imitation_batch([row])], IMITATING, QUICK)[0].loss)
         weights.append([parameter.detach() for parameter in model.parameters()])
     assert losses[0] == losses[1]
-    assert all(torch.equal(one, two) for one, two in zip(*weights, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(*weights, strict=True))
 
 
 @pytest.mark.long
@@ -107,7 +107,7 @@ def test_adapters_imitate_and_leave_a_model_without_adapters(
 @pytest.mark.parametrize(
     ("dtype", "size", "warns"), [("bfloat16", 1e-5, True), ("bfloat16", 1.0, False), ("float32", 1e-5, False)]
 )
-def test_adapters_that_the_type_of_the_weights_cannot_hold_are_named_where_they_are_merged(
+def test_adapters_lost_to_the_weights_type_are_named_when_they_are_merged(
     dtype: str, size: float, warns: bool, tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny().to(getattr(torch, dtype))
@@ -135,15 +135,18 @@ def test_passes_of_few_tokens_or_that_recompute_learn_the_same(
         optimizer = OptimizerConfig(name="sgd", learning_rate=2e-3, warmup_steps=0)
         steps = learn(model, [imitation_batch(rows)] * 2, replace(IMITATING, **settings), optimizer)
         learned.append((steps[-1], model.embed.detach()))
-    (plain, weights), (other, same) = learned
+    (plain, weights), (varied, same) = learned
     torch.testing.assert_close(same, weights, rtol=1e-4, atol=1e-6)
-    assert (plain.loss, plain.grad_norm) == pytest.approx((other.loss, other.grad_norm), rel=1e-4)
+    assert (plain.loss, plain.grad_norm) == pytest.approx((varied.loss, varied.grad_norm), rel=1e-4)
 
 
 def test_a_large_model_is_taught_gently_where_nothing_is_given() -> None:
     config = SftConfig(env="GuessNumber-v0", steps=500)
     small, large = config.optimizer_for(1_000_000), config.optimizer_for(8_000_000_000)
-    assert [(one.name, one.learning_rate) for one in (small, large)] == [("muon", 2e-3), ("adamw", 2e-5)]
+    assert [(optimizer.name, optimizer.learning_rate) for optimizer in (small, large)] == [
+        ("muon", 2e-3),
+        ("adamw", 2e-5),
+    ]
     short = replace(config, steps=60).optimizer_for(1_000_000)
     assert (small.warmup_steps, short.warmup_steps) == (30, 6), "a tenth of the steps at most"
 
@@ -188,7 +191,7 @@ def test_a_gradient_that_is_not_finite_halts_with_the_weights_untouched(
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(TrainingHalted, match=r"gradient norm .* is not finite; the weights are as before"):
         learn(model, [imitation_batch(guesses(renderer, 2))], IMITATING, QUICK)
-    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
 def test_a_tokenizer_of_another_model_is_refused(tiny: Tiny, renderer: TemplateRenderer) -> None:
@@ -213,7 +216,7 @@ def test_settings_that_a_lesson_has_no_use_for_are_refused(settings: dict[str, A
 
 
 @pytest.mark.long
-def test_a_mixture_of_experts_also_learns_to_balance_them_as_its_configuration_says(tmp_path: Path) -> None:
+def test_a_mixture_of_experts_learns_its_configured_balance_loss(tmp_path: Path) -> None:
     save_small_model("qwen3_moe", tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(
@@ -225,7 +228,7 @@ def test_a_mixture_of_experts_also_learns_to_balance_them_as_its_configuration_s
     ]
     stats = measure(load_policy(tmp_path), rows)
     assert stats.router is not None
-    other = AutoModelForCausalLM.from_pretrained(tmp_path)
-    losses = [other(torch.tensor([row.ids[:-1]]), output_router_logits=True).aux_loss for row in rows]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    losses = [theirs(torch.tensor([row.ids[:-1]]), output_router_logits=True).aux_loss for row in rows]
     balance = float((2 * losses[0] + losses[1]).detach()) / 3
     assert stats.router.router_loss == pytest.approx(balance, rel=1e-5)

@@ -58,7 +58,7 @@ def test_a_least_reward_is_enough_and_the_best_of_each_task_are_kept_in_their_or
     rewards = [(1, 0.5), (2, 1.0), (1, 0.9), (1, 0.4), (1, 0.9), (2, 0.2), (1, 0.7)]
     played = [episode(seed, member, reward) for member, (seed, reward) in enumerate(rewards)]
     chosen = choose_episodes(played, min_reward=0.4, best_per_task=2)
-    assert [one.member for one in chosen.episodes] == [1, 2, 4]
+    assert [episode.member for episode in chosen.episodes] == [1, 2, 4]
     assert chosen.dropped == {"with a reward below 0.4": 1, "beyond the best 2 of their task": 3}
     assert choose_episodes(played, min_reward=0.4).dropped == {"with a reward below 0.4": 1}
     with pytest.raises(ConfigError, match="at least 1"):
@@ -80,7 +80,7 @@ def test_held_out_tasks_are_counted_and_measurements_of_training_are_not_read(tm
         writer.write([episode(EVAL_SEED_START, 0, 1.0)], phase="eval_before")
         writer.write([episode(EVAL_SEED_START, 0, 1.0)], phase="eval_after")
     played = read_played([tmp_path])
-    assert [one.task.seed for one in played] == [7, EVAL_SEED_START]
+    assert [episode.task.seed for episode in played] == [7, EVAL_SEED_START]
     assert held_out_lines(choose_episodes(played).episodes) == [
         "1 of the learned episodes are of held-out tasks: evaluations on those say nothing any more"
     ]
@@ -88,7 +88,7 @@ def test_held_out_tasks_are_counted_and_measurements_of_training_are_not_read(tm
         read_played([tmp_path / "absent"])
 
 
-def test_rows_hold_the_recorded_ids_though_other_ids_say_the_same(renderer: Renderer) -> None:
+def test_rows_hold_the_recorded_ids_and_not_those_of_a_new_encoding(renderer: Renderer) -> None:
     ids = renderer.render([Message("user", "Hi")])
     spelled = tuple(renderer.render([Message("user", "Hi")])[-3:])  # ids that nobody would get by encoding a reply
     sampled = TokenSpan(spelled, Source.POLICY, (-0.1,) * 3, (0,) * 3)

@@ -169,7 +169,7 @@ def test_broken_files_are_named(name: str, text: str, message: str, renderer: Te
 def test_a_pass_shows_every_row_once_in_an_order_of_its_own() -> None:
     rows = [Demonstration((1, number), (False, True)) for number in range(20)]
     passed_rows = list(islice(passes(rows, seed=3), 60))
-    orders = [tuple(one.ids[1] for one in passed_rows[start : start + 20]) for start in (0, 20, 40)]
+    orders = [tuple(row.ids[1] for row in passed_rows[start : start + 20]) for start in (0, 20, 40)]
     assert all(Counter(order) == Counter(range(20)) for order in orders)
     assert len(set(orders)) == 3
     assert list(islice(passes(rows, seed=3), 60)) == passed_rows != list(islice(passes(rows, seed=4), 60))

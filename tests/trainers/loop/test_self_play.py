@@ -64,15 +64,15 @@ def test_each_seat_is_held_against_the_same_seat_of_the_other_games() -> None:
     advantages are 1, 0, -1; O's are -1, 0, 1. One group of all six would have given 1.118 in place of 1."""
     seated = SeatedEpisodes([GroupRequest(TASK, "1/0", 1)], ("X", "O"), rotates=False)
     episodes = seated.episodes(3, run_seed=0)
-    assert [(one.group, one.member, one.seat) for one in episodes[:3]] == [
+    assert [(episode.group, episode.member, episode.seat) for episode in episodes[:3]] == [
         ("1/0:X", 0, "X"),
         ("1/0:O", 0, "O"),
         ("1/0:X", 1, "X"),
     ]
     earned = [1.0, 0.0, 0.5, 0.5, 0.0, 1.0]
     played = [
-        trajectory(one.group, one.member, reward, float(reward == 0.5))
-        for one, reward in zip(episodes, earned, strict=True)
+        trajectory(episode.group, episode.member, reward, float(reward == 0.5))
+        for episode, reward in zip(episodes, earned, strict=True)
     ]
     groups = seated.groups(played)
     assert [(group.id, len(group.trajectories)) for group in groups] == [("1/0:X", 3), ("1/0:O", 3)]
@@ -92,7 +92,7 @@ def test_each_seat_is_held_against_the_same_seat_of_the_other_games() -> None:
 def test_with_a_rival_another_seat_is_trained_from_task_to_task() -> None:
     seated = SeatedEpisodes([GroupRequest(TASK, f"1/{n}", 1) for n in range(3)], ("X", "O"), rotates=True)
     episodes = seated.episodes(2, run_seed=0)
-    assert [one.group for one in episodes] == ["1/0:X", "1/0:X", "1/1:O", "1/1:O", "1/2:X", "1/2:X"]
+    assert [episode.group for episode in episodes] == ["1/0:X", "1/0:X", "1/1:O", "1/1:O", "1/2:X", "1/2:X"]
 
 
 def test_with_a_rival_a_step_of_one_task_trains_each_seat_in_its_turn() -> None:
@@ -101,7 +101,7 @@ def test_with_a_rival_a_step_of_one_task_trains_each_seat_in_its_turn() -> None:
         for step in range(1, 7):
             requests = [GroupRequest(TASK, f"{step}/{place}", step) for place in range(num_tasks)]
             seated = SeatedEpisodes(requests, ("X", "O", "Z"), rotates=True)
-            trained.update(one.seat for one in seated.episodes(1, run_seed=0))
+            trained.update(episode.seat for episode in seated.episodes(1, run_seed=0))
         assert set(trained.values()) == {2 * num_tasks}
 
 
@@ -120,8 +120,8 @@ def config(**settings: Any) -> TrainConfig:
 
 def test_a_run_records_two_trajectories_of_each_game(tmp_path: Path) -> None:
     Trainer(config(), tmp_path / "run").fit()
-    played = [one.trajectory for one in read_episodes(tmp_path / "run")]
-    assert [(one.group, one.member) for one in played] == [
+    played = [record.trajectory for record in read_episodes(tmp_path / "run")]
+    assert [(trajectory.group, trajectory.member) for trajectory in played] == [
         (f"1/{task}:{seat}", game) for task in range(2) for seat in "XO" for game in range(2)
     ]
     assert verify_run(tmp_path / "run").ok
@@ -133,11 +133,18 @@ def test_a_run_records_two_trajectories_of_each_game(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_frozen_rival_adds_no_row_to_the_loss(tmp_path: Path) -> None:
     Trainer(config(rival=str(embedded_folder())), tmp_path / "run").fit()
-    played = [one.trajectory for one in read_episodes(tmp_path / "run")]
-    assert [(one.group, one.member) for one in played] == [("1/0:X", 0), ("1/0:X", 1), ("1/1:O", 0), ("1/1:O", 1)]
+    played = [record.trajectory for record in read_episodes(tmp_path / "run")]
+    assert [(trajectory.group, trajectory.member) for trajectory in played] == [
+        ("1/0:X", 0),
+        ("1/0:X", 1),
+        ("1/1:O", 0),
+        ("1/1:O", 1),
+    ]
     (step,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert step["episodes"] == 4
-    assert step["trained_tokens"] == sum(one.num_trained_tokens for one in played if one.status.trainable)
+    assert step["trained_tokens"] == sum(
+        trajectory.num_trained_tokens for trajectory in played if trajectory.status.trainable
+    )
 
 
 @pytest.mark.parametrize(

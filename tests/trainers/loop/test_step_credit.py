@@ -81,7 +81,7 @@ def with_critic(model: Decoder) -> Learner:
     return learner
 
 
-def test_generalized_advantages_of_an_episode_of_two_rows_and_of_one_that_a_budget_ended(tiny: Tiny) -> None:
+def test_generalized_advantages_span_two_rows_and_a_budget_end(tiny: Tiny) -> None:
     learner = with_critic(tiny())
     config = config_of("gae", gamma=1.0, lam=0.5, whiten_advantages=False)
     (credit,) = credit_step([GROUP], config, learner)
@@ -95,7 +95,7 @@ def test_generalized_advantages_of_an_episode_of_two_rows_and_of_one_that_a_budg
             following = value
             advantages.append(running)
         advantages.reverse()
-        return advantages, [one + value for one, value in zip(advantages, values, strict=True)]
+        return advantages, [advantage + value for advantage, value in zip(advantages, values, strict=True)]
 
     before = [[1, 2], [1, 2, 3], [1, 2, 3, 4, 5], [7, 8]]
     advantages, returns = worked(before, [0.0, 0.0, 0.5, 1.0], 0.0)
@@ -147,19 +147,19 @@ def test_the_proxy_is_the_squared_norm_of_the_gradient_by_the_logits(tiny: Tiny)
     model = tiny()
     learner = learner_of(model)
     batch = plain_batch(GROUP.trajectories)
-    found_M = learner.gradient_proxies(batch)
+    proxy_M = learner.gradient_proxies(batch)
     learner.close()
     hidden_ME = model.hidden_states(batch.ids_N, PackedLayout(batch.seqlens))[batch.mask_N]
-    for hidden_E, target, proxy in zip(hidden_ME, batch.target_N[batch.mask_N], found_M, strict=True):
+    for hidden_E, target, proxy in zip(hidden_ME, batch.target_N[batch.mask_N], proxy_M, strict=True):
         logits_V = model.logits(hidden_E[None])[0].detach().requires_grad_()
         (slope_V,) = torch.autograd.grad(logits_V.log_softmax(-1)[target], logits_V)
         assert float(proxy) == pytest.approx(float(slope_V.square().sum()), rel=1e-4)
     assert credit_step([GROUP], config_of("optimal_token_baseline"), learner_of(model))[0].members[0] is not None
 
 
-def test_a_greedy_episode_is_the_baseline_of_its_task_and_without_one_nothing_of_the_task_is_trained() -> None:
-    other = Group("h", TASK, tuple(replace(one, group="h") for one in GROUP.trajectories))
-    credits = credit_groups([GROUP, other], "remax", inputs=CreditInputs(greedy={"g": 0.5}))
+def test_a_greedy_episode_is_the_baseline_and_a_task_without_one_is_not_trained() -> None:
+    second_group = Group("h", TASK, tuple(replace(trajectory, group="h") for trajectory in GROUP.trajectories))
+    credits = credit_groups([GROUP, second_group], "remax", inputs=CreditInputs(greedy={"g": 0.5}))
     first, second = credits[0].members
     assert first is not None and second is not None
     np.testing.assert_allclose(np.concatenate(first), [1.0, 1.0, 1.0, 0.5])
@@ -169,10 +169,12 @@ def test_a_greedy_episode_is_the_baseline_of_its_task_and_without_one_nothing_of
 
 def test_components_of_a_reward_are_weighed_by_their_own() -> None:
     parts = [{"reward/right": 1.0, "reward/short": 0.0}, {"reward/right": 0.0, "reward/short": 0.5}]
-    members = tuple(replace(one, metrics=part) for one, part in zip(GROUP.trajectories, parts, strict=True))
+    members = tuple(
+        replace(trajectory, metrics=part) for trajectory, part in zip(GROUP.trajectories, parts, strict=True)
+    )
     group = replace(GROUP, trajectories=members)
     (credit,) = credit_groups([group], "gdpo")
-    means = [one or 0.0 for one in credit.means]
+    means = [mean or 0.0 for mean in credit.means]
     assert all(np.isfinite(means)) and credit.members[0] is not None
     with pytest.raises(ConfigError, match="no episode has any: return Reward"):
         credit_groups([GROUP], "gdpo")

@@ -87,9 +87,9 @@ def test_held_out_play_of_training_and_an_evaluation_by_default_have_the_same_id
 ) -> None:
     train(guesses, tmp_path / "run")
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["limits"]["turn_tokens"] == 256
-    before = [one.trajectory for one in read_episodes(tmp_path / "run") if one.phase == "eval_before"]
+    before = [record.trajectory for record in read_episodes(tmp_path / "run") if record.phase == "eval_before"]
     played = evaluate(EvalConfig(env="GuessNumber-v0", num_tasks=3), output=tmp_path / "eval").trajectories
-    assert [one.rows for one in before] == [one.rows for one in played]
+    assert [trajectory.rows for trajectory in before] == [trajectory.rows for trajectory in played]
 
 
 def test_a_run_whose_replies_are_cut_names_the_limit_and_not_the_format(

@@ -93,7 +93,7 @@ def test_a_run_leaves_metrics_episodes_and_a_checkpoint_that_transformers_loads(
 
 
 @pytest.mark.long
-def test_equal_seeds_and_any_number_of_environment_threads_give_equal_bytes_and_losses(
+def test_equal_seeds_give_equal_bytes_with_any_number_of_environment_threads(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     runs = []
@@ -160,7 +160,7 @@ def test_a_resumed_run_keeps_the_reference_that_training_began_with(
 
 
 @pytest.mark.slow
-def test_episodes_that_fail_leave_the_advantages_of_the_others_as_in_a_run_without_them(
+def test_failed_episodes_change_no_advantage_of_the_others(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     config = replace(small_run, steps=1, tasks=12, eval=HeldOutConfig(episodes=0))
@@ -168,18 +168,18 @@ def test_episodes_that_fail_leave_the_advantages_of_the_others_as_in_a_run_witho
     train(replace(config, env=f"{HERE}:ThreadedGame"), tmp_path / "sound")
     broken = list(read_episodes(tmp_path / "fragile" / "episodes.jsonl"))
     sound = {
-        (one.trajectory.group, one.trajectory.member): one
-        for one in read_episodes(tmp_path / "sound" / "episodes.jsonl")
+        (record.trajectory.group, record.trajectory.member): record
+        for record in read_episodes(tmp_path / "sound" / "episodes.jsonl")
     }
-    failed = [one for one in broken if one.trajectory.status is Status.ENV_ERROR]
-    assert failed and all(one.trajectory.reward is None and one.advantages is None for one in failed)
-    groups_hit = {one.trajectory.group for one in failed}
-    untouched = [one for one in broken if one.trajectory.group not in groups_hit]
+    failed = [record for record in broken if record.trajectory.status is Status.ENV_ERROR]
+    assert failed and all(record.trajectory.reward is None and record.advantages is None for record in failed)
+    groups_hit = {record.trajectory.group for record in failed}
+    untouched = [record for record in broken if record.trajectory.group not in groups_hit]
     assert untouched
-    for one in untouched:
-        twin = sound[one.trajectory.group, one.trajectory.member]
-        assert one.advantages == twin.advantages
-        assert one.trajectory.rows[0].ids.tolist() == twin.trajectory.rows[0].ids.tolist()
+    for record in untouched:
+        twin = sound[record.trajectory.group, record.trajectory.member]
+        assert record.advantages == twin.advantages
+        assert record.trajectory.rows[0].ids.tolist() == twin.trajectory.rows[0].ids.tolist()
 
 
 @pytest.mark.long
@@ -203,7 +203,7 @@ def test_mistakes_end_before_anything_is_written(small_run: TrainConfig, train: 
 
 
 @pytest.mark.long
-def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other_settings(
+def test_a_folder_with_a_run_is_not_overwritten_or_resumed_with_other_settings(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     config = replace(small_run, steps=1, eval=HeldOutConfig(episodes=0))
@@ -213,8 +213,8 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other
     with pytest.raises(
         RunFolderError, match=r"other settings \(seed: 0 there, 9 here; optimizer.max_grad_norm: 1.0 there, 0.5"
     ):
-        other = replace(config, seed=9, optimizer=replace(config.optimizer, max_grad_norm=0.5))
-        train(other, tmp_path / "run", resume=True)
+        new_config = replace(config, seed=9, optimizer=replace(config.optimizer, max_grad_norm=0.5))
+        train(new_config, tmp_path / "run", resume=True)
     (tmp_path / "run" / "config.yaml").write_text("kind: eval\nenv: TextGame-v0\n")
     with pytest.raises(RunFolderError, match="no training run"):
         train(config, tmp_path / "run", resume=True)
@@ -224,8 +224,8 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other
 def test_a_run_is_resumed_with_another_stall_s(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     config = replace(small_run, steps=1, eval=HeldOutConfig(episodes=0))
     train(config, tmp_path / "run")
-    other = replace(config, steps=2, limits=replace(config.limits, stall_s=999.0))
-    result, _ = train(other, tmp_path / "run", resume=True)
+    new_config = replace(config, steps=2, limits=replace(config.limits, stall_s=999.0))
+    result, _ = train(new_config, tmp_path / "run", resume=True)
     assert result.steps == 2
 
 

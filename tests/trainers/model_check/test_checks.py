@@ -105,7 +105,7 @@ def test_every_architecture_is_stored_and_on_the_page() -> None:
     assert architectures_page() == PAGE.read_text(encoding="utf-8"), "run python docs/pages.py"
 
 
-def test_most_architectures_train_with_packed_rows_and_the_others_with_rows_of_their_own() -> None:
+def test_most_architectures_train_with_packed_rows_and_the_others_unpacked() -> None:
     loaded = [model for model in known_models()[1] if model.results["loads"][0]]
     trained = [model for model in loaded if model.results["logprobs"][0] and model.results["gradients"][0]]
     packed = [model for model in trained if "not computed again" in model.results["prefix"][1]]

@@ -281,7 +281,7 @@ def test_the_command_prints_a_table_and_one_line_of_json(check: Command) -> None
     report = printed["template"]
     assert (report["ok"], report["family"], report["num_conversations"]) == (True, "hermes", len(CONVERSATIONS))
     assert list(report["properties"]) == [about.name for about in PROPERTIES]
-    assert {one["verdict"] for one in report["properties"].values()} == {"ok"}
+    assert {verdict["verdict"] for verdict in report["properties"].values()} == {"ok"}
 
 
 def test_the_command_ends_with_1_where_training_would_be_wrong(

@@ -86,9 +86,7 @@ def test_a_fall_of_success_alone_is_named_where_chance_does_not_explain_it(group
 
 
 @pytest.mark.parametrize(("success", "name"), [(0.0, "dead_groups"), (1.0, "solved"), (0.5, "dead_groups")])
-def test_groups_that_are_all_dead_from_the_first_step_on_are_told_apart_by_their_success(
-    success: float, name: str
-) -> None:
+def test_dead_groups_from_the_first_step_on_are_named_by_their_success(success: float, name: str) -> None:
     dead = replace(HEALTHY, dead_groups=8, success=success)
     first_steps = first_signs([dead] * 3)
     assert list(first_steps) == [name] and first_steps[name] <= 3
@@ -111,7 +109,7 @@ def test_a_format_that_never_was_is_not_called_lost() -> None:
     assert "learning rate" in symptoms_of_collapse([HEALTHY, broken, broken], CONFIG)["format_lost"]
 
 
-def test_cut_replies_are_named_before_what_follows_from_them_and_with_the_setting_to_change() -> None:
+def test_cut_replies_are_named_before_their_consequences_with_the_setting() -> None:
     cut = replace(HEALTHY, episodes=64, replies_cut=60, longest_reply=256, success=0.0, dead_groups=8, lost_calls=60)
     symptoms = symptoms_of_collapse([cut] * 2, CONFIG)
     assert list(symptoms) == ["replies_cut", "dead_groups"]  # and not no_format, whose advice is wrong here
@@ -198,7 +196,7 @@ def test_a_run_that_learns_until_it_is_good_shows_no_sign(steps: int, entropy: f
 def test_a_collapse_after_any_healthy_history_is_named_within_three_steps(
     history: list[StepHealth], name: SymptomName
 ) -> None:
-    before = [replace(one, success=0.5) for one in history]
+    before = [replace(step, success=0.5) for step in history]
     collapse = [replace(HEALTHY, **COLLAPSES[name](step)) for step in range(1, 4)]
     assert name in first_signs(before + collapse)
 

@@ -57,12 +57,12 @@ class Overpaid(Worthless):
 class Fragile(TextGame):
     """Breaks at its fourth turn, seven of eight of them."""
 
-    made = 0
+    num_made = 0
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        Fragile.made += 1
-        self.number = Fragile.made
+        Fragile.num_made += 1
+        self.number = Fragile.num_made
 
     def step(self, action: str) -> Any:
         if self.turns == 4 and self.number % 8:  # the check of the engine plays three turns
@@ -124,8 +124,8 @@ def test_an_environment_that_always_pays_the_same_is_named(
 ) -> None:
     _, watcher = train(replace(quick, env=f"{HERE}:{env}"), tmp_path / "run")
     assert first(watcher.steps)[name] <= 3
-    other = {"dead_groups", "solved"} - {name}
-    assert not other & first(watcher.steps).keys()
+    rest = {"dead_groups", "solved"} - {name}
+    assert not rest & first(watcher.steps).keys()
     messages = [record.getMessage() for record in caplog.records if f" {name}: " in record.getMessage()]
     assert len(messages) == 1, "a symptom is named once"
     written = lines(tmp_path / "run")
@@ -160,7 +160,7 @@ def test_an_entropy_that_is_driven_to_nothing_is_named(quick: TrainConfig, train
 
 
 @pytest.mark.slow
-def test_a_reward_that_punishes_calls_ends_in_no_calls_and_says_so(
+def test_a_reward_that_punishes_calls_is_named_once_calls_stop(
     quick: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     config = replace(
@@ -181,7 +181,7 @@ def test_a_reward_that_punishes_calls_ends_in_no_calls_and_says_so(
 
 
 @pytest.mark.long
-def test_a_loss_that_is_no_number_stops_with_the_batch_saved_and_the_weights_as_before(
+def test_a_nan_loss_stops_the_run_with_the_batch_saved_and_the_weights_unchanged(
     quick: TrainConfig, train: Train, tmp_path: Path, poison: dict[str, int]
 ) -> None:
     run = tmp_path / "run"
@@ -192,13 +192,13 @@ def test_a_loss_that_is_no_number_stops_with_the_batch_saved_and_the_weights_as_
     assert [line["step"] for line in lines(run)] == [1, 2]
     folder = run / "halted" / "step-000003"
     episodes = list(read_episodes(folder))
-    assert [one.step for one in episodes] == [3] * 8 and all(one.advantages for one in episodes)
-    assert {one.trajectory.group for one in episodes} == {"3/0", "3/1"}
+    assert [record.step for record in episodes] == [3] * 8 and all(record.advantages for record in episodes)
+    assert {record.trajectory.group for record in episodes} == {"3/0", "3/1"}
 
     checkpoint = run / "checkpoints" / "step-000002"
     model = load_decoder(checkpoint)
     batch = load_batch(folder)
-    assert batch.num_trained_tokens <= sum(one.trajectory.num_trained_tokens for one in episodes)
+    assert batch.num_trained_tokens <= sum(record.trajectory.num_trained_tokens for record in episodes)
     learner = Learner(model, config.learner, config.optimizer, total_steps=4)
     gap_M = learner.logprobs(batch) - batch.old_logp_N[batch.mask_N]
     assert float(gap_M.abs().max()) < 1e-3, "the checkpoint holds the weights that the episodes were sampled with"
@@ -254,15 +254,15 @@ def test_without_nan_among_the_signs_that_stop_the_step_is_left_out(
 
 
 @pytest.mark.long
-def test_a_return_that_no_float_holds_stops_with_the_episodes_saved_or_leaves_the_step_out(
+def test_a_return_beyond_float32_stops_the_run_with_its_episodes_or_skips_the_step(
     quick: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     config = replace(quick, env=f"{HERE}:Overpaid", steps=2, algo="turn_returns")
     with pytest.raises(NotFinite, match=r"'turn_returns' gives advantages of 1e\+39 .*halted.step-000001"):
         train(config, tmp_path / "run")
     records = list(read_episodes(tmp_path / "run" / "halted" / "step-000001"))
-    assert len(records) == 8 and {one.trajectory.turns[-1].reward for one in records} == {1e39}
-    assert all(one.advantages is None for one in records)
+    assert len(records) == 8 and {record.trajectory.turns[-1].reward for record in records} == {1e39}
+    assert all(record.advantages is None for record in records)
     _, watcher = train(replace(config, collapse=CollapseConfig(stop_on=())), tmp_path / "left_out")
     assert [step.update for step in watcher.steps] == [None, None]
     assert [symptom.name for symptom in watcher.steps[0].symptoms] == ["nan"]
@@ -324,7 +324,7 @@ def test_what_was_played_is_kept_when_too_many_episodes_fail(
     step = int(folder.name.removeprefix("step-"))
     assert f"what was played of step {step} is in {folder}" in caplog.text
     trajectories = [record.trajectory for record in read_episodes(folder)]
-    assert any(one.error and "a wheel came off" in one.error for one in trajectories)
+    assert any(trajectory.error and "a wheel came off" in trajectory.error for trajectory in trajectories)
     assert [record.step for record in read_run(folder).episodes] == [step] * len(trajectories)
 
 

@@ -45,7 +45,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-def test_every_second_step_is_followed_by_an_evaluation_and_a_resumed_run_has_equal_bytes(
+def test_every_second_step_is_evaluated_and_a_resumed_run_has_equal_bytes(
     watched: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -95,7 +95,7 @@ def test_a_run_has_stalled_once_no_late_evaluation_is_better(scores: list[float]
 
 
 @pytest.mark.long
-def test_patience_ends_a_run_and_says_so(
+def test_patience_ends_a_run_with_a_message(
     watched: TrainConfig, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "train --env tests.trainers.monitoring.test_target:Harder --env-kwargs level=1 --tasks 2 --group-size 2"

@@ -95,7 +95,9 @@ def test_a_run_with_trackers_and_a_trace_plays_and_learns_what_one_without_does(
     assert [first[:2], sample[:2], second[:2]] == [["step", 1], ["episodes", 1], ["step", 2]]
     numbers = {key: value for key, value in lines[1][0].items() if isinstance(value, int | float) and key != "step"}
     assert first[2] == numbers
-    played = [one.trajectory for one in read_episodes(tmp_path / "watched" / "episodes.jsonl") if one.step == 1]
+    played = [
+        record.trajectory for record in read_episodes(tmp_path / "watched" / "episodes.jsonl") if record.step == 1
+    ]
     assert len(sample[2]) == 3
     for (prompt, replies, reward, status), episode in zip(sample[2], (played[0], played[1], played[2]), strict=True):
         assert (reward, status) == (episode.reward, episode.status)
@@ -103,12 +105,14 @@ def test_a_run_with_trackers_and_a_trace_plays_and_learns_what_one_without_does(
 
     with gzip.open(tmp_path / "watched" / "profile" / "step-000002.json.gz") as file:
         events = json.load(file)["traceEvents"]
-    assert len({one["tid"] for one in events if one.get("cat") == "cpu_op"}) >= 2  # the engine's and the learner's
+    assert (
+        len({event["tid"] for event in events if event.get("cat") == "cpu_op"}) >= 2
+    )  # the engine's and the learner's
     assert [path.name for path in (tmp_path / "watched" / "profile").iterdir()] == ["step-000002.json.gz"]
 
 
 @pytest.mark.long
-def test_the_line_of_a_step_says_where_its_time_went(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
+def test_the_line_of_a_step_holds_its_timings(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     train(replace(small_run, speed=SpeedConfig(peak_tflops=2.0)), tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()

@@ -72,7 +72,7 @@ class Rounded(OtherEngine):
 
     def altered(self, completion: Completion) -> Completion:
         rounded = torch.tensor(completion.logprobs).bfloat16().float()
-        return replace(completion, logprobs=tuple(min(0.0, float(one) - 0.002) for one in rounded))
+        return replace(completion, logprobs=tuple(min(0.0, float(logprob) - 0.002) for logprob in rounded))
 
 
 class Deaf(OtherEngine):
@@ -249,10 +249,10 @@ def test_a_bound_that_is_given_stays() -> None:
 
 
 def gate_of(dtype: Any, config: ParityConfig | None = None, **options: Any) -> ParityGate:
-    other: Any = object()
+    part: Any = object()
     learner: Any = SimpleNamespace(config=LearnerConfig(dtype=dtype))
-    parts: Any = SimpleNamespace(engine=other, learner=learner)
-    return ParityGate(config or ParityConfig(), parts, other, other, **options)
+    parts: Any = SimpleNamespace(engine=part, learner=learner)
+    return ParityGate(config or ParityConfig(), parts, part, part, **options)
 
 
 def test_settings_that_probe_nothing_are_refused() -> None:
@@ -267,8 +267,8 @@ def test_groups_that_go_on_over_updates_are_trained_with_their_own_versions(
 ) -> None:
     config = replace(small_run, steps=4, max_staleness=1, sampler=replace(small_run.sampler, concurrency=12))
     steps = train(config, tmp_path / "run")[1].steps
-    assert [one.rollout.episodes for one in steps] == [12] * 4
-    assert all(one.update is None or one.update.mismatch_max < 1e-3 for one in steps)
+    assert [step.rollout.episodes for step in steps] == [12] * 4
+    assert all(step.update is None or step.update.mismatch_max < 1e-3 for step in steps)
 
 
 def test_a_probe_without_rounding_leaves_the_bound_at_that_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def evaluations(folder: Path) -> list[tuple[str, int]]:
         ([1.0, 1.0, *[0.0] * 7, 1.0, 1.0, 1.0], [2, 11]),
     ],
 )
-def test_held_out_tasks_are_played_when_two_steps_reach_the_target_and_five_steps_apart(
+def test_held_out_tasks_are_played_after_two_steps_at_the_target_and_every_fifth(
     successes: list[float], played_after: list[int]
 ) -> None:
     assert [n for n in range(len(successes) + 1) if is_target_near(successes[:n], 0.95)] == played_after
@@ -111,7 +111,7 @@ def test_a_run_without_a_target_or_without_held_out_tasks_takes_all_steps(
 
 @pytest.mark.long
 @pytest.mark.parametrize("max_staleness", [0, 2])
-def test_a_run_goes_on_while_held_out_tasks_fail_and_resumes_at_an_evaluation_with_equal_bytes(
+def test_a_run_continues_below_the_held_out_target_and_resumes_bitwise(
     solvable: TrainConfig, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
 ) -> None:
     train(replace(solvable, steps=1), tmp_path / "first")
@@ -140,7 +140,7 @@ def test_a_target_that_is_no_share_is_refused(target: float) -> None:
 
 
 @pytest.mark.long
-def test_the_command_says_why_it_ended_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_why_it_ended_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = f"train --env {__name__}:Harder --env-kwargs level=1 --tasks 2 --group-size 4 --eval.episodes 4"
     assert main([*command.split(), "--output", str(tmp_path / "run")]) == 0
     output = capsys.readouterr().out

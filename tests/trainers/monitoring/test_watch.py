@@ -30,14 +30,14 @@ def dead(number: int, success: float = 0.0) -> StepMetrics:
 def test_a_sign_is_logged_once_and_stands_as_long_as_it_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     watch = CollapseWatch(CollapseConfig())
-    seen = [watch.see(one) for one in (step(1), dead(2), dead(3), dead(4), step(5), dead(6), dead(7))]
-    assert [[symptom.name for symptom in one.symptoms] for one in seen] == [
+    seen = [watch.see(step_metrics) for step_metrics in (step(1), dead(2), dead(3), dead(4), step(5), dead(6), dead(7))]
+    assert [[symptom.name for symptom in metrics.symptoms] for metrics in seen] == [
         [], [], ["dead_groups"], ["dead_groups"], [], [], ["dead_groups"],
     ]  # fmt: skip
-    assert {symptom.step for one in seen for symptom in one.symptoms} == {3}
+    assert {symptom.step for metrics in seen for symptom in metrics.symptoms} == {3}
     (record,) = caplog.records
     assert record.getMessage().startswith("step 3: dead_groups: no episode succeeds")
-    assert [len(one.to_json()["warnings"]) for one in seen] == [0, 0, 1, 0, 0, 0, 0]  # type: ignore[arg-type]
+    assert [len(metrics.to_json()["warnings"]) for metrics in seen] == [0, 0, 1, 0, 0, 0, 0]  # type: ignore[arg-type]
 
 
 def test_a_watch_that_begins_with_recorded_lines_goes_on_as_if_it_had_seen_them(
@@ -45,11 +45,11 @@ def test_a_watch_that_begins_with_recorded_lines_goes_on_as_if_it_had_seen_them(
 ) -> None:
     steps = [step(1), dead(2), dead(3), dead(4), dead(5)]
     whole = CollapseWatch(CollapseConfig())
-    seen = [whole.see(one) for one in steps]
+    seen = [whole.see(step_metrics) for step_metrics in steps]
     for cut in range(len(steps)):
-        resumed = CollapseWatch(CollapseConfig(), [one.to_json() for one in seen[:cut]])
+        resumed = CollapseWatch(CollapseConfig(), [metrics.to_json() for metrics in seen[:cut]])
         caplog.clear()
-        assert [resumed.see(one) for one in steps[cut:]] == seen[cut:]
+        assert [resumed.see(step_metrics) for step_metrics in steps[cut:]] == seen[cut:]
         assert len(caplog.records) == (cut < 3)
 
 
@@ -64,16 +64,16 @@ def test_what_a_step_found_itself_stands_at_that_step_alone() -> None:
 def test_a_sign_ends_the_run_only_where_it_is_among_those_that_stop() -> None:
     for stop_on, halts in (((), False), (("dead_groups",), True), (("solved",), False)):
         watch = CollapseWatch(CollapseConfig(stop_on=stop_on))
-        for one in (dead(1), dead(2)):
-            watch.see(one)
+        for step_metrics in (dead(1), dead(2)):
+            watch.see(step_metrics)
         assert (watch.halt is not None) is halts and not watch.is_finished
     assert "first seen at step 2" in str(halted()) and "collapse.stop_on" in str(halted())
 
 
 def halted() -> object:
     watch = CollapseWatch(CollapseConfig(stop_on=("dead_groups",)))
-    for one in (dead(1), dead(2)):
-        watch.see(one)
+    for step_metrics in (dead(1), dead(2)):
+        watch.see(step_metrics)
     return watch.halt
 
 

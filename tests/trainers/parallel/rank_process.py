@@ -106,7 +106,9 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     def seen() -> float:
         if not gradients:
             gradients.extend(
-                whole(one.grad, of=one).clone() for one in learner.optimizer.parameters if one.grad is not None
+                whole(parameter.grad, of=parameter).clone()
+                for parameter in learner.optimizer.parameters
+                if parameter.grad is not None
             )
         return step()
 
@@ -124,7 +126,7 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
         outcome = {"first": first, "kept": sum(activations.memory.values()), "critic": learner.update_critic(batch)}
         outcome |= {
             "state": copy.deepcopy(learner.state_dict()),
-            "between": {name: one.clone() for name, one in learner.weights()},
+            "between": {name: tensor.clone() for name, tensor in learner.weights()},
         }
     if ranks and case.get("saved"):
         save_shards(learner, case["saved"])

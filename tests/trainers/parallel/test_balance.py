@@ -40,7 +40,7 @@ def test_every_row_is_in_one_portion_and_in_order(rows: list[tuple[int, int]], n
 @given(LENGTHS.filter(bool), st.integers(1, 9))
 def test_no_portion_costs_more_than_the_mean_and_one_row(lengths: list[int], num_portions: int) -> None:
     costs = costs_of(lengths)
-    total, longest = sum(one.whole for one in costs), max(one.whole for one in costs)
+    total, longest = sum(row_cost.whole for row_cost in costs), max(row_cost.whole for row_cost in costs)
     assert all(spent(costs, rows) <= total / num_portions + longest for rows in balance_rows(costs, num_portions))
 
 
@@ -53,7 +53,7 @@ def test_no_cut_into_consecutive_portions_is_better(rows: list[tuple[int, int]],
     cuts = combinations_with_replacement(range(len(costs) + 1), num_portions - 1)
     every = (pairwise([0, *cut, len(costs)]) for cut in cuts)
     best = min(max(spent(costs, range(a, b)) for a, b in portions) for portions in every)
-    assert max(spent(costs, one) for one in balance_rows(costs, num_portions)) == best
+    assert max(spent(costs, portion) for portion in balance_rows(costs, num_portions)) == best
 
 
 @pytest.mark.parametrize(("shared", "counts"), [(40, True), (10, False)])
@@ -70,10 +70,10 @@ def test_a_row_costs_the_products_of_its_tokens_and_of_what_they_attend_to(
 
     batch = fresh_batch(model, num_groups=1, shared=shared)
     costs = row_costs(batch, model)
-    assert [one.whole for one in costs] == [cost(length) for length in batch.seqlens]
+    assert [row_cost.whole for row_cost in costs] == [cost(length) for length in batch.seqlens]
     assert costs[0].further == costs[0].whole
     ids = [one_T.tolist() for one_T in batch.ids_N.split(batch.seqlens)]
-    for one, row, (before, own) in zip(costs[1:], batch.seqlens[1:], pairwise(ids), strict=True):
+    for row_cost, row, (before, own) in zip(costs[1:], batch.seqlens[1:], pairwise(ids), strict=True):
         alike = next(place for place, (a, b) in enumerate(zip(before, own, strict=False)) if a != b)
         assert alike >= shared
-        assert one.further == cost(row) - (cost(alike) if counts else 0)
+        assert row_cost.further == cost(row) - (cost(alike) if counts else 0)

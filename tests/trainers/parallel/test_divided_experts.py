@@ -174,9 +174,9 @@ def test_what_is_rounded_to_bfloat16_is_near_that_of_ranks_with_all_experts(
     theirs = on_ranks(whole, 2)[0]
     for name, bound in {"muon": 1e-4, "mixed": 0.02}.items():
         assert numbers_of(split[name]["first"]) == pytest.approx(numbers_of(theirs[name]["first"]), rel=bound, abs=0.01)
-        for own, other in zip(split[name]["gradients"], theirs[name]["gradients"], strict=True):
+        for own, reference in zip(split[name]["gradients"], theirs[name]["gradients"], strict=True):
             assert own.dtype == torch.float32
-            assert (own - other).norm() <= 0.05 * other.norm()
+            assert (own - reference).norm() <= 0.05 * reference.norm()
     for name, weight in theirs["muon"]["weights"].items():
         moved_by = (weight - theirs["muon"]["between"][name]).norm()
         assert (split["muon"]["weights"][name] - weight).norm() <= 0.05 * moved_by, name

@@ -74,7 +74,7 @@ def test_a_parameter_that_no_part_uses_keeps_no_gradient() -> None:
     assert unused.grad is None
 
 
-def test_other_work_runs_on_one_core_of_a_thread_of_its_own_and_gives_its_value_or_error() -> None:
+def test_other_work_runs_on_one_core_and_returns_its_value_or_error() -> None:
     workers = GradientWorkers(2)
     name, num_threads = workers.run(lambda: (threading.current_thread().name, torch.get_num_threads()))
     assert name.startswith("agentgym-learner") and num_threads == 1
@@ -108,8 +108,8 @@ def test_a_step_of_a_real_model_has_the_same_bits_with_any_number_of_threads(
             norms.append(learner.update(fresh_batch(model, seed=step)).grad_norm)
         learner.close()
         weights.append([parameter.detach().clone() for parameter in model.parameters()])
-    for other in weights[1:]:
-        assert all(torch.equal(one, two) for one, two in zip(weights[0], other, strict=True))
+    for some_weights in weights[1:]:
+        assert all(torch.equal(left, right) for left, right in zip(weights[0], some_weights, strict=True))
     assert norms[:2] * 4 == norms
 
 

@@ -228,24 +228,24 @@ def one_block(cases: dict[str, Case], on_ranks: OnRanks) -> list[dict[str, Found
 def check(ranks: list[Found], expected: Found) -> None:
     """Every rank has the numbers of the learner in one process, and the same ones as the others."""
     for name, bound in {"first": 1e-5, "critic": 1e-5, "last": 1e-4}.items():  # Adam makes more of rounding
-        assert all(one[name] == ranks[0][name] for one in ranks), "to the last bit"
+        assert all(rank[name] == ranks[0][name] for rank in ranks), "to the last bit"
         if expected[name] is not None:
             assert numbers_of(ranks[0][name]) == pytest.approx(numbers_of(expected[name]), rel=bound, abs=bound / 10), (
                 name
             )
-    for one in ranks:
-        assert_close(one["gradients"], expected["gradients"], 1e-6)
-        torch.testing.assert_close(one["logprobs"], expected["logprobs"], rtol=0, atol=1e-4)
-        torch.testing.assert_close(one["proxies"], expected["proxies"], rtol=0, atol=1e-4)
+    for rank in ranks:
+        assert_close(rank["gradients"], expected["gradients"], 1e-6)
+        torch.testing.assert_close(rank["logprobs"], expected["logprobs"], rtol=0, atol=1e-4)
+        torch.testing.assert_close(rank["proxies"], expected["proxies"], rtol=0, atol=1e-4)
         for name in ("penalties", "values", "ends"):
-            assert (name in one) == (name in expected)
+            assert (name in rank) == (name in expected)
             if name in expected:
-                torch.testing.assert_close(one[name], expected[name], rtol=0, atol=1e-5)
+                torch.testing.assert_close(rank[name], expected[name], rtol=0, atol=1e-5)
 
 
 def assert_close(tensors: list[Tensor], expected: list[Tensor], bound: float) -> None:
-    for one, two in zip(tensors, expected, strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=bound)
+    for left, right in zip(tensors, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=bound)
 
 
 def assert_equal(value_or_tree: Any, expected: Any) -> None:
@@ -257,8 +257,8 @@ def assert_equal(value_or_tree: Any, expected: Any) -> None:
         for key, value in expected.items():
             assert_equal(value_or_tree[key], value)
     elif isinstance(expected, list | tuple):
-        for one, two in zip(value_or_tree, expected, strict=True):
-            assert_equal(one, two)
+        for left, right in zip(value_or_tree, expected, strict=True):
+            assert_equal(left, right)
     else:
         assert value_or_tree == expected
 
@@ -358,9 +358,9 @@ def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
 ) -> None:
     outcome, expected = request.getfixturevalue(ranks)[0][name], alone(name)
     assert numbers_of(outcome["first"]) == pytest.approx(numbers_of(expected["first"]), rel=1e-5, abs=1e-6)
-    for name, one in outcome["weights"].items():
+    for name, tensor in outcome["weights"].items():
         moved_by = (expected["weights"][name] - expected["between"][name]).norm()
-        assert (one - expected["weights"][name]).norm() < 0.05 * moved_by, name
+        assert (tensor - expected["weights"][name]).norm() < 0.05 * moved_by, name
 
 
 @pytest.mark.slow
@@ -386,13 +386,15 @@ def test_adapters_of_two_ranks_go_on_in_one_process_and_back(
     saved = two_ranks[0]["lora"]
     goes_on = in_one_process({**cases["lora"], "state": saved["state"]})
     back, plain = two_ranks[0]["lora-resumed"], alone("lora-resumed")
-    assert len(back["gradients"]) == len(plain["gradients"]) == 20 and all(one.any() for one in plain["gradients"])
+    assert len(back["gradients"]) == len(plain["gradients"]) == 20 and all(
+        gradient.any() for gradient in plain["gradients"]
+    )
     for rank in two_ranks:
         assert_close(rank["lora-resumed"]["gradients"], plain["gradients"], 1e-6)
-    for one, two in ((goes_on, saved), (back, plain)):
-        assert_close(list(one["weights"].values()), list(two["weights"].values()), 1e-5)
-        assert len(one["weights"]) == 10, "only weights that have an adapter are sent"
-        assert numbers_of(one["last"]) == pytest.approx(numbers_of(two["last"]), rel=1e-4, abs=1e-5)
+    for outcome, reference in ((goes_on, saved), (back, plain)):
+        assert_close(list(outcome["weights"].values()), list(reference["weights"].values()), 1e-5)
+        assert len(outcome["weights"]) == 10, "only weights that have an adapter are sent"
+        assert numbers_of(outcome["last"]) == pytest.approx(numbers_of(reference["last"]), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -400,8 +402,8 @@ def test_whole_weights_and_states_go_to_rank_0_alone(alone: Alone, two_ranks: li
     first, second = (rank["critic"] for rank in two_ranks)
     assert not second["weights"] and not second["state"]
     expected = alone("critic")
-    assert {name: one.shape for name, one in first["weights"].items()} == {
-        name: one.shape for name, one in expected["weights"].items()
+    assert {name: tensor.shape for name, tensor in first["weights"].items()} == {
+        name: tensor.shape for name, tensor in expected["weights"].items()
     }
     for part in ("head", "trunk"):
         assert_close(
@@ -428,10 +430,10 @@ def test_mixed_precision_computes_in_bfloat16_and_steps_in_float32(
     cases: dict[str, Case], two_ranks: list[dict[str, Found]]
 ) -> None:
     rounded, expected = two_ranks[0]["bfloat16"], two_ranks[0]["ppo_clip-4"]
-    for one, two in zip(rounded["gradients"], expected["gradients"], strict=True):
-        assert one.dtype == torch.float32
-        assert 0 < float((one - two).norm()) < 0.2 * float(two.norm())
-    assert {one.dtype for one in rounded["weights"].values()} == {torch.float32}
+    for left, right in zip(rounded["gradients"], expected["gradients"], strict=True):
+        assert left.dtype == torch.float32
+        assert 0 < float((left - right).norm()) < 0.2 * float(right.norm())
+    assert {tensor.dtype for tensor in rounded["weights"].values()} == {torch.float32}
 
 
 @pytest.mark.slow

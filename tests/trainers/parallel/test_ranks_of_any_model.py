@@ -137,8 +137,8 @@ def check(ranks: list[Found], expected: Found) -> None:
 def assert_near(tensors: list[Tensor], expected: list[Tensor]) -> None:
     """All numbers differ by a hundred thousandth of the largest at most."""
     bound = 1e-5 * max(float(tensor.abs().max()) for tensor in expected)
-    for one, two in zip(tensors, expected, strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=bound)
+    for left, right in zip(tensors, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=bound)
 
 
 @pytest.mark.long
@@ -179,8 +179,8 @@ def test_ranks_have_adapters_on_experts_and_publish_them_merged(
     first = dict(load_policy(cases["qwen3_moe-lora"]["model"]).published_tensors())  # type: ignore[attr-defined]
     for expert in range(4):
         name = f"model.layers.1.mlp.experts.{expert}.up_proj.weight"
-        wanted_OI = first[name] + LORA.alpha / LORA.rank * high_XOR[expert] @ low_XRI[expert]
-        torch.testing.assert_close(outcome["between"][name], wanted_OI, rtol=0, atol=1e-5)
+        expected_OI = first[name] + LORA.alpha / LORA.rank * high_XOR[expert] @ low_XRI[expert]
+        torch.testing.assert_close(outcome["between"][name], expected_OI, rtol=0, atol=1e-5)
         assert not torch.equal(outcome["between"][name], first[name])
 
 

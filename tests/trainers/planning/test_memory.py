@@ -47,7 +47,7 @@ def memory(
 
 def saved_bytes(model: Decoder, lengths: list[int], ids: torch.Tensor, *, shares: bool) -> int:
     """What autograd keeps of a forward pass, each storage once, without the weights and what only lies around."""
-    addresses = {one.untyped_storage().data_ptr() for one in [*model.parameters(), *model.buffers()]}
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     layout = PackedLayout(lengths, ids_N=ids if shares else None)
     saved: dict[int, tuple[int, object]] = {}
 
@@ -83,7 +83,7 @@ def test_activations_are_what_autograd_keeps(shares: bool, tmp_path: Path) -> No
     episode = EpisodeSpec(prompt_tokens=256, reply_tokens=128, tool_tokens=0, turns=1)
     prompt = torch.randint(0, 64, (256,), generator=torch.Generator().manual_seed(0))
     own = torch.randint(0, 64, (rows, 128), generator=torch.Generator().manual_seed(1))
-    ids = torch.cat([torch.cat([prompt, one]) for one in own])
+    ids = torch.cat([torch.cat([prompt, reply]) for reply in own])
     num_bytes = saved_bytes(model, [384] * rows, ids, shares=shares)
     computed = 256 + rows * 128
     learner = LearnerConfig(micro_batch_tokens=computed, dtype="float32")
@@ -104,8 +104,10 @@ def test_a_learner_on_one_gpu_by_hand() -> None:
 
 def test_the_most_is_that_of_a_moment() -> None:
     """Gradients begin as activations go, unless further micro-batches add to them."""
-    one = memory(LearnerConfig(micro_batch_tokens=16_384))
-    assert one.total - one.resting - one.runtime == max(one.activations + one.logits, one.gradients)
+    memory_plan = memory(LearnerConfig(micro_batch_tokens=16_384))
+    assert memory_plan.total - memory_plan.resting - memory_plan.runtime == max(
+        memory_plan.activations + memory_plan.logits, memory_plan.gradients
+    )
     more = memory(LearnerConfig(micro_batch_tokens=16_384), plan=replace(SMALL_STEP, tasks=16))
     assert more.total == sum(more.parts.values())
 
@@ -122,14 +124,14 @@ def test_bfloat16_weights_have_float32_copies_and_gradients() -> None:
 
 
 def test_shards_are_equal_parts_and_whole_gradients_are_not() -> None:
-    one = memory(LearnerConfig(micro_batch_tokens=16_384, dtype="float32"))
+    single = memory(LearnerConfig(micro_batch_tokens=16_384, dtype="float32"))
     many = memory(LearnerConfig(micro_batch_tokens=16_384), ranks=8)
-    assert many.weights == one.weights / 8
-    assert many.optimizer == one.optimizer / 8
-    assert many.gradients == one.gradients / 8
+    assert many.weights == single.weights / 8
+    assert many.optimizer == single.optimizer / 8
+    assert many.gradients == single.gradients / 8
     steps = replace(SMALL_STEP, tasks=64, group_size=8)
     whole = memory(LearnerConfig(), ranks=8, plan=steps)
-    assert whole.gradients == one.gradients
+    assert whole.gradients == single.gradients
     cut = memory(LearnerConfig(fsdp=FsdpConfig(gradients="sharded")), ranks=8, plan=steps)
     assert cut.gradients == many.gradients
 
@@ -242,8 +244,8 @@ def test_what_a_pass_keeps_is_near_what_is_counted_of_it(name: str, backend: str
 
 
 def test_gpus_that_share_rows_share_their_activations() -> None:
-    one, two = (memory(LearnerConfig(mesh=MeshConfig(sequence=size)), ranks=2).activations for size in (1, 2))
-    assert two == one / 2
+    whole, half = (memory(LearnerConfig(mesh=MeshConfig(sequence=size)), ranks=2).activations for size in (1, 2))
+    assert half == whole / 2
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,6 @@ def test_a_run_records_the_rate_of_its_model_and_keeps_it(
     monkeypatch.undo()
     result, _ = train(replace(config, steps=2), tmp_path / "run", resume=True)
     assert result.steps == 2
-    other = replace(config, steps=3, optimizer=replace(plain, learning_rate=1e-5))
+    new_config = replace(config, steps=3, optimizer=replace(plain, learning_rate=1e-5))
     with pytest.raises(RunFolderError, match=r"optimizer\.learning_rate: 1e-06 there, 1e-05 here"):
-        train(other, tmp_path / "run", resume=True)
+        train(new_config, tmp_path / "run", resume=True)

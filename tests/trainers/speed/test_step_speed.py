@@ -36,7 +36,7 @@ def test_rates_shares_and_gains_by_hand() -> None:
     assert (speed.padding_gain, speed.sharing_gain) == (2, 3)
 
 
-def test_a_step_without_an_update_or_a_device_without_a_peak_has_no_number_where_there_is_none() -> None:
+def test_a_step_without_an_update_or_a_known_peak_has_no_speed() -> None:
     speed = StepSpeed.of(TIMES, 1000, None, 1e9)
     assert speed.trained_tokens_per_s is speed.mfu is speed.padding_gain is speed.computed_tokens is None
     assert StepSpeed.of(TIMES, 1000, WORK, None).mfu is None
@@ -83,12 +83,12 @@ def test_the_process_has_had_at_least_what_it_just_held() -> None:
 def test_the_page_of_metrics_lists_exactly_what_a_line_may_have() -> None:
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text().partition("## What was played")[2]
     listed = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
-    router = RouterStats(**{one.name: 0 for one in fields(RouterStats)})
+    router = RouterStats(**{field.name: 0 for field in fields(RouterStats)})
     metrics = StepMetrics(
         step=1,
-        rollout=RolloutSummary(**{one.name: 0 for one in fields(RolloutSummary)}),
-        update=StepStats(**{one.name: 0 for one in fields(StepStats)} | {"router": router}),
-        critic=CriticStats(**{one.name: 0 for one in fields(CriticStats)}),
+        rollout=RolloutSummary(**{field.name: 0 for field in fields(RolloutSummary)}),
+        update=StepStats(**{field.name: 0 for field in fields(StepStats)} | {"router": router}),
+        critic=CriticStats(**{field.name: 0 for field in fields(CriticStats)}),
         sync=WeightSync(version=1),
         generate_s=0,
         update_s=0,

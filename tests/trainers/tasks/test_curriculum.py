@@ -105,8 +105,8 @@ def test_a_curriculum_goes_on_from_its_state(method: str, ended: Ended) -> None:
     again.load(json.loads(json.dumps(source.state(), default=dict)))
     for step in range(6, 12):
         assert source.train_tasks(step, range(8)) == again.train_tasks(step, range(8))
-        for one in (source, again):
-            play(one, ended, step, {1: WON, 2: HALF, 3: LOST})
+        for curriculum in (source, again):
+            play(curriculum, ended, step, {1: WON, 2: HALF, 3: LOST})
     assert game(method, seed=1).train_tasks(1, range(8)) != game(method).train_tasks(1, range(8))
 
 

@@ -30,7 +30,7 @@ weights = st.lists(st.integers(1, 50) | st.floats(0.01, 50), min_size=1, max_siz
 
 
 @given(weights, st.integers(1, 40), st.integers(1, 12))
-def test_every_step_has_each_quota_rounded_and_the_sum_over_steps_is_never_a_place_off(
+def test_quotas_are_rounded_within_a_place_and_their_sums_do_not_drift(
     weights: list[float], places: int, steps: int
 ) -> None:
     past, total = [0] * len(weights), sum(weights)
@@ -51,7 +51,7 @@ def test_one_step_is_apportioned_by_the_largest_remainders(weights: list[float],
     assert max(left) <= min(left) + 1 + 1e-6
 
 
-def test_two_to_one_over_eight_places_is_five_and_three_and_sixteen_and_eight_over_three_steps() -> None:
+def test_two_to_one_over_eight_places_is_5_3_and_16_8_over_three_steps() -> None:
     source = mixed({"TextGame-v0": 2, "GuessNumber-v0": 1})
     steps = [source.train_tasks(step, range(8)) for step in (1, 2, 3)]
     assert envs(steps[0]) == {"TextGame-v0": 5, "GuessNumber-v0": 3}
@@ -124,7 +124,7 @@ def test_entries_that_share_tasks_are_refused() -> None:
         mixed(mix, curriculum=CurriculumConfig(method="steps", values=(1, 2)))
 
 
-def test_a_mix_of_training_says_what_env_and_its_keywords_are() -> None:
+def test_a_mix_that_env_or_its_keywords_contradict_is_refused() -> None:
     practice = PracticeConfig(mix={"TextGame-v0": 1})
     with pytest.raises(ConfigError, match="env 'X' is not in the mix"):
         TrainConfig(env="X", practice=practice)

@@ -70,7 +70,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def is_dead(members: list[EpisodeRecord]) -> bool:
-    return len({one.trajectory.reward for one in members} - {None}) < 2
+    return len({record.trajectory.reward for record in members} - {None}) < 2
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_the_groups_that_are_kept_are_those_of_a_run_without_a_filter_and_more(
     off, on = (groups_of(tmp_path / name, 1) for name in ("off", "on"))
     assert set(off) < set(on)
     for key, members in off.items():
-        ids = [[one.trajectory.rows[0].ids.tolist() for one in group] for group in (members, on[key])]
+        ids = [[record.trajectory.rows[0].ids.tolist() for record in group] for group in (members, on[key])]
         assert ids[0] == ids[1]
 
 
@@ -126,7 +126,7 @@ def test_a_step_without_any_signal_ends_at_the_cap_is_told_once_and_learns_nothi
 
 
 @pytest.mark.slow
-def test_groups_that_failed_are_replaced_and_the_share_that_may_fail_is_that_of_the_whole_step(
+def test_failed_groups_are_replaced_and_the_failure_share_is_of_the_whole_step(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     practice = PracticeConfig(filter="reward", max_refills=20)
@@ -138,7 +138,7 @@ def test_groups_that_failed_are_replaced_and_the_share_that_may_fail_is_that_of_
     assert sum(line["failed"] for line in lines) > 0
     for line in lines:
         groups = groups_of(tmp_path / "run", line["step"])
-        failed = [key for key, members in groups.items() if all(one.trajectory.reward is None for one in members)]
+        failed = [key for key, members in groups.items() if all(record.trajectory.reward is None for record in members)]
         dead = [key for key, members in groups.items() if is_dead(members)]
         assert line["filtered_groups"] == len(dead) - len(failed)
         assert len(groups) - len(dead) == 6
@@ -178,7 +178,9 @@ def test_a_run_with_everything_on_resumes_bitwise(small_run: TrainConfig, train:
     assert last["replayed_groups/easy"] + last["replayed_groups/TextGame-v0"] > 0
     assert 0 < last["level_share_2/TextGame-v0"] < 1 and "level_share_2/easy" not in last
     levels = Counter(
-        one.trajectory.task.kwargs["level"] for one in read_episodes(tmp_path / "whole") if one.phase == "train"
+        record.trajectory.task.kwargs["level"]
+        for record in read_episodes(tmp_path / "whole")
+        if record.phase == "train"
     )
     assert set(levels) == {1, 2, 3}
 

@@ -66,7 +66,7 @@ def test_a_task_comes_back_so_often_and_not_for_ever(ended: Ended) -> None:
     assert seen.count(bad) == 3, "once as new, twice again"
 
 
-def test_bounds_say_which_tasks_come_back(ended: Ended) -> None:
+def test_bounds_choose_the_tasks_that_come_back(ended: Ended) -> None:
     results: list[list[float | None]] = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [None, None]]
     for bounds, expected in (({}, {0, 1}), ({"success": (0.01, 0.5)}, {1}), ({"success": (0.0, 0.0)}, {0})):
         source = game(share=0.5, **bounds)
@@ -83,7 +83,7 @@ def test_the_oldest_is_forgotten_beyond_the_memory(ended: Ended) -> None:
     assert [task.key for task in source.train_tasks(2, range(8))][3] == first[5]
 
 
-def test_tasks_that_were_asked_for_are_the_same_when_asked_again_and_after_a_resumption(ended: Ended) -> None:
+def test_tasks_are_the_same_when_asked_for_again_and_after_a_resumption(ended: Ended) -> None:
     source, again = game(), game()
     play(source, ended, 1, lost)
     ahead = source.train_tasks(2, range(8))

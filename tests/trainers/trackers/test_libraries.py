@@ -47,8 +47,8 @@ def test_tensorboard_has_the_curves_and_forgets_what_is_played_again(tmp_path: P
     followed("tensorboard", tmp_path, step=steps_kept, last=3)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [one.step for one in events.Scalars("success")] == [1, 2, 3]
-    assert [one.value for one in events.Scalars("success")] == pytest.approx([0.1, 0.2, 0.3])
+    assert [entry.step for entry in events.Scalars("success")] == [1, 2, 3]
+    assert [entry.value for entry in events.Scalars("success")] == pytest.approx([0.1, 0.2, 0.3])
     text = events.Tensors("episodes/1/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "status: timeout" in text and "    Go." in text and "    ```Went." in text
     assert '"adamw"' in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
@@ -81,10 +81,10 @@ def test_mlflow_keeps_a_run_in_its_folder_and_goes_on_with_it(tmp_path: Path, mo
     assert run.info.status == "FINISHED"
     assert run.data.params["optimizer.name"] == "adamw"
     history = client.get_metric_history(run.info.run_id, "success")
-    assert [(one.step, one.value) for one in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert [(entry.step, entry.value) for entry in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
     assert run.data.metrics["pass_1"] == 0.5
     tables = sorted((tmp_path / "mlflow").glob("artifacts/*/artifacts/episodes/step-*.json"))
-    assert [one.name for one in tables] == [f"step-00000{step}.json" for step in (1, 2, 3)]
+    assert [table.name for table in tables] == [f"step-00000{step}.json" for step in (1, 2, 3)]
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the library
@@ -95,5 +95,5 @@ def test_trackio_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
     followed("trackio", tmp_path)
     followed("trackio", tmp_path, step=2, last=3)
-    entries = [one for one in SQLiteStorage.get_logs("agentgym", "run") if "success" in one]
-    assert [(one["step"], one["success"]) for one in entries] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    entries = [entry for entry in SQLiteStorage.get_logs("agentgym", "run") if "success" in entry]
+    assert [(entry["step"], entry["success"]) for entry in entries] == [(1, 0.1), (2, 0.2), (3, 0.3)]

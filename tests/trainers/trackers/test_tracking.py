@@ -46,25 +46,25 @@ class Noted:
     """Notes what it is told; waits at `begin` until it may go on, and raises at a step if asked."""
 
     def __init__(self, raises_at: int | None = None) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.begun, self.may_go_on = threading.Event(), threading.Event()
         self.raises_at = raises_at
 
     def begin(self, run: TrackedRun) -> None:
         self.begun.set()
         self.may_go_on.wait(60)
-        self.told.append(run.name)
+        self.calls.append(run.name)
 
     def step(self, step: int, metrics: Any) -> None:
         if step == self.raises_at:
             raise OSError("the server is gone\nand a traceback follows")
-        self.told.append(step)
+        self.calls.append(step)
 
     def episodes(self, step: int, sample: Sequence[Any]) -> None:
-        self.told.append(list(sample))
+        self.calls.append(list(sample))
 
     def finish(self) -> None:
-        self.told.append("finished")
+        self.calls.append("finished")
 
 
 def follow(tracker: Noted, tmp_path: Path, room: int = 100) -> Follower:
@@ -79,13 +79,13 @@ def tell(follower: Follower, *steps: int) -> None:
         follower.tell(lambda tracker, step=step: tracker.step(step, {}))  # type: ignore[misc]
 
 
-def test_a_tracker_is_told_all_in_order_and_finishes_last(tmp_path: Path) -> None:
+def test_a_tracker_receives_everything_in_order_and_finishes_last(tmp_path: Path) -> None:
     tracker = Noted()
     tracker.may_go_on.set()
     follower = follow(tracker, tmp_path)
     tell(follower, 1, 2, 3)
     follower.finish(60)
-    assert tracker.told == ["run", 1, 2, 3, "finished"]
+    assert tracker.calls == ["run", 1, 2, 3, "finished"]
     assert follower.num_dropped == 0
 
 
@@ -98,7 +98,7 @@ def test_what_a_slow_tracker_has_no_room_for_is_left_out_and_said(
     assert follower.num_dropped == 3
     tracker.may_go_on.set()
     follower.finish(60)
-    assert tracker.told == ["run", 1, 2, "finished"]
+    assert tracker.calls == ["run", 1, 2, "finished"]
     assert "was too slow: 3 entries were left out" in caplog.text
 
 
@@ -110,8 +110,8 @@ def test_a_tracker_that_fails_is_named_once_finished_and_told_nothing_more(
     follower = follow(tracker, tmp_path)
     tell(follower, 1, 2, 3, 2)
     follower.finish(60)
-    assert tracker.told == ["run", 1, "finished"]  # or its library would take the run for one that goes on
-    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert tracker.calls == ["run", 1, "finished"]  # or its library would take the run for one that goes on
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == [
         "the tracker noted failed and is switched off, the run goes on: OSError: the server is gone",
     ]
@@ -169,7 +169,7 @@ def test_an_unknown_tracker_is_answered_with_the_one_that_was_meant() -> None:
 def test_a_library_that_is_missing_is_named_with_the_line_that_installs_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in [one for one in sys.modules if one.partition(".")[0] == name]:
+    for module in [module_name for module_name in sys.modules if module_name.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
     for module in ("torch.utils.tensorboard", f"agentgym.trainers.trackers.{name}"):
         monkeypatch.delitem(sys.modules, module, raising=False)

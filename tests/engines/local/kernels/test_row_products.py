@@ -59,23 +59,23 @@ def test_a_row_has_the_bits_that_it_has_alone_whatever_the_sizes_and_the_copy(
     drawn = torch.Generator().manual_seed(num_rows)
     weight_OI = torch.randn(num_inputs, num_outputs, generator=drawn).to(dtype).t()
     weight_OI = weight_OI if turned else weight_OI.contiguous()
-    x_NI, added_NO = (torch.randn(num_rows, n, generator=drawn).to(dtype) for n in (num_inputs, num_outputs))
+    x_NI, addend_NO = (torch.randn(num_rows, n, generator=drawn).to(dtype) for n in (num_inputs, num_outputs))
     assert multiplies(dtype)
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     whole_NO = row_product(x_NI, weight_OI)
-    added = row_product(x_NI, weight_OI, added_NO)
+    added = row_product(x_NI, weight_OI, addend_NO)
     keep_packed([weight_OI])
     assert torch.equal(row_product(x_NI, weight_OI), whole_NO) and copy_of(weight_OI) is not None
-    assert torch.equal(row_product(x_NI, weight_OI, added_NO), added)
+    assert torch.equal(row_product(x_NI, weight_OI, addend_NO), added)
     for first, last in ((0, 1), (num_rows - 1, num_rows), (num_rows // 3, num_rows)):
         assert torch.equal(row_product(x_NI[first:last], weight_OI), whole_NO[first:last])
-        assert torch.equal(row_product(x_NI[first:last], weight_OI, added_NO[first:last]), added[first:last])
+        assert torch.equal(row_product(x_NI[first:last], weight_OI, addend_NO[first:last]), added[first:last])
     torch.set_num_threads(usual)
     exact_NO, tolerance = x_NI.double() @ weight_OI.double().t(), 1e-5 if dtype == torch.float32 else 1e-2
     scale = num_inputs**0.5
     torch.testing.assert_close(whole_NO.double() / scale, exact_NO / scale, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(added.double() / scale, (exact_NO + added_NO) / scale, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(added.double() / scale, (exact_NO + addend_NO) / scale, rtol=tolerance, atol=tolerance)
 
 
 def test_numbers_that_are_not_finite_stay_in_their_rows(weight_OI: nn.Parameter, x_NI: Tensor) -> None:
@@ -98,23 +98,23 @@ def test_products_use_the_copy_and_are_the_same(num_rows: int, weight_OI: nn.Par
     assert copy is not None and copy.numel() == weight_OI.numel()
     torch.testing.assert_close(product_NO, right(rows_NI, weight_OI), rtol=1e-4, atol=1e-4)
     assert copy_of(weight_OI) is copy
-    added_NO = row_product(rows_NI, weight_OI, torch.ones_like(product_NO))
-    torch.testing.assert_close(added_NO, 1 + product_NO, rtol=1e-5, atol=1e-5)
+    sum_NO = row_product(rows_NI, weight_OI, torch.ones_like(product_NO))
+    torch.testing.assert_close(sum_NO, 1 + product_NO, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_products_without_a_compiler_are_right_too(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/hidden/by/the/tests")
     drawn = torch.Generator().manual_seed(0)
-    weight_OI, x_NI, added_NO = (
+    weight_OI, x_NI, addend_NO = (
         torch.randn(size, generator=drawn).to(dtype) for size in (SIZE, (4, SIZE[1]), (4, SIZE[0]))
     )
     keep_packed([weight_OI])
     assert weight_OI not in row_products._packed_by_weight
     product_NO, exact_NO = row_product(x_NI, weight_OI), x_NI.double() @ weight_OI.double().t()
     torch.testing.assert_close(product_NO.double(), exact_NO, rtol=1e-2, atol=0.3)
-    sum_NO = row_product(x_NI, weight_OI, added_NO)
-    torch.testing.assert_close(sum_NO.double(), exact_NO + added_NO, rtol=1e-2, atol=0.3)
+    sum_NO = row_product(x_NI, weight_OI, addend_NO)
+    torch.testing.assert_close(sum_NO.double(), exact_NO + addend_NO, rtol=1e-2, atol=0.3)
 
 
 def test_tensors_that_do_not_fit_raise_what_torch_raises(weight_OI: nn.Parameter, x_NI: Tensor) -> None:
@@ -152,7 +152,7 @@ def test_other_tensors_are_multiplied_without_a_copy(weight_OI: nn.Parameter, x_
     others = weight_OI.to(torch.float16), torch.zeros(3), uncounted
     keep_packed(others)
     row_product(x_NI, weight_OI)
-    assert not any(other in row_products._packed_by_weight for other in (weight_OI, *others))
+    assert not any(tensor in row_products._packed_by_weight for tensor in (weight_OI, *others))
 
 
 def test_the_copy_ends_with_its_weight(weight_OI: nn.Parameter, x_NI: Tensor) -> None:

@@ -125,8 +125,8 @@ def test_what_is_read_in_another_slot_changes_no_bit(
     sizes = torch.tensor([1, 1, 1, 1, 1, 90])
     root_N, common_N = (torch.tensor(values).repeat_interleave(sizes) for values in (roots, commons))
     own_NHD, _ = attend(qkv, stored.clone(), rows, variant)
-    shared_NHD, _ = attend(qkv, stored.clone(), rows._replace(root_N=root_N, common_N=common_N), variant)
-    assert torch.equal(shared_NHD, own_NHD)
+    common_NHD, _ = attend(qkv, stored.clone(), rows._replace(root_N=root_N, common_N=common_N), variant)
+    assert torch.equal(common_NHD, own_NHD)
     stored[:, (2, 3), :, :256] = 1e30  # it is read in the root indeed
     if "window" not in variant:
         assert torch.equal(attend(qkv, stored, rows._replace(root_N=root_N, common_N=common_N), variant)[0], own_NHD)
@@ -208,7 +208,7 @@ def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_message(s
     assert not list((source.parent / "agentgym").iterdir())
 
 
-def test_without_a_working_compiler_torch_computes_it_and_a_warning_says_why(
+def test_without_a_working_compiler_torch_computes_it_and_the_reason_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = tmp_path / "broken"

@@ -96,7 +96,7 @@ def test_there_are_thousands_of_tasks_and_the_held_out_ones_are_others(level: in
 
 
 @ALL_LEVELS
-def test_a_world_is_what_its_level_says(level: int) -> None:
+def test_a_world_has_the_size_of_its_level(level: int) -> None:
     spec = LEVELS[level]
     for seed in range(200):
         world = world_of(level, seed)

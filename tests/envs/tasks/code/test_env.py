@@ -199,13 +199,13 @@ def test_many_values_of_one_hash_are_refused_before_they_are_compared(kind: str)
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_problems_are_many_and_their_cases_tell_constants_apart(level: int) -> None:
     problems = [draw_problem(level, np.random.default_rng(seed)) for seed in range(200)]
-    assert len({one.prompt for one in problems}) == 200
-    assert len({one.solution for one in problems}) > 100
-    for one in problems:
-        example_text = one.prompt.split("\n\n")[-1]
-        values = [repr(value) for _, value in one.cases]
+    assert len({problem.prompt for problem in problems}) == 200
+    assert len({problem.solution for problem in problems}) > 100
+    for problem in problems:
+        example_text = problem.prompt.split("\n\n")[-1]
+        values = [repr(value) for _, value in problem.cases]
         assert len(values) >= 20 and max(map(values.count, values)) < len(values)
-        assert not any(f"({arguments[0]!r}) returns" in example_text for arguments, _ in one.cases)
+        assert not any(f"({arguments[0]!r}) returns" in example_text for arguments, _ in problem.cases)
 
 
 # ---- the environment
@@ -284,15 +284,17 @@ def test_oracle_and_cheat_over_several_tasks(level: int) -> None:
 def test_every_solution_of_humaneval_passes_and_that_of_its_neighbour_does_not() -> None:
     problems = humaneval_problems()
     with open_sandbox(limits=SandboxLimits(time_limit_s=20.0, memory_mb=256)) as opened:
-        for one, other in zip(problems, [*problems[1:], problems[0]], strict=True):
-            assert judge_program(one.solution, one, opened).passed, one.name
-            alien = f"{other.solution}\n{one.entry_point} = {other.entry_point}"
-            assert not judge_program(alien, one, opened).passed, one.name
-            assert not judge_program(f"def {one.entry_point}(*given): return None", one, opened).passed, one.name
+        for problem, neighbour in zip(problems, [*problems[1:], problems[0]], strict=True):
+            assert judge_program(problem.solution, problem, opened).passed, problem.name
+            alien = f"{neighbour.solution}\n{problem.entry_point} = {neighbour.entry_point}"
+            assert not judge_program(alien, problem, opened).passed, problem.name
+            assert not judge_program(f"def {problem.entry_point}(*given): return None", problem, opened).passed, (
+                problem.name
+            )
 
 
 @pytest.mark.slow
 def test_every_claim_of_the_card_holds() -> None:
-    verdicts = {one.check: one for one in examine_env("CodeTasks-v0")}
-    assert [one.findings for one in verdicts.values() if one.findings] == []
-    assert {name for name, one in verdicts.items() if one.verdict == "not claimed"} == {"fork"}
+    verdicts = {verdict.check: verdict for verdict in examine_env("CodeTasks-v0")}
+    assert [verdict.findings for verdict in verdicts.values() if verdict.findings] == []
+    assert {name for name, verdict in verdicts.items() if verdict.verdict == "not claimed"} == {"fork"}

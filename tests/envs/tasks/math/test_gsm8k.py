@@ -33,7 +33,7 @@ def say(env: TextEnv, text: str, *calls: ToolCall) -> tuple[str, float, bool, di
     return observation, reward, terminated, info["metrics"]
 
 
-def test_every_test_problem_is_scored_as_its_official_answer_says() -> None:
+def test_every_test_problem_is_scored_by_its_official_answer() -> None:
     env = GSM8K(tool="none")
     for index, problem in enumerate(problems("test")):
         number = official(problem.solution)
@@ -51,7 +51,7 @@ def test_the_problems_are_those_of_the_data_set() -> None:
     for split, count in (("test", 1319), ("train", 1000)):
         lines = (SHARED / f"{split}.jsonl").read_bytes().split(b"\n")[:count]
         rows = [json.loads(line) for line in lines]
-        assert [(one.question, one.solution) for one in problems(split)] == [  # type: ignore[arg-type]
+        assert [(problem.question, problem.solution) for problem in problems(split)] == [  # type: ignore[arg-type]
             (row["question"], row["answer"]) for row in rows
         ]
 
@@ -118,8 +118,10 @@ CASES: list[tuple[str, str | int, bool, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "truth", "right", "why"), CASES, ids=[f"{one[0][:24]!r}-{one[1]}" for one in CASES])
-def test_an_answer_is_read_as_its_form_says(text: str, truth: str | int, right: bool, why: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "truth", "right", "why"), CASES, ids=[f"{case[0][:24]!r}-{case[1]}" for case in CASES]
+)
+def test_an_answer_is_read_by_its_form(text: str, truth: str | int, right: bool, why: str) -> None:
     env = GSM8K(tool="none")
     env.reset(seed=0)
     answer = read_number(str(truth))
@@ -158,9 +160,9 @@ def test_held_out_seeds_play_the_test_set_in_order_and_others_play_training_prob
         fresh.reset()
         assert fresh.problem in problems("train")  # where nobody gave a seed either
     for split in ("train", "test"):
-        one = GSM8K(split=split)  # type: ignore[arg-type]
-        assert one.reset(seed=EVAL_SEED_START + 2)[0] == problems(split)[2].question  # type: ignore[arg-type]
-        assert one.reset(seed=0, options={"index": 9})[0] == problems(split)[9].question  # type: ignore[arg-type]
+        split_env = GSM8K(split=split)  # type: ignore[arg-type]
+        assert split_env.reset(seed=EVAL_SEED_START + 2)[0] == problems(split)[2].question  # type: ignore[arg-type]
+        assert split_env.reset(seed=0, options={"index": 9})[0] == problems(split)[9].question  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="from 0 to 999 in the split train, got 1000"):
         env.reset(seed=0, options={"index": 1000})
 
@@ -181,13 +183,13 @@ def test_calls_come_before_the_answer(tool: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("tool", ["none", pytest.param("calculator", marks=pytest.mark.slow)])
 def test_every_claim_of_the_card_holds(tool: str) -> None:
-    verdicts = {one.check: one for one in examine_env("GSM8K-v0", {"tool": tool})}
-    assert [one.findings for one in verdicts.values() if one.findings] == []
+    verdicts = {verdict.check: verdict for verdict in examine_env("GSM8K-v0", {"tool": tool})}
+    assert [verdict.findings for verdict in verdicts.values() if verdict.findings] == []
 
 
 def test_with_python_the_card_names_it_and_oracle_and_cheat_play_as_without() -> None:
     verdicts = examine_env("GSM8K-v0", {"tool": "python"}, only=("makes", "card", "oracle", "cheat"))
-    assert [one.verdict for one in verdicts] == ["passed"] * 4
+    assert [verdict.verdict for verdict in verdicts] == ["passed"] * 4
 
 
 def test_an_unknown_split_or_tool_is_refused() -> None:

@@ -62,9 +62,9 @@ def test_oracle_and_cheat_over_many_tasks(level: int) -> None:
 
 @pytest.mark.slow
 def test_every_claim_of_the_card_holds() -> None:
-    verdicts = {one.check: one for one in examine_env("Retail-v0")}
-    assert [one.findings for one in verdicts.values() if one.findings] == []
-    assert {name for name, one in verdicts.items() if one.verdict == "not claimed"} == {"fork", "answer leak"}
+    verdicts = {verdict.check: verdict for verdict in examine_env("Retail-v0")}
+    assert [verdict.findings for verdict in verdicts.values() if verdict.findings] == []
+    assert {name for name, verdict in verdicts.items() if verdict.verdict == "not claimed"} == {"fork", "answer leak"}
 
 
 @pytest.mark.slow
@@ -133,12 +133,12 @@ def test_what_is_done_beyond_the_wish_is_wrong(more: str) -> None:
     call(env, "find_by_email", email=f" {env.customer.email.upper()} ")
     name, arguments = env.wishes[0].call or ("", {})
     call(env, name, **arguments)
-    own = [one for one in env.shop.orders.values() if one.user_id == env.customer.user_id]
+    own = [order for order in env.shop.orders.values() if order.user_id == env.customer.user_id]
     if more == "escalate":
         call(env, "escalate", order_id=own[0].order_id, reason="status")
     else:
-        other = next(one for one in own if one.status == "delivered")
-        call(env, "return_items", order_id=other.order_id, items=other.items[:1], refund_to="gift card")
+        delivery = next(order for order in own if order.status == "delivered")
+        call(env, "return_items", order_id=delivery.order_id, items=delivery.items[:1], refund_to="gift card")
     assert say(env, CLOSING)[1:] == (0.0, True)
 
 
@@ -207,7 +207,7 @@ def test_an_order_that_is_told_in_full_tells_its_price() -> None:
 
 def test_the_system_refuses_what_cannot_be() -> None:
     env = begun(1, "cancel_order")
-    own = {one.status: one for one in env.shop.orders.values() if one.user_id == env.customer.user_id}
+    own = {order.status: order for order in env.shop.orders.values() if order.user_id == env.customer.user_id}
     pending, delivered = own["pending"], own["delivered"]
     before = repr(env.shop)
     for name, arguments, message in (
@@ -300,7 +300,7 @@ def test_a_customer_who_has_a_preference_does_not_deny_it() -> None:
     assert say(env, "Which size?")[0] == "I have no preference about that."
 
 
-def test_the_customer_says_yes_to_nothing_but_what_was_wanted() -> None:
+def test_the_customer_confirms_only_what_was_wished() -> None:
     for tool, wrong in (
         ("return_items", "mastercard-1 for the refund that you ordered"),
         ("exchange_item", "the pink one that you ordered instead"),
@@ -346,7 +346,7 @@ def test_a_model_behind_an_endpoint_plays_the_customer(
 
     def customer(body: dict[str, Any], number: int) -> Any:
         is_done = "anything else" in body["messages"][-1]["content"]
-        return chat_endpoint.said("Thank you, that is all. Goodbye. [DONE]" if is_done else "I want something.")
+        return chat_endpoint.make_reply("Thank you, that is all. Goodbye. [DONE]" if is_done else "I want something.")
 
     endpoint = chat_endpoint(customer)
     monkeypatch.setenv("CUSTOMER_URL", endpoint.url)
@@ -355,7 +355,7 @@ def test_a_model_behind_an_endpoint_plays_the_customer(
     assert main([*options, "--seed", "3", "--json", "--output", str(tmp_path / "eval")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["success"] == 1.0
     last = endpoint.bodies[-1]["messages"]
-    assert [one["role"] for one in last[:4]] == ["system", "user", "assistant", "user"]
+    assert [message["role"] for message in last[:4]] == ["system", "user", "assistant", "user"]
     assert "You are " in last[0]["content"] and last[2]["content"] == "I want something."
     recorded = (tmp_path / "eval" / "episodes.jsonl").read_text()
     assert "I want something." in recorded and "Goodbye." in recorded and "[DONE]" not in recorded
@@ -364,7 +364,7 @@ def test_a_model_behind_an_endpoint_plays_the_customer(
 def test_an_endpoint_that_fails_is_no_loss_of_the_desk(
     chat_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=401, body={"error": "no such key"}))
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.make_reply(status=401, body={"error": "no such key"}))
     monkeypatch.setenv("CUSTOMER_URL", endpoint.url)
     place = f"{Path(__file__).parents[4] / 'examples/model_customer.py'}:ModelCustomer"
     options = ["eval", "--env", "Retail-v0", "--env-kwargs", f"user={place}", "--policy", "oracle", "-n", "1"]

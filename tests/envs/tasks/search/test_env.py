@@ -37,9 +37,9 @@ def played(env: TextEnv, kind: str, seed: int) -> tuple[float, int]:
 
 @pytest.mark.slow
 def test_every_claim_of_the_card_holds() -> None:
-    verdicts = {one.check: one for one in examine_env("SearchQA-v0")}
-    assert [one.findings for one in verdicts.values() if one.findings] == []
-    assert {name for name, one in verdicts.items() if one.verdict == "not claimed"} == {"fork"}
+    verdicts = {verdict.check: verdict for verdict in examine_env("SearchQA-v0")}
+    assert [verdict.findings for verdict in verdicts.values() if verdict.findings] == []
+    assert {name for name, verdict in verdicts.items() if verdict.verdict == "not claimed"} == {"fork"}
 
 
 @pytest.mark.long
@@ -57,29 +57,29 @@ def test_each_page_on_the_way_names_the_next_and_no_other_page_answers_the_quest
     questions = set()
     for seed in range(12):
         env.reset(seed=seed)
-        question, pages = env.question, {one.url: one.text for one in env.world.pages}
+        question, pages = env.question, {page.url: page.text for page in env.world.pages}
         questions.add(question.text)
         assert len(question.path) == level + 1 and len(pages) == len(env.world.entities)
         assert question.path[0].name in question.text and question.answer not in question.text
         for here, following in zip(question.path, question.path[1:], strict=False):
             assert following.name in pages[here.url]
-        assert all(len(one.name.split()) == 2 for one in env.world.entities)
+        assert all(len(entity.name.split()) == 2 for entity in env.world.entities)
     assert len(questions) >= 11
 
 
-def test_a_question_means_what_the_pages_say() -> None:
+def test_a_question_is_answered_by_following_the_pages() -> None:
     """The words of a question are followed back through the facts, and end at its answer."""
     for seed in range(40):
         draw = np.random.default_rng(seed)
         world = make_search_world(draw, 64)
         question = draw_search_question(draw, world, 3)
         text, path = question.text.removeprefix("What is the name of ").removesuffix("?"), []
-        while not any(text == one.name for one in world.entities):
-            ends = {one: one.phrase.split("{}") for one in RELATIONS}
-            (relation,) = [one for one, (begin, end) in ends.items() if text.startswith(begin) and text.endswith(end)]
+        while not any(text == entity.name for entity in world.entities):
+            ends = {kind: kind.phrase.split("{}") for kind in RELATIONS}
+            (relation,) = [kind for kind, (begin, end) in ends.items() if text.startswith(begin) and text.endswith(end)]
             path.append(relation)
             text = text.removeprefix(ends[relation][0]).removesuffix(ends[relation][1])
-        (here,) = [one for one in world.entities if one.name == text]
+        (here,) = [entity for entity in world.entities if entity.name == text]
         for relation in reversed(path):
             here = world.facts[here, relation]
         assert here.name == question.answer
@@ -88,7 +88,7 @@ def test_a_question_means_what_the_pages_say() -> None:
 def test_names_share_their_words_so_that_a_search_finds_namesakes() -> None:
     env = SearchQA(level=3)
     env.reset(seed=0)
-    people = [one.name for one in env.world.entities if one.kind == "person"]
+    people = [entity.name for entity in env.world.entities if entity.kind == "person"]
     first = people[0].split()[0]
     assert len([name for name in people if name.startswith(f"{first} ")]) >= 2
     assert say(env, "search", query=first)[0].count("https://atlas.example/") == 3
@@ -103,7 +103,7 @@ def test_the_first_answer_counts_and_its_form_is_forgiven() -> None:
     env.reset(seed=5)
     assert say(env, "answer", name=name.upper())[1:] == (1.0, True)
     env.reset(seed=5)
-    calls = tuple(ToolCall(f"call_{n}", "answer", {"name": one.name}) for n, one in enumerate(env.world.entities))
+    calls = tuple(ToolCall(f"call_{n}", "answer", {"name": entity.name}) for n, entity in enumerate(env.world.entities))
     observation, reward, terminated, *_ = env.step(Action.from_message(Message("assistant", "", tool_calls=calls)))
     assert terminated and reward == float(env.world.entities[0].name == name)
     assert "not run: the episode is over" in observation

@@ -44,7 +44,7 @@ def test_the_oracle_scores_one_and_the_cheat_zero(level: int, backend: str, requ
     assert [play(env, "oracle", seed) for seed in range(8)] == [1.0] * 8
     assert [play(env, "cheat", seed) for seed in range(8)] == [0.0] * 8
     env.close()
-    for key in [one for one in _sandboxes if one[0] == "docker"]:
+    for key in [name for name in _sandboxes if name[0] == "docker"]:
         _sandboxes.pop(key).close()  # its daemon ends with these tests
 
 

@@ -113,7 +113,7 @@ def as_episodes(batch: Batch) -> list[Episode]:
         places = [place for place, trained in enumerate(mask) if trained]
         carried = dict.fromkeys(places, 0.0)
         for place, reward in enumerate(rewards):
-            before = [one for one in places if one <= place]
+            before = [earlier for earlier in places if earlier <= place]
             if places:
                 carried[before[-1] if before else places[0]] += reward
         counted = [carried[place] for place in places]
@@ -138,12 +138,12 @@ def as_episodes(batch: Batch) -> list[Episode]:
 
 def expect(credit: Credit, batch: Batch, advantages: list[list[float]], returns: list[list[float]]) -> None:
     """Holds a result against lists with one number for each trained token."""
-    for given_BT, expected in zip(credit, (advantages, returns), strict=True):
+    for actual_BT, expected in zip(credit, (advantages, returns), strict=True):
         full = torch.zeros_like(batch.rewards_BT)
         for row, (episode, numbers) in enumerate(zip(as_episodes(batch), expected, strict=True)):
             full[row, episode.places] = torch.tensor(numbers, dtype=full.dtype)
-        torch.testing.assert_close(given_BT, full, rtol=1e-10, atol=1e-10)
-        assert not given_BT[~batch.mask_BT].any()
+        torch.testing.assert_close(actual_BT, full, rtol=1e-10, atol=1e-10)
+        assert not actual_BT[~batch.mask_BT].any()
 
 
 @pytest.fixture

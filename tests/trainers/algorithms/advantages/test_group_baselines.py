@@ -16,15 +16,15 @@ SEEDS = range(6)
 
 
 def mates(episodes: list[Any], episode: Any) -> list[Any]:
-    return [one for one in episodes if one.group == episode.group]
+    return [mate for mate in episodes if mate.group == episode.group]
 
 
 def by_group(name: str, episodes: list[Any], episode: Any, settings: dict[str, Any]) -> float:
     """The advantage of one episode, for the estimators that look at no more than its group's returns and lengths."""
     group = mates(episodes, episode)
-    scores = [one.score for one in group]
+    scores = [mate.score for mate in group]
     mean, deviation = statistics.fmean(scores), statistics.stdev(scores)
-    others = [one.score for one in group if one is not episode]
+    others = [mate.score for mate in group if mate is not episode]
     if name == "grpo" and settings.get("normalize_by_std", True):
         return (episode.score - mean) / (deviation + 1e-6)
     if name in ("grpo", "dr_grpo"):
@@ -32,10 +32,10 @@ def by_group(name: str, episodes: list[Any], episode: Any, settings: dict[str, A
     if name == "rloo":
         return episode.score - statistics.fmean(others)
     if name == "opo":
-        length = sum(len(one.places) for one in group)
-        return episode.score - sum(len(one.places) * one.score for one in group) / length
+        length = sum(len(mate.places) for mate in group)
+        return episode.score - sum(len(mate.places) * mate.score for mate in group) / length
     if name == "gpg":
-        scored = sum(1 for one in episodes if one.score != 0)
+        scored = sum(1 for mate in episodes if mate.score != 0)
         return len(episodes) / scored * (episode.score - mean) / settings.get("norm", 1.0)
     if name == "grpo_passk":
         lead = max(0.0, episode.score - max(others))
@@ -67,8 +67,8 @@ def test_each_episode_is_held_against_its_group(
     if seed % 2:  # some returns of exactly 0, for gpg
         batch.rewards_BT[torch.arange(len(batch.groups_B)) % 3 == 0] = 0.0
     episodes = episodes_of(batch)
-    advantages = [[by_group(name, episodes, one, settings)] * len(one.places) for one in episodes]
-    returns = [[one.score] * len(one.places) for one in episodes]
+    advantages = [[by_group(name, episodes, episode, settings)] * len(episode.places) for episode in episodes]
+    returns = [[episode.score] * len(episode.places) for episode in episodes]
     check_credit(batch.estimate(name, **settings), batch, advantages, returns)
 
 
@@ -85,10 +85,10 @@ def test_reinforce_plus_plus_baseline_whitens_over_trained_tokens(
     batch = make_batch(seed)
     episodes = episodes_of(batch)
     centred = [
-        [one.score - statistics.fmean(mate.score for mate in mates(episodes, one))] * len(one.places)
-        for one in episodes
+        [episode.score - statistics.fmean(mate.score for mate in mates(episodes, episode))] * len(episode.places)
+        for episode in episodes
     ]
-    returns = [[one.score] * len(one.places) for one in episodes]
+    returns = [[episode.score] * len(episode.places) for episode in episodes]
     check_credit(batch.estimate("reinforce_plus_plus_baseline"), batch, whitened(centred), returns)
 
 
@@ -100,13 +100,13 @@ def test_gdpo_normalizes_each_component_before_it_adds_them(
     batch = make_batch(seed)
     episodes = episodes_of(batch)
     combined = []
-    for one in episodes:
+    for episode in episodes:
         total = 0.0
         for k, weight in enumerate(weights or [1.0, 1.0, 1.0]):
-            scores = [mate.components[k] for mate in mates(episodes, one)]
-            total += weight * (one.components[k] - statistics.fmean(scores)) / (statistics.stdev(scores) + 1e-6)
-        combined.append([total] * len(one.places))
-    returns = [[one.score] * len(one.places) for one in episodes]
+            scores = [mate.components[k] for mate in mates(episodes, episode)]
+            total += weight * (episode.components[k] - statistics.fmean(scores)) / (statistics.stdev(scores) + 1e-6)
+        combined.append([total] * len(episode.places))
+    returns = [[episode.score] * len(episode.places) for episode in episodes]
     check_credit(batch.estimate("gdpo", weights=weights), batch, whitened(combined), returns)
 
 

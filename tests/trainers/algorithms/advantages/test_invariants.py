@@ -32,8 +32,8 @@ def batch_for(name: str, seed: int, make_batch: Any, **settings: Any) -> Any:
 
 
 def check_close(first: Credit, second: Credit) -> None:
-    for one, other in zip(first, second, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for left, right in zip(first, second, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
 
 
 def compacted(batch: Any) -> tuple[Any, list[list[int]]]:
@@ -50,7 +50,7 @@ def compacted(batch: Any) -> tuple[Any, list[list[int]]]:
     rewards_BT = torch.zeros_like(batch.rewards_BT)
     for row, indices in enumerate(places):
         for place, reward in enumerate(batch.rewards_BT[row].tolist()):
-            nearest = max([one for one in indices if one <= place], default=indices[0])
+            nearest = max([index for index in indices if index <= place], default=indices[0])
             rewards_BT[row, nearest] += reward
     further = {key: squeezed(t) if key.endswith(("_BT", "_BTK")) else t for key, t in batch.further.items()}
     # the reward's components count by episode, so that those of the holes must stay in the sum
@@ -70,15 +70,15 @@ def test_the_table_holds_what_users_know_by_name() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_inputs_are_of_the_vocabulary_and_settings_are_keywords(name: str) -> None:
     parameters = list(inspect.signature(ADVANTAGES[name]).parameters.values())
-    inputs = [one.name for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    inputs = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
     assert inputs[:3] == ["rewards_BT", "mask_BT", "groups_B"]
     assert set(inputs[3:]) <= VOCABULARY
-    settings = [one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert all(one.default is not inspect.Parameter.empty for one in settings)
+    settings = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert all(parameter.default is not inspect.Parameter.empty for parameter in settings)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_docstring_names_a_source_and_says_the_expectation_and_the_differences(name: str) -> None:
+def test_the_docstring_names_a_source_the_expectation_and_the_differences(name: str) -> None:
     text = inspect.getdoc(ADVANTAGES[name]) or ""
     assert any(str(year) in text for year in range(1990, 2030))
     if name not in ("turn_returns", "tir_optimal_token_baseline"):
@@ -241,7 +241,7 @@ def test_inputs_stay_as_they_are_and_the_result_carries_no_gradient(name: str, m
         tensor.requires_grad_(tensor.is_floating_point())
     credit = batch.estimate(name)
     assert not credit.advantages_BT.requires_grad and not credit.returns_BT.requires_grad
-    assert all(torch.equal(one, other) for one, other in zip(tensors, before, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(tensors, before, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

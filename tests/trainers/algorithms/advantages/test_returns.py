@@ -29,14 +29,15 @@ def test_gae_is_the_discounted_sum_of_residuals(
     gamma, lam, whiten = discounts
     batch = make_batch(seed)
     rows, returns = [], []
-    for one in episodes_of(batch):
-        after = [*one.values[1:], one.bootstrap][: len(one.values)]
-        deltas = [r + gamma * n - v for r, n, v in zip(one.rewards, after, one.values, strict=True)]
+    for episode in episodes_of(batch):
+        after = [*episode.values[1:], episode.bootstrap][: len(episode.values)]
+        deltas = [r + gamma * n - v for r, n, v in zip(episode.rewards, after, episode.values, strict=True)]
         row = [
-            sum((gamma * lam) ** (j - t) * deltas[j] for j in range(t, len(deltas))) for t in range(len(one.rewards))
+            sum((gamma * lam) ** (j - t) * deltas[j] for j in range(t, len(deltas)))
+            for t in range(len(episode.rewards))
         ]
         rows.append(row)
-        returns.append([a + v for a, v in zip(row, one.values, strict=True)])
+        returns.append([a + v for a, v in zip(row, episode.values, strict=True)])
     credit = batch.estimate("gae", gamma=gamma, lam=lam, whiten_advantages=whiten)
     check_credit(credit, batch, whitened(rows) if whiten else rows, returns)
 
@@ -48,8 +49,11 @@ def test_reinforce_plus_plus_whitens_discounted_rewards_to_go(
 ) -> None:
     batch = make_batch(seed)
     rows = [
-        [sum(gamma ** (j - t) * one.rewards[j] for j in range(t, len(one.rewards))) for t in range(len(one.rewards))]
-        for one in episodes_of(batch)
+        [
+            sum(gamma ** (j - t) * episode.rewards[j] for j in range(t, len(episode.rewards)))
+            for t in range(len(episode.rewards))
+        ]
+        for episode in episodes_of(batch)
     ]
     check_credit(batch.estimate("reinforce_plus_plus", gamma=gamma), batch, whitened(rows), rows)
 
@@ -60,8 +64,8 @@ def test_remax_takes_the_greedy_reward_off_the_reward_to_go(
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
-    rows = [[number - one.greedy for number in one.to_go] for one in episodes]
-    check_credit(batch.estimate("remax"), batch, rows, [one.to_go for one in episodes])
+    rows = [[number - episode.greedy for number in episode.to_go] for episode in episodes]
+    check_credit(batch.estimate("remax"), batch, rows, [episode.to_go for episode in episodes])
 
 
 @pytest.mark.parametrize("zero_tail", [True, False, None])
@@ -74,21 +78,21 @@ def test_the_optimal_token_baseline_weighs_returns_by_the_gradient_spent(
     episodes = episodes_of(batch)
     tail = name.startswith("tir") if zero_tail is None else zero_tail
     rows = []
-    for one in episodes:
+    for episode in episodes:
         row = []
-        for place, to_go in enumerate(one.to_go):
-            group = [mate for mate in episodes if mate.group == one.group and len(mate.places) > place]
+        for place, to_go in enumerate(episode.to_go):
+            group = [mate for mate in episodes if mate.group == episode.group and len(mate.places) > place]
             weights = [sum(mate.proxy[: place + 1]) for mate in group]
             weighted = sum(w * mate.to_go[place] for w, mate in zip(weights, group, strict=True))
             alone = tail and len(group) == 1
-            compared = sum(1 for mate in episodes if mate.group == one.group and mate.places) > 1
+            compared = sum(1 for mate in episodes if mate.group == episode.group and mate.places) > 1
             row.append(to_go - (0.0 if alone else weighted / (sum(weights) + 1e-8)) if compared else 0.0)
         rows.append(row)
     settings = {} if zero_tail is None else {"zero_tail": zero_tail}
-    check_credit(batch.estimate(name, **settings), batch, rows, [one.to_go for one in episodes])
+    check_credit(batch.estimate(name, **settings), batch, rows, [episode.to_go for episode in episodes])
 
 
-def test_the_tail_that_only_the_longest_episode_has_gets_its_raw_return_only_with_zero_tail() -> None:
+def test_the_tail_of_the_longest_episode_gets_its_raw_return_only_with_zero_tail() -> None:
     rewards_BT = torch.tensor([[0.0, 0.0, 2.0], [1.0, 0.0, 0.0]])
     mask_BT = torch.tensor([[True, True, True], [True, False, False]])
     inputs = (rewards_BT, mask_BT, torch.zeros(2, dtype=torch.int64), torch.ones(2, 3))
@@ -108,7 +112,7 @@ def test_an_episode_whose_mates_have_nothing_trained_has_no_baseline_and_gets_ze
     assert not credit.advantages_BT.any()
 
 
-def test_gae_carries_value_and_sum_over_the_environment_and_bootstraps_a_truncated_episode() -> None:
+def test_gae_skips_environment_tokens_and_bootstraps_a_truncated_episode() -> None:
     # token, environment, token: delta_0 = 0 + 2 - 1, delta_1 = 1 + 8 - 2 (the reward stands on the environment's token
     # behind the last); with lam 0.5: A_1 = 7, A_0 = 1 + 0.5 * 7
     rewards_BT = torch.tensor([[0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)

@@ -66,7 +66,7 @@ def slopes(outcome: tuple[int, int], weights: Sequence[float]) -> Gradient:
 
 def expectation(weights: Callable[[tuple[int, int]], Sequence[float]]) -> Tensor:
     """Of the summed gradient, when an episode's advantages depend on it alone."""
-    parts = [[chance(one) * slope for slope in slopes(one, weights(one))] for one in OUTCOMES]
+    parts = [[chance(outcome) * slope for slope in slopes(outcome, weights(outcome))] for outcome in OUTCOMES]
     return torch.tensor(parts, dtype=torch.float64).sum(0)
 
 
@@ -77,7 +77,7 @@ def unordered_groups() -> Iterator[tuple[Sequence[tuple[int, int]], float]]:
     """
     for members in itertools.combinations_with_replacement(OUTCOMES, SIZE):
         num_orders = math.factorial(SIZE) // math.prod(math.factorial(n) for n in Counter(members).values())
-        yield members, num_orders * math.prod(chance(one) for one in members)
+        yield members, num_orders * math.prod(chance(outcome) for outcome in members)
 
 
 @functools.cache
@@ -88,15 +88,15 @@ def group_expectation(rule: GroupRule) -> Tensor:
     """
     result = [0.0] * 6
     for members, share in unordered_groups():
-        for one, weights in zip(members, rule(members), strict=True):
-            for index, slope in enumerate(slopes(one, weights)):
+        for outcome, weights in zip(members, rule(members), strict=True):
+            for index, slope in enumerate(slopes(outcome, weights)):
                 result[index] += share / SIZE * slope
     return torch.tensor(result, dtype=torch.float64)
 
 
 def spread(number: Callable[[tuple[int, int], int], float]) -> float:
     """The standard deviation over tokens of a number by episode and step."""
-    pairs = [(chance(one) / 2, number(one, step)) for one in OUTCOMES for step in range(2)]
+    pairs = [(chance(outcome) / 2, number(outcome, step)) for outcome in OUTCOMES for step in range(2)]
     mean = sum(share * value for share, value in pairs)
     return math.sqrt(sum(share * (value - mean) ** 2 for share, value in pairs))
 
@@ -118,10 +118,10 @@ def proxy(outcome: tuple[int, int], step: int) -> float:
     return 1 - 2 * PROBABILITY[step][outcome[step]] + sum(p * p for p in PROBABILITY[step])
 
 
-POLICY_GRADIENT = expectation(lambda one: [total(one)] * 2)
+POLICY_GRADIENT = expectation(lambda outcome: [total(outcome)] * 2)
 SPREAD_TO_GO = spread(to_go)
-SPREAD_ADVANTAGE = spread(lambda one, step: to_go(one, step) - value(one, step))
-SPREAD_TOTAL = spread(lambda one, step: total(one))
+SPREAD_ADVANTAGE = spread(lambda outcome, step: to_go(outcome, step) - value(outcome, step))
+SPREAD_TOTAL = spread(lambda outcome, step: total(outcome))
 LESS = (SIZE - 1) / SIZE
 
 
@@ -136,16 +136,16 @@ def deviation(numbers: list[float]) -> float:
 
 
 def grpo_rule(members: Sequence[tuple[int, int]]) -> list[list[float]]:
-    return [[score] * 2 for score in z_scores([total(one) for one in members])]
+    return [[score] * 2 for score in z_scores([total(outcome) for outcome in members])]
 
 
 def gdpo_rule(members: Sequence[tuple[int, int]]) -> list[list[float]]:
-    parts = [z_scores([rewards(one)[k] for one in members]) for k in range(2)]
+    parts = [z_scores([rewards(outcome)[k] for outcome in members]) for k in range(2)]
     return [[first + second] * 2 for first, second in zip(*parts, strict=True)]
 
 
 def passk_rule(members: Sequence[tuple[int, int]]) -> list[list[float]]:
-    scores = [total(one) for one in members]
+    scores = [total(outcome) for outcome in members]
     leads = [max(0.0, s - max(scores[:i] + scores[i + 1 :])) for i, s in enumerate(scores)]
     return [[lead / (deviation(scores) + 1e-6)] * 2 for lead in leads]
 
@@ -153,9 +153,9 @@ def passk_rule(members: Sequence[tuple[int, int]]) -> list[list[float]]:
 def otb_rule(members: Sequence[tuple[int, int]]) -> list[list[float]]:
     columns = []
     for step in range(2):
-        spent = [sum(proxy(one, earlier) for earlier in range(step + 1)) for one in members]
-        baseline = sum(w * to_go(one, step) for w, one in zip(spent, members, strict=True)) / sum(spent)
-        columns.append([to_go(one, step) - baseline for one in members])
+        spent = [sum(proxy(outcome, earlier) for earlier in range(step + 1)) for outcome in members]
+        baseline = sum(w * to_go(outcome, step) for w, outcome in zip(spent, members, strict=True)) / sum(spent)
+        columns.append([to_go(outcome, step) - baseline for outcome in members])
     return [list(pair) for pair in zip(*columns, strict=True)]
 
 
@@ -163,9 +163,10 @@ def best_of_group() -> Tensor:
     """The gradient of the expected best of `SIZE` returns, through its distribution function."""
     logits = LOGITS.clone().requires_grad_()
     chances = logits.softmax(-1)
-    levels = sorted({total(one) for one in OUTCOMES})
+    levels = sorted({total(outcome) for outcome in OUTCOMES})
     below = [
-        sum(chances[0, one[0]] * chances[1, one[1]] for one in OUTCOMES if total(one) <= level) for level in levels
+        sum(chances[0, outcome[0]] * chances[1, outcome[1]] for outcome in OUTCOMES if total(outcome) <= level)
+        for level in levels
     ]
     masses = [
         high**SIZE - (low**SIZE if isinstance(low, Tensor) else 0.0)
@@ -195,18 +196,20 @@ class Episodes:
         self.groups_B = torch.arange(len(arms_BT)) // SIZE
 
     def table(self, number: Callable[[tuple[int, int], int], float]) -> Tensor:
-        lookup = torch.tensor([[number(one, step) for step in range(2)] for one in OUTCOMES], dtype=torch.float64)
+        lookup = torch.tensor(
+            [[number(outcome, step) for step in range(2)] for outcome in OUTCOMES], dtype=torch.float64
+        )
         return lookup[self.arms_BT[:, 0] * 3 + self.arms_BT[:, 1]]
 
     def gradients(self, name: str, inputs: Sequence[str], critic: Critic | None = None, **settings: Any) -> Tensor:
         """The summed gradient as a mean over the members, by group."""
-        rewards_BT = self.table(lambda one, step: rewards(one)[step])
+        rewards_BT = self.table(lambda outcome, step: rewards(outcome)[step])
         if name == "maxrl":
-            rewards_BT = self.table(lambda one, step: step * SUCCESS[one[0]][one[1]])
+            rewards_BT = self.table(lambda outcome, step: step * SUCCESS[outcome[0]][outcome[1]])
         steps_BT = torch.arange(2).expand_as(rewards_BT)
         all_inputs = {
             "values_BT": self.table(value if critic is None else critic),
-            "bootstrap_B": self.table(lambda one, _: BOOTSTRAP[one[0]][one[1]])[:, 0],
+            "bootstrap_B": self.table(lambda outcome, _: BOOTSTRAP[outcome[0]][outcome[1]])[:, 0],
             "turns_BT": steps_BT,
             "states_BT": steps_BT,
             "greedy_B": torch.full_like(rewards_BT[:, 0], GREEDY),
@@ -237,14 +240,14 @@ def sample() -> Episodes:
 def every_group() -> tuple[Episodes, Tensor]:
     """All groups that can be, with the chance of each."""
     groups = list(itertools.product(OUTCOMES, repeat=SIZE))
-    chances = [math.prod(chance(one) for one in members) for members in groups]
-    episodes = Episodes(torch.tensor([one for members in groups for one in members]))
+    chances = [math.prod(chance(outcome) for outcome in members) for members in groups]
+    episodes = Episodes(torch.tensor([outcome for members in groups for outcome in members]))
     return episodes, torch.tensor(chances, dtype=torch.float64)
 
 
 def alpha(sample: Episodes) -> float:
     """The share that `gpg` scales by, of the sample itself."""
-    return SAMPLES / int((sample.table(lambda one, _: total(one))[:, 0] != 0).sum())
+    return SAMPLES / int((sample.table(lambda outcome, _: total(outcome))[:, 0] != 0).sum())
 
 
 NO_STD = {"normalize_by_std": False}
@@ -296,7 +299,7 @@ CRITICS = [("gae", ["values_BT", "bootstrap_B"]), ("turn_gae", ["values_BT", "tu
 def test_what_a_truncated_episode_would_have_earned_counts_as_a_reward(
     name: str, inputs: list[str], sample: Episodes, every_group: tuple[Episodes, Tensor]
 ) -> None:
-    exact = expectation(lambda one: [total(one) + BOOTSTRAP[one[0]][one[1]]] * 2)
+    exact = expectation(lambda outcome: [total(outcome) + BOOTSTRAP[outcome[0]][outcome[1]]] * 2)
     assert (exact - POLICY_GRADIENT).norm() > 0.1
     assert within_two_standard_errors(sample.gradient(name, inputs, **PLAIN), exact)
     torch.testing.assert_close(every_group[1] @ every_group[0].gradients(name, inputs, **PLAIN), exact)
@@ -308,7 +311,7 @@ def test_below_a_lambda_of_one_the_error_of_the_critic_is_the_bias(
     name: str, inputs: list[str], critic: Critic, sample: Episodes, every_group: tuple[Episodes, Tensor]
 ) -> None:
     settings = PLAIN | {"lam": LAM}
-    bias = expectation(lambda one: [(1 - LAM) * (critic(one, 1) - true_value(one, 1)), 0.0])
+    bias = expectation(lambda outcome: [(1 - LAM) * (critic(outcome, 1) - true_value(outcome, 1)), 0.0])
     assert (float(bias.norm()) > 0.1) is (critic is value)
     assert within_two_standard_errors(sample.gradient(name, inputs, critic, **settings), POLICY_GRADIENT + bias)
     mean = every_group[1] @ every_group[0].gradients(name, inputs, critic, **settings)
@@ -326,8 +329,8 @@ def test_passk_without_deviation_is_the_gradient_of_the_best_of_the_group(sample
 
 
 def test_maxrl_is_the_first_terms_of_the_gradient_of_log_success(sample: Episodes) -> None:
-    success = sum(chance(one) * SUCCESS[one[0]][one[1]] for one in OUTCOMES)
-    gradient = expectation(lambda one: [SUCCESS[one[0]][one[1]]] * 2)
+    success = sum(chance(outcome) * SUCCESS[outcome[0]][outcome[1]] for outcome in OUTCOMES)
+    gradient = expectation(lambda outcome: [SUCCESS[outcome[0]][outcome[1]]] * 2)
     exact = first_terms_of_log_success()
     torch.testing.assert_close(exact, gradient * (1 - (1 - success) ** (SIZE - 1)) / success)
     assert within_two_standard_errors(sample.gradient("maxrl", []), exact)

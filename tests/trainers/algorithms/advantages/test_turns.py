@@ -18,8 +18,8 @@ SEEDS = range(6)
 def at_tokens(episodes: list[Any], per_turn: list[list[float]]) -> list[list[float]]:
     """Each turn's number at each of its tokens."""
     return [
-        [number for span, number in zip(one.spans, numbers, strict=True) for _ in span]
-        for one, numbers in zip(episodes, per_turn, strict=True)
+        [number for span, number in zip(episode.spans, numbers, strict=True) for _ in span]
+        for episode, numbers in zip(episodes, per_turn, strict=True)
     ]
 
 
@@ -37,7 +37,7 @@ def test_turn_returns_discount_by_turn(
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
-    returns = at_tokens(episodes, [one.turn_returns(gamma) for one in episodes])
+    returns = at_tokens(episodes, [episode.turn_returns(gamma) for episode in episodes])
     check_credit(batch.estimate("turn_returns", gamma=gamma), batch, returns, returns)
 
 
@@ -47,7 +47,7 @@ def test_return_batch_norm_counts_every_turn_once(
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
-    returns = [one.turn_returns(0.9) for one in episodes]
+    returns = [episode.turn_returns(0.9) for episode in episodes]
     flat = [number for row in returns for number in row]
     mean, scale = statistics.fmean(flat), math.sqrt(statistics.variance(flat) + 1e-8)
     advantages = [[(number - mean) / scale for number in row] for row in returns]
@@ -62,17 +62,17 @@ def test_turn_group_holds_a_turn_against_the_same_turn_of_the_others(
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
-    returns = [one.turn_returns(0.9) for one in episodes]
-    numbers = [[one.turns[span[0]] for span in one.spans] for one in episodes]
+    returns = [episode.turn_returns(0.9) for episode in episodes]
+    numbers = [[episode.turns[span[0]] for span in episode.spans] for episode in episodes]
     advantages = []
-    for one, own_returns, own_numbers in zip(episodes, returns, numbers, strict=True):
+    for episode, own_returns, own_numbers in zip(episodes, returns, numbers, strict=True):
         row = []
         for number, turn in zip(own_returns, own_numbers, strict=True):
             group = [
                 other_return
                 for mate, mate_returns, mate_numbers in zip(episodes, returns, numbers, strict=True)
                 for other_return, other_turn in zip(mate_returns, mate_numbers, strict=True)
-                if mate.group == one.group and other_turn == turn
+                if mate.group == episode.group and other_turn == turn
             ]
             row.append(relative(number, group, normalize))
         advantages.append(row)
@@ -88,17 +88,19 @@ def test_gigpo_adds_the_episode_and_the_turns_sampled_in_the_same_state(
     batch = make_batch(seed)
     episodes = episodes_of(batch)
     normalize, weight = settings.get("normalize_by_std", True), settings.get("step_weight", 1.0)
-    returns = [one.turn_returns(settings.get("gamma", 0.95)) for one in episodes]
+    returns = [episode.turn_returns(settings.get("gamma", 0.95)) for episode in episodes]
     visited: dict[tuple[int, int], list[float]] = {}
-    for one, row in zip(episodes, returns, strict=True):
-        for span, number in zip(one.spans, row, strict=True):
-            visited.setdefault((one.group, one.states[span[0]]), []).append(number)
+    for episode, row in zip(episodes, returns, strict=True):
+        for span, number in zip(episode.spans, row, strict=True):
+            visited.setdefault((episode.group, episode.states[span[0]]), []).append(number)
     advantages = []
-    for one, row in zip(episodes, returns, strict=True):
-        whole = relative(one.score, [mate.score for mate in episodes if mate.group == one.group], normalize)
+    for episode, row in zip(episodes, returns, strict=True):
+        whole = relative(episode.score, [mate.score for mate in episodes if mate.group == episode.group], normalize)
         steps = [
-            relative(number, visited[one.group, one.states[span[0]]], normalize) if one.states[span[0]] >= 0 else 0.0
-            for span, number in zip(one.spans, row, strict=True)
+            relative(number, visited[episode.group, episode.states[span[0]]], normalize)
+            if episode.states[span[0]] >= 0
+            else 0.0
+            for span, number in zip(episode.spans, row, strict=True)
         ]
         advantages.append([whole + weight * step for step in steps])
     expected = at_tokens(episodes, advantages), at_tokens(episodes, returns)
@@ -114,10 +116,10 @@ def test_turn_gae_has_one_value_a_turn(
     batch = make_batch(seed)
     episodes = episodes_of(batch)
     advantages, returns = [], []
-    for one in episodes:
-        values = [one.values[span[0]] for span in one.spans]
-        rewards = [sum(one.rewards[index] for index in span) for span in one.spans]
-        after = [*values[1:], one.bootstrap][: len(values)]
+    for episode in episodes:
+        values = [episode.values[span[0]] for span in episode.spans]
+        rewards = [sum(episode.rewards[index] for index in span) for span in episode.spans]
+        after = [*values[1:], episode.bootstrap][: len(values)]
         deltas = [r + gamma * n - v for r, n, v in zip(rewards, after, values, strict=True)]
         row = [sum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, len(deltas))) for k in range(len(deltas))]
         advantages.append(row)

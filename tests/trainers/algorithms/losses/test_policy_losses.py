@@ -200,7 +200,7 @@ def drawn(seed: int, *, spread: float = 0.5, per_row: bool = False, dtype: torch
     mask_BT = torch.rand(shape, generator=generator) < 0.6
     mask_BT[2] = False
     nan = torch.tensor(math.nan, dtype=dtype)
-    logp_BT, old_BT, gain_BT = (torch.where(mask_BT, one, nan) for one in (logp_BT, old_BT, gain_BT))
+    logp_BT, old_BT, gain_BT = (torch.where(mask_BT, tensor_BT, nan) for tensor_BT in (logp_BT, old_BT, gain_BT))
     return Batch(logp_BT, old_BT, gain_BT, mask_BT)
 
 
@@ -261,7 +261,7 @@ def test_the_cases_reach_what_is_clipped_and_what_is_not() -> None:
             continue
         batches = [drawn(seed) for seed in range(4)]
         stats = [LOSSES[name](b.logp_BT, b.old_BT, b.gain_BT, b.mask_BT, **settings).stats for b in batches]
-        assert 0 < sum(one.clip_fraction for one in stats) < 4, name
+        assert 0 < sum(numbers.clip_fraction for numbers in stats) < 4, name
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -295,14 +295,14 @@ def test_parts_of_a_step_add_up_to_the_whole(name: str, cut: int) -> None:
     batch = drawn(3)
     tensors = (batch.logp_BT, batch.old_BT, batch.gain_BT, batch.mask_BT)
     whole = LOSSES[name](*tensors)
-    parts = [LOSSES[name](*(one[part] for one in tensors)) for part in (slice(0, cut), slice(cut, 5))]
+    parts = [LOSSES[name](*(tensor[part] for tensor in tensors)) for part in (slice(0, cut), slice(cut, 5))]
     torch.testing.assert_close(torch.cat([part.loss for part in parts]), whole.loss, rtol=0, atol=1e-12)
     total = parts[0].stats + parts[1].stats
     for field in ("num_tokens", "clipped", "dual_clipped", "ratio_sum", "ratio_max", "kl_sum"):
         torch.testing.assert_close(getattr(total, field), getattr(whole.stats, field), rtol=0, atol=1e-12)
 
 
-def test_the_traits_say_which_losses_look_at_one_token_at_a_time() -> None:
+def test_the_traits_list_the_elementwise_losses() -> None:
     assert [name for name in ALL if is_elementwise(LOSSES[name])] == ELEMENTWISE
     assert not is_elementwise(lambda *_: None)  # type: ignore[arg-type, return-value]
 
@@ -312,12 +312,12 @@ def test_what_is_not_elementwise_does_depend_on_other_tokens(name: str) -> None:
     batch, settings = drawn(3), {"clip_cov": {"cov_low": 0.0, "fraction": 1.0}}.get(name, {})
     tensors = (batch.logp_BT, batch.old_BT, batch.gain_BT, batch.mask_BT)
     whole = LOSSES[name](*tensors, **settings).loss
-    alone = [LOSSES[name](*(one[:, t : t + 1] for one in tensors), **settings).loss for t in range(7)]
+    alone = [LOSSES[name](*(tensor[:, t : t + 1] for tensor in tensors), **settings).loss for t in range(7)]
     assert not torch.allclose(torch.cat(alone, 1), whole)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_trajectory_without_advantage_is_silent_where_the_traits_say_so(name: str) -> None:
+def test_a_trajectory_without_advantage_has_no_gradient_if_the_traits_promise_it(name: str) -> None:
     settings = {"kl_cov": {"fraction": 1.0}, "clip_cov": {"fraction": 1.0, "cov_low": 0.0}}.get(name, {})
 
     def silent(seed: int) -> bool:
@@ -338,10 +338,10 @@ def test_a_trajectory_without_advantage_is_silent_where_the_traits_say_so(name: 
 def test_the_type_of_the_logprobs_is_that_of_the_loss(name: str, dtype: torch.dtype) -> None:
     batch = drawn(5)
     tensors = (batch.logp_BT.to(dtype), batch.old_BT.float(), batch.gain_BT.double(), batch.mask_BT)
-    before = [one.clone() for one in tensors]
+    before = [tensor.clone() for tensor in tensors]
     assert LOSSES[name](*tensors).loss.dtype == dtype
-    for one, two in zip(before, tensors, strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
+    for old, new in zip(before, tensors, strict=True):
+        torch.testing.assert_close(old, new, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.long
@@ -384,7 +384,7 @@ def test_on_policy_the_gradient_is_the_plain_policy_gradient(name: str, dtype: t
         assert result.stats.clip_fraction == 0.0
 
 
-def test_clip_cov_drops_as_many_candidates_as_the_share_says_and_the_same_ones_every_time() -> None:
+def test_clip_cov_drops_its_share_of_candidates_and_always_the_same() -> None:
     torch.manual_seed(0)
     logp_BT, old_BT = -torch.rand(10, 50) * 2, torch.full((10, 50), -1.0)
     old_BT = logp_BT.clone()  # on policy: nothing is clipped

@@ -63,14 +63,14 @@ def test_outside_of_the_mask_nothing_counts() -> None:
 
 
 def test_only_the_values_get_a_gradient() -> None:
-    one, two, three = (torch.tensor([x], requires_grad=True) for x in (1.0, 1.2, 3.0))
-    value_clip(one, two, three, torch.tensor([True])).loss.sum().backward()
-    assert one.grad is not None and two.grad is None and three.grad is None
+    values, old_values, returns = (torch.tensor([x], requires_grad=True) for x in (1.0, 1.2, 3.0))
+    value_clip(values, old_values, returns, torch.tensor([True])).loss.sum().backward()
+    assert values.grad is not None and old_values.grad is None and returns.grad is None
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    three, mask = torch.zeros(3), torch.ones(3, dtype=torch.bool)
+    returns, mask = torch.zeros(3), torch.ones(3, dtype=torch.bool)
     with pytest.raises(ConfigError, match="clip is 0"):
-        value_clip(three, three, three, mask, clip=0)
+        value_clip(returns, returns, returns, mask, clip=0)
     with pytest.raises(InvalidTrajectory, match="one shape"):
-        value_clip(three, three, torch.zeros(2), mask)
+        value_clip(returns, returns, torch.zeros(2), mask)
