@@ -14,9 +14,9 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.policies import ScriptedPolicy, policy_for, policy_reply
 from agentgym.envs.base.text_env import TextEnv
-from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, describe_error
+from agentgym.errors import ConfigError
 from agentgym.rollout.episode.replies import reply_ids
-from agentgym.rollout.hosting.env_code import CallOutcome, attempt
+from agentgym.rollout.hosting.env_code import attempt, unwrap_user_outcome
 from agentgym.trajectory import Row, Source, TokenSpan
 from agentgym.types import Message, ToolCall
 
@@ -112,7 +112,8 @@ def demonstrate(
     name = type(env.unwrapped).__name__
 
     def theirs(call: Callable[[], T], kind: str = "") -> T:
-        return _value(attempt(call), f"the {kind} policy of {name}" if kind else name, seed)
+        who = f"the {kind} policy of {name}" if kind else name
+        return unwrap_user_outcome(attempt(call), f"{who} failed with seed {seed}", seed)
 
     observation, info = theirs(lambda: env.reset(seed=seed))
     player, stray = (theirs(functools.partial(policy_for, env, kind), kind) for kind in (config.policy, "random"))
@@ -145,16 +146,6 @@ def demonstrate(
         mask += [False] * len(answer)
     success = bool(info.get("metrics", {}).get("success", False))
     return Demonstration(tuple(ids), tuple(mask), success, tuple(messages))
-
-
-def _value(outcome: CallOutcome[T], name: str, seed: int) -> T:
-    """Returns the value of the user's code; an exception in it becomes an EnvironmentFault that names the code."""
-    error, value = outcome
-    if isinstance(error, AgentGymError):
-        raise error
-    if error is not None:
-        raise EnvironmentFault(f"{name} failed with seed {seed}: {describe_error(error)}", seed=seed) from error
-    return value  # type: ignore[return-value]  # no error: it is the value
 
 
 class _Said:
