@@ -84,10 +84,10 @@ def try_player(config: SftConfig, renderer: TemplateRenderer, window: int, first
         raise ConfigError(f"the first prompt of {config.env} fills the model's window of {window} tokens: shorten it")
     lines = [f"{config.policy}: success {_share(alone)}"]
     if config.mistakes:
-        effect = "they are learned too" if config.learn_mistakes else "they are not learned"
+        effect = "learned too" if config.learn_mistakes else "not learned"
         lines.append(
             f"with mistakes: success {_share(learned)}; at {config.mistakes:g} of the turns a random player moves"
-            f" (--mistakes), so that the model sees how play goes on from there; {effect}"
+            f" (--mistakes), so that the model sees how play goes on from there; these moves are {effect}"
         )
     messages = [message for row in alone for message in row.messages]
     replies = [message for message in messages if message.role == "assistant"]

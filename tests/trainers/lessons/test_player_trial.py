@@ -127,7 +127,7 @@ def test_the_success_of_the_player_alone_and_with_mistakes_is_told(try_door: Try
     alone, mistakes, *rest = try_door(GOOD, mistakes=0.5)
     assert alone == "oracle: success 1.000 (32 of 32 tasks)"
     assert mistakes.startswith("with mistakes: success 0.") and "at 0.5 of the turns" in mistakes
-    assert mistakes.endswith("they are not learned")
+    assert mistakes.endswith("these moves are not learned")
     assert [line.partition(":")[0] for line in rest] == ["words in pieces"], "a token of this tokenizer is a byte"
     alone, pieces = try_door(GOOD, mistakes=0.0)
     assert "mistakes" not in alone + pieces
