@@ -120,7 +120,7 @@ def teach(model_type: str, folder: Path, threads: int) -> Path:
             command = [sys.executable, "-m", "agentgym", "sft", *ENV, *lesson, "--model", str(model)]
             started = time.monotonic()
             with (folder / f"{taught.name}.log").open("w") as log:
-                command += ["--threads", str(threads), "--output", str(taught)]
+                command += ["--threads", str(threads), "--eval.episodes", "0", "--output", str(taught)]
                 subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
             (taught / "finished").write_text(f"{time.monotonic() - started:.0f} s\n")
             print(f"{taught}: {time.monotonic() - started:.0f} s", flush=True)

@@ -9,13 +9,12 @@ from typing import Annotated
 import tyro
 
 from agentgym.cli.display.tables import show_table
-from agentgym.cli.environment import unwrap_user_outcome
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.envs.catalog.listing import listed_ids
 from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError
-from agentgym.rollout.hosting.env_code import attempt
+from agentgym.rollout.hosting.env_code import attempt, unwrap_user_outcome
 from agentgym.testing.contracts.env import Verdict, examine_env
 from agentgym.types import JSON
 

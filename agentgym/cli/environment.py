@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TypeVar
 
 from agentgym.cli.terminal import printable
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import make_env
-from agentgym.errors import AgentGymError, EnvironmentFault, describe_error
-from agentgym.rollout.hosting.env_code import CallOutcome, attempt
+from agentgym.errors import AgentGymError
+from agentgym.rollout.hosting.env_code import attempt, unwrap_user_outcome
 from agentgym.rollout.hosting.tracebacks import user_traceback
 from agentgym.types import JSON
 
-__all__ = ["load_env", "show_traceback", "unwrap_user_outcome"]
-
-T = TypeVar("T")
+__all__ = ["load_env", "show_traceback"]
 
 
 def load_env(name: str, kwargs: Mapping[str, JSON]) -> TextEnv:
     """Makes an environment; raises EnvironmentFault when its module or its constructor raises."""
     return unwrap_user_outcome(attempt(lambda: make_env(name, kwargs)), f"{name} cannot be made")
-
-
-def unwrap_user_outcome(outcome: CallOutcome[T], what: str) -> T:
-    """Returns the value of an outcome, or raises its error: ours as is, a user's as an EnvironmentFault on `what`."""
-    error, value = outcome
-    if isinstance(error, AgentGymError):
-        raise error
-    if error is not None:
-        raise EnvironmentFault(f"{what}: {describe_error(error)}") from error
-    return value  # type: ignore[return-value]  # no error: it is the value
 
 
 def show_traceback(fault: AgentGymError) -> None:

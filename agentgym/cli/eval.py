@@ -13,7 +13,7 @@ from agentgym.cli.display.tables import progress, show_table
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_option, parse_options, read_mapping, tools_as_option, warn_of_idle
 from agentgym.cli.run_folder import names_tasks, resumed_config
-from agentgym.cli.terminal import fail, say, show_json
+from agentgym.cli.terminal import explain_zero, fail, say, show_json
 from agentgym.engines.server_kind import SERVERS
 from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.evaluation.play.endpoint import EndpointUse, Quantiles
@@ -135,6 +135,8 @@ def _show(result: EvalResult) -> None:
         )
     for line in failure_lines(result):
         say(line)
+    if config.policy not in ("cheat", "random"):
+        explain_zero(summary.success)
     say(f"episodes: {result.output}    look at them: agentgym view {result.output}")
 
 

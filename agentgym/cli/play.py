@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import tyro
 
 from agentgym.cli.display.tables import show_table
-from agentgym.cli.environment import load_env, unwrap_user_outcome
+from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say
 from agentgym.cli.tools_list import tool_rows
@@ -21,7 +21,7 @@ from agentgym.envs.base.action import Action
 from agentgym.envs.base.policies import Policy, policy_for
 from agentgym.envs.base.text_env import StepResult, TextEnv
 from agentgym.errors import ConfigError, describe_error
-from agentgym.rollout.hosting.env_code import attempt
+from agentgym.rollout.hosting.env_code import attempt, unwrap_user_outcome
 from agentgym.types import JSON, Message, ToolCall
 
 __all__ = ["main"]

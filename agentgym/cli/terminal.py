@@ -14,7 +14,7 @@ from typing import TextIO
 
 from agentgym.types import JSON
 
-__all__ = ["accept_any_text", "fail", "json_alone", "printable", "say", "show_json", "warnings_shown"]
+__all__ = ["accept_any_text", "explain_zero", "fail", "json_alone", "printable", "say", "show_json", "warnings_shown"]
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that turn the direction of text, which could then read as what it is not."""
@@ -41,6 +41,12 @@ def printable(text: str) -> str:
     An environment's or a model's text can then not move the cursor, clear the screen or set the window's title.
     """
     return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}" if match[0] < "\u0100" else ascii(match[0])[1:-1], text)
+
+
+def explain_zero(success: float | None) -> None:
+    """Prints where the causes of a success of 0 are listed; nothing for another one, or for None."""
+    if success == 0.0:
+        say("success is 0: docs/success_stays_zero.md lists the causes, each with the command that shows it")
 
 
 def fail(text: str) -> None:

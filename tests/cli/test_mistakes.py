@@ -131,6 +131,15 @@ def test_a_users_algorithm_that_raises_shows_its_own_traceback_alone(agentgym: C
     assert done.err.splitlines()[-1] == last
 
 
+def test_a_policy_that_cannot_be_made_is_the_users_error(agentgym: Command, tmp_path: Path) -> None:
+    file = tmp_path / "planless.py"
+    oracle = "class Planless(Flaky):\n    def make_oracle(self):\n        raise KeyError('plan')\n"
+    file.write_text((tmp_path / "flaky.py").read_text(encoding="utf-8") + oracle, encoding="utf-8")
+    done = agentgym("eval", "--env", "planless.py:Planless", "--policy", "oracle")
+    assert done.code == 1 and not (tmp_path / "runs").exists()
+    assert "the oracle policy of planless.py:Planless cannot be made: KeyError: 'plan'" in done.err
+
+
 def test_a_module_that_does_not_load_shows_its_own_traceback_alone(agentgym: Command, tmp_path: Path) -> None:
     (tmp_path / "torn.py").write_text("import json\njson.loads('{')\n", encoding="utf-8")
     for command in ("play torn.py:Env", "env check torn.py:Env", "tools list torn.py:Env"):

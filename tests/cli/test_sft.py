@@ -24,7 +24,8 @@ from agentgym.trainers.checkpoints.run_folder import RunFolder
 from agentgym.trainers.monitoring.metrics import StepMetrics
 
 Command = Callable[..., Any]
-QUICK = ("--steps", 3, "--batch-size", 2, "--threads", 1)
+ONLY_LEARN = ("--eval.episodes", 0)
+QUICK = ("--steps", 3, "--batch-size", 2, "--threads", 1, *ONLY_LEARN)
 
 
 @pytest.fixture
@@ -79,6 +80,21 @@ def test_it_leaves_a_model_folder_that_everything_loads(agentgym: Command, model
     assert played.json["num_episodes"] == 2
 
 
+def test_who_sets_nothing_sees_the_success_of_the_oracle_and_of_the_model_before_and_after(
+    agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentgym.trainers.lessons.config.NUM_HELD_OUT", 2)
+    limits = ("--limits.max-turns", 2, "--limits.turn-tokens", 8)
+    done = agentgym("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK[:6], *limits, "--output", "out")
+    assert done.code == 0, done.err
+    lines = done.text.splitlines()
+    assert lines[0].startswith("oracle: success 1.000 (")
+    assert lines[1].startswith("with mistakes: success ") and "at 0.25 of the turns a random player moves" in lines[1]
+    assert any(line.startswith("before") for line in lines) and any(line.startswith("after") for line in lines)
+    assert "95% interval" in done.text and "success is 0: docs/success_stays_zero.md" in done.text
+    assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["eval"]["episodes"] == 2
+
+
 def test_adapters_are_merged_into_the_model_that_is_left(agentgym: Command, model: Path, tmp_path: Path) -> None:
     lora = ("--lora.rank", 2, "--lora.target-modules", "q_proj", "down_proj", "--optimizer.learning-rate", 0.01)
     done = agentgym(
@@ -103,7 +119,7 @@ def test_equal_seeds_give_equal_models_and_other_seeds_others(agentgym: Command,
 
 def test_without_an_output_the_folder_is_a_new_one_under_runs(agentgym: Command, model: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        assert agentgym("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 1, "--batch-size", 1).code == 0
+        assert agentgym("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 1, *ONLY_LEARN).code == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
         "GuessNumber-v0-sft-seed0-1",
         "GuessNumber-v0-sft-seed0-2",
@@ -142,9 +158,34 @@ def test_errors_explain_what_to_do_and_write_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_environment_that_fails_keeps_what_was_learned(agentgym: Command, model: Path, tmp_path: Path) -> None:
-    done = agentgym("sft", "--env", "flaky.py:Flaky", "--policy", "random", "--model", model, *QUICK, "--output", "out")
-    assert done.code == 1
+LATE = """
+from agentgym.envs import TextEnv
+
+
+class Late(TextEnv):
+    max_turns = 1
+    runs_inline = True
+    num_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return "Say something.", {}
+
+    def step(self, action):
+        Late.num_steps += 1
+        if Late.num_steps > 37:  # 32 of them are the trial's
+            raise ValueError("the machine fell apart")
+        return "Done.", 1.0, True, False, {}
+"""
+
+
+def test_an_environment_that_fails_keeps_what_was_learned(
+    agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentgym.trainers.lessons.player_trial.TRIAL_S", 600.0)
+    (tmp_path / "late.py").write_text(LATE)
+    words = ("sft", "--env", "late.py:Late", "--policy", "random", "--mistakes", 0, "--model", model)
+    done = agentgym(*words, *QUICK, "--output", "out")
+    assert done.code == 1 and len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
     assert "ValueError: the machine fell apart" in done.err
     assert "what was learned" in done.text
     load_decoder(tmp_path / "out")
@@ -165,7 +206,7 @@ def test_an_interrupt_saves_what_was_learned_and_prints_it(
     threading.Thread(target=interrupt, daemon=True).start()
     before = signal.getsignal(number)
     done = agentgym(
-        *("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 100_000, "--batch-size", 1),
+        *("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 100_000, "--batch-size", 1, *ONLY_LEARN),
         *("--output", "out", "--json"),
     )
     assert signal.getsignal(number) is before
@@ -181,7 +222,7 @@ def test_an_interrupt_saves_what_was_learned_and_prints_it(
 def test_a_command_that_was_killed_goes_on_to_the_same_bytes(
     more: tuple[Any, ...], agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK[2:], "--steps", 6, *more)
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK, "--steps", 6, *more)
     assert agentgym(*words, "--output", "whole").code == 0
     write = RunFolder.write_metrics
 
@@ -211,13 +252,14 @@ def test_a_command_that_was_killed_goes_on_to_the_same_bytes(
 def test_settings_of_the_learner_are_read_by_their_short_names_too(
     agentgym: Command, model: Path, tmp_path: Path
 ) -> None:
-    words = ("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 1, "--batch-size", 1)
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 1, "--batch-size", 1, *ONLY_LEARN)
     short = ("--lora.rank", 2, "--micro-batch-tokens=500", "--activation-checkpointing", "--threads", 1)
     assert agentgym(*words, *short, "--output", "short").code == 0
     learner = yaml.safe_load((tmp_path / "short" / "config.yaml").read_text())["learner"]
     assert (learner["lora"]["rank"], learner["micro_batch_tokens"], learner["threads"]) == (2, 500, 1)
     assert learner["activation_checkpointing"] and learner["device"] == "cpu"
     old = {"env": "GuessNumber-v0", "model": str(model), "steps": 1, "batch_size": 1, "device": "cpu", "threads": 1}
+    old |= {"eval": {"episodes": 0}}
     (tmp_path / "old.yaml").write_text(yaml.safe_dump(old | {"lora": {"rank": 2}, "micro_batch_tokens": 500}))
     assert agentgym("sft", "--config", "old.yaml", "--activation-checkpointing", "--output", "old").code == 0
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("short", "old")]
@@ -233,7 +275,7 @@ def test_held_out_tasks_are_played_between_steps_and_name_the_best_checkpoint(
 ) -> None:
     played = ("--eval.episodes", 2, "--eval.every", 2, "--limits.max-turns", 2, "--limits.turn-tokens", 8)
     checkpoint_words = ("--checkpoint.every", 2, "--checkpoint.keep-best", "eval_success")
-    words = ("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 4, *QUICK[2:], *played, *checkpoint_words)
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 4, *QUICK[2:6], *played, *checkpoint_words)
     done = agentgym(*words, "--output", "out", "--json")
     assert done.code == 0, done.err
     assert {"success_before", "success_after"} <= done.json.keys()
@@ -323,7 +365,7 @@ def test_a_folder_of_an_earlier_version_is_a_model_and_is_not_resumed(
     refused = agentgym("sft", "--resume", "--output", "old")
     assert refused.code == 2 and "is of an earlier version, and cannot be resumed" in refused.err
     assert agentgym(*words, "--model", "old", "--output", "new").code == 0
-    again = agentgym("sft", "--config", "old/config.yaml", "--output", "again")
+    again = agentgym("sft", "--config", "old/config.yaml", *ONLY_LEARN, "--output", "again")
     assert again.code == 0 and "checkpoint_minutes is left out" in again.err
     recorded = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
     assert (recorded["steps"], recorded["learner"]["threads"], recorded["tracking"]["project"]) == (1, 1, "lessons")
@@ -394,7 +436,7 @@ def test_errors_in_the_data_arguments_explain_what_to_do(
 
 
 def test_a_run_that_played_nothing_is_verified_by_its_steps(agentgym: Command, model: Path, tmp_path: Path) -> None:
-    words = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK, "--eval.episodes", 0)
+    words = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK)
     assert agentgym(*words, "--output", "learned").code == 0
     assert (tmp_path / "learned" / "episodes.jsonl.zst").stat().st_size == 0
     done = agentgym("verify", "learned")

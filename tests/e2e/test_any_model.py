@@ -88,7 +88,8 @@ def run(gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps, one of them resumed, that began with a taught model."""
     folder = tmp_path_factory.mktemp("runs")
     taught, path = str(folder / "taught"), folder / "run"
-    assert main(["sft", "--env", "TextGame-v0", "--model", str(gemma), "--steps", "2", "--output", taught]) == 0
+    lesson = ["sft", "--env", "TextGame-v0", "--model", str(gemma), "--steps", "2", "--eval.episodes", "0"]
+    assert main([*lesson, "--output", taught]) == 0
     (folder / "varied.py").write_text(VARIED)
     reward = ["--reward.function", f"{folder / 'varied.py'}:varied"]
     train = ["train", "--env", "TextGame-v0", "--model", taught, *SMALL, *reward, "--output", str(path)]

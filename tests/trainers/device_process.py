@@ -60,7 +60,7 @@ def lesson_of(case: str, device: str, folder: Path) -> LessonConfig:
     """Imitates demonstrations, or prefers some replies over others, with passes for a row or two."""
     learner = LearnerConfig(threads=1, micro_batch_tokens=600, device=device)
     if case == "sft":
-        return SftConfig(env="TextGame-v0", steps=2, batch_size=4, learner=learner)
+        return SftConfig(env="TextGame-v0", steps=2, batch_size=4, learner=learner, eval=HeldOutConfig(episodes=0))
     path = folder / f"pairs-{device}.jsonl"
     pairs = [{"prompt": "go " * number, "chosen": "north " * number, "rejected": "take lamp"} for number in range(1, 5)]
     path.write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agentgym.chat_templates.formats.grammar import CallGrammar
 from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
-__all__ = ["ReadReply", "ReplyContext", "ReplyFormat"]
+__all__ = ["ReadReply", "ReplyContext", "ReplyFormat", "argument_strings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class ReplyFormat:
         stops = [match.start() for match in end.finditer(text)]
         for num_inside, stop in ((len(stops), len(text)), (len(stops) - 1, stops[-1] if stops else 0)):
             message = self.read(text[:stop], context)
-            if num_inside == sum(len(end.findall(string)) for string in _argument_strings(message)):
+            if num_inside == sum(len(end.findall(string)) for string in argument_strings(message)):
                 return message
         return self.read(text[: stops[0]], context)
 
 
-def _argument_strings(message: Message) -> Iterator[str]:
+def argument_strings(message: Message) -> Iterator[str]:
     """Yields every string, keys included, of the arguments of the calls that could be read."""
     values: list[JSON] = [call.arguments for call in message.tool_calls if isinstance(call, ToolCall)]
     while values:

@@ -9,7 +9,7 @@ from typing import Any
 from agentgym.cli.display.tables import progress, show_table
 from agentgym.cli.lessons.lesson import LessonOptions
 from agentgym.cli.run_folder import own_code_options
-from agentgym.cli.terminal import fail, say, show_json
+from agentgym.cli.terminal import explain_zero, fail, say, show_json
 from agentgym.cli.training.run import check_algorithm_and_envs, score_rows
 from agentgym.errors import AgentGymError
 from agentgym.trainers.checkpoints.run_folder import free_run_folder
@@ -84,6 +84,7 @@ def _report(options: LessonOptions, trainer: Trainer, result: TrainResult) -> in
         say(line)
     if rows := [row for name in ("before", "after") for row in score_rows(name, getattr(result, name))]:
         show_table(["held-out", "success", "95% interval", "reward", "episodes"], rows)
+    explain_zero(result.after.success if result.after else None)
     say(f"model: {folder}")
     own = own_code_options(config.family, config.model_backend)
     play = _play_options(lesson.task)

@@ -19,7 +19,7 @@ from agentgym.cli.display.training import TrainingDisplay
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import warn_of_idle
 from agentgym.cli.run_folder import own_code_options
-from agentgym.cli.terminal import fail, say, show_json
+from agentgym.cli.terminal import explain_zero, fail, say, show_json
 from agentgym.cli.training.options import TrainOptions
 from agentgym.engines.server_kind import SERVERS
 from agentgym.errors import AgentGymError, ConfigError
@@ -115,6 +115,7 @@ def report(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
     scored = [("before", result.before), ("after", result.after)]
     if rows := [row for name, score in scored for row in score_rows(name, score)]:
         show_table(["held-out", "success", "95% interval", "reward", "episodes"], rows)
+    explain_zero(result.after.success if result.after else None)
     peak = f"peak memory {result.peak_memory_mb:,.0f} MB"
     say(f"{result.steps} steps in {result.train_s / 60:.1f} minutes of training, {peak}")
     if reason := _early_end(config, result):

@@ -14,7 +14,17 @@ from agentgym.errors import ConfigError
 from agentgym.registry import Registry
 from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
-__all__ = ["POLICIES", "Policy", "PolicyFactory", "RandomPolicy", "Script", "ScriptedPolicy", "game_of", "policy_for"]
+__all__ = [
+    "POLICIES",
+    "Policy",
+    "PolicyFactory",
+    "RandomPolicy",
+    "Script",
+    "ScriptedPolicy",
+    "game_of",
+    "policy_for",
+    "policy_reply",
+]
 
 WORD = re.compile(r"[^\W_][\w'-]*")
 MAX_DEPTH = 6
@@ -54,8 +64,10 @@ class ScriptedPolicy:
         self._write = script
 
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        """Begins a script."""
+        """Begins a script; raises ConfigError for a function that yields nothing."""
         self._script, self._count = self._write(observation), 0
+        if not isinstance(self._script, Generator):
+            raise ConfigError(f"{self._name} returned a {type(self._script).__name__}: a script yields its replies")
         self._pending: Message | None = None
 
     def act(self, observation: str) -> Message:
@@ -71,15 +83,20 @@ class ScriptedPolicy:
         try:
             reply = self._script.send(observation) if self._count else next(self._script)
         except StopIteration:
-            name = getattr(self._write, "__qualname__", "the script")
-            raise ConfigError(f"{name} ended after reply {self._count}, and the episode goes on") from None
+            raise ConfigError(f"{self._name} ended after reply {self._count}, and the episode goes on") from None
         self._count += 1
-        if isinstance(reply, Message):
-            return reply
-        if isinstance(reply, str):
-            return Message("assistant", reply)
-        name, arguments = reply
-        return Message("assistant", "", tool_calls=(ToolCall(f"call_{self._count}", name, arguments),))
+        match reply:
+            case Message():
+                return reply
+            case str():
+                return Message("assistant", reply)
+            case (str(name), Mapping() as arguments):
+                return Message("assistant", "", tool_calls=(ToolCall(f"call_{self._count}", name, arguments),))
+        raise ConfigError(f"{self._name} yielded {reply!r:.80}: a reply is (tool, arguments), a text or a Message")
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._write, "__qualname__", "the script")
 
 
 class RandomPolicy:
@@ -191,7 +208,10 @@ def _made_by(method: str, kind: str) -> PolicyFactory:
     def make(env: TextEnv) -> Policy:
         maker = getattr(env.unwrapped, method, None)
         if maker is None:
-            raise ConfigError(f"{type(env.unwrapped).__name__} has no {kind} policy; give it a method {method}(self)")
+            raise ConfigError(
+                f"{type(env.unwrapped).__name__} has no {kind} policy; give it a method {method}(self), as in"
+                " docs/write_your_own.md"
+            )
         policy = maker()
         if not isinstance(policy, Policy):
             raise ConfigError(f"{type(env.unwrapped).__name__}.{method} gave a {type(policy).__name__}, not a Policy")
@@ -210,6 +230,14 @@ POLICIES.add("random", lambda env: getattr(env.unwrapped, "make_random", RandomP
 def policy_for(env: TextEnv, kind: str) -> Policy:
     """A new policy of `kind` ("oracle", "cheat", "random", or one added to POLICIES) for `env`."""
     return POLICIES[kind](env)
+
+
+def policy_reply(policy: Policy, observation: str) -> Message:
+    """Returns the reply of a policy to an observation; raises ConfigError if it is no message."""
+    reply: object = policy.act(observation)
+    if isinstance(reply, Message):
+        return reply
+    raise ConfigError(f"{type(policy).__name__}.act returned {reply!r:.80}: a reply is a Message('assistant', ...)")
 
 
 def game_of(env: TextEnv, kind: type[Game]) -> Game:

@@ -38,6 +38,7 @@ from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.hosting.env_code import attempt, unwrap_user_outcome
 from agentgym.rollout.hosting.env_host import make_task_env
 from agentgym.rollout.hosting.event_loop import run_async
 from agentgym.rollout.hosting.watchdog import watch_calls
@@ -318,7 +319,9 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
     Raises for an environment, keywords, policy or model that do not exist, before anything is written.
     """
     if config.policy in POLICIES:
-        played_env(config.policy)(Task(config.env, 0, kwargs=config.env_kwargs)).close()
+        task = Task(config.env, 0, kwargs=config.env_kwargs)
+        opening = attempt(lambda: played_env(config.policy)(task))
+        unwrap_user_outcome(opening, f"the {config.policy} policy of {config.env} cannot be made").close()
         return _with_chat_format(config, model_folder(config.tokenizer, config.chat_template))
     num_turns = turn_limit(config.env, config.env_kwargs)
     is_elsewhere = is_model_id(config.policy) or is_remote(config.policy)

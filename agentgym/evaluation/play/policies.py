@@ -8,7 +8,7 @@ from typing import Any
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.scripted import ScriptedEngine
-from agentgym.envs.base.policies import policy_for
+from agentgym.envs.base.policies import policy_for, policy_reply
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.envs.base.wrapped_env import WrappedEnv
 from agentgym.envs.catalog.resolve import make_env
@@ -53,7 +53,7 @@ class PlayedEnv(WrappedEnv):
 
     def next_message(self) -> Message:
         """Returns the policy's reply to the last observation."""
-        return self.policy.act(self._observation)
+        return policy_reply(self.policy, self._observation)
 
 
 def played_env(kind: str) -> Callable[[Task], PlayedEnv]:

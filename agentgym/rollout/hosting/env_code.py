@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar, cast
 
-from agentgym.errors import CODE_ERRORS, AgentGymError, EnvironmentFault, is_interrupt
+from agentgym.errors import CODE_ERRORS, AgentGymError, EnvironmentFault, describe_error, is_interrupt
 
-__all__ = ["ENV_CODE", "CallOutcome", "EnvCallTimeout", "attempt", "unwrap_outcome"]
+__all__ = ["ENV_CODE", "CallOutcome", "EnvCallTimeout", "attempt", "unwrap_outcome", "unwrap_user_outcome"]
 
 T = TypeVar("T")
 
@@ -55,6 +55,16 @@ def unwrap_outcome(outcome: CallOutcome[T]) -> T:
     if error is not None:
         _raise_fault(error)
     return cast(T, value)
+
+
+def unwrap_user_outcome(outcome: CallOutcome[T], what: str, seed: int | None = None) -> T:
+    """Returns the value of an outcome, or raises its error: ours as is, a user's as an EnvironmentFault on `what`."""
+    error, value = outcome
+    if isinstance(error, AgentGymError):
+        raise error
+    if error is not None:
+        raise EnvironmentFault(f"{what}: {describe_error(error)}", seed=seed) from error
+    return value  # type: ignore[return-value]  # no error: it is the value
 
 
 def _raise_fault(error: BaseException) -> None:

@@ -18,6 +18,7 @@ from agentgym.rollout.hosting.env_process import EnvProcessLost
 from agentgym.rollout.hosting.env_threads import EnvThreads
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.rollout.hosting.hosted_env import Env
+from agentgym.rollout.sampling.call_check import describe_missing_calls
 from agentgym.settings import check_at_least
 from agentgym.trajectory import Group, Status, StopReason, Trajectory
 from agentgym.types import Task, ToolResult
@@ -313,28 +314,10 @@ class Sampler:
         if not self.checks_calls or not self._tool_envs:
             return
         self.checks_calls = False
-        faults = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_arguments")
-        played = [record.metrics for record in trajectories if record.task.env_id in self._tool_envs and record.turns]
-        num_valid = sum(metrics["num_tool_calls"] - sum(metrics[fault] for fault in faults) for metrics in played)
-        num_cut = sum(record.num_cut_replies > 0 for record in trajectories if record.task.env_id in self._tool_envs)
-        if played and num_valid <= 0 and num_cut > len(played) / 4:
-            logger.warning(
-                "no valid tool call in the first %d episodes of %s: in %d of them a limit of tokens cut the reply"
-                " before its call (the longest has %d tokens). Raise the limit: turn_tokens (--limits.turn-tokens in"
-                " training, --turn-tokens in an evaluation), or the window where that is full",
-                len(played),
-                ", ".join(sorted(self._tool_envs)),
-                num_cut,
-                max((size for record in trajectories for size in record.reply_tokens), default=0),
-            )
-        elif played and num_valid <= 0:
-            logger.warning(
-                "no valid tool call in the first %d episodes of %s: does the chat template's call format fit? "
-                "(%d malformed, %d cut by the end of their reply, %d unknown tools, %d with invalid arguments)",
-                len(played),
-                ", ".join(sorted(self._tool_envs)),
-                *(sum(metrics[fault] for metrics in played) for fault in faults),
-            )
+        played = [record for record in trajectories if record.task.env_id in self._tool_envs and record.turns]
+        if reason := describe_missing_calls(played):
+            names = ", ".join(sorted(self._tool_envs))
+            logger.warning("no valid tool call in the first %d episodes of %s: %s", len(played), names, reason)
 
     def _check_split(self, trajectories: Sequence[Trajectory]) -> None:
         """Warns, once per environment, if tasks could not be kept on their side, training or held out."""

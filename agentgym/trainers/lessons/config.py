@@ -30,7 +30,8 @@ PLAY_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LessonConfig(TrainConfig):
-    """The settings of a lesson. Held-out tasks are played where `eval.episodes` is above 0."""
+    """The settings of a lesson. Held-out tasks are played where `eval.episodes` is above 0: by default, those of the
+    environment of demonstrations."""
 
     usual: ClassVar[UsualOptimizer]
     """The optimizer where none is given."""
@@ -134,6 +135,8 @@ class LessonConfig(TrainConfig):
             raise ConfigError(f"one source is learned from: {', '.join([first, *rest[:-1]])} or {rest[-1]}; {got}")
 
 
+NUM_HELD_OUT = 100
+"""The held-out tasks that are played before and after demonstrations, where no number is given."""
 DEMONSTRATED_STEPS = 500
 """The steps where demonstrations are learned and none are given."""
 
@@ -153,6 +156,7 @@ class SftConfig(LessonConfig):
     """Files (.jsonl, .parquet; at an address such as s3://bucket/rows.jsonl too) whose rows have OpenAI's `messages`,
     and `tools` where there are any."""
     epochs: float | None = 3.0
+    eval: HeldOutConfig = field(default_factory=lambda: HeldOutConfig(episodes=NUM_HELD_OUT))
     policy: str = "oracle"
     """The player to imitate; `oracle` is what the environment's make_oracle gives."""
     mistakes: float = 0.25
@@ -171,6 +175,11 @@ class SftConfig(LessonConfig):
     def demonstrations(self) -> DemonstrationConfig:
         """The settings of the player of the demonstrations."""
         return DemonstrationConfig(policy=self.policy, mistakes=self.mistakes, learn_mistakes=self.learn_mistakes)
+
+    def __post_init__(self) -> None:
+        if not self.env and self.eval == HeldOutConfig(episodes=NUM_HELD_OUT):  # rows name no environment to play
+            object.__setattr__(self, "eval", HeldOutConfig(episodes=0))
+        super().__post_init__()
 
     def _check_tasks(self) -> None:
         super()._check_tasks()

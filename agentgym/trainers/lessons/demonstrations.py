@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.action import Action
-from agentgym.envs.base.policies import ScriptedPolicy, policy_for
+from agentgym.envs.base.policies import ScriptedPolicy, policy_for, policy_reply
 from agentgym.envs.base.text_env import TextEnv
-from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, describe_error
+from agentgym.errors import ConfigError
 from agentgym.rollout.episode.replies import reply_ids
-from agentgym.rollout.hosting.env_code import CallOutcome, attempt
+from agentgym.rollout.hosting.env_code import attempt, unwrap_user_outcome
 from agentgym.trajectory import Row, Source, TokenSpan
 from agentgym.types import Message, ToolCall
 
@@ -60,6 +60,8 @@ class Demonstration:
     mask: tuple[bool, ...]
     success: bool | None = None
     """True if the episode succeeded; None if unknown, as for a conversation from a file."""
+    messages: tuple[Message, ...] = field(default=(), compare=False)
+    """The messages of a demonstration; empty for other rows."""
 
     @property
     def row(self) -> Row:
@@ -96,20 +98,27 @@ class Pair:
 
 
 def demonstrate(
-    env: TextEnv, renderer: Renderer, seed: int, config: DemonstrationConfig, encode: ReplyEncoder | None = None
+    env: TextEnv,
+    renderer: Renderer,
+    seed: int,
+    config: DemonstrationConfig,
+    encode: Callable[[Message], tuple[int, ...]] | None = None,
 ) -> Demonstration:
     """Plays `env` from `seed`, which also determines the mistakes.
 
-    Raises EnvironmentFault if the environment, or one of its policies, raises.
+    Raises EnvironmentFault if the environment, or one of its policies, raises; ConfigError for one that has no such
+    policy, or whose policy replies with something else than a message.
     """
+    name = type(env.unwrapped).__name__
 
-    def theirs(call: Callable[[], T]) -> T:
-        return _value(attempt(call), env, seed)
+    def theirs(call: Callable[[], T], kind: str = "") -> T:
+        who = f"the {kind} policy of {name}" if kind else name
+        return unwrap_user_outcome(attempt(call), f"{who} failed with seed {seed}", seed)
 
     observation, info = theirs(lambda: env.reset(seed=seed))
-    player, stray = policy_for(env, config.policy), policy_for(env, "random")
-    theirs(functools.partial(player.reset, env, observation, seed))
-    theirs(functools.partial(stray.reset, env, observation, seed + 1))
+    player, stray = (theirs(functools.partial(policy_for, env, kind), kind) for kind in (config.policy, "random"))
+    theirs(functools.partial(player.reset, env, observation, seed), config.policy)
+    theirs(functools.partial(stray.reset, env, observation, seed + 1), "random")
     rng = np.random.default_rng([seed, 1])
     messages = list(info["messages"])
     if env.system_prompt and not (messages and messages[0].role == "system"):
@@ -120,30 +129,23 @@ def demonstrate(
     for turn in itertools.count(1):
         is_mistake = bool(rng.random() < config.mistakes)
         if is_mistake and isinstance(player, ScriptedPolicy):
-            theirs(functools.partial(player.watch, observation))
-        message = theirs(functools.partial((stray if is_mistake else player).act, observation))
+            theirs(functools.partial(player.watch, observation), config.policy)
+        mover, kind = (stray, "random") if is_mistake else (player, config.policy)
+        message = theirs(functools.partial(policy_reply, mover, observation), kind)
+        messages.append(message)
         reply = encode(message)
         ids += reply
         mask += [not is_mistake or config.learn_mistakes] * len(reply)
         step = theirs(functools.partial(env.step, Action.from_message(message)))
         observation, _, terminated, truncated, info = step
+        messages += info["messages"]
         if terminated or truncated or turn == config.max_turns:
             break
         answer = renderer.extend(ids, info["messages"])
         ids += answer
         mask += [False] * len(answer)
-    return Demonstration(tuple(ids), tuple(mask), bool(info.get("metrics", {}).get("success", False)))
-
-
-def _value(outcome: CallOutcome[T], env: TextEnv, seed: int) -> T:
-    """Returns the value of the user's code; an exception in it becomes an EnvironmentFault."""
-    error, value = outcome
-    if isinstance(error, AgentGymError):
-        raise error
-    if error is not None:
-        name = type(env.unwrapped).__name__
-        raise EnvironmentFault(f"{name} failed with seed {seed}: {describe_error(error)}", seed=seed) from error
-    return value  # type: ignore[return-value]  # no error: it is the value
+    success = bool(info.get("metrics", {}).get("success", False))
+    return Demonstration(tuple(ids), tuple(mask), success, tuple(messages))
 
 
 class _Said:

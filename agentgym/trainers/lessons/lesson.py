@@ -13,7 +13,6 @@ import numpy as np
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
-from agentgym.envs.base.policies import policy_for
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError
@@ -24,8 +23,10 @@ from agentgym.trainers.lessons.batches import check_vocabulary, imitation_batch,
 from agentgym.trainers.lessons.config import DpoConfig, LessonConfig, SftConfig
 from agentgym.trainers.lessons.demonstrations import Demonstration, Pair, stream
 from agentgym.trainers.lessons.pairs import pairs_of_episodes, pairs_of_files
+from agentgym.trainers.lessons.player_trial import MAX_TRIED, try_player
 from agentgym.trainers.lessons.sft_rows import ConversationSource, EpisodeSource, SftRows
-from agentgym.types import JSON, Task
+from agentgym.trainers.lessons.tokenizer_fit import describe_words
+from agentgym.types import JSON, Message, Task
 
 __all__ = ["Lesson", "open_lesson", "passes"]
 
@@ -98,10 +99,10 @@ def passes(rows: Sequence[T], seed: int) -> Iterator[T]:
 
 def _of_demonstrations(config: SftConfig, renderer: TemplateRenderer, sizes: LanguageModel) -> Lesson[Demonstration]:
     kwargs = cast(Mapping[str, JSON], config.env_kwargs)
-    env = make_env(config.env, kwargs)
-    policy_for(env, config.policy)
     # far enough below the held-out tasks
     first_seed = derive(config.seed, "sft") % (EVAL_SEED_START // 2)
+    report = try_player(config, renderer, sizes.context_window, first_seed)
+    env = make_env(config.env, kwargs)
 
     def items_after(number: int) -> Iterator[Demonstration]:
         demonstrations = stream([env], renderer, first_seed + number, config.demonstrations)
@@ -113,6 +114,7 @@ def _of_demonstrations(config: SftConfig, renderer: TemplateRenderer, sizes: Lan
         summarize=_summarize_rows,
         batch_size=config.batch_size,
         task=Task(config.env, 0, kwargs=kwargs),
+        report=report,
         close=env.close,
     )
 
@@ -126,9 +128,18 @@ def _of_rows(config: SftConfig, renderer: TemplateRenderer, sizes: LanguageModel
             runs = tuple(map(Path, paths))
             episodes = EpisodeSource(paths=runs, min_reward=config.min_reward, best_per_task=config.best_per_task)
             rows = SftRows.of_episodes(episodes, renderer, sizes.vocab_size, sizes.context_window)
-        return rows.rows, rows.report, rows.task
+        replies = _replies(renderer, rows.rows[:MAX_TRIED])
+        return rows.rows, (*rows.report, *describe_words(renderer.tokenizer, replies)), rows.task
 
     return _repeat_items(config, read, imitation_batch, _summarize_rows, "rows")
+
+
+def _replies(renderer: TemplateRenderer, rows: Sequence[Demonstration]) -> Iterator[Message]:
+    """Yields the replies that rows imitate."""
+    for row in rows:
+        for is_reply, members in itertools.groupby(zip(row.ids, row.mask, strict=True), lambda member: member[1]):
+            if is_reply:
+                yield renderer.parse([token for token, _ in members])
 
 
 def _of_pairs(config: DpoConfig, renderer: TemplateRenderer, sizes: LanguageModel) -> Lesson[Pair]:

@@ -161,6 +161,8 @@ class Run:
         config, step = self.config, self.progress.step
         weights = self.checkpoint.path if self.checkpoint else self.model_folder
         origin = Origin(self.model, self.renderer, self.model_folder, weights, step, self.folder.path)
+        for line in self.lesson.report if self.lesson else ():
+            self._show(line)
         parts = await open_parts(config, origin, stack, self._show, self.instruments.meter_engine)
         stack.callback(self.folder.checkpoints.close)  # what is being written may need the parts
         if self.checkpoint:
@@ -178,8 +180,6 @@ class Run:
         gate = ParityGate(config.parity, parts, player, publisher, is_mixture=bool(self.model.routers))
         if self.lesson is not None:
             stack.callback(self.lesson.close)
-            for line in self.lesson.report:
-                self._show(line)
             return parts, player, publisher, gate
         await parts.engine.pause()
         await publish(parts.engine, publisher, step, is_paused=True)

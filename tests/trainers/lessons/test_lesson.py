@@ -29,6 +29,7 @@ from agentgym.trainers.lessons.lesson import Lesson, open_lesson
 from agentgym.trainers.loop.open_parts import LocalWeights
 from agentgym.trainers.model_check.small_models import save_small_model
 from agentgym.trainers.parts.engine import IdleEngine
+from agentgym.trainers.settings.held_out import HeldOutConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -175,11 +176,25 @@ def test_validation_is_measured_after_every_pass_and_the_last_step() -> None:
 
 
 def test_a_demonstration_past_the_context_window_is_learned_up_to_there(tiny: Tiny, renderer: TemplateRenderer) -> None:
-    model = tiny(vocab_size=renderer.vocab_size, window=64)
-    lesson, _ = open_lesson(SftConfig(env="TextGame-v0", batch_size=2), renderer, model)
+    first = guesses(renderer, 1)[0].mask.index(True)
+    model = tiny(vocab_size=renderer.vocab_size, window=first + 9)
+    lesson, _ = open_lesson(SftConfig(env="GuessNumber-v0", batch_size=2), renderer, model)
     rows = lesson.take(1)
-    assert lesson.summarize(rows)["tokens"] == 2 * 65
+    assert lesson.summarize(rows)["tokens"] == 2 * (first + 10)
+    assert any("beyond the window: " in line for line in lesson.report)
     lesson.close()
+    with pytest.raises(ConfigError, match="first prompt of GuessNumber-v0 fills the model's window of 64 tokens"):
+        open_lesson(SftConfig(env="GuessNumber-v0"), renderer, tiny(vocab_size=renderer.vocab_size, window=64))
+
+
+def test_demonstrations_are_measured_by_held_out_tasks_and_rows_of_files_by_none() -> None:
+    assert SftConfig(env="GuessNumber-v0").eval.episodes == 100
+    assert SftConfig(env="GuessNumber-v0", eval=HeldOutConfig(episodes=0)).eval.episodes == 0
+    assert SftConfig(conversations=("talks.jsonl",)).eval.episodes == 0
+    mix = {"GuessNumber-v0": 1.0}
+    assert SftConfig(conversations=("talks.jsonl",), eval=HeldOutConfig(episodes=3, mix=mix)).eval.episodes == 3
+    with pytest.raises(ConfigError, match="none is named"):
+        SftConfig(conversations=("talks.jsonl",), eval=HeldOutConfig(episodes=3))
 
 
 def test_a_gradient_that_is_not_finite_halts_with_the_weights_untouched(

@@ -85,7 +85,8 @@ def test_impossible_clusters_are_refused(settings: dict[str, Any], message: str)
 def test_only_a_lesson_that_plays_nothing_has_no_engine_and_no_worker(role: str) -> None:
     with pytest.raises(ConfigError, match=f"ray.{role} must be at least 1, got 0"):
         TrainConfig(env="TextGame-v0", executor="ray", ray=ClusterConfig(**{role: 0}))
-    lesson = SftConfig(env="TextGame-v0", executor="ray", ray=ClusterConfig(learners=2))
+    nothing = HeldOutConfig(episodes=0)
+    lesson = SftConfig(env="TextGame-v0", executor="ray", ray=ClusterConfig(learners=2), eval=nothing)
     assert (lesson.cluster.learners, lesson.cluster.engines, lesson.cluster.workers) == (2, 0, 0)
     playing = replace(lesson, eval=HeldOutConfig(episodes=2))
     assert (playing.cluster.engines, playing.cluster.workers) == (1, 2)
