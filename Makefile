@@ -24,10 +24,10 @@ engines: $(STAMP)
 	@for name in sglang vllm; do echo "agentgym train --env TextGame-v0 --engine $$name --server.python \
 	$$(tests/engines/environments/build.sh --path $$name)"; done
 
-# The libraries of other ecosystems and a local S3, for `.venv/bin/python -m pytest -m adapter`. One library is compiled:
+# The libraries of other ecosystems, the reader of GGUF and a local S3, for `.venv/bin/python -m pytest -m adapter`. One library is compiled:
 # it needs a C compiler.
 adapters: $(STAMP)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[adapters,s3]' moto flask flask-cors
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[adapters,gguf,s3]' moto flask flask-cors
 
 install: $(STAMP)
 

@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from tokenizers import AddedToken, Tokenizer
 
+from agentgym.chat_templates.named_templates import fitting_templates
 from agentgym.errors import NOT_JSON, RenderError, RunFolderError
 
 __all__ = ["LONG_TEXT", "ChatTokenizer", "HoldsTokenizer", "declared_ends", "read_json_object"]
@@ -198,7 +199,7 @@ class ChatTokenizer:
         special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
         stops = [special["eos_token"]] if "eos_token" in special else []
         stops += [text for index in declared_ends(path) if (text := backend.id_to_token(index)) is not None]
-        source, tool_source = _templates(path, config, needs_template) if template is None else (template, "")
+        source, tool_source = _templates(path, config, backend, needs_template) if template is None else (template, "")
         num_sampled = next(_integers(_model_setting(path, "vocab_size")), 0)
         ends = tuple(dict.fromkeys(stops))
         return ChatTokenizer(backend, source, tool_source, special, ends, path.name, num_sampled)
@@ -209,9 +210,10 @@ class ChatTokenizer:
         special = {name: str(text) for name, text in holder.special_tokens_map.items() if name in _SPECIAL_NAMES}
         stops = (special["eos_token"],) if "eos_token" in special else ()
         name = type(holder).__name__
+        backend = Tokenizer.from_str(holder.backend_tokenizer.to_str())
         return ChatTokenizer(
-            Tokenizer.from_str(holder.backend_tokenizer.to_str()),
-            *_choose(holder.chat_template, name),
+            backend,
+            *_choose(holder.chat_template, name, backend),
             special,
             stops,
             name,
@@ -246,7 +248,7 @@ def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, object]) -> Non
             backend.add_tokens([AddedToken(**entry)])
 
 
-def _templates(path: Path, config: Mapping[str, object], is_needed: bool) -> tuple[str, str]:
+def _templates(path: Path, config: Mapping[str, object], backend: Tokenizer, is_needed: bool) -> tuple[str, str]:
     files = [path / "chat_template.jinja", *sorted((path / ADDITIONAL_TEMPLATES).glob("*.jinja"))]
     texts: dict[str, str] = {}
     for file in filter(Path.is_file, files):
@@ -255,17 +257,21 @@ def _templates(path: Path, config: Mapping[str, object], is_needed: bool) -> tup
         except UnicodeDecodeError as error:
             raise RenderError(f"the chat template {str(file)!r} is not UTF-8: {error}") from error
     template: object = texts.pop("chat_template", None) or config.get("chat_template")
-    return _choose(template, str(path), texts) if is_needed or template else ("", "")
+    return _choose(template, str(path), backend, texts) if is_needed or template else ("", "")
 
 
-def _choose(templates: object, name: str, files: Mapping[str, str] | None = None) -> tuple[str, str]:
+def _choose(
+    templates: object, name: str, backend: Tokenizer, files: Mapping[str, str] | None = None
+) -> tuple[str, str]:
     """Returns the template and the one for tools, which is empty if there is none; those of `files` come first."""
     if isinstance(templates, list):
         templates = {entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, Mapping)}
     all_templates = {**(templates if isinstance(templates, Mapping) else {"default": templates}), **(files or {})}
     template, tool_template = all_templates.get("default"), all_templates.get("tool_use", "")
     if not isinstance(template, str) or not isinstance(tool_template, str) or not template:
-        todo = "give one with --chat-template FILE, or put a chat_template.jinja next to its tokenizer.json"
+        fitting = " or ".join(f"--chat-template {name}" for name in fitting_templates(backend))
+        todo = f"its tokens fit {fitting}; or " if fitting else ""
+        todo += "give one with --chat-template FILE, or put a chat_template.jinja next to its tokenizer.json"
         raise RenderError(f"the tokenizer {name!r} has no chat template, so it is not known how to talk to it: {todo}")
     return template, tool_template
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from agentgym.chat_templates import open_renderer
+from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.cli.display.tables import progress
 from agentgym.cli.options import parse_options, warn_of_idle
 from agentgym.cli.terminal import fail, say, show_json
@@ -20,7 +21,7 @@ from agentgym.evaluation.play.generation import GenerationConfig, ReplyGenerator
 from agentgym.evaluation.play.open_model import ModelOptions, open_model
 from agentgym.evaluation.play.replies_file import RepliesFile, prompt_rows
 from agentgym.model.architectures import check_backend
-from agentgym.model.model_name import EMBEDDED, model_folder
+from agentgym.model.model_name import EMBEDDED, with_digest
 from agentgym.rollout.hosting.event_loop import run_async
 from agentgym.rollout.record.folder_lock import FolderLock
 
@@ -42,7 +43,7 @@ class GenerateOptions(GenerationConfig, ModelOptions):
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """The file of replies, whose `messages` end with the reply."""
     model: str = EMBEDDED
-    """The model: `embedded`, a folder, or an id of the Hugging Face hub."""
+    """The model: `embedded`, a folder, a GGUF file, or an id of the Hugging Face hub."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The columns of a row's parts, such as prompt=problem."""
     keep: tuple[str, ...] = ()
@@ -89,13 +90,13 @@ def main(args: Sequence[str]) -> int:
 
 async def _sample(options: GenerateOptions) -> RepliesFile:
     """Writes the replies that are missing."""
-    folder = model_folder(options.model, options.chat_template)
+    folder = chat_folder(options.model, options.chat_template)
     renderer = open_renderer(folder, options.family, variables=options.chat_template_kwargs)
     settings = {setting.name: getattr(options, setting.name) for setting in fields(GenerationConfig)}
     engine = await open_model(folder, options.model_settings(options.concurrency))
     try:
         model = ReplyGenerator(engine, renderer, GenerationConfig(**settings))
-        file = RepliesFile(options.output, model, options.model, with_ids=options.ids)
+        file = RepliesFile(options.output, model, with_digest(options.model), with_ids=options.ids)
         with progress("replies", None) as count:
             await file.write(prompt_rows(options.input, options.columns, options.keep), lambda reply: count(""))
         return file

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import tyro
 
 from agentgym.chat_templates.formats.registry import FORMATS
+from agentgym.chat_templates.template_folder import template_for
 from agentgym.cli.display.tables import show_table
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
@@ -22,7 +23,7 @@ from agentgym.errors import AgentGymError, ConfigError, nearest
 from agentgym.loading import is_code_path
 from agentgym.model.architectures import check_backend, refusal
 from agentgym.model.decoder_config import folder_config
-from agentgym.model.model_name import EMBEDDED, model_folder
+from agentgym.model.model_name import model_folder, names_model
 from agentgym.trainers.model_check.findings import CheckResult, TemplateReport
 from agentgym.trainers.model_check.known import known_models
 from agentgym.types import JSON
@@ -61,12 +62,13 @@ class ModelCheckOptions:
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """A model folder, `embedded`, an id of the Hugging Face hub, or an architecture by its name. The template needs no
-    weights, and of a config.json alone a small model of the same shape is computed."""
+    """A model folder, a GGUF file, `embedded`, an id of the Hugging Face hub, or an architecture by its name. The
+    template needs no weights, and of a config.json alone a small model of the same shape is computed."""
     only: Literal["template", "computation"] | None = None
     """The checks to make: of the `template`, which need no torch, or of the `computation`; None makes both."""
-    chat_template: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A Jinja file that is used instead of the folder's chat template."""
+    chat_template: Annotated[str, tyro.conf.arg(metavar="NAME|FILE")] = ""
+    """A chat template that is used instead of the folder's: a file (Jinja), or qwen3, chatml, llama3, gemma3 or
+    granite4."""
     family: Annotated[str | None, tyro.conf.arg(metavar="F")] = None
     """The format of the replies, of those that `agentgym tools families` shows, or path/to/file.py:name, a function
     `(tokenizer)` that returns a `TemplateRenderer`; by default the template's own."""
@@ -116,7 +118,7 @@ def _check(args: Sequence[str]) -> int:
     if options.family is not None and not is_code_path(options.family):
         FORMATS[options.family]  # an unknown name is reported before anything is loaded
     name = options.model
-    is_folder = name == EMBEDDED or "/" in name or Path(name).is_dir()
+    is_folder = names_model(name) or "/" in name or Path(name).is_dir()
     if not is_folder and options.only == "template":
         raise ConfigError(f"no model folder {name!r}: an architecture has no chat template to check")
     folder = model_folder(name) if is_folder else None
@@ -141,7 +143,8 @@ def _check_template(folder: Path, options: ModelCheckOptions) -> TemplateReport 
     has_template_options = options.only or options.chat_template or options.family
     try:
         check_folder_template = import_module("agentgym.trainers.model_check.template").check_folder_template
-        report: TemplateReport = check_folder_template(folder, _read_template(options.chat_template), options.family)
+        template = template_for(folder, options.chat_template) if options.chat_template else None
+        report: TemplateReport = check_folder_template(folder, template, options.family)
     except AgentGymError as error:
         if has_template_options:
             raise
@@ -163,13 +166,6 @@ def _check_computation(folder: Path | None, options: ModelCheckOptions) -> list[
     show_table(["check", "verdict", "what was found"], [result.row() for result in results])
     say(f"{sum(result.ok for result in results)} of {len(results)} checks passed")
     return results
-
-
-def _read_template(file: Path | None) -> str | None:
-    try:
-        return None if file is None else file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template {str(file)!r} cannot be read: {error}") from error
 
 
 @contextmanager

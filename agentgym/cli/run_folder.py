@@ -10,10 +10,10 @@ from typing import Any, Protocol, TypeVar
 
 from agentgym.chat_templates.families import open_renderer
 from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.cli.options import path_after
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.loading import is_code_path
-from agentgym.model.model_name import model_folder
 from agentgym.yaml_text import parse_yaml
 
 __all__ = [
@@ -62,7 +62,7 @@ def model_folder_of_run(run: Path, tokenizer: str | None = None, *, may_fetch: b
     settings = settings_of_run(run)
     name = tokenizer or next((settings[key] for key in KEYS if isinstance(settings.get(key), str)), None)
     template = "" if tokenizer else str(settings.get("chat_template") or "")
-    return None if name is None else model_folder(name, template, may_fetch=may_fetch)
+    return None if name is None else chat_folder(name, template, may_fetch=may_fetch)
 
 
 def custom_renderer_of_run(run: Path) -> str | None:

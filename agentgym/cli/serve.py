@@ -43,7 +43,7 @@ class ServeOptions(EvalConfig):
     """Serves held-out episodes to outside agents that speak OpenAI's chat completions, and records every token."""
 
     policy: str = EMBEDDED
-    """The model that replies: `embedded`, a model folder, or an id of the Hugging Face hub."""
+    """The model that replies: `embedded`, a model folder, a GGUF file, or an id of the Hugging Face hub."""
     tokenizer: tyro.conf.Suppress[str] = EMBEDDED
     num_tasks: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 50
     """The number of held-out tasks: always the first ones, whatever the seed."""

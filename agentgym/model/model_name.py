@@ -1,4 +1,4 @@
-"""Finds the folder of a model that a user names: `embedded`, a path, an address, or an id of the Hugging Face hub."""
+"""Finds the folder of a model by its name: `embedded`, a folder, a GGUF file, an address, or an id of the hub."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.model.gguf.gguf_file import file_sha256, find_gguf, is_gguf
 from agentgym.remote import cached_folder, is_remote, keep_folder
 
-__all__ = ["EMBEDDED", "is_model_id", "model_folder", "revised_name"]
+__all__ = ["EMBEDDED", "is_model_id", "model_folder", "names_model", "revised_name", "with_digest"]
 
 EMBEDDED = "embedded"
 """The name of the model that comes with the package."""
@@ -18,8 +19,13 @@ ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 """The form of an id: an owner, a name and, after an `@`, a branch, tag or commit."""
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """The files of a model and its tokenizer; weights in other formats are left out."""
-TEMPLATE = "chat_template.jinja"
-"""The file whose template is used, whatever else has one."""
+DIGEST = re.compile(r"(.+)@([0-9a-f]{64})")
+"""The form of a GGUF file's name in the record of a run: with its SHA-256."""
+BESIDE = (
+    *("config.json", "generation_config.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+)
+"""The files in the folder of a GGUF file that count in place of what it contains."""
 
 
 def is_model_id(name: str) -> bool:
@@ -28,16 +34,30 @@ def is_model_id(name: str) -> bool:
     >>> is_model_id("Qwen/Qwen3-0.6B"), is_model_id("./Qwen3"), is_model_id("embedded")
     (True, False, False)
     """
-    return ID.fullmatch(name) is not None and not Path(name).exists()
+    return ID.fullmatch(name) is not None and not is_gguf(_without_digest(name)[0]) and not Path(name).exists()
 
 
-def model_folder(name: str, chat_template: str = "", *, may_fetch: bool = True) -> Path:
+def names_model(name: str) -> bool:
+    """Returns True for a name that can only be that of a model: `embedded`, an address, an id or a GGUF file.
+
+    >>> names_model("s3://bucket/model"), names_model("model.gguf"), names_model("model")
+    (True, True, False)
+    """
+    return name == EMBEDDED or is_model_id(name) or is_remote(name) or is_gguf(_without_digest(name)[0])
+
+
+def _without_digest(name: str) -> tuple[str, str]:
+    """Returns a name and the SHA-256 after it, which is empty if there is none."""
+    match = DIGEST.fullmatch(name)
+    return (match[1], match[2]) if match and is_gguf(match[1]) else (name, "")
+
+
+def model_folder(name: str, *, may_fetch: bool = True) -> Path:
     """Returns the folder; raises RunFolderError if it is missing, or is that of a run or an adapter.
 
     A model of the hub or at an address such as s3://bucket/model is fetched, unless it is in the cache; without
-    `may_fetch` no request is sent, and RunFolderError is raised for one that is not on this machine. With a
-    `chat_template`, a file, it is a folder of the user's cache with links to the model's files, and this template.
-    Raises ConfigError for one that cannot be read, or that is given for a checkpoint.
+    `may_fetch` no request is sent, and RunFolderError is raised for one that is not on this machine. The weights of a
+    GGUF file are dequantized into a folder of the user's cache, once for each content of the file.
     """
     folder = _find(name, may_fetch)
     if (folder / "adapter_config.json").is_file():  # transformers would put it on the model that this file names
@@ -45,24 +65,7 @@ def model_folder(name: str, chat_template: str = "", *, may_fetch: bool = True) 
             f"{name!r} has an adapter that is not merged into a model: `agentgym export RUN DIR` writes the merged one,"
             " and so does `merge_and_unload` of peft"
         )
-    return _with_template(folder, chat_template) if chat_template else folder
-
-
-def _with_template(folder: Path, template: str) -> Path:
-    if folder.resolve().parent.name == "checkpoints":
-        raise ConfigError(f"the checkpoint {folder.name} has the chat template of its run: leave chat_template out")
-    try:
-        text = Path(expanduser(template)).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template {template!r} cannot be read: {error}") from error
-    files = [file.absolute() for file in sorted(folder.iterdir()) if file.is_file() and file.name != TEMPLATE]
-
-    def fill(part: Path) -> None:
-        (part / TEMPLATE).write_text(text, encoding="utf-8")
-        for file in files:
-            (part / file.name).symlink_to(file)
-
-    return keep_folder("models", [text, *map(str, files)], fill)
+    return folder
 
 
 def _find(name: str, may_fetch: bool) -> Path:
@@ -73,14 +76,12 @@ def _find(name: str, may_fetch: bool) -> Path:
     if is_remote(name):
         folder = cached_folder(name, FILES)
     else:
-        folder = embedded_folder() if name == EMBEDDED else Path(expanduser(name))
+        path, digest = _without_digest(name)
+        folder = embedded_folder() if name == EMBEDDED else Path(expanduser(path))
+        if (file := find_gguf(folder)) is not None:
+            return _gguf_folder(file, digest)
     if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
         raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")
-    if folder.suffix == ".gguf" or (next(folder.glob("*.gguf"), None) and not (folder / "config.json").is_file()):
-        raise RunFolderError(
-            f"{name!r} is a model in GGUF, which llama.cpp loads: give its folder with config.json and safetensors, or"
-            " serve it (llama-server -m FILE) and name the address (--policy http://HOST:PORT/v1)"
-        )
     if not folder.is_dir():
         raise RunFolderError(f"no model folder {name!r}: give a folder with config.json and tokenizer.json")
     checkpoints = sorted((folder / "checkpoints").glob("step-*"))
@@ -89,9 +90,37 @@ def _find(name: str, may_fetch: bool) -> Path:
     return folder
 
 
+def _gguf_folder(file: Path, digest: str) -> Path:
+    """Returns the cached folder of a GGUF file; writes it if there is none of its content and the files beside it."""
+    content = file_sha256(file)
+    if digest not in ("", content):
+        raise RunFolderError(f"{str(file)!r} has changed: its SHA-256 was {digest}, and is {content}")
+    beside = [other for name in BESIDE if (other := file.parent / name).is_file()]
+
+    def fill(part: Path) -> None:
+        try:
+            from agentgym.model.gguf.gguf_folder import write_gguf_folder  # here, because few models are in GGUF
+        except ImportError as error:
+            raise RunFolderError(
+                f"a model in GGUF needs {error.name}, which is not installed: pip install 'agentgym-llm[gguf,train]'"
+            ) from error
+        write_gguf_folder(file, beside, part / file.stem)
+
+    state = [content, *(f"{other.name} {file_sha256(other)}" for other in beside), file.stem]
+    return keep_folder("models", state, fill) / file.stem
+
+
 def revised_name(name: str, folder: Path) -> str:
-    """Returns the name with the commit that the folder holds, for a model of the hub; any other name as it is."""
-    return f"{name.partition('@')[0]}@{folder.name}" if is_model_id(name) else name
+    """Returns the name with the commit that the folder holds, for a model of the hub; else `with_digest`."""
+    return f"{name.partition('@')[0]}@{folder.name}" if is_model_id(name) else with_digest(name)
+
+
+def with_digest(name: str) -> str:
+    """Returns the path of a GGUF file with its SHA-256, for a model in one; any other name as it is."""
+    if name == EMBEDDED or is_model_id(name) or is_remote(name):
+        return name
+    file = find_gguf(Path(expanduser(_without_digest(name)[0])))
+    return name if file is None else f"{file}@{file_sha256(file)}"
 
 
 def _fetch(name: str, may_fetch: bool) -> Path:

@@ -75,8 +75,8 @@ class TrainConfig:
     not set themselves; config.yaml holds the result."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     model: str = "embedded"
-    """The model to train: `embedded`, a folder with a model and its tokenizer, or an id of the Hugging Face hub such as
-    `Qwen/Qwen3-0.6B@main`; config.yaml then names its commit."""
+    """The model to train: `embedded`, a folder with a model and its tokenizer, a GGUF file, or an id of the Hugging
+    Face hub such as `Qwen/Qwen3-0.6B@main`; config.yaml then names the file's SHA-256, or the commit."""
     model_backend: str = "auto"
     """The code that computes the model: `fast`, the decoder for Llama, Mistral, Qwen2 and Qwen3; `transformers`, for
     any causal language model; `auto` is the fast one where it computes the architecture; or a class of your own that
@@ -86,7 +86,8 @@ class TrainConfig:
     function `(tokenizer)` that returns a `Renderer`; None detects it from the chat template, and config.yaml then names
     it."""
     chat_template: str = ""
-    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
+    """A chat template that replaces the model's, such as for a base model, which has none: a file (Jinja), or `qwen3`,
+    `chatml`, `llama3`, `gemma3` or `granite4`, whose marks must be tokens of the model."""
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     date: str | None = None

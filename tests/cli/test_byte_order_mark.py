@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from agentgym.chat_templates.named_templates import read_template
+from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.cli.foreign.trl_file import read_trl
 from agentgym.cli.foreign.verl_file import read_verl
-from agentgym.cli.models import _read_template
 from agentgym.cli.options import read_mapping
 from agentgym.cli.sandbox import _read
 from agentgym.evaluation.play.replies_file import prompt_rows
-from agentgym.model.model_name import EMBEDDED, model_folder
+from agentgym.model.model_name import EMBEDDED
 from agentgym.rewards.judge.config import JudgeConfig
 from agentgym.testing.fake_server.model import FakeModel
 from agentgym.testing.fake_server.script import FileScript
@@ -29,9 +30,9 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "prompts.jsonl": (json.dumps({"prompt": "Hello"}) + "\n", prompts),
     "template.jinja": (
         "{{ messages[0].content }}",
-        lambda path: (model_folder(EMBEDDED, str(path)) / "chat_template.jinja").read_text(encoding="utf-8"),
+        lambda path: (chat_folder(EMBEDDED, str(path)) / "chat_template.jinja").read_text(encoding="utf-8"),
     ),
-    "base.jinja": ("{{ messages[0].content }}", _read_template),
+    "base.jinja": ("{{ messages[0].content }}", lambda path: read_template(str(path))),
     "program.py": ("print(1)\n", _read),
     "verl.yaml": ("data:\n  train_batch_size: 8\n", lambda path: read_verl(path, ())),
     "verl.sh": ("python3 -m verl.trainer.main_ppo data.train_batch_size=8\n", lambda path: read_verl(path, ())),

@@ -183,37 +183,6 @@ def test_an_address_without_a_model_is_one_line(address: str, message: str) -> N
         model_folder(address)
 
 
-def test_a_template_file_replaces_that_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    own = json.loads((embedded_folder() / "tokenizer_config.json").read_text())["chat_template"]
-    (tmp_path / "t.jinja").write_text("{# mine #}" + own)
-    folder = model_folder("embedded", str(tmp_path / "t.jinja"))
-    assert (folder / "chat_template.jinja").read_text() == "{# mine #}" + own
-    files = {file.name for file in embedded_folder().iterdir() if file.is_file()}
-    assert {file.name for file in folder.iterdir()} == files | {"chat_template.jinja"}
-    assert (folder / "config.json").read_bytes() == (embedded_folder() / "config.json").read_bytes()
-    assert model_folder("embedded", str(tmp_path / "t.jinja")) == folder
-    (tmp_path / "t.jinja").write_text(own)
-    assert model_folder("embedded", str(tmp_path / "t.jinja")) != folder
-    assert not (embedded_folder() / "chat_template.jinja").exists()
-
-
-def test_a_template_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the chat template '.*none\.jinja' cannot be read: .*No such file"):
-        model_folder("embedded", str(tmp_path / "none.jinja"))
-    shutil.copytree(embedded_folder(), tmp_path / "run/checkpoints/step-000002")
-    (tmp_path / "t.jinja").write_text("{{ messages }}")
-    with pytest.raises(ConfigError, match="step-000002 has the chat template of its run"):
-        model_folder(str(tmp_path / "run/checkpoints/step-000002"), str(tmp_path / "t.jinja"))
-
-
-def test_a_model_in_gguf_is_refused_with_the_way_to_play_it(tmp_path: Path) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
-    for name in (tmp_path / "tiny.gguf", tmp_path):
-        with pytest.raises(RunFolderError, match=r"is a model in GGUF, which llama.cpp loads: .* serve it"):
-            model_folder(str(name))
-
-
 @pytest.mark.parametrize("name_beside", ["config.json", "adapter_config.json"])
 def test_an_adapter_is_refused_beside_a_model_too(name_beside: str, tmp_path: Path) -> None:
     for name in ("adapter_config.json", name_beside):

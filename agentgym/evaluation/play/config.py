@@ -38,8 +38,8 @@ class EvalConfig(ModelOptions):
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """The keywords of the environment's class."""
     policy: str = EMBEDDED
-    """`embedded`, a model folder, an id of the Hugging Face hub such as `Qwen/Qwen3-0.6B`, the `http://HOST:PORT/v1` of
-    a chat endpoint, or `oracle`, `cheat`, `random`: policies that need no model."""
+    """`embedded`, a model folder, a GGUF file, an id of the Hugging Face hub such as `Qwen/Qwen3-0.6B`, the
+    `http://HOST:PORT/v1` of a chat endpoint, or `oracle`, `cheat`, `random`: policies that need no model."""
     num_tasks: int = 50
     """The number of held-out tasks: the first ones, whatever the seed."""
     num_repeats: int = 1

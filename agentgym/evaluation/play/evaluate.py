@@ -16,6 +16,7 @@ from agentgym.chat_templates.families import format_to_record, open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.template_date import present_date
+from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.data import open_data
 from agentgym.engines.openai.config import is_url
 from agentgym.envs.base.card import card_of
@@ -32,8 +33,7 @@ from agentgym.evaluation.play.open_model import open_model
 from agentgym.evaluation.play.policies import PolicyLoop, played_env
 from agentgym.loading import code_path_of
 from agentgym.model.decoder_config import folder_window
-from agentgym.model.model_name import EMBEDDED, is_model_id, model_folder
-from agentgym.remote import is_remote
+from agentgym.model.model_name import EMBEDDED, names_model, with_digest
 from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
@@ -188,7 +188,7 @@ def config_tasks(config: EvalConfig) -> list[Task]:
     if not config.data.has_files:
         return eval_tasks(config.env, config.num_tasks, config.env_kwargs)
     tokenizer = config.tokenizer if config.policy in POLICIES or is_url(config.policy) else config.policy
-    count = count_prompt(_open_renderer(model_folder(tokenizer, config.chat_template), config))
+    count = count_prompt(_open_renderer(chat_folder(tokenizer, config.chat_template), config))
     data = open_data(config.data, count, config.env)
     if not data.eval:
         raise ConfigError(
@@ -267,12 +267,12 @@ async def _loop(config: EvalConfig, num_episodes: int) -> EpisodeLoop:
 def policy_loop(config: EvalConfig) -> PolicyLoop:
     """Returns the loop of a policy that needs no model."""
     limits = Limits(max_turns=config.max_turns, turn_tokens=POLICY_TURN_TOKENS)
-    renderer = _open_renderer(model_folder(config.tokenizer, config.chat_template), config)
+    renderer = _open_renderer(chat_folder(config.tokenizer, config.chat_template), config)
     return PolicyLoop(renderer, limits, history=config.history)
 
 
 async def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
-    folder = model_folder(config.policy, config.chat_template)
+    folder = chat_folder(config.policy, config.chat_template)
     renderer = _open_renderer(folder, config)
     engine = await open_model(folder, config.model_settings(min(config.concurrency, num_episodes)))
     return RolloutLoop(
@@ -322,10 +322,9 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
         task = Task(config.env, 0, kwargs=config.env_kwargs)
         opening = attempt(lambda: played_env(config.policy)(task))
         unwrap_user_outcome(opening, f"the {config.policy} policy of {config.env} cannot be made").close()
-        return _with_chat_format(config, model_folder(config.tokenizer, config.chat_template))
+        return _with_chat_format(config, chat_folder(config.tokenizer, config.chat_template))
     num_turns = turn_limit(config.env, config.env_kwargs)
-    is_elsewhere = is_model_id(config.policy) or is_remote(config.policy)
-    if not (config.policy == EMBEDDED or is_elsewhere or isdir(expanduser(config.policy))):
+    if not (names_model(config.policy) or isdir(expanduser(config.policy))):
         kinds = [EMBEDDED, *POLICIES]
         near = nearest(config.policy, kinds) or "."
         if HOST.match(config.policy):
@@ -334,8 +333,8 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
             f"no policy and no model folder {config.policy!r}{near} "
             f"A policy is {', '.join(kinds)}, the folder of a model, or the http:// address of a chat endpoint"
         )
-    folder = model_folder(config.policy, config.chat_template)
-    config = _with_chat_format(config, folder)
+    folder = chat_folder(config.policy, config.chat_template)
+    config = _with_chat_format(replace(config, policy=with_digest(config.policy)), folder)
     _require_torch()
     if not (folder / "config.json").is_file():
         raise RunFolderError(f"no model in {str(folder)!r}: it has a tokenizer, and no config.json")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.engines.protocol import Engine
 from agentgym.engines.server_kind import check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
@@ -25,7 +26,7 @@ from agentgym.evaluation.play.generation import GenerationConfig, Prompt, Reply,
 from agentgym.evaluation.play.open_model import LocalModel, ServedModel, open_model
 from agentgym.evaluation.play.policies import played_env
 from agentgym.loading import code_path_of
-from agentgym.model.model_name import EMBEDDED, model_folder
+from agentgym.model.model_name import EMBEDDED
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.episode.token_loop import RolloutLoop
@@ -162,20 +163,21 @@ def create_engine(
     servers: ServerConfig | None = None,
     **settings: Any,  # those of LocalModel, which checks them
 ) -> ModelEngine:
-    """Loads a model that is ready to play: `embedded`, a model's folder, or an id of the Hugging Face hub.
+    """Loads a model that is ready to play: `embedded`, a model's folder, a GGUF file, or an id of the Hugging Face hub.
 
     `local` runs it in this process; its settings are `device` (`cpu`, `cuda`), `dtype` (`auto`, `float32`, `bfloat16`),
     `window` (tokens of prompt and reply together), `num_slots` (requests at once) and `backend` (the code that computes
     it, or the place of a class of one's own). `sglang`, `vllm` and other names of `agentgym.engines.SERVERS` launch
     servers of it, or use those of `servers`. `family` is its chat format, by a name of `agentgym tools families` or
-    the place of a function of one's own, if its template is not recognized; `chat_template` is a file that replaces the
-    template, and `chat_template_kwargs` are its variables, such as `{"enable_thinking": False}` for Qwen3.
+    the place of a function of one's own, if its template is not recognized; `chat_template` is a file or a name
+    (`chatml`) of one that replaces the template, and `chat_template_kwargs` are its variables, such as
+    `{"enable_thinking": False}` for Qwen3.
 
     Raises RunFolderError for a folder without a model, UnknownName for another kind, ConfigError for settings that
     cannot work, EngineError for a server that does not start.
     """
     how = _how(kind, servers, settings)
-    folder = model_folder(str(model), chat_template)
+    folder = chat_folder(str(model), chat_template)
     renderer = open_renderer(folder, family, variables=chat_template_kwargs)
     return ModelEngine(open_model(folder, how), renderer)
 

@@ -51,7 +51,8 @@ class ModelOptions:
     """The chat format of the model, by a name of `agentgym tools families`, or your own as `path/to/file.py:name`, a
     function `(tokenizer)` that returns a `Renderer`; None uses its chat template."""
     chat_template: str = ""
-    """A file with a chat template (Jinja) that replaces the model's, such as for a base model, which has none."""
+    """A chat template that replaces the model's, such as for a base model, which has none: a file (Jinja), or `qwen3`,
+    `chatml`, `llama3`, `gemma3` or `granite4`, whose marks must be tokens of the model."""
     chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking=false for Qwen3."""
     engine: str = "local"

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.errors import AgentGymError
-from agentgym.model.model_name import model_folder
 from agentgym.rollout.record.episodes_file import EpisodeRecord
 from agentgym.rollout.record.ledger import Ledger, Property, Violation
 from agentgym.trainers.algorithms.estimators import needs_input
@@ -113,7 +113,7 @@ class RecomputedLogprobs:
 
     def __init__(self, run: Path, config: TrainConfig, max_episodes: int = 8) -> None:
         self._config, self._max_episodes = config, max_episodes
-        first = model_folder(config.model, config.chat_template)
+        first = chat_folder(config.model, config.chat_template)
         self._folders = {0: first, **{step_of(folder): folder for folder in checkpoint_folders(run)}}
         self._samples: dict[int, list[tuple[int, Trajectory]]] = {}
         self._num_episodes: dict[int, int] = {}

@@ -9,6 +9,7 @@ from agentgym.chat_templates.families import format_to_record, open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.template_date import present_date
+from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.model.model_name import is_model_id, model_folder, revised_name
 from agentgym.model.policy import empty_policy
 from agentgym.trainers.checkpoints.run_folder import read_settings, recorded_run_date
@@ -55,7 +56,7 @@ def resolve_run(config: TrainConfig, resumed: Path | None = None) -> ResolvedRun
 
 
 def _find_model(config: TrainConfig, resumed: Path | None) -> tuple[TrainConfig, Path]:
-    """Returns the folder of the first weights, and the settings with the commit of a model of the hub.
+    """Returns the folder of the first weights, and the settings with the commit or the digest of its model.
 
     A run that is resumed keeps its commit, unless another one is named.
     """
@@ -64,7 +65,7 @@ def _find_model(config: TrainConfig, resumed: Path | None) -> tuple[TrainConfig,
         config = replace(config, model=recorded) if recorded.startswith(f"{config.model}@") else config
     folder = model_folder(config.model)
     config = replace(config, model=revised_name(config.model, folder))
-    return config, model_folder(config.model, config.chat_template) if config.chat_template else folder
+    return config, chat_folder(config.model, config.chat_template) if config.chat_template else folder
 
 
 def _open_format(config: TrainConfig, folder: Path, resumed: Path | None) -> tuple[TrainConfig, Renderer]:

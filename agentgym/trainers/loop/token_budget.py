@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.envs.catalog.resolve import turn_limit
 from agentgym.model.decoder_config import folder_window
-from agentgym.model.model_name import model_folder
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.run_tasks import played_choices
 from agentgym.trainers.resolve import resolve_config
@@ -37,4 +37,4 @@ def with_token_budget(config: TrainConfig, *, is_resumed: bool = False) -> Train
 
 
 def _window(config: TrainConfig) -> int:
-    return folder_window(model_folder(config.model, config.chat_template))
+    return folder_window(chat_folder(config.model, config.chat_template))

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from agentgym.embedded import embedded_folder
 from agentgym.errors import NOT_JSON, ConfigError, nearest
 from agentgym.model.architectures import refusal
 from agentgym.model.decoder_config import DecoderConfig
-from agentgym.model.model_name import is_model_id, model_folder
-from agentgym.remote import is_remote
+from agentgym.model.model_name import model_folder, names_model
 from agentgym.trainers.planning.shapes import ModelShape
 from agentgym.types import JSON
 
@@ -70,9 +68,7 @@ def shape_of(model: str) -> ModelShape:
                 folder.mkdir()
                 (folder / "config.json").write_text(json.dumps(config))
                 return _of_folder(folder)
-    folder = embedded_folder() if model == "embedded" else Path(model)
-    if is_model_id(model) or is_remote(model):
-        folder = model_folder(model)
+    folder = model_folder(model) if names_model(model) else Path(model)
     if folder.is_dir():
         return _of_folder(folder)
     sizes = [_size_of(name) for name in PUBLISHED]

@@ -21,8 +21,8 @@ class KLConfig:
     coefficient: float = 0.0
     """The weight of the penalty; 0 keeps no reference model."""
     reference: str | None = None
-    """The other model: a folder or an id of the Hugging Face hub, with the same tokenizer, such as a teacher to distill
-    from; None is the model that training began with."""
+    """The other model: a folder, a GGUF file or an id of the Hugging Face hub, with the same tokenizer, such as a
+    teacher to distill from; None is the model that training began with."""
     penalty: str = "k3"
     """The penalty's name in `KL_PENALTIES`, or your own as `path/to/file.py:name` or `package.module:name`. In the
     loss: k2, k3 or k3_st (k1 has no gradient in expectation, so it regularizes nothing there); in the reward: k1. These
