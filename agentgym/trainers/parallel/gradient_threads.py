@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -71,6 +72,8 @@ class GradientWorkers:
                 parameter.grad = None
             reports += [add_next() for _ in range(size)]
             _add(parameters, before)
+        if num_bytes > PENDING_BYTES:
+            give_back_memory()
         return reports
 
     def map(self, work: Callable[[T], S], parts: Iterable[T]) -> list[S]:
@@ -96,11 +99,18 @@ class GradientWorkers:
         self._pool.shutdown()
 
 
+def give_back_memory() -> None:
+    """Returns freed memory to the system, of which the C library keeps some for each thread: gigabytes of a model's."""
+    with suppress(OSError, AttributeError):  # a C library that has no such function
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is None:
             continue
         if parameter.grad is None:
+            gradient = gradient.to_dense() if gradient.is_sparse else gradient
             # A fused optimizer reads a gradient as contiguous memory; one of a slice has gaps.
             parameter.grad = gradient.to(gradient_type(parameter)).contiguous()
         else:
