@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from safetensors import safe_open
 
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.chat_templates.template_folder import template_for
@@ -157,15 +159,35 @@ def _check_template(folder: Path, options: ModelCheckOptions) -> TemplateReport 
 
 def _check_computation(folder: Path | None, options: ModelCheckOptions) -> list[CheckResult]:
     """Shows what is found of what a folder's model computes, or a small one of the architecture without a folder."""
-    check_model = import_module("agentgym.trainers.model_check.checks").check_model
+    checks = import_module("agentgym.trainers.model_check.checks")
+    results: list[CheckResult] = []
     with _computed_folder(folder, options) as computed:
-        results: list[CheckResult] = list(check_model(computed, options.model_backend))
+        size = _count_parameters(computed)
+        say(f"{size / 1e6:,.1f} million parameters: up to {checks.MEMORY_FACTOR * 4 * size / 1e9:.2g} GB of memory")
+        _say_row("check", "verdict", "what was found")
+        for result in checks.check_model(computed, options.model_backend):
+            results.append(result)
+            _say_row(*result.row())
         if options.engine != "local" and results[0].ok:
             check_on_server = import_module("agentgym.trainers.model_check.server_checks").check_on_server
             results.append(check_on_server(computed, options.engine, options.python))
-    show_table(["check", "verdict", "what was found"], [result.row() for result in results])
+            _say_row(*results[-1].row())
     say(f"{sum(result.ok for result in results)} of {len(results)} checks passed")
     return results
+
+
+def _say_row(check: str, verdict: str, measurement: str) -> None:
+    """Prints a row as soon as it is known: the checks of a large model take minutes."""
+    say(f"{check:<12}{verdict:<9}{measurement}")
+
+
+def _count_parameters(folder: Path) -> int:
+    """Returns the number of weights in a folder's files."""
+    num_weights = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            num_weights += sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return num_weights
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from agentgym.cores import num_cores
 from agentgym.engines.local.batch_invariance import batch_invariance_findings
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler
-from agentgym.engines.local.kernels.row_products import keep_packed
+from agentgym.engines.local.kernels.row_products import forget_packed, keep_packed
 from agentgym.engines.local.kv_cache import SlotCache, fitting_slots
 from agentgym.engines.local.live_weights import LiveWeights
 from agentgym.engines.local.machine_memory import total_memory
@@ -293,6 +293,8 @@ class LocalEngine:
     def _set_paused(self, paused: bool) -> None:
         for worker in self._workers:
             worker.is_paused = paused
+        if paused:  # the learner has a use for that memory
+            forget_packed(self._weights.parameters, free=True)
 
 
 def _settle(done: asyncio.Future[None], failure: EngineError | None) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.engines.local.common_keys import CommonKeys
-from agentgym.engines.local.machine_memory import available_memory, lazy_zeros
+from agentgym.engines.local.machine_memory import LARGE_PAGE, available_memory, lazy_zeros
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import KvShape, LanguageModel
 from agentgym.model.state_cache import StateName
@@ -255,12 +255,17 @@ def _zero_states(model: LanguageModel, num_slots: int) -> dict[StateName, Tensor
 
 
 def _zeros(shapes: Sequence[tuple[int, ...]], like: Tensor) -> tuple[tuple[Tensor, ...], tuple[mmap.mmap, ...]]:
-    """Returns a tensor per layer; on CPU also the pages that each is stored in."""
+    """Returns a tensor per layer; on CPU also the pages that each is stored in.
+
+    A slot's keys of a head are in pages that are not large if its window is: a short sequence would take a large one in
+    each layer (4.6 GB of 18 layers with 64 sequences, whose keys are 0.1 GB).
+    """
     sizes = [int(np.prod(shape)) * like.element_size() for shape in shapes]
     try:
         if like.device.type != "cpu":
             return tuple(torch.zeros(shape, dtype=like.dtype, device=like.device) for shape in shapes), ()
-        pages = tuple(map(lazy_zeros, sizes))
+        are_dense = [shape[3] * shape[4] * like.element_size() <= LARGE_PAGE for shape in shapes]
+        pages = tuple(lazy_zeros(size, in_large_pages=large) for size, large in zip(sizes, are_dense, strict=True))
     except (MemoryError, OSError, OverflowError, torch.OutOfMemoryError) as error:
         num_slots, window = shapes[0][1] - 1, shapes[0][3]
         raise ConfigError(

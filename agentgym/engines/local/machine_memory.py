@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["available_memory", "lazy_zeros", "total_memory"]
+__all__ = ["LARGE_PAGE", "available_memory", "lazy_zeros", "total_memory"]
 
 CGROUP = Path("/sys/fs/cgroup")
 FILES = (
@@ -17,6 +17,9 @@ FILES = (
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
 """The files with a container's limit, its use and its share of file cache, for control groups of version 2 and 1."""
+
+LARGE_PAGE = 2 << 20
+"""The bytes of a large page, all of which are taken as soon as one of them is used."""
 
 
 def total_memory() -> int:
@@ -41,9 +44,12 @@ def _limits() -> Iterator[tuple[int, int]]:
         yield limit_bytes, used_bytes - int(rows.get(cache, 0))
 
 
-def lazy_zeros(num_bytes: int) -> mmap.mmap:
-    """Returns zeroed pages of the system, large ones where it has them, which take no memory until they are used."""
+def lazy_zeros(num_bytes: int, *, in_large_pages: bool = True) -> mmap.mmap:
+    """Returns zeroed pages of the system, which take no memory until they are used.
+
+    Large ones, where the system has them, are read faster.
+    """
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without large pages
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        pages.madvise(mmap.MADV_HUGEPAGE if in_large_pages else mmap.MADV_NOHUGEPAGE)
     return pages

@@ -20,7 +20,7 @@ from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import write_model
 from agentgym.rollout.record.manifest import replace_file, what_is_torn, write_manifest
-from agentgym.trainers.checkpoints.state_copy import CopyMemory
+from agentgym.trainers.checkpoints.state_copy import CopyMemory, contiguous_tree
 from agentgym.trainers.parts.parts import SnapshotContent
 from agentgym.types import JSON
 
@@ -76,13 +76,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, eq=False)
 class LocalContent:
-    """A copy in this process."""
+    """The tensors of a model on the CPU, or the copy of one on a GPU."""
 
     config: Mapping[str, JSON]
     """The contents of `config.json`."""
     model: Mapping[str, Tensor]
     """The weights by published name."""
     learner: Mapping[str, Any]
+    is_live: bool
 
     @classmethod
     def of(
@@ -92,9 +93,13 @@ class LocalContent:
         learner: Mapping[str, Any],
         memory: CopyMemory,
     ) -> LocalContent:
-        """Copies the weights of the model, by published name, and the learner's state into the memory."""
-        copies = memory.copy_tree({"model": dict(weights), "learner": learner})
-        return cls(model.to_hf(), copies["model"], copies["learner"])
+        """Takes the weights of the model, by published name, and the learner's state; copies those of a GPU.
+
+        Those on the CPU must not change until they are written: a copy would take three times the model's memory.
+        """
+        state, is_live = {"model": dict(weights), "learner": learner}, model.embed.device.type == "cpu"
+        held = contiguous_tree(state) if is_live else memory.copy_tree(state)
+        return cls(model.to_hf(), held["model"], held["learner"], is_live)
 
     def write(self, folder: Path) -> None:
         """Writes the model and the learner's state to a folder."""
@@ -106,7 +111,7 @@ class LocalContent:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """A copy of all that a checkpoint of a step contains; later changes of the run do not affect it."""
+    """All that a checkpoint of a step contains; later changes affect it only where its content `is_live`."""
 
     step: int
     content: SnapshotContent

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agentgym.cores import num_cores
 
-__all__ = ["CopyMemory"]
+__all__ = ["CopyMemory", "contiguous_tree"]
 
 _ALIGNMENT = 64
 
@@ -49,6 +49,12 @@ class CopyMemory:
         """Returns the same tree of mappings and lists with a copy of every tensor, on the CPU."""
         copies = iter(self.copy(list(_tensors(state))))
         return {key: _with_copies(value, copies) for key, value in state.items()}
+
+
+def contiguous_tree(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the same tree of mappings and lists around the tensors themselves, with a copy only of one with gaps."""
+    tensors = (tensor.detach().contiguous() for tensor in _tensors(state))
+    return {key: _with_copies(value, tensors) for key, value in state.items()}
 
 
 def _new_pages(size: int) -> NDArray[np.uint8]:

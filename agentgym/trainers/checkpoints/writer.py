@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -49,6 +50,8 @@ class Checkpoints:
         self.folder = run / "checkpoints"
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
+        self._has_read = threading.Event()
+        self._has_read.set()
         self._newest: Path | None = None
         self._has_warned = False
         self._copy = RunCopy(run, config.copy_to) if config.copy_to else None
@@ -89,6 +92,8 @@ class Checkpoints:
         final = self.path_of(snapshot.step)
         self.wait()
         best = self._find_best([*map(step_of, checkpoint_folders(self.run)), snapshot.step], metrics)
+        if snapshot.content.is_live:
+            self._has_read.clear()
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing = self._thread.submit(self._write, snapshot, best)
         if not self.config.background:
@@ -122,6 +127,11 @@ class Checkpoints:
         if self._writing is not None and self._writing.done():
             self.wait()
 
+    async def before_update(self) -> None:
+        """Waits until the checkpoint that is being written has no need of the tensors as they are now."""
+        if not self._has_read.is_set():
+            await asyncio.to_thread(self._has_read.wait)
+
     async def ready(self) -> None:
         """Waits, without blocking the event loop, until nothing is being written."""
         if self._writing is not None:
@@ -152,9 +162,12 @@ class Checkpoints:
         final = self.path_of(snapshot.step)
         part = final.with_name(f".{final.name}.part")
         with guard_writes(self.run):
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            snapshot.write(part)
+            try:
+                shutil.rmtree(part, ignore_errors=True)
+                part.mkdir(parents=True)
+                snapshot.write(part)
+            finally:
+                self._has_read.set()
             for name in RECORDS:
                 sync(self.run / name)  # a run cannot resume from a checkpoint whose steps are not recorded
             os.replace(part, final)

@@ -66,6 +66,7 @@ class _DistantContent:
     groups: Sequence[RankGroup[SavingRank]]
     config: Mapping[str, JSON]
     number: int
+    is_live: bool = False
 
     def write(self, folder: Path) -> None:
         """Has the ranks write their files while they train on, and waits until they have."""

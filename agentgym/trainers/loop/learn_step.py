@@ -54,6 +54,7 @@ async def learn_step(
     num_steps = learner.num_steps
     is_beside = config.max_staleness > 0 or evaluation is not None
     with session.instruments.doing("learn"):
+        await session.folder.checkpoints.before_update()
         if not is_beside:
             await session.engine.pause()
         try:

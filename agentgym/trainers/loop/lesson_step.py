@@ -34,6 +34,7 @@ async def lesson_step(session: TrainingSession, lesson: Lesson[T]) -> None:
             batch = lesson.to_batch(items)
         learn_start = time.perf_counter()
         stats, numbers = None, dict(lesson.summarize(items))
+        await session.folder.checkpoints.before_update()
         with instruments.doing("learn"), one_core():  # other threads compute the passes
             if batch.num_rows:
                 stats = _text_stats(session, learner.update(batch, version=step - 1))

@@ -97,7 +97,7 @@ class LocalWeights:
         return await self.engine.update_weights(weights_for(self.engine, self.model), version)
 
     def copy(self) -> LocalContent:
-        """Copies all tensors in memory."""
+        """Takes the tensors, merged where adapters are beside them; those of a GPU are copied."""
         adapters, weights = self.learner.adapters, published_views(self.model)
         if adapters is None or adapters.published is not None:
             return LocalContent.of(self.model, weights, self.learner.state_dict(), self.memory)

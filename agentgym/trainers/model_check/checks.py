@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,12 +40,14 @@ from agentgym.trainers.model_check.findings import CheckResult
 from agentgym.trainers.model_check.rank_check import step_on_ranks
 from agentgym.trainers.settings.lora import LoraConfig
 
-__all__ = ["CHECKS", "check_model"]
+__all__ = ["CHECKS", "MEMORY_FACTOR", "check_model"]
 
 # Shape suffixes: N packed tokens, T tokens of a sequence, V vocabulary.
 
 CHECKS = ("loads", "logprobs", "prefix", "gradients", "samples", "same bits", "adapters", "ranks", "export", "replay")
 """The names of the checks, in order."""
+MEMORY_FACTOR = 6.0
+"""The most memory that the checks take, in all their processes, as a multiple of the weights in float32."""
 _NATS = 1e-3
 """The largest difference of a logprob that rounding explains in float32."""
 _GRADIENT = 1e-3
@@ -88,8 +90,7 @@ class _Subject:
 def check_model(folder: Path, backend: str = "auto") -> Iterator[CheckResult]:
     """Yields what each check finds of the model in a folder, in float32 on the CPU; nothing after one that cannot load.
 
-    Both models and the gradients of both are in memory: four times the weights in float32, and as much again in two
-    processes for the check of ranks.
+    Both models and the gradients of both are in memory: `MEMORY_FACTOR` times the weights in float32.
     """
     with _quiet():
         try:
@@ -163,18 +164,22 @@ def _check_gradients(subject: _Subject) -> tuple[bool, str]:
     subject.own_NV().gather(1, target_N1).mean().backward()
     torch.cat([subject.their_logprobs(row) for row in subject.rows]).gather(1, target_N1).mean().backward()
     with torch.no_grad(), _gradients_as_weights(ours), _gradients_as_weights(theirs):
-        result = _judge_tensors(dict(published_views(ours)), _published_tensors(theirs), _GRADIENT)
+        truth = _published_tensors(theirs)
+        result = _judge_tensors(((name, own, truth[name]) for name, own in published_views(ours)), _GRADIENT)
     ours.zero_grad()
     theirs.zero_grad()
     return result
 
 
-def _judge_tensors(ours: Mapping[str, Tensor], truth: Mapping[str, Tensor], bound: float) -> tuple[bool, str]:
-    """Judges the largest difference relative to the largest number of its tensor, and names the tensor if it fails."""
+def _judge_tensors(tensors: Iterable[tuple[str, Tensor, Tensor]], bound: float) -> tuple[bool, str]:
+    """Judges the largest difference relative to the largest number of its tensor, and names the tensor if it fails.
+
+    `tensors` are names, tensors and what these are to be.
+    """
     worst, where = 0.0, ""
-    for name, own in ours.items():
-        size = float(truth[name].abs().max())
-        difference = float((own - truth[name]).abs().max()) / (size or 1.0)
+    for name, own, truth in tensors:
+        size = float(truth.abs().max())
+        difference = float((own - truth).abs().max()) / (size or 1.0)
         if not difference <= worst:  # also for what is not a number
             worst, where = difference, name
             if difference != difference:
@@ -265,6 +270,7 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
         adapted_NV = own.own_NV()
         moved = float((adapted_NV - subject.own_NV()).abs().max())
         save_model_folder(adapters.merge(), folder)
+        subject.theirs = None  # before there is another one
         subject.theirs = _load_theirs(Path(folder), subject.backend)
         reference_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
     passed, gap = _judge(float((adapted_NV - reference_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers")
@@ -272,7 +278,8 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
 
 
 def _check_ranks(subject: _Subject) -> tuple[bool, str]:
-    return _judge_tensors(*step_on_ranks(subject.folder, subject.backend), _RANKS)
+    subject.theirs = None  # what follows loads its own
+    return _judge_tensors(step_on_ranks(subject.folder, subject.backend, published_views(subject.ours)), _RANKS)
 
 
 @torch.no_grad()

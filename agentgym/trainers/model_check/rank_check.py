@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from agentgym.errors import AgentGymError
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_class import quiet_transformers
-from agentgym.model.model_folder import published_views
 from agentgym.model.policy import load_policy
 from agentgym.trainers.batch.batch import TrainingBatch, build_batch
 from agentgym.trainers.batch.credits import flat_credit
@@ -37,26 +38,30 @@ _STEP = OptimizerConfig(name="sgd", learning_rate=1e3, warmup_steps=0, max_grad_
 """Plain gradient descent, at a rate at which a weight's rounding hides nothing of its gradient."""
 
 
-def step_on_ranks(folder: Path, backend: str = "auto") -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Returns what a step changes in each published tensor on two ranks, and in one process: multiples of the gradient.
+def step_on_ranks(
+    folder: Path, backend: str, before: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yields what a step changes in each published tensor on two ranks, and in one process: multiples of the gradient.
+
+    `before` are the tensors of the folder's model. Those after the step are read from files, one at a time.
 
     The step is one of three groups of unequal rows, in several micro-batches. The ranks are processes of this machine,
     with gloo, on the CPU. Raises AgentGymError if they cannot compute the step.
     """
-    model = load_policy(folder, backend=backend)
-    first = {name: view.detach().clone() for name, view in published_views(model)}
-    alone = _weights_after_step(model)
     with tempfile.TemporaryDirectory() as output:
-        _run_ranks(folder, backend, Path(output))
-        ranks = load_file(Path(output) / "weights.safetensors")
-    ours, truth = ({name: after[name] - before for name, before in first.items()} for after in (ranks, alone))
-    return ours, truth
+        alone_file, ranks_file = Path(output) / "alone.safetensors", Path(output) / "ranks.safetensors"
+        _write_step(load_policy(folder, backend=backend), alone_file)
+        _run_ranks(folder, backend, ranks_file)
+        with safe_open(ranks_file, "pt") as ranks, safe_open(alone_file, "pt") as alone:
+            for name, tensor in before:
+                first = tensor.detach()
+                yield name, ranks.get_tensor(name) - first, alone.get_tensor(name) - first
 
 
-def _run_ranks(folder: Path, backend: str, output: Path) -> None:
+def _run_ranks(folder: Path, backend: str, file: Path) -> None:
     """Has new processes compute the step; the first writes its weights."""
     get_context("forkserver").set_forkserver_preload([__name__, "torch._dynamo"])  # imported once for many checks
-    arguments = (folder, backend, output)
+    arguments = (folder, backend, file)
     ranks = start_processes(_learn_as_rank, arguments, _SIZE, join=False, daemon=True, start_method="forkserver")
     deadline = time.monotonic() + _LIMIT_S
     try:
@@ -74,24 +79,23 @@ def _run_ranks(folder: Path, backend: str, output: Path) -> None:
             process.join()
 
 
-def _learn_as_rank(rank: int, folder: Path, backend: str, output: Path) -> None:
+def _learn_as_rank(rank: int, folder: Path, backend: str, file: Path) -> None:
     torch.set_num_threads(1)
-    address, timeout = f"file://{output / 'store'}", timedelta(seconds=_LIMIT_S)
+    address, timeout = f"file://{file.with_name('store')}", timedelta(seconds=_LIMIT_S)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=_SIZE, timeout=timeout)
     with quiet_transformers():
-        weights = _weights_after_step(Ranks().load(folder, backend=backend))
-    if rank == 0:
-        save_file(weights, output / "weights.safetensors")
+        _write_step(Ranks().load(folder, backend=backend), file)
     dist.destroy_process_group()
 
 
-def _weights_after_step(model: LanguageModel | Sharded) -> dict[str, Tensor]:
-    """Returns the whole weights by their published names; rank 0 has them."""
+def _write_step(model: LanguageModel | Sharded, file: Path) -> None:
+    """Takes the step and writes the whole weights by their published names, which of several ranks the first has."""
     learner = Learner(model, LearnerConfig(loss="gpg", micro_batch_tokens=160), _STEP, total_steps=1)
     learner.update(_batch(learner.model.vocab_size))
-    weights = {name: tensor.detach().contiguous().clone() for name, tensor in learner.weights(trained_only=False)}
+    weights = {name: tensor.detach().contiguous() for name, tensor in learner.weights(trained_only=False)}
+    if weights:
+        save_file(weights, file)
     learner.close()
-    return weights
 
 
 def _batch(vocab_size: int) -> TrainingBatch:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Generic, TypeVar
 
 import torch
@@ -16,6 +17,9 @@ __all__ = ["GradientWorkers", "MicroResult", "one_core"]
 
 T = TypeVar("T")
 S = TypeVar("S")
+
+PENDING_BYTES = 1 << 28
+"""The bytes of gradients that may wait for those of an earlier part; one of each thread may, whatever its size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,26 +53,42 @@ class GradientWorkers:
 
         With `sizes`, the gradients of that many parts are summed at a time, and then the sums.
         """
-        reports = []
+        reports: list[S] = []
 
         def compute_part(part: T) -> tuple[tuple[Tensor | None, ...], S]:
             result = compute(part)
             return torch.autograd.grad(result.loss, parameters, allow_unused=True), result.report
 
-        results = self._pool.map(compute_part, parts)
+        def add_next() -> S:  # whose gradients are not kept until the next ones are there
+            gradients, report = next(results)
+            _add(parameters, gradients)
+            return report
+
+        num_bytes = sum(parameter.numel() * gradient_type(parameter).itemsize for parameter in parameters)
+        results = self._in_order(compute_part, parts, max(self.num_threads, PENDING_BYTES // max(1, num_bytes)))
         for size in sizes or (len(parts),):
             before = [parameter.grad for parameter in parameters]
             for parameter in parameters:
                 parameter.grad = None
-            for gradients, report in islice(results, size):
-                reports.append(report)
-                _add(parameters, gradients)
+            reports += [add_next() for _ in range(size)]
             _add(parameters, before)
+        if num_bytes > PENDING_BYTES:
+            give_back_memory()
         return reports
 
     def map(self, work: Callable[[T], S], parts: Iterable[T]) -> list[S]:
         """Runs `work` on every part; returns the results in their order."""
         return list(self._pool.map(work, parts))
+
+    def _in_order(self, work: Callable[[T], S], parts: Iterable[T], max_pending: int) -> Iterator[S]:
+        """Yields the results of the parts in their order, of which at most `max_pending` are computed or wait."""
+        pending: deque[Future[S]] = deque()
+        for part in parts:
+            if len(pending) == max_pending:
+                yield pending.popleft().result()
+            pending.append(self._pool.submit(work, part))
+        while pending:
+            yield pending.popleft().result()
 
     def run(self, work: Callable[[], S]) -> S:
         """Runs `work` on one of these threads, so that an optimizer's step uses one core and has the same bits."""
@@ -79,11 +99,18 @@ class GradientWorkers:
         self._pool.shutdown()
 
 
+def give_back_memory() -> None:
+    """Returns freed memory to the system, of which the C library keeps some for each thread: gigabytes of a model's."""
+    with suppress(OSError, AttributeError):  # a C library that has no such function
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is None:
             continue
         if parameter.grad is None:
+            gradient = gradient.to_dense() if gradient.is_sparse else gradient
             # A fused optimizer reads a gradient as contiguous memory; one of a slice has gaps.
             parameter.grad = gradient.to(gradient_type(parameter)).contiguous()
         else:

@@ -47,7 +47,11 @@ class Origin:
 
 
 class SnapshotContent(Protocol):
-    """A copy of the weights and of the learner's state."""
+    """The weights and the learner's state, as they are or copied."""
+
+    @property
+    def is_live(self) -> bool:
+        """True for the tensors themselves, which must not change until they are written."""
 
     def write(self, folder: Path) -> None:
         """Writes the files of the model, and the learner's state into its subfolder `learner`."""
@@ -60,7 +64,7 @@ class TrainedWeights(Protocol):
         """Gives the engine the newest weights as a policy version."""
 
     def copy(self) -> SnapshotContent:
-        """Copies weights and state, so that they can be written while the next step is learned."""
+        """Takes weights and state to be written, as copies where that cannot end before the next update."""
 
     def load(self, checkpoint: Path) -> None:
         """Loads the learner's state from the folder of a checkpoint, whose weights it has."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 
 from agentgym.engines.local.kv_cache import SlotCache
@@ -16,10 +17,10 @@ from agentgym.model.decoder import Decoder, DecoderConfig
 WINDOW = 2_048
 
 
-def slots(number: int) -> SlotCache:
+def slots(number: int, window: int = WINDOW) -> SlotCache:
     sizes = {"vocab_size": 10, "width": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_width": 8}
-    model = Decoder(DecoderConfig(family="llama", ffn_width=8, context_window=WINDOW, **sizes))
-    return SlotCache(model, number, WINDOW)
+    model = Decoder(DecoderConfig(family="llama", ffn_width=8, context_window=window, **sizes))
+    return SlotCache(model, number, window)
 
 
 @pytest.fixture
@@ -27,6 +28,13 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     event_loop = asyncio.new_event_loop()
     yield event_loop
     event_loop.close()
+
+
+def test_a_token_in_each_of_many_long_slots_takes_little_memory() -> None:
+    cache = slots(64, 1 << 17)  # 4 MiB of keys in a slot
+    before = psutil.Process().memory_info().rss
+    cache.kv[0][:, :, :, 0] = 1.0
+    assert psutil.Process().memory_info().rss - before < 8 << 20, "two large pages for each would be 256 MiB"
 
 
 def play(scheduler: Scheduler) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import random
@@ -171,29 +172,47 @@ def test_a_run_without_checkpoints_begins_at_the_beginning(tmp_path: Path) -> No
     assert Checkpoints(tmp_path, CheckpointConfig()).resume() is None
 
 
-def test_the_written_model_is_that_of_its_step(tiny: Tiny, tmp_path: Path) -> None:
+def test_an_update_waits_until_the_tensors_that_it_changes_are_written(tiny: Tiny, tmp_path: Path) -> None:
     model, go = tiny(), threading.Event()
     mean = torch.ones(3)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    asyncio.run(checkpoints.before_update())  # nothing is being written
     content = LocalContent.of(model, published_views(model), {"state": {0: mean, 1: [mean]}}, CopyMemory())
     contents = Snapshot(step=1, content=content, tokenizer=embedded_folder(), tasks={}, random={})
     snapshot_held = Held(**vars(contents), go=go)
     path = checkpoints.save(snapshot_held, [])
     assert snapshot_held.begun.wait(60)
+    checkpoints.check()
+    assert newest_whole(tmp_path) is None, "it is not there before it is whole"
+    update = threading.Thread(target=lambda: asyncio.run(checkpoints.before_update()))
+    update.start()
+    update.join(0.05)
+    assert update.is_alive()
+    go.set()
+    update.join(60)
+    assert not update.is_alive()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
         mean.zero_()
-    checkpoints.check()
-    assert not path.exists() and newest_whole(tmp_path) is None, "it is not there before it is whole"
-    go.set()
     checkpoints.wait()
     written = Checkpoint(path)
     state = written.learner_state()
     assert torch.equal(state["state"][0], torch.ones(3)) and torch.equal(state["state"][1][0], torch.ones(3))
     loaded = load_decoder(path)
     assert all(torch.equal(left, right) for left, right in zip(loaded.parameters(), before, strict=True))
+    checkpoints.close()
+
+
+def test_an_update_goes_on_after_a_checkpoint_that_could_not_be_written(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny()
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    content = LocalContent.of(model, published_views(model), {}, CopyMemory())
+    checkpoints.save(Snapshot(step=1, content=content, tokenizer=tmp_path / "none", tasks={}, random={}), [])
+    asyncio.run(checkpoints.before_update())
+    with pytest.raises(RunFolderError):
+        checkpoints.wait()
     checkpoints.close()
 
 

@@ -7,6 +7,7 @@ the program prints their exit codes, a line of JSON. Ranks are forks of the prog
 from __future__ import annotations
 
 import copy
+import faulthandler
 import json
 import multiprocessing
 import sys
@@ -167,6 +168,7 @@ def no_whole_model(*_: object, **__: object) -> LanguageModel:
 
 def run_rank(folder: Path, rank: int, size: int) -> None:
     """Learns all cases, one after the other."""
+    faulthandler.enable()  # a rank has died of a segmentation fault in a long run of all tests
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from agentgym.model.decoder import Decoder
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import Learner, LearnerConfig
+from agentgym.trainers.parallel import gradient_threads
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -51,6 +52,23 @@ def test_sums_are_taken_in_the_order_of_the_parts_whichever_is_done_first(num_th
     workers.accumulate([1e8, 1.0, -1e8], compute, [weight])
     workers.close()
     assert weight.grad is not None and weight.grad.tolist() == [0.0]
+
+
+def test_gradients_of_few_parts_wait_for_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_threads, "PENDING_BYTES", 12)
+    weight = nn.Parameter(torch.ones(1))
+    workers, begun = GradientWorkers(2), []
+
+    def compute(factor: float) -> MicroResult[float]:
+        begun.append(factor)
+        if factor == 0.0:
+            time.sleep(0.2)
+            assert begun[1:] == [1.0, 2.0], "three gradients of four bytes"
+        return slope(weight, factor)
+
+    assert workers.accumulate([float(part) for part in range(9)], compute, [weight]) == [*range(9)]
+    workers.close()
+    assert weight.grad is not None and weight.grad.tolist() == [36.0]
 
 
 def test_portions_are_summed_apart_and_then_together() -> None:
