@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from safetensors import safe_open
 
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.chat_templates.template_folder import template_for
@@ -162,7 +160,7 @@ def _check_computation(folder: Path | None, options: ModelCheckOptions) -> list[
     checks = import_module("agentgym.trainers.model_check.checks")
     results: list[CheckResult] = []
     with _computed_folder(folder, options) as computed:
-        size = _count_parameters(computed)
+        size = import_module("agentgym.model.model_folder").count_parameters(computed)
         say(f"{size / 1e6:,.1f} million parameters: up to {checks.MEMORY_FACTOR * 4 * size / 1e9:.2g} GB of memory")
         _say_row("check", "verdict", "what was found")
         for result in checks.check_model(computed, options.model_backend):
@@ -179,15 +177,6 @@ def _check_computation(folder: Path | None, options: ModelCheckOptions) -> list[
 def _say_row(check: str, verdict: str, measurement: str) -> None:
     """Prints a row as soon as it is known: the checks of a large model take minutes."""
     say(f"{check:<12}{verdict:<9}{measurement}")
-
-
-def _count_parameters(folder: Path) -> int:
-    """Returns the number of weights in a folder's files."""
-    num_weights = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            num_weights += sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-    return num_weights
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def test_it_leaves_a_model_folder_that_everything_loads(agentgym: Command, model
     assert played.json["num_episodes"] == 2
 
 
-def test_who_sets_nothing_sees_the_success_of_the_oracle_and_of_the_model_before_and_after(
+def test_by_default_success_of_oracle_and_model_is_shown_before_and_after(
     agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentgym.trainers.lessons.config.NUM_HELD_OUT", 2)

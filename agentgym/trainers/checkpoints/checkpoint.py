@@ -98,8 +98,8 @@ class LocalContent:
         Those on the CPU must not change until they are written: a copy would take three times the model's memory.
         """
         state, is_live = {"model": dict(weights), "learner": learner}, model.embed.device.type == "cpu"
-        held = contiguous_tree(state) if is_live else memory.copy_tree(state)
-        return cls(model.to_hf(), held["model"], held["learner"], is_live)
+        tensors = contiguous_tree(state) if is_live else memory.copy_tree(state)
+        return cls(model.to_hf(), tensors["model"], tensors["learner"], is_live)
 
     def write(self, folder: Path) -> None:
         """Writes the model and the learner's state to a folder."""

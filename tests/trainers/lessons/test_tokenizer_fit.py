@@ -22,7 +22,7 @@ def embedded() -> ChatTokenizer:
     return ChatTokenizer.load(embedded_folder())
 
 
-def test_words_of_the_models_own_environments_are_whole_and_those_of_others_in_pieces(embedded: ChatTokenizer) -> None:
+def test_words_of_other_environments_are_cut_into_many_tokens(embedded: ChatTokenizer) -> None:
     assert describe_words(embedded, [reply("go", direction="north"), reply("take", thing="lamp")]) == []
     (line,) = describe_words(embedded, [reply("lookup", order="72"), reply("refund", amount="45")])
     assert line.startswith("words in pieces: a token holds 1.9 bytes of the replies' words, and 3 to 6 are usual")
