@@ -48,7 +48,7 @@ def is_lone_participle(name: str) -> bool:
 
 
 def is_state(name: str) -> bool:
-    """Returns whether a name is such a participle, apart from a shape suffix (`found_N`), `_` and capitals."""
+    """Returns whether a name is such a participle, apart from a shape suffix, `_` and capitals."""
     return re.sub(r"(?<=[a-z])_[A-Z0-9]+$", "", name.strip("_")).lower() in STATES
 
 

@@ -56,7 +56,7 @@ def test_a_config_alone_is_checked_as_a_small_model_and_exits_with_1_on_failure(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("qwen4", "did you mean 'qwen3'"), ("missing/", "not a model folder"), ("kimi_k2", "cannot make a small model")],
+    [("qwen4", "did you mean 'qwen3'"), ("missing/", "no model folder"), ("kimi_k2", "cannot make a small model")],
 )
 def test_what_cannot_be_checked_is_said_in_a_line(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "check", name]) == 2

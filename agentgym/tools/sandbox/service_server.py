@@ -103,7 +103,7 @@ def _call_of(body: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
     try:
         contents = {str(path): base64.b64decode(content or "", validate=True) for path, content in files.items()}
     except (TypeError, ValueError, binascii.Error) as error:
-        _refuse(f"the content of a file is not a base64: {error}")
+        _refuse(f"the content of a file is not base64: {error}")
     if stdin and (conflicts := sorted({STDIN, PROGRAM} & {os.path.normpath(path) for path in contents})):
         _refuse(f"a file named {conflicts[0]} cannot be given beside stdin")
     if stdin:

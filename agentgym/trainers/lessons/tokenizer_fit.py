@@ -16,7 +16,7 @@ __all__ = ["describe_characters", "describe_words"]
 WORD = re.compile(r"[^\W\d_]+")
 MIN_WORD_BYTES = 2.5
 """The bytes of a word that one token holds on average, below which words are in many pieces. The tokenizers of Qwen,
-Mistral Nemo and gpt-oss hold 2.8 to 7.5 in ten languages, names and code; the embedded one 5 in the words of its own
+Mistral Nemo and gpt-oss hold 2.8 to 7.5 in seven languages, names and code; the embedded one 5 in the words of its own
 environments, and 1 to 2.3 in those of others."""
 MAX_BYTE_SHARE = 0.01
 """The share of the replies' characters above which those that are written byte by byte are named."""

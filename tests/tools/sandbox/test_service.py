@@ -145,7 +145,7 @@ def test_a_program_reads_the_standard_input_of_its_request(language: str, progra
         ({"code": "1", "language": "cpp"}, "python or bash, got 'cpp'"),
         ({"code": 1, "language": "python"}, "code is a text"),
         ({"language": "python"}, "code is a text"),
-        ({"code": "1", "language": "python", "files": {"a": "no base64"}}, "no base64"),
+        ({"code": "1", "language": "python", "files": {"a": "no base64"}}, "is not base64"),
         ({"code": "1", "language": "python", "files": {"../a": ""}}, "relative to the working folder"),
         ({"code": "1", "language": "python", "fetch_files": "a"}, "fetch_files is a list"),
         ({"code": "1", "language": "python", "run_timeout": 60}, "at most 10"),

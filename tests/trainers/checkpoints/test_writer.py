@@ -205,13 +205,20 @@ def test_an_update_waits_until_the_tensors_that_it_changes_are_written(tiny: Tin
     checkpoints.close()
 
 
-def test_an_update_goes_on_after_a_checkpoint_that_could_not_be_written(tiny: Tiny, tmp_path: Path) -> None:
-    model = tiny()
+class FullDisk:
+    """Content that cannot be written."""
+
+    is_live = True
+
+    def write(self, folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_an_update_goes_on_after_a_checkpoint_that_could_not_be_written(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
-    content = LocalContent.of(model, published_views(model), {}, CopyMemory())
-    checkpoints.save(Snapshot(step=1, content=content, tokenizer=tmp_path / "none", tasks={}, random={}), [])
+    checkpoints.save(Snapshot(step=1, content=FullDisk(), tokenizer=embedded_folder(), tasks={}, random={}), [])
     asyncio.run(checkpoints.before_update())
-    with pytest.raises(RunFolderError):
+    with pytest.raises(RunFolderError, match="No space left"):
         checkpoints.wait()
     checkpoints.close()
 
