@@ -26,11 +26,11 @@ def short_help(options: type[object], names: Sequence[str], prog: str) -> str:
     summary = textwrap.fill(" ".join((options.__doc__ or "").split()), width)
     lines = [f"usage: {prog} [OPTIONS]", "", summary, "", "The settings that matter most:"]
     for name in names:
-        kind, setting = _find_setting(options, name.split("."))
+        kind, setting, default = _find_setting(options, name.split("."))
         option = f"--{name.replace('_', '-')} {_metavar(get_type_hints(kind)[setting.name])}".rstrip()
         text = option_docs(kind).get(setting.name, "")
         lines.append(f"  {option}")
-        lines.append(textwrap.fill(f"{text} {_default_text(setting)}".strip(), width, **_indents()))
+        lines.append(textwrap.fill(f"{text} {_default_text(default)}".strip(), width, **_indents()))
     lines += ["", f"All settings: {prog} --help-all"]
     if "print_config" in names:
         lines.append(f"As YAML:      {prog} --env ID --print-config")
@@ -54,14 +54,24 @@ def _indents() -> dict[str, Any]:
     return {"initial_indent": " " * INDENT, "subsequent_indent": " " * INDENT}
 
 
-def _find_setting(kind: type[object], path: Sequence[str]) -> tuple[type[object], Field[Any]]:
-    """Returns the dataclass that has the setting of a path, and its field."""
+def _find_setting(
+    kind: type[object], path: Sequence[str], block: object = None
+) -> tuple[type[object], Field[Any], object]:
+    """Returns the dataclass that has the setting of a path, its field, and its default; `block` is the class's value.
+
+    A class may have other defaults for a block of settings than the block's own class.
+    """
     assert is_dataclass(kind)
     settings = {setting.name: setting for setting in fields(kind)}
     hints = get_type_hints(kind)
     if path[0] not in settings:
         return _find_setting(hints["run"], path)
-    return (kind, settings[path[0]]) if len(path) == 1 else _find_setting(hints[path[0]], path[1:])
+    setting = settings[path[0]]
+    if len(path) == 1:
+        return kind, setting, setting.default if block is None else getattr(block, setting.name)
+    return _find_setting(
+        hints[path[0]], path[1:], setting.default_factory() if callable(setting.default_factory) else None
+    )
 
 
 def _metavar(hint: object) -> str:
@@ -75,7 +85,6 @@ def _metavar(hint: object) -> str:
     return "" if hint is bool else str(getattr(hint, "__name__", hint)).upper()
 
 
-def _default_text(setting: Field[Any]) -> str:
-    default = setting.default
+def _default_text(default: object) -> str:
     is_silent = default is MISSING or default is None or isinstance(default, bool) or default == ""
     return "" if is_silent else f"(default: {default})"

@@ -80,6 +80,12 @@ def test_it_leaves_a_model_folder_that_everything_loads(agentgym: Command, model
     assert played.json["num_episodes"] == 2
 
 
+def test_help_shows_how_many_held_out_tasks_are_played(agentgym: Command) -> None:
+    text = " ".join(agentgym("sft", "--help").text.split())
+    assert "--eval.episodes INT Held-out tasks played before and after training" in text
+    assert "0 plays none. (default: 100)" in text
+
+
 def test_by_default_success_of_oracle_and_model_is_shown_before_and_after(
     agentgym: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
