@@ -305,15 +305,6 @@ class TransformersModel(LanguageModel):
             if recomputes:
                 vars(block)["forward"] = partial(_recompute, type(block).forward, block)
 
-    def add_embedding_to_head(self) -> None:
-        """Has a tied embedding's gradient, of the few tokens of a pass, added to the head's in place.
-
-        By default it is a second matrix of the size of the vocabulary.
-        """
-        embedding = self.hf.get_input_embeddings()
-        if isinstance(embedding, nn.Embedding) and embedding.weight is self.head_weight:
-            embedding.sparse = True
-
     def to_hf(self) -> dict[str, JSON]:
         """Returns the `config.json` that the model was loaded with."""
         return dict(self.settings)

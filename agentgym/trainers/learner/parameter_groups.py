@@ -14,8 +14,6 @@ from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
-from agentgym.model.transformers_model import TransformersModel
-from agentgym.trainers.parallel.sharded_tensor import is_sharded
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -130,6 +128,4 @@ def ready_to_train(model: LanguageModel, config: LearnerConfig) -> LanguageModel
     model.set_recompute(config.activation_checkpointing)
     if config.router.frozen:
         model.freeze_routers()
-    if isinstance(model, TransformersModel) and not is_sharded(model.embed):
-        model.add_embedding_to_head()
     return model

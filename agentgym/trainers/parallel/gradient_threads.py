@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,19 +60,25 @@ class GradientWorkers:
             result = compute(part)
             return torch.autograd.grad(result.loss, parameters, allow_unused=True), result.report
 
-        def add_next() -> S:  # whose gradients are not kept until the next ones are there
-            gradients, report = next(results)
-            _add(parameters, gradients)
-            return report
-
         num_bytes = sum(parameter.numel() * gradient_type(parameter).itemsize for parameter in parameters)
-        results = self._in_order(compute_part, parts, max(self.num_threads, PENDING_BYTES // max(1, num_bytes)))
-        for size in sizes or (len(parts),):
-            before = [parameter.grad for parameter in parameters]
-            for parameter in parameters:
-                parameter.grad = None
-            reports += [add_next() for _ in range(size)]
-            _add(parameters, before)
+        max_pending, pending = max(self.num_threads, PENDING_BYTES // max(1, num_bytes)), deque[Future[Any]]()
+        rest = iter(parts)
+        try:
+            for size in sizes or (len(parts),):
+                before = [parameter.grad for parameter in parameters]
+                for parameter in parameters:
+                    parameter.grad = None
+                for _ in range(size):
+                    few = islice(rest, max_pending - len(pending))
+                    pending.extend(self._pool.submit(compute_part, part) for part in few)
+                    gradients, report = pending.popleft().result()
+                    _add(parameters, gradients)
+                    del gradients  # before the next ones are waited for
+                    reports.append(report)
+                _add(parameters, before)
+        finally:
+            for future in pending:
+                future.cancel()
         if num_bytes > PENDING_BYTES:
             give_back_memory()
         return reports
@@ -79,16 +86,6 @@ class GradientWorkers:
     def map(self, work: Callable[[T], S], parts: Iterable[T]) -> list[S]:
         """Runs `work` on every part; returns the results in their order."""
         return list(self._pool.map(work, parts))
-
-    def _in_order(self, work: Callable[[T], S], parts: Iterable[T], max_pending: int) -> Iterator[S]:
-        """Yields the results of the parts in their order, of which at most `max_pending` are computed or wait."""
-        pending: deque[Future[S]] = deque()
-        for part in parts:
-            if len(pending) == max_pending:
-                yield pending.popleft().result()
-            pending.append(self._pool.submit(work, part))
-        while pending:
-            yield pending.popleft().result()
 
     def run(self, work: Callable[[], S]) -> S:
         """Runs `work` on one of these threads, so that an optimizer's step uses one core and has the same bits."""
@@ -110,7 +107,6 @@ def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> No
         if gradient is None:
             continue
         if parameter.grad is None:
-            gradient = gradient.to_dense() if gradient.is_sparse else gradient
             # A fused optimizer reads a gradient as contiguous memory; one of a slice has gaps.
             parameter.grad = gradient.to(gradient_type(parameter)).contiguous()
         else:
