@@ -21,7 +21,7 @@ TAGS = ("<tool_call>", "</tool_call>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTemplate:
-    """What a family writes around the parts of a conversation."""
+    """The marks that a family writes around the parts of a conversation."""
 
     opening: str
     """The text before the role of a message."""
@@ -109,7 +109,7 @@ def read_template(template: str) -> str:
 
 
 def lacking_marks(template: str, tokenizer: Tokenizer) -> list[str]:
-    """Returns the marks of a template by its name that are no single token of a tokenizer; none for a file."""
+    """Returns the marks of a template by its name that are not a single token of a tokenizer; none for a file."""
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     form = NAMED_TEMPLATES.get(template)
     return [mark for mark in form.marks if mark not in added] if form else []

@@ -132,7 +132,9 @@ def _fetch(name: str, may_fetch: bool) -> Path:
     try:
         from huggingface_hub import errors, snapshot_download  # here, because most models are folders
     except ImportError as error:
-        raise ConfigError(f"{name!r} is no folder, and fetching a model needs {error.name}: pip install it") from error
+        raise ConfigError(
+            f"{name!r} is not a folder, and fetching a model needs {error.name}: pip install it"
+        ) from error
     try:
         return Path(
             snapshot_download(

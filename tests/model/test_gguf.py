@@ -72,7 +72,7 @@ def test_a_file_that_was_cut_anywhere_is_refused_in_one_line(tmp_path: Path) -> 
     whole, file = small_header(), tmp_path / "m.gguf"
     for length in range(len(whole)):
         file.write_bytes(whole[:length])
-        with pytest.raises(RunFolderError, match="is no whole model in GGUF: ") as refused:
+        with pytest.raises(RunFolderError, match="is not a whole model in GGUF: ") as refused:
             read_header(file, {8: MATRIX})
         assert "\n" not in str(refused.value)
 
@@ -309,7 +309,7 @@ def with_scaling(parts: dict[str, Any]) -> None:
         (with_other_shape, r"lacks 1 tensors in the shapes of its model, the first is model\.norm\.weight"),
         (with_part("scaling", SimpleNamespace(value="linear")), r"scales .* \(qwen2\.rope\.scaling\.type\), which"),
         (with_part("width", 2**20), r"does not load .*: its settings are those of [\d,]+ weights, and it has [\d,]+"),
-        (with_part("layers", 2**31), r"is no whole model in GGUF: it has 2 layers, and names another number"),
+        (with_part("layers", 2**31), r"is not a whole model in GGUF: it has 2 layers, and names another number"),
         (with_scaling, r"scales its rotary embeddings \(rope_freqs\.weight\), which transformers does not read"),
     ],
 )
@@ -341,6 +341,6 @@ def test_an_unknown_quantization_is_refused_before_the_weights_are_read(
 def test_a_file_that_was_not_copied_whole_is_refused_before_it_is_read(tmp_path: Path, cache: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", "qwen2")
     file.write_bytes(file.read_bytes()[:-4000])
-    with pytest.raises(RunFolderError, match=r"is no whole model in GGUF: it lacks [\d,]+ bytes of its tensors"):
+    with pytest.raises(RunFolderError, match=r"is not a whole model in GGUF: it lacks [\d,]+ bytes of its tensors"):
         model_folder(str(file))
     assert not list((cache / "agentgym" / "models").iterdir())

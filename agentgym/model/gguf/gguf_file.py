@@ -87,7 +87,7 @@ def read_header(file: Path, block_sizes: Mapping[int, tuple[int, int]]) -> GgufH
         raise RunFolderError(f"{str(file)!r} cannot be read: {error.strerror}") from error
     except (ValueError, struct.error) as error:  # ValueError for an empty file too
         reason = "it ends within its header" if isinstance(error, struct.error) else error
-        raise RunFolderError(f"{str(file)!r} is no whole model in GGUF: {reason}") from error
+        raise RunFolderError(f"{str(file)!r} is not a whole model in GGUF: {reason}") from error
 
 
 class _Reader:

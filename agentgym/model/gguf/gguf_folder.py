@@ -94,7 +94,9 @@ def _check(file: Path, beside: set[str]) -> GgufHeader:
     architecture = settings.get("general.architecture")
     num_layers = len({name.split(".")[1] for name in names if name.startswith("blk.")})
     if settings.get(f"{architecture}.block_count", 0) not in range(num_layers + 1):
-        raise RunFolderError(f"{where} is no whole model in GGUF: it has {num_layers} layers, and names another number")
+        raise RunFolderError(
+            f"{where} is not a whole model in GGUF: it has {num_layers} layers, and names another number"
+        )
     scaling = [name for name in names if name.startswith("rope_")]
     scaling += [name for name, value in settings.items() if name.endswith("rope.scaling.type") and value != "none"]
     if scaling and CONFIG not in beside and architecture != READS_SCALING:

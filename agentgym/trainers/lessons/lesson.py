@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar, cast
@@ -66,11 +67,14 @@ class Lesson(Generic[T]):
         return self.validation is not None and (step % ceil(self.num_items / self.batch_size) == 0 or step == last)
 
 
-def open_lesson(config: LessonConfig, renderer: Renderer, sizes: LanguageModel) -> tuple[Lesson[object], LessonConfig]:
+def open_lesson(
+    config: LessonConfig, renderer: Renderer, sizes: LanguageModel, *, is_resumed: bool = False
+) -> tuple[Lesson[object], LessonConfig]:
     """Returns what the settings name, and the settings with the steps of their epochs.
 
-    `sizes` is the model, with or without weights. Raises ConfigError for a tokenizer that is another model's, and for
-    what cannot be learned; RunFolderError for folders without episodes.
+    The player of a run that is resumed was tried when it began. `sizes` is the model, with or without weights. Raises
+    ConfigError for a tokenizer that is another model's, and for what cannot be learned; RunFolderError for folders
+    without episodes.
     """
     if not isinstance(renderer, TemplateRenderer):
         raise ConfigError(
@@ -82,8 +86,8 @@ def open_lesson(config: LessonConfig, renderer: Renderer, sizes: LanguageModel) 
         lesson: Lesson[object] = cast("Lesson[object]", _of_pairs(config, renderer, sizes))
     else:
         assert isinstance(config, SftConfig)
-        imitated = _of_demonstrations if config.env else _of_rows
-        lesson = cast("Lesson[object]", imitated(config, renderer, sizes))
+        of_env = partial(_of_demonstrations, tries_player=not is_resumed)
+        lesson = cast("Lesson[object]", (of_env if config.env else _of_rows)(config, renderer, sizes))
     return lesson, replace(config, steps=config.num_steps(lesson.num_items))
 
 
@@ -97,11 +101,13 @@ def passes(rows: Sequence[T], seed: int) -> Iterator[T]:
             yield rows[index]
 
 
-def _of_demonstrations(config: SftConfig, renderer: TemplateRenderer, sizes: LanguageModel) -> Lesson[Demonstration]:
+def _of_demonstrations(
+    config: SftConfig, renderer: TemplateRenderer, sizes: LanguageModel, *, tries_player: bool
+) -> Lesson[Demonstration]:
     kwargs = cast(Mapping[str, JSON], config.env_kwargs)
     # far enough below the held-out tasks
     first_seed = derive(config.seed, "sft") % (EVAL_SEED_START // 2)
-    report = try_player(config, renderer, sizes.context_window, first_seed)
+    report = try_player(config, renderer, sizes.context_window, first_seed) if tries_player else ()
     env = make_env(config.env, kwargs)
 
     def items_after(number: int) -> Iterator[Demonstration]:

@@ -1,4 +1,4 @@
-"""What a tokenizer makes of the texts of a lesson: words in many pieces, and characters that it does not have."""
+"""A tokenizer against the texts of a lesson: words in many pieces, and characters that it does not have."""
 
 from __future__ import annotations
 

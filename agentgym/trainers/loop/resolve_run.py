@@ -48,7 +48,8 @@ def resolve_run(config: TrainConfig, resumed: Path | None = None) -> ResolvedRun
     config, renderer = _open_format(config, folder, resumed)
     lesson: Lesson[object] | None = None
     if isinstance(config, LessonConfig):
-        lesson, config = open_lesson(config, renderer, empty_policy(folder, backend=config.model_backend))
+        model = empty_policy(folder, backend=config.model_backend)
+        lesson, config = open_lesson(config, renderer, model, is_resumed=resumed is not None)
     config = with_token_budget(with_optimizer(config, folder, resumed), is_resumed=resumed is not None)
     check_teacher(config.learner.kl.reference, folder)
     source, config = open_tasks(config, renderer)
