@@ -74,7 +74,9 @@ side_by_side() { # side_by_side LANE...
 
 end_part() { # ends the part that this lane runs, as Ctrl-C does: pytest tells what has failed until then
     [ -n "$running" ] || return 0
-    kill -INT "$running" 2>/dev/null || true # `timeout` passes it on, and kills what does not end
+    # once to each process: `timeout` passes it on twice, and pytest is then interrupted while it tells
+    pgrep -g "$running" | grep -vx "$running" | xargs -r kill -INT 2>/dev/null || true
+    timeout 30 tail -f /dev/null --pid="$running" || kill -KILL -- "-$running" 2>/dev/null || true
     wait "$running" || true
     printf '\n==> %s: ended before it was finished; its errors and last lines:\n' "$name"
     grep -aE '^(E  |FAILED|ERROR)' "$logs/$name" | head -n 40 || true
