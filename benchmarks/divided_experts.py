@@ -85,7 +85,7 @@ def learn(options: argparse.Namespace, folder: Path, expert: int, rank: int, ans
     config = LearnerConfig(
         micro_batch_tokens=options.tokens, fsdp=FsdpConfig(gradients=options.gradients), mesh=MeshConfig(expert=expert)
     )
-    model = Ranks(config.fsdp, mesh=config.mesh).load(folder)
+    model = Ranks(config).load(folder)
     learner = Learner(model, config, OptimizerConfig(learning_rate=1e-5), total_steps=2)
     batch = random_batch(VOCABULARY, options.tokens * options.ranks // 16, 16)
     learner.update(batch)

@@ -22,7 +22,7 @@ __all__ = ["main"]
 MAIN_SETTINGS = tuple(
     "model gpu.name gpu.memory_gib tasks group_size episode.prompt_tokens episode.reply_tokens episode.tool_tokens "
     "episode.turns learner.dtype learner.micro_batch_tokens learner.lora.rank learner.activation_checkpointing "
-    "learner.fsdp.param_dtype learner.fsdp.gradients learner.mesh.sequence learner.mesh.expert optimizer.name "
+    "learner.fsdp.gradients learner.mesh.sequence learner.mesh.expert optimizer.name "
     "ray.learners ray.layout engine.dtype engine.tensor_parallel engine.memory_fraction json".split()
 )
 """The settings that `--help` shows."""

@@ -194,9 +194,8 @@ class TrainConfig:
         self._check_practice()
         if self.executor == "ray":
             self._check_cluster()
-            if self.ray.gpus_per_learner and self.learner.fsdp.param_dtype is None:
-                fsdp = replace(self.learner.fsdp, param_dtype="bfloat16")  # float32 takes several times as long there
-                object.__setattr__(self, "learner", replace(self.learner, fsdp=fsdp))
+            if self.ray.gpus_per_learner and self.learner.dtype == "auto":
+                object.__setattr__(self, "learner", replace(self.learner, dtype="bfloat16"))
         else:
             self.learner.mesh.check_alone()
 
@@ -252,11 +251,8 @@ class TrainConfig:
         self.learner.check_shares(self.ray.learners)
         if self.serve is not None:
             raise ConfigError("executor ray has no door for agents outside: leave serve out")
-        if (self.learner.device, self.learner.weights_dtype) != ("cpu", "float32"):
-            raise ConfigError(
-                "learner.device and learner.dtype are those of a run in one process: on a cluster ray.gpus_per_learner"
-                " and learner.fsdp.param_dtype say it"
-            )
+        if self.learner.device != "cpu":
+            raise ConfigError("learner.device is that of a run in one process: on a cluster give ray.gpus_per_learner")
         if self.ray.layout == "colocated" and self.max_staleness:
             raise ConfigError(
                 "ray.layout colocated has engines that give their memory up while the learner learns, and"

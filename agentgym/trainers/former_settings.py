@@ -67,6 +67,7 @@ FORMER_SETTINGS: Mapping[str, FormerSetting] = {
     "collapse.max_kl": FormerSetting(2.0, "collapse.thresholds.kl_exploded"),
     "collapse.max_repetition_rise": FormerSetting(0.3, "collapse.thresholds.repetition"),
     "collapse.max_tool_faults": FormerSetting(0.1, "collapse.thresholds.tool_faults"),
+    "learner.fsdp.param_dtype": FormerSetting(None, "learner.dtype"),
     **_removals("learner.fsdp", "gradients are always summed in float32", reduce_dtype="float32"),
     **_removals("learner.lora", "adapters have no dropout", dropout=0.0),
     "local.window": FormerSetting(None, "limits.context_window"),
@@ -149,7 +150,7 @@ def _replace(settings: dict[str, Any], name: str, former: FormerSetting, note: C
         defaults = [other.default for other in FORMER_SETTINGS.values() if other.name == former.name]
         numbers = enumerate(target.get(last) or defaults)
         value = [value if index == former.index else number for index, number in numbers]
-    elif not former.name or target.get(last) is not None:
+    elif not former.name or target.get(last) not in (None, "auto"):
         note(f"the setting {name} is left out: {former.why or f'{former.name} is set too'}")
         return
     target[last] = value

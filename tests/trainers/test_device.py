@@ -66,16 +66,16 @@ def test_a_device_that_is_not_there_is_named_before_the_run_has_a_folder(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_the_devices_of_a_cluster_are_not_those_of_one_process() -> None:
-    with pytest.raises(ConfigError, match=r"gpus_per_learner and learner\.fsdp\.param_dtype"):
-        TrainConfig(env="TextGame-v0", executor="ray", learner=LearnerConfig(dtype="bfloat16"))
+def test_the_device_of_a_cluster_is_not_that_of_one_process() -> None:
+    with pytest.raises(ConfigError, match=r"on a cluster give ray\.gpus_per_learner"):
+        TrainConfig(env="TextGame-v0", executor="ray", learner=LearnerConfig(device="cuda"))
 
 
 @pytest.mark.long
 def test_a_gpu_learns_in_bfloat16_unless_another_type_is_given() -> None:
     def chosen(*args: str) -> str:
         run = parse_options(TrainConfig, ["--env", "TextGame-v0", *args], prog="agentgym train")
-        return run.learner.weights_dtype
+        return run.learner.compute_dtype
 
     assert chosen() == chosen("--learner.device", "cpu") == "float32"
     assert chosen("--learner.device", "cuda") == chosen("--learner.device", "cuda:1") == "bfloat16"

@@ -163,7 +163,7 @@ class RecomputedLogprobs:
         config = self._config
         ran = config.learner
         device = ran.device if torch.cuda.is_available() else "cpu"  # a run on a GPU may be checked anywhere
-        plain = LearnerConfig(device=device, dtype=ran.weights_dtype, micro_batch_tokens=ran.micro_batch_tokens)
+        plain = LearnerConfig(device=device, dtype=ran.compute_dtype, micro_batch_tokens=ran.micro_batch_tokens)
         learner = Learner(
             load_model(folder, replace(config, learner=plain)),
             plain,
@@ -182,7 +182,7 @@ class RecomputedLogprobs:
 
     def _problem(self, off: torch.Tensor) -> str:
         config = self._config
-        is_exact = config.engine == "local" and config.executor == "local" and config.learner.weights_dtype == "float32"
+        is_exact = config.engine == "local" and config.executor == "local" and config.learner.compute_dtype == "float32"
         max_nats = config.parity.max_mismatch or EXACT_BOUND
         if is_exact or config.parity.max_mismatch is not None:
             if bool((off <= max_nats).all()):

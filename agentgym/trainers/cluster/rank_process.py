@@ -119,7 +119,7 @@ class RankProcess(ABC):
         if self._size > 1:
             place = {"init_method": f"tcp://{setup.address}", "rank": self._rank, "world_size": self._size}
             open_group(on_gpu=on_gpu, **place)
-            self._ranks = Ranks(self._config.fsdp, self._device, mesh=self._config.mesh)
+            self._ranks = Ranks(self._config, self._device)
         return self._config
 
     def _load(

@@ -31,7 +31,7 @@ def score_targets_by_liger(
     if hidden_NE.dtype != torch.bfloat16 and _is_on_hopper(hidden_NE):
         raise ConfigError(
             f"Liger's kernel for Hopper GPUs takes bfloat16, and the model is {hidden_NE.dtype}: give learner.dtype"
-            " bfloat16 (on a cluster learner.fsdp.param_dtype), or leave learner.head_kernel out"
+            " bfloat16, or leave learner.head_kernel out"
         )
     try:
         nll_N, entropy_N = LigerFusedLinearScaledCrossEntropyFunction.apply(

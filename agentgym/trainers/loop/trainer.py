@@ -107,7 +107,7 @@ class Trainer:
             return self._run.model
         newest = newest_whole(self.folder.path) if self.folder.has_run else None
         folder = self._run.model_folder if newest is None else newest.path
-        return load_policy(folder, dtype=self.config.learner.weights_dtype, backend=self.config.model_backend)
+        return load_policy(folder, dtype=self.config.learner.compute_dtype, backend=self.config.model_backend)
 
     @property
     def lesson(self) -> Lesson[object] | None:

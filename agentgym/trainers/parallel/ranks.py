@@ -3,7 +3,7 @@
 The processes are started elsewhere. Each of them opens the process group, shards, and has a Learner of its own:
 
     dist.init_process_group("gloo")
-    ranks = Ranks(config.learner.fsdp, mesh=config.learner.mesh)
+    ranks = Ranks(config.learner)
     learner = Learner(ranks.load(folder), config.learner, config.optimizer, total_steps=steps)
     stats = learner.update(batch)  # the same batch on all ranks, the same numbers from all of them
 """
@@ -41,8 +41,7 @@ from agentgym.trainers.parallel.mesh import RankMesh, check_mesh
 from agentgym.trainers.parallel.sharded_tensor import like
 from agentgym.trainers.parallel.split_layout import SplitLayout
 from agentgym.trainers.parallel.tensor_split import mark_rows, second_cut, split_weights
-from agentgym.trainers.settings.fsdp import FsdpConfig
-from agentgym.trainers.settings.mesh import MeshConfig
+from agentgym.trainers.settings.learner import LearnerConfig
 
 __all__ = ["Ranks", "open_group"]
 
@@ -71,23 +70,21 @@ class Ranks:
     ConfigError if no group is open, or if the settings ask for something that the device does not have.
     """
 
-    def __init__(
-        self, config: FsdpConfig | None = None, device: str = "cpu", *, mesh: MeshConfig | None = None
-    ) -> None:
-        config = config or FsdpConfig()
+    def __init__(self, config: LearnerConfig | None = None, device: str = "cpu") -> None:
+        config = config or LearnerConfig()
         if not dist.is_initialized():
             raise ConfigError(
                 "ranks without a process group: call torch.distributed.init_process_group in each process first, or"
                 " give the learner a model that is not sharded"
             )
-        if config.cpu_offload and device == "cpu":
+        if config.fsdp.cpu_offload and device == "cpu":
             raise ConfigError("fsdp.cpu_offload keeps in CPU memory what a GPU computes with: leave it out on a CPU")
         self.config = config
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(device) if device == "cpu" else torch.device(device, torch.cuda.current_device())
         if device != "cpu":
             torch.backends.cuda.enable_cudnn_sdp(False)  # as `on_device` does
-        self._mesh = RankMesh(mesh or MeshConfig(), device)
+        self._mesh = RankMesh(config.mesh, device)
         self.portion = self._mesh.data_rank
         self._modules: list[FSDPModule] = []
         self._empty: LanguageModel | None = None
@@ -180,7 +177,7 @@ class Ranks:
     def _give_memory(self, model: LanguageModel) -> None:
         """Allocates a sharded model that has none; tied parameters, which `to_empty` unties, are tied again."""
         slots = [(part, *entry) for part in model.modules() for entry in part.named_parameters(recurse=False)]
-        model.to_empty(device="cpu" if self.config.cpu_offload else self.device)
+        model.to_empty(device="cpu" if self.config.fsdp.cpu_offload else self.device)
         allocated: dict[int, nn.Parameter] = {}
         for part, name, before in slots:
             setattr(part, name, allocated.setdefault(id(before), getattr(part, name)))
@@ -203,8 +200,8 @@ class Ranks:
         mark_rows(module, num_parts)
 
     def _fully_shard(self, module: nn.Module, mesh: DeviceMesh, *, casts: bool = True) -> None:
-        config = self.config
-        dtype = None if config.param_dtype is None else getattr(torch, config.param_dtype)
+        config = self.config.fsdp
+        dtype = None if self.config.dtype == "auto" else getattr(torch, self.config.dtype)
         sharded = fully_shard(
             module,
             mesh=mesh,
@@ -263,13 +260,13 @@ class Ranks:
         sizes: Sequence[int] = (),
     ) -> list[S]:
         """Computes micro-batches one by one, in this thread; ranks exchange gradients after the last, or after each."""
-        each = self.config.gradients == "sharded"
+        each = self.config.fsdp.gradients == "sharded"
         trained = [module for module in self._modules if _is_trained(module)]
         reports = []
         for left, part in zip(reversed(range(len(parts))), parts, strict=True):
             for module in trained:
                 module.set_requires_gradient_sync(each or left == 0, recurse=False)
-                module.set_reshard_after_backward(left == 0 or self.config.reshard_after_forward, recurse=False)
+                module.set_reshard_after_backward(left == 0 or self.config.fsdp.reshard_after_forward, recurse=False)
             result = compute(part)
             result.loss.backward()
             reports.append(result.report)

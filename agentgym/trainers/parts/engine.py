@@ -59,7 +59,7 @@ OWN_ENGINE = Wanted(
 def load_model(folder: Path, config: TrainConfig) -> LanguageModel:
     """The model of a folder, on the device and in the type of the learner; raises ConfigError for a missing device."""
     learner = config.learner
-    model = load_policy(folder, dtype=getattr(torch, learner.weights_dtype), backend=config.model_backend)
+    model = load_policy(folder, dtype=getattr(torch, learner.compute_dtype), backend=config.model_backend)
     return on_device(model, learner.device)
 
 
@@ -67,7 +67,7 @@ def model_of_run(folder: Path, config: TrainConfig) -> LanguageModel:
     """The model of a folder in the process of a run: without weights if ranks on a cluster have them."""
     if config.executor != "ray":
         return load_model(folder, config)
-    return empty_policy(folder, dtype=config.learner.weights_dtype, backend=config.model_backend)
+    return empty_policy(folder, dtype=config.learner.compute_dtype, backend=config.model_backend)
 
 
 def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
@@ -128,7 +128,7 @@ def learner_bytes(config: TrainConfig, model: LanguageModel) -> int:
     copies = weights if learner.needs_first_weights and not config.adapts_in_place else 0
     if learner.lora.rank:  # adapters are small beside the base
         return copies
-    masters = 4 * size if learner.weights_dtype == "bfloat16" else 0
+    masters = 4 * size if learner.compute_dtype == "bfloat16" else 0
     return copies + masters + _OPTIMIZER_BYTES * size
 
 

@@ -126,11 +126,6 @@ class PlanConfig:
     def __post_init__(self) -> None:
         check_at_least(1, self, "tasks", "group_size")
         self.learner.check_shares(self.ray.learners)
-        if self.ranks > 1 and self.learner.dtype != "auto":
-            raise ConfigError(
-                "learner.dtype is that of a run in one process: with ray.learners above 1, learner.fsdp.param_dtype"
-                " sets it"
-            )
         if self.is_colocated and self.engine.tensor_parallel > 1:
             raise ConfigError("ray.layout colocated has an engine on each GPU: leave engine.tensor_parallel out")
 
@@ -146,15 +141,13 @@ class PlanConfig:
 
     @property
     def weights_dtype(self) -> str:
-        """The type of the learner's weights: by default bfloat16 in one process on a GPU, and float32 on ranks."""
-        if self.ranks > 1:
-            return "float32"
-        return "bfloat16" if self.learner.dtype == "auto" else self.learner.dtype
+        """The type of the learner's weights: float32 on ranks, and in one process that of its passes."""
+        return "float32" if self.ranks > 1 else self.compute_dtype
 
     @property
     def compute_dtype(self) -> str:
         """The type of the learner's forward and backward passes, by default bfloat16 on a GPU."""
-        return self.weights_dtype if self.ranks == 1 else self.learner.fsdp.param_dtype or "bfloat16"
+        return "bfloat16" if self.learner.dtype == "auto" else self.learner.dtype
 
     @property
     def compute_bytes(self) -> int:

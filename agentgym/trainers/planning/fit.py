@@ -95,7 +95,7 @@ def _single_changes(config: PlanConfig) -> list[Changes]:
     if config.ranks > 1:
         changes.append({"learner.fsdp.gradients": "sharded"})
     if config.compute_dtype == "float32":
-        changes.append({"learner.dtype" if config.ranks == 1 else "learner.fsdp.param_dtype": "bfloat16"})
+        changes.append({"learner.dtype": "bfloat16"})
     return [change for change in changes if _apply_changes(config, change) not in (None, config)]
 
 
@@ -109,8 +109,6 @@ def _more_gpus(shape: ModelShape, config: PlanConfig, engine: Changes) -> list[C
             changes: Changes = {"ray.learners": ranks, **further}
             if config.is_colocated:
                 changes["ray.engines"] = ranks
-            if config.ranks == 1 and config.learner.dtype != "auto":
-                changes |= {"learner.dtype": "auto", "learner.fsdp.param_dtype": config.learner.dtype}
             if _fits(shape, config, engine | changes):
                 changes_by_ranks.setdefault(ranks, changes)
                 break

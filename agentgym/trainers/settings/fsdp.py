@@ -12,9 +12,6 @@ __all__ = ["FsdpConfig"]
 class FsdpConfig:
     """The settings of PyTorch's `fully_shard`; of no effect on a learner in one process."""
 
-    param_dtype: Literal["bfloat16", "float32"] | None = None
-    """The type of forward and backward passes; None is that of the weights, in which the optimizer steps either way, or
-    in a run on a cluster with ray.gpus_per_learner bfloat16."""
     reshard_after_forward: bool = True
     """Frees a layer's whole weights between its forward and its backward pass, so that they are gathered twice per
     micro-batch. Otherwise they are gathered once per optimizer step, however many micro-batches it has, and every rank

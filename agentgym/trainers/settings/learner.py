@@ -62,9 +62,9 @@ class LearnerConfig:
     """The device on which a run in one process keeps the model, learns and, with engine local, samples: `cpu`, `cuda`,
     `cuda:1`. On a cluster, ray.gpus_per_learner and ray.gpus_per_engine set it."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """The type in which a run in one process keeps the model, learns and samples; `auto` is bfloat16 on a GPU, where
-    float32 takes several times as long, and float32 on a CPU. With bfloat16 the optimizer steps on float32 copies;
-    gradients and logprobs are float32 either way. On a cluster, fsdp.param_dtype sets it."""
+    """The type in which a run computes forward and backward passes, and in one process keeps the model and samples;
+    `auto` is bfloat16 on a GPU, where float32 takes several times as long, and float32 on a CPU. With bfloat16 the
+    optimizer steps on float32 weights; gradients and logprobs are float32 either way."""
     threads: int | None = None
     """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. With
     several ranks, each computes in one thread, with torch's own settings."""
@@ -82,16 +82,11 @@ class LearnerConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     @property
-    def weights_dtype(self) -> Literal["float32", "bfloat16"]:
-        """The type of the weights of a run in one process: `dtype`, with `auto` decided by the device."""
+    def compute_dtype(self) -> Literal["float32", "bfloat16"]:
+        """The type of forward and backward passes: `dtype`, with `auto` decided by the device."""
         if self.dtype == "auto":
             return "bfloat16" if self.device.startswith("cuda") else "float32"
         return self.dtype
-
-    @property
-    def compute_dtype(self) -> str:
-        """The type of forward and backward passes, in one process or on a cluster: `float32` or `bfloat16`."""
-        return self.fsdp.param_dtype or self.weights_dtype
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches", "micro_batch_tokens"):

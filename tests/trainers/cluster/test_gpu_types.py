@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -26,7 +27,6 @@ from agentgym.trainers.cluster.rank_actor import RankActor
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.settings.cluster import ClusterConfig
-from agentgym.trainers.settings.fsdp import FsdpConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 
 GPUS = ClusterConfig(learners=1, engines=1, gpus_per_learner=1, gpus_per_engine=1)
@@ -52,13 +52,13 @@ def gpu_run(small_run: TrainConfig) -> TrainConfig:
 
 
 def test_learners_with_gpus_compute_in_bfloat16_unless_another_type_is_given(small_run: TrainConfig) -> None:
-    def computed(cluster: ClusterConfig, fsdp: FsdpConfig) -> str:
-        config = replace(small_run, executor="ray", ray=cluster, learner=replace(small_run.learner, fsdp=fsdp))
+    def computed(cluster: ClusterConfig, dtype: Literal["auto", "float32"] = "auto") -> str:
+        config = replace(small_run, executor="ray", ray=cluster, learner=replace(small_run.learner, dtype=dtype))
         return config.learner.compute_dtype
 
-    assert computed(ClusterConfig(), FsdpConfig()) == "float32"
-    assert computed(GPUS, FsdpConfig()) == "bfloat16"
-    assert computed(GPUS, FsdpConfig(param_dtype="float32")) == "float32"
+    assert computed(ClusterConfig()) == "float32"
+    assert computed(GPUS) == "bfloat16"
+    assert computed(GPUS, "float32") == "float32"
     assert LearnerConfig(device="cuda").compute_dtype == "bfloat16"
 
 

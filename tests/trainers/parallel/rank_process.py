@@ -177,7 +177,7 @@ def run_rank(folder: Path, rank: int, size: int) -> None:
         agentgym.trainers.parallel.ranks.load_policy = no_whole_model  # type: ignore[assignment]
     for name, case in torch.load(folder / "cases.pt", weights_only=False).items():
         try:
-            outcomes[name] = learn(case, Ranks(case["config"].fsdp, mesh=case["config"].mesh))
+            outcomes[name] = learn(case, Ranks(case["config"]))
         except AgentGymError as error:
             outcomes[name] = error
     torch.save(outcomes, folder / f"rank-{rank}.pt")

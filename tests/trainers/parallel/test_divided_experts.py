@@ -165,7 +165,7 @@ def test_what_is_rounded_to_bfloat16_is_near_that_of_ranks_with_all_experts(
     """Muon's steps are, and passes in mixed precision. Muon makes much of the rounding of a router's gradient."""
     plain = cases["qwen3_moe-plain"]
     frozen = replace(plain["config"], router=RouterConfig(frozen=True))
-    mixed = replace(plain["config"], fsdp=FsdpConfig(param_dtype="bfloat16"))
+    mixed = replace(plain["config"], dtype="bfloat16")
     whole = {
         "muon": plain | {"config": frozen, "optimizer": replace(STEP, name="muon", learning_rate=1e-3)},
         "mixed": plain | {"config": mixed},

@@ -131,7 +131,7 @@ def cases(
         "untied": {**plain, "model": make_tiny(tied=False)},
         "muon": {**plain, "optimizer": replace(STEP, name="muon")},
         "rates": {**plain, "optimizer": GROUPS},
-        "bfloat16": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(param_dtype="bfloat16"))},
+        "bfloat16": {**plain, "config": replace(plain["config"], dtype="bfloat16")},
         "resumed": {**plain, "state": before["state"], "weights": before["between"]},
         "lora-resumed": {**all_cases["lora"], "state": in_one_process(all_cases["lora"])["state"]},
         "lora-late": {**all_cases["lora"], "bare": True},

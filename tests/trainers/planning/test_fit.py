@@ -15,7 +15,7 @@ from agentgym.trainers.settings.fsdp import FsdpConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 
-SHARDED = LearnerConfig(fsdp=FsdpConfig(gradients="sharded", param_dtype="bfloat16"), activation_checkpointing=True)
+SHARDED = LearnerConfig(fsdp=FsdpConfig(gradients="sharded"), activation_checkpointing=True)
 
 
 def test_what_does_not_fit_is_named_and_what_is_offered_fits() -> None:
@@ -54,7 +54,6 @@ def test_a_gpu_by_name_or_by_its_memory() -> None:
     ("settings", "message"),
     [
         ({"tasks": 0}, "tasks must be at least 1"),
-        ({"learner": LearnerConfig(dtype="bfloat16"), "ray": ClusterConfig(learners=2)}, "fsdp.param_dtype"),
         ({"engine": EngineSpec(tensor_parallel=2), "ray": ClusterConfig(layout="colocated")}, "an engine on each GPU"),
     ],
 )

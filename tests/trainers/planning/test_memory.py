@@ -139,7 +139,7 @@ def test_shards_are_equal_parts_and_whole_gradients_are_not() -> None:
 def test_ranks_gather_layers_in_the_type_of_their_passes() -> None:
     half = memory(LearnerConfig(), ranks=8)
     assert half.gathered == 2 * (2 * SHAPE.layer_parameters + SHAPE.head_parameters)
-    assert memory(LearnerConfig(fsdp=FsdpConfig(param_dtype="float32")), ranks=8).gathered == 2 * half.gathered
+    assert memory(LearnerConfig(dtype="float32"), ranks=8).gathered == 2 * half.gathered
     memory_plan = memory(LearnerConfig(fsdp=FsdpConfig(reshard_after_forward=False)), ranks=8)
     assert memory_plan.gathered == 2 * SHAPE.num_parameters
     assert memory(LearnerConfig()).gathered == 0
