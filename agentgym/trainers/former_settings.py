@@ -123,11 +123,25 @@ def with_current_names(settings: Mapping[str, Any], note: Callable[[str], None] 
     renamed = {"local" if name == "hf" else name: deepcopy(value) for name, value in settings.items()}
     if renamed.get("engine") == "hf":
         renamed["engine"] = "local"
+    _choose_pass_type(renamed, note)
     for name, former in FORMER_SETTINGS.items():
         block, dot, setting = name.partition(".")
         for where in (*FORMER_BLOCKS, block) if block == "server" else (block,):
             _replace(renamed, f"{where}{dot}{setting}", former, note)
     return _with_server_block(renamed, note)
+
+
+def _choose_pass_type(settings: dict[str, Any], note: Callable[[str], None]) -> None:
+    """Leaves the one of two types that counted: on ranks `fsdp.param_dtype` if set, in one process `learner.dtype`."""
+    learner = settings.get("learner")
+    fsdp = learner.get("fsdp") if isinstance(learner, dict) else None
+    if not isinstance(learner, dict) or not isinstance(fsdp, dict) or not fsdp.get("param_dtype"):
+        return
+    if settings.get("executor") == "local":
+        del fsdp["param_dtype"]
+        note("the setting learner.fsdp.param_dtype is left out: a run in one process has learner.dtype")
+    else:
+        learner.pop("dtype", None)
 
 
 def _replace(settings: dict[str, Any], name: str, former: FormerSetting, note: Callable[[str], None]) -> None:
@@ -150,7 +164,7 @@ def _replace(settings: dict[str, Any], name: str, former: FormerSetting, note: C
         defaults = [other.default for other in FORMER_SETTINGS.values() if other.name == former.name]
         numbers = enumerate(target.get(last) or defaults)
         value = [value if index == former.index else number for index, number in numbers]
-    elif not former.name or target.get(last) not in (None, "auto"):
+    elif not former.name or target.get(last) is not None:
         note(f"the setting {name} is left out: {former.why or f'{former.name} is set too'}")
         return
     target[last] = value

@@ -76,7 +76,8 @@ def put(line: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 @pytest.mark.parametrize("case", range(len(HOSTILE)))
 def test_a_line_that_is_no_episode_is_named_by_its_number(agentgym: Command, run: Path, case: int) -> None:
-    check_hostile_line(agentgym, run, case, [COMMANDS[case % 6]])  # in turn, as each takes its time to start
+    readers = COMMANDS[:-1]
+    check_hostile_line(agentgym, run, case, [readers[case % len(readers)]])  # in turn, as each takes its time to start
 
 
 @pytest.mark.slow

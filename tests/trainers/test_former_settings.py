@@ -50,6 +50,24 @@ def test_a_former_setting_of_another_name_is_read_with_a_line() -> None:
     assert note.startswith("the setting practice.curriculum.window is called practice.curriculum.settings.window now")
 
 
+@pytest.mark.parametrize(
+    ("executor", "dtype", "passes", "now"),
+    [
+        ("ray", "auto", "bfloat16", "bfloat16"),
+        ("ray", "auto", "float32", "float32"),
+        ("ray", "float32", "bfloat16", "bfloat16"),
+        ("ray", "auto", None, "auto"),
+        ("local", "auto", "bfloat16", "auto"),
+        ("local", "bfloat16", "float32", "bfloat16"),
+        ("local", "float32", None, "float32"),
+    ],
+)
+def test_a_run_keeps_the_type_that_it_computed_in(executor: str, dtype: str, passes: str | None, now: str) -> None:
+    learner = {"dtype": dtype, "fsdp": {"param_dtype": passes}}
+    config, notes = read({"executor": executor, "learner": learner})
+    assert config.learner.dtype == now and len(notes) == (passes is not None)
+
+
 def test_two_former_settings_become_the_numbers_of_one() -> None:
     config, notes = read({"optimizer": {"beta2": 0.999}, "reward": {"judge": {"lowest": 1, "highest": 5}}})
     assert (config.optimizer.betas, config.reward.judge.scale) == ((0.9, 0.999), (1, 5)) and len(notes) == 3
