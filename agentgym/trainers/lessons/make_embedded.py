@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import islice
@@ -33,7 +33,7 @@ from agentgym.trainers.lessons.demonstrations import DemonstrationConfig, stream
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
-__all__ = ["RecipeConfig", "make_embedded"]
+__all__ = ["RecipeConfig", "corpus", "make_embedded", "make_tokenizer"]
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def make_embedded(output: Path, config: RecipeConfig) -> None:
     """Makes the tokenizer and the model and writes both to `output`; equal configurations give equal files."""
     output.mkdir(parents=True, exist_ok=True)
     _log.info("tokenizer")
-    make_tokenizer(output, config)
+    make_tokenizer(output, corpus(), vocab_size=config.vocab_size, window=config.context_window)
     renderer = renderer_for(output)
     shape = DecoderConfig(
         family="qwen3",
@@ -161,27 +161,30 @@ def lesson_envs(levels: Sequence[int]) -> list[TextEnv]:
     return [make_env("TextGame-v0", {"level": level}) for level in levels]
 
 
-def make_tokenizer(output: Path, config: RecipeConfig) -> None:
-    """Trains a byte-level BPE tokenizer on the environments' text and writes it with its chat template."""
+def make_tokenizer(output: Path, texts: Iterable[str], *, vocab_size: int, window: int) -> None:
+    """Trains a byte-level BPE tokenizer on texts and writes it with the chat template of the embedded models.
+
+    `window` is the most tokens that the model takes.
+    """
     tokenizer = Tokenizer(models.BPE())
     pieces = pre_tokenizers.Split(Regex(PIECES), "isolated")
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size - len(ADDED),
+        vocab_size=vocab_size - len(ADDED),
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
         min_frequency=2,
     )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in ADDED])
     tokenizer.save(str(output / "tokenizer.json"))
     template = files("agentgym.chat_templates").joinpath("embedded.jinja").read_text()
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.context_window,
+        "model_max_length": window,
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "clean_up_tokenization_spaces": False,
@@ -194,12 +197,16 @@ def make_tokenizer(output: Path, config: RecipeConfig) -> None:
 
 def corpus(episodes: int = 400) -> Iterator[str]:
     """Yields the text of every bundled environment at every level, as the model will see it, without the marks."""
-    marks = re.compile("|".join(map(re.escape, (*SPECIAL, *ADDED))))
     for name, levels in (("TextGame-v0", 5), ("GuessNumber-v0", 3), ("WordLadder-v0", 3)):
         for level in range(1, levels + 1):
             for text in _episode_texts(make_env(name, {"level": level}), episodes):
-                yield from (part for part in marks.split(text) if part)
+                yield from without_marks(text)
     yield from ("system\n", "user\n", "assistant\n", "tool\n", *TEMPLATE_TEXT) * 100
+
+
+def without_marks(text: str) -> list[str]:
+    """Returns the text between the tokens that are marks of the chat format."""
+    return [part for part in re.split("|".join(map(re.escape, (*SPECIAL, *ADDED))), text) if part]
 
 
 def _episode_texts(env: TextEnv, episodes: int) -> Iterator[str]:

@@ -1,0 +1,69 @@
+"""The many forms in which an environment or a user writes values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from agentgym.trainers.lessons.made_up.values import Values
+from agentgym.types import JSON
+
+__all__ = ["DONE", "in_words", "listed", "plain_label", "tabled", "written"]
+
+DONE = ("Done.", "ok", "OK.", "Done", "It is done.", "success", "{}", "true")
+"""Results that hold no value."""
+
+
+def in_words(value: JSON) -> str:
+    """Returns a value as a sentence has it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Returns words with commas and an `and`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def plain_label(values: Values, label: str) -> str:
+    """Returns a label as it is, or with spaces."""
+    return label.replace("_", " ") if values.chance(0.5) else label
+
+
+def written(values: Values, facts: Mapping[str, JSON]) -> str:
+    """Returns the facts in one of nine forms, in any order; of none, a result without a value."""
+    if not facts:
+        return values.pick((*DONE, values.sentence(1, 4)))
+    items = values.sample(list(facts.items()), len(facts)) if values.chance(0.5) else list(facts.items())
+    pairs = [(name, plain_label(values, name), in_words(value)) for name, value in items]
+    forms: tuple[Callable[[], str], ...] = (
+        lambda: json.dumps(dict(items), ensure_ascii=False),
+        lambda: "\n".join(f"{label}: {value}" for _, label, value in pairs),
+        lambda: ", ".join(f"{label} {value}" for _, label, value in pairs) + values.pick((".", "")),
+        lambda: ", ".join(f"{name}={value}" for name, _, value in pairs),
+        lambda: " ".join(f"The {label} is {value}." for _, label, value in pairs),
+        lambda: "; ".join(f"{label}: {value}" for _, label, value in pairs),
+        lambda: "\n".join(f"- {label}: {value}" for _, label, value in pairs),
+        lambda: _joined([label for _, label, _ in pairs]) + "\n" + _joined([value for _, _, value in pairs]),
+        lambda: " ".join(f"{label.capitalize()}: {value}." for _, label, value in pairs),
+    )
+    return values.draw(forms)
+
+
+def tabled(values: Values, rows: Sequence[Mapping[str, JSON]], key: str) -> str:
+    """Returns rows of equal columns as JSON, as a table, or as a line each that begins with the column `key`."""
+    names = list(rows[0])
+    forms: tuple[Callable[[], str], ...] = (
+        lambda: "\n".join(json.dumps(row, ensure_ascii=False) for row in rows),
+        lambda: "\n".join((_joined(names), *(_joined([in_words(row[name]) for name in names]) for row in rows))),
+        lambda: "\n".join(
+            f"{in_words(row[key])}: " + ", ".join(f"{n} {in_words(row[n])}" for n in names if n != key) for row in rows
+        ),
+        lambda: json.dumps(list(rows), ensure_ascii=False),
+    )
+    return values.draw(forms)
+
+
+def _joined(cells: Sequence[str]) -> str:
+    return " | ".join(cells)
