@@ -46,8 +46,10 @@ class LargeRecipeConfig:
 
     seed: int = 0
     """The seed of the first conversation, and of the weights."""
-    steps: int = 5000
-    batch_size: int = 48
+    steps: int = 15_000
+    easy_steps: int = 2_000
+    """The first steps, whose conversations are easy: copying has to exist before the rest."""
+    batch_size: int = 16
     """Conversations of a step."""
     learning_rate: float = 3e-3
     vocab_size: int = 4096
@@ -74,7 +76,8 @@ def make_embedded_large(output: Path, config: LargeRecipeConfig) -> None:
     optimizer = OptimizerConfig(name="muon", learning_rate=config.learning_rate, warmup_steps=50, decay="linear")
     learner = Learner(model, settings, optimizer, total_steps=config.steps)
     done = _load(output, model, learner)
-    rows = made_up_rows(renderer, word_pieces(output), config.seed + done * config.batch_size)
+    first, num_easy = (config.seed + number * config.batch_size for number in (done, config.easy_steps))
+    rows = made_up_rows(renderer, word_pieces(output), first, num_easy=num_easy)
     losses: list[float] = []
     for step in range(done + 1, config.steps + 1):
         batch = [row.first(config.context_window + 1) for row in islice(rows, config.batch_size)]

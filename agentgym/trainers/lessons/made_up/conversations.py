@@ -27,10 +27,15 @@ ASK_TO_SAY = (
 TEXT_NAMES = ("text", "answer", "message", "value", "content", "reply", "words", "query")
 
 
-def made_up_conversation(seed: int, pieces: Sequence[str] = ()) -> Dialogue:
-    """Returns the conversation of a seed; `pieces` are the tokenizer's words, of which some of its words are."""
-    box = Toolbox(Values(np.random.default_rng([seed, 77]), pieces))
+def made_up_conversation(seed: int, pieces: Sequence[str] = (), *, is_easy: bool = False) -> Dialogue:
+    """Returns the conversation of a seed; `pieces` are the tokenizer's words, of which some of its words are.
+
+    In an easy one there is a text to say again, or a tool to fill in, and little else to look at.
+    """
+    box = Toolbox(Values(np.random.default_rng([seed, 77]), pieces), is_easy=is_easy)
     kind = box.values.rng.random()
+    if is_easy:
+        return say(box) if kind < 0.5 else fill(box)
     if kind < 0.30:
         return fill(box)
     if kind < 0.75:
@@ -40,9 +45,9 @@ def made_up_conversation(seed: int, pieces: Sequence[str] = ()) -> Dialogue:
 
 def fill(box: Toolbox) -> Dialogue:
     """The user says what to call and with what, once or for each of several items."""
-    values, name, parameters = box.values, box.tool_name(), box.parameters(1, 4)
-    rounds = [box.arguments(parameters) for _ in range(values.pick((1, 1, 1, 2, 3, 4)))]
-    noise = written(values, facts) if (facts := box.facts(0, 3)) and values.chance(0.5) else ""
+    values, name, parameters = box.values, box.tool_name(), box.parameters(1, 2 if box.is_easy else 4)
+    rounds = [box.arguments(parameters) for _ in range(1 if box.is_easy else values.pick((1, 1, 1, 2, 3, 4)))]
+    noise = written(values, facts) if (facts := box.facts(0, 0 if box.is_easy else 3)) and values.chance(0.5) else ""
     head = values.pick(ASK_FOR_CALL).format(name, name.replace("_", " "))
     is_many, at_once = len(rounds) > 1, len(rounds) > 1 and values.chance(0.4)
     items = [written(values, arguments) for arguments in rounds]
@@ -99,7 +104,7 @@ def look_up(box: Toolbox) -> Dialogue:
 
 
 def say(box: Toolbox) -> Dialogue:
-    """A text, list or long number is to be said again, in a call or as the reply."""
+    """A text, list or long number is to be said again: in a call of the one tool, or without a tool as the reply."""
     values = box.values
     texts: tuple[Callable[[], str], ...] = (
         lambda: values.phrase(1, 12),
@@ -112,12 +117,12 @@ def say(box: Toolbox) -> Dialogue:
     text = values.draw(texts)
     ask = (values.sentence(1, 8) + " " if values.chance(0.4) else "") + values.pick(ASK_TO_SAY).format(text)
     if values.chance(0.3):
-        dialogue = box.open(box.with_others([], 2) if values.chance(0.3) else [], ask)
+        dialogue = box.open([], ask)
         dialogue.end(text)
         return dialogue
     label = values.pick(TEXT_NAMES) if values.chance(0.6) else values.label()
     name, parameter = box.tool_name(), Parameter(box.new_name(lambda: label), "string")
-    dialogue = box.open(box.with_others([box.tool(name, [parameter])], 2), ask)
+    dialogue = box.open([box.tool(name, [parameter])], ask)
     dialogue.call([box.result()], (name, {parameter.name: text}))
     dialogue.end(None)
     return dialogue
@@ -140,7 +145,9 @@ def encode_dialogue(renderer: Renderer, dialogue: Dialogue) -> Demonstration:
     return Demonstration(tuple(ids), tuple(mask))
 
 
-def made_up_rows(renderer: Renderer, pieces: Sequence[str], first_seed: int) -> Iterator[Demonstration]:
-    """Yields the rows of the conversations of all seeds from `first_seed` on."""
+def made_up_rows(
+    renderer: Renderer, pieces: Sequence[str], first_seed: int, *, num_easy: int = 0
+) -> Iterator[Demonstration]:
+    """Yields the rows of the conversations of all seeds from `first_seed` on; those below `num_easy` are easy."""
     for seed in count(first_seed):
-        yield encode_dialogue(renderer, made_up_conversation(seed, pieces))
+        yield encode_dialogue(renderer, made_up_conversation(seed, pieces, is_easy=seed < num_easy))

@@ -63,8 +63,8 @@ class Dialogue:
 class Toolbox:
     """Makes the tools, parameters and opening messages of one conversation."""
 
-    def __init__(self, values: Values) -> None:
-        self.values = values
+    def __init__(self, values: Values, *, is_easy: bool = False) -> None:
+        self.values, self.is_easy = values, is_easy
         self._names: set[str] = set()
 
     def new_name(self, draw: Callable[[], str]) -> str:
@@ -107,6 +107,7 @@ class Toolbox:
 
     def with_others(self, tools: Sequence[ToolSpec], most: int) -> list[ToolSpec]:
         """Returns the tools and up to `most` that are not used, in a random order."""
+        most = min(most, 1) if self.is_easy else most
         others = [self.tool(self.tool_name(), self.parameters(0, 3)) for _ in range(self.values.between(0, most))]
         return self.values.sample([*tools, *others], len(tools) + len(others))
 
@@ -125,7 +126,7 @@ class Toolbox:
         values = self.values
         if system is None:
             system = values.sentence(2, 8) if values.chance(0.4) else ""
-        if values.chance(LONG_SHARE):
+        if not self.is_easy and values.chance(LONG_SHARE):
             long = " ".join(values.sentence(4, 12) for _ in range(values.between(8, 70)))
             text = "\n".join(values.sample((long, text), 2))
         opening = [Message("system", system)] if system else []
