@@ -18,7 +18,7 @@ import torch
 
 from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.evaluation import wilson_interval
+from agentgym.rollout.scores.intervals import share_interval
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder
 from agentgym.model.model_name import model_folder
@@ -68,7 +68,8 @@ class Share:
         self.total += 1
 
     def __str__(self) -> str:
-        low, high = wilson_interval(self.exact, self.total)
+        interval = share_interval([1.0] * self.exact + [0.0] * (self.total - self.exact))
+        low, high = (interval.low, interval.high) if interval else (0.0, 1.0)
         return f"{self.exact / max(1, self.total):.3f} [{low:.3f}, {high:.3f}] of {self.total}"
 
 
