@@ -1,7 +1,7 @@
 """How exactly a model copies arguments into calls of tools that it never saw: `python benchmarks/copying.py [MODEL]`.
 
-The conversations are those of `make_embedded_large`, from seeds that its training never reaches. A reply counts as exact
-if each of its tokens is the likeliest after the true ones before: then greedy sampling gives this reply.
+The conversations are those of `make_embedded_large`, from seeds that its training never reaches. A reply counts as
+exact if each of its tokens is the likeliest after the true ones before: then greedy sampling gives this reply.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 
 from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.rollout.scores.intervals import share_interval
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder
 from agentgym.model.model_name import model_folder
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.rollout.scores.intervals import share_interval
 from agentgym.trainers.lessons.made_up.conversations import encode_dialogue, made_up_conversation
 from agentgym.trainers.lessons.make_embedded_large import word_pieces
 from agentgym.types import JSON, Message, ToolCall

@@ -29,11 +29,12 @@ from agentgym.cli.installation import (
 from agentgym.cli.machine import Docker, Gpu, Machine, docker, gpus, machine
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
+from agentgym.embedded import EMBEDDED
 from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler
 from agentgym.engines.server_kind import SERVERS
 from agentgym.errors import AgentGymError
 from agentgym.model.architectures import SUPPORTED
-from agentgym.model.model_name import EMBEDDED, model_folder
+from agentgym.model.model_name import model_folder
 from agentgym.tools.sandbox import sandbox_faults
 from agentgym.types import JSON
 

@@ -13,10 +13,11 @@ from typing import Any, cast
 from agentgym.cli.options import parse_options
 from agentgym.cli.signals import end_of_serving
 from agentgym.cli.terminal import say
+from agentgym.embedded import EMBEDDED
 from agentgym.engines.scripted import Reply
 from agentgym.errors import ConfigError
 from agentgym.http_guard import choose_token, shown_token
-from agentgym.model.model_name import EMBEDDED, model_folder
+from agentgym.model.model_name import model_folder
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.testing.fake_server.faults import FaultKind, Faults
 from agentgym.testing.fake_server.model import FakeModel

@@ -14,6 +14,7 @@ from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.cli.display.tables import progress
 from agentgym.cli.options import parse_options, warn_of_idle
 from agentgym.cli.terminal import fail, say, show_json
+from agentgym.embedded import EMBEDDED
 from agentgym.engines.server_kind import SERVERS, check_engine_name
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.play.eval_folder import name_write_errors
@@ -21,7 +22,7 @@ from agentgym.evaluation.play.generation import GenerationConfig, ReplyGenerator
 from agentgym.evaluation.play.open_model import ModelOptions, open_model
 from agentgym.evaluation.play.replies_file import RepliesFile, prompt_rows
 from agentgym.model.architectures import check_backend
-from agentgym.model.model_name import EMBEDDED, with_digest
+from agentgym.model.model_name import with_digest
 from agentgym.rollout.hosting.event_loop import run_async
 from agentgym.rollout.record.folder_lock import FolderLock
 

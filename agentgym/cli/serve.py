@@ -14,12 +14,12 @@ import tyro
 from agentgym.cli.environment import load_env
 from agentgym.cli.eval import finish, run_plan, stored_options
 from agentgym.cli.options import env_as_option, parse_options
+from agentgym.embedded import EMBEDDED
 from agentgym.engines.openai.config import ChatEndpointConfig, is_url
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
 from agentgym.evaluation.play.evaluate import EvalConfig, open_evaluation
 from agentgym.http_guard import choose_token, shown_token
-from agentgym.model.model_name import EMBEDDED
 from agentgym.rollout.episode.history import CompactionConfig
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
@@ -42,8 +42,9 @@ an agent, with the package `openai` (a whole one: examples/black_box_agent.py):
 class ServeOptions(EvalConfig):
     """Serves held-out episodes to outside agents that speak OpenAI's chat completions, and records every token."""
 
-    policy: str = EMBEDDED
-    """The model that replies: `embedded`, a model folder, a GGUF file, or an id of the Hugging Face hub."""
+    policy: str = ""
+    """The model that replies: `embedded`, `embedded-large`, a model folder, a GGUF file, or an id of the Hugging Face
+    hub. Left out, it is `embedded` in TextGame-v0 and LongRoad-v0, else `embedded-large`."""
     tokenizer: tyro.conf.Suppress[str] = EMBEDDED
     num_tasks: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 50
     """The number of held-out tasks: always the first ones, whatever the seed."""

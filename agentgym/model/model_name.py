@@ -1,4 +1,4 @@
-"""Finds the folder of a model by its name: `embedded`, a folder, a GGUF file, an address, or an id of the hub."""
+"""Finds the folder of a model by its name: one that ships, a folder, a GGUF file, an address, or an id of the hub."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import re
 from os.path import expanduser
 from pathlib import Path
 
-from agentgym.embedded import embedded_folder
+from agentgym.embedded import EMBEDDED_MODELS
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.gguf.gguf_file import file_sha256, find_gguf, is_gguf
 from agentgym.remote import cached_folder, is_remote, keep_folder
 
-__all__ = ["EMBEDDED", "is_model_id", "model_folder", "names_model", "revised_name", "with_digest"]
+__all__ = ["is_model_id", "model_folder", "names_model", "revised_name", "with_digest"]
 
-EMBEDDED = "embedded"
-"""The name of the model that comes with the package."""
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 """The form of an id: an owner, a name and, after an `@`, a branch, tag or commit."""
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -38,12 +36,12 @@ def is_model_id(name: str) -> bool:
 
 
 def names_model(name: str) -> bool:
-    """Returns True for a name that can only be that of a model: `embedded`, an address, an id or a GGUF file.
+    """Returns True for a name that can only be that of a model: one that ships, an address, an id or a GGUF file.
 
     >>> names_model("s3://bucket/model"), names_model("model.gguf"), names_model("model")
     (True, True, False)
     """
-    return name == EMBEDDED or is_model_id(name) or is_remote(name) or is_gguf(_without_digest(name)[0])
+    return name in EMBEDDED_MODELS or is_model_id(name) or is_remote(name) or is_gguf(_without_digest(name)[0])
 
 
 def _without_digest(name: str) -> tuple[str, str]:
@@ -77,11 +75,11 @@ def _find(name: str, may_fetch: bool) -> Path:
         folder = cached_folder(name, FILES)
     else:
         path, digest = _without_digest(name)
-        folder = embedded_folder() if name == EMBEDDED else Path(expanduser(path))
+        folder = EMBEDDED_MODELS.get(name) or Path(expanduser(path))
         if (file := find_gguf(folder)) is not None:
             return _gguf_folder(file, digest)
-    if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
-        raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")
+    if name in EMBEDDED_MODELS and not (folder / "tokenizer.json").is_file():
+        raise RunFolderError(f"this installation lacks the model {name} in {str(folder)!r}: name a model folder")
     if not folder.is_dir():
         raise RunFolderError(f"no model folder {name!r}: give a folder with config.json and tokenizer.json")
     checkpoints = sorted((folder / "checkpoints").glob("step-*"))
@@ -117,7 +115,7 @@ def revised_name(name: str, folder: Path) -> str:
 
 def with_digest(name: str) -> str:
     """Returns the path of a GGUF file with its SHA-256, for a model in one; any other name as it is."""
-    if name == EMBEDDED or is_model_id(name) or is_remote(name):
+    if name in EMBEDDED_MODELS or is_model_id(name) or is_remote(name):
         return name
     file = find_gguf(Path(expanduser(_without_digest(name)[0])))
     return name if file is None else f"{file}@{file_sha256(file)}"

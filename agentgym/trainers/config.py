@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_o
 
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
+from agentgym.embedded import model_for
 from agentgym.engines.local.config import LocalSettings
 from agentgym.engines.server_kind import SERVERS, check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
@@ -74,9 +75,11 @@ class TrainConfig:
     `path/to/file.py:name`; `agentgym algorithms list` shows all. It sets the advantage, loss and aggregation that are
     not set themselves; config.yaml holds the result."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
-    model: str = "embedded"
-    """The model to train: `embedded`, a folder with a model and its tokenizer, a GGUF file, or an id of the Hugging
-    Face hub such as `Qwen/Qwen3-0.6B@main`; config.yaml then names the file's SHA-256, or the commit."""
+    model: str = ""
+    """The model to train: `embedded`, `embedded-large`, a folder with a model and its tokenizer, a GGUF file, or an id
+    of the Hugging Face hub such as `Qwen/Qwen3-0.6B@main`; config.yaml then names the file's SHA-256, or the commit.
+    Left out, it is `embedded` in the environments that it was taught (TextGame-v0 and LongRoad-v0), else
+    `embedded-large`."""
     model_backend: str = "auto"
     """The code that computes the model: `fast`, the decoder for Llama, Mistral, Qwen2 and Qwen3; `transformers`, for
     any causal language model; `auto` is the fast one where it computes the architecture; or a class of your own that
@@ -169,6 +172,7 @@ class TrainConfig:
         refuse_credentials(self)
         check_above_zero(self, "epochs")
         self._check_tasks()
+        object.__setattr__(self, "model", self.model or model_for(self.env))
         check_at_least(1, self, "tasks", "group_size", "norm_tokens")
         if self.eval.episodes:
             self.reward.check_repeats(self.eval.repeats, "eval.repeats")

@@ -14,8 +14,8 @@ from agentgym.cli.foreign.trl_file import read_trl
 from agentgym.cli.foreign.verl_file import read_verl
 from agentgym.cli.options import read_mapping
 from agentgym.cli.sandbox import _read
+from agentgym.embedded import EMBEDDED
 from agentgym.evaluation.play.replies_file import prompt_rows
-from agentgym.model.model_name import EMBEDDED
 from agentgym.rewards.judge.config import JudgeConfig
 from agentgym.testing.fake_server.model import FakeModel
 from agentgym.testing.fake_server.script import FileScript

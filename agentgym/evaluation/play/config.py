@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field, fields
 import agentgym
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
+from agentgym.embedded import EMBEDDED, model_for
 from agentgym.engines.openai.config import ChatEndpointConfig, endpoint_url, is_url
 from agentgym.engines.server_kind import check_engine_name
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
 from agentgym.evaluation.play.open_model import ModelOptions
 from agentgym.model.architectures import check_backend
-from agentgym.model.model_name import EMBEDDED
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import STALL_S, SamplingConfig
@@ -37,9 +37,11 @@ class EvalConfig(ModelOptions):
     `data`."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """The keywords of the environment's class."""
-    policy: str = EMBEDDED
-    """`embedded`, a model folder, a GGUF file, an id of the Hugging Face hub such as `Qwen/Qwen3-0.6B`, the
-    `http://HOST:PORT/v1` of a chat endpoint, or `oracle`, `cheat`, `random`: policies that need no model."""
+    policy: str = ""
+    """`embedded`, `embedded-large`, a model folder, a GGUF file, an id of the Hugging Face hub such as
+    `Qwen/Qwen3-0.6B`, the `http://HOST:PORT/v1` of a chat endpoint, or `oracle`, `cheat`, `random`: policies that need
+    no model. Left out, it is `embedded` in the environments that it was taught (TextGame-v0 and LongRoad-v0), else
+    `embedded-large`."""
     num_tasks: int = 50
     """The number of held-out tasks: the first ones, whatever the seed."""
     num_repeats: int = 1
@@ -98,6 +100,7 @@ class EvalConfig(ModelOptions):
         env, env_kwargs = env_of_data(self.data, self.env, self.env_kwargs)
         object.__setattr__(self, "env", env)
         object.__setattr__(self, "env_kwargs", env_kwargs)
+        object.__setattr__(self, "policy", self.policy or model_for(env))
         check_at_least(1, self, "num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency", "context_window")
         _ = self.sampling  # checks it
         self.reward.check_repeats(self.num_repeats, "num_repeats")

@@ -18,6 +18,7 @@ from agentgym.chat_templates.recorded_format import recorded_format
 from agentgym.chat_templates.template_date import present_date
 from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.data import open_data
+from agentgym.embedded import EMBEDDED_MODELS
 from agentgym.engines.openai.config import is_url
 from agentgym.envs.base.card import card_of
 from agentgym.envs.base.opponents import SELF
@@ -33,7 +34,7 @@ from agentgym.evaluation.play.open_model import open_model
 from agentgym.evaluation.play.policies import PolicyLoop, played_env
 from agentgym.loading import code_path_of
 from agentgym.model.decoder_config import folder_window
-from agentgym.model.model_name import EMBEDDED, names_model, with_digest
+from agentgym.model.model_name import names_model, with_digest
 from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
@@ -116,7 +117,7 @@ def evaluate(
     if isinstance(config, EvalConfig):
         config = replace(config, **settings) if policy is None else replace(config, policy=policy, **settings)
     else:
-        config = EvalConfig(env=code_path_of(config), policy=policy or EMBEDDED, **settings)
+        config = EvalConfig(env=code_path_of(config), policy=policy or "", **settings)
     with used_by_run(config.sandbox):
         plan = open_evaluation(config, None if output is None else Path(output), resume=resume)
         return plan.run(on_episode)
@@ -325,7 +326,7 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
         return _with_chat_format(config, chat_folder(config.tokenizer, config.chat_template))
     num_turns = turn_limit(config.env, config.env_kwargs)
     if not (names_model(config.policy) or isdir(expanduser(config.policy))):
-        kinds = [EMBEDDED, *POLICIES]
+        kinds = [*EMBEDDED_MODELS, *POLICIES]
         near = nearest(config.policy, kinds) or "."
         if HOST.match(config.policy):
             near = f": did you mean 'http://{config.policy}'?"

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from agentgym.chat_templates import open_renderer
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.template_folder import chat_folder
+from agentgym.embedded import EMBEDDED
 from agentgym.engines.protocol import Engine
 from agentgym.engines.server_kind import check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
@@ -26,7 +27,6 @@ from agentgym.evaluation.play.generation import GenerationConfig, Prompt, Reply,
 from agentgym.evaluation.play.open_model import LocalModel, ServedModel, open_model
 from agentgym.evaluation.play.policies import played_env
 from agentgym.loading import code_path_of
-from agentgym.model.model_name import EMBEDDED
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.episode.token_loop import RolloutLoop
@@ -163,7 +163,7 @@ def create_engine(
     servers: ServerConfig | None = None,
     **settings: Any,  # those of LocalModel, which checks them
 ) -> ModelEngine:
-    """Loads a model that is ready to play: `embedded`, a model's folder, a GGUF file, or an id of the Hugging Face hub.
+    """Loads a model that is ready to play: one that ships, a model's folder, a GGUF file, or an id of the hub.
 
     `local` runs it in this process; its settings are `device` (`cpu`, `cuda`), `dtype` (`auto`, `float32`, `bfloat16`),
     `window` (tokens of prompt and reply together), `num_slots` (requests at once) and `backend` (the code that computes

@@ -47,6 +47,7 @@ async def open_parts(
     `show` is called with lines that a user should see. `metered` returns the engine that plays the episodes of this
     process.
     """
+    show(f"model {config.model}")
     if config.executor == "ray":
         parts: RunParts = await import_cluster().open_cluster(config, origin, stack, show)
         return parts

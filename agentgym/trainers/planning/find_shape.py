@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from agentgym.embedded import EMBEDDED_MODELS
 from agentgym.errors import NOT_JSON, ConfigError, nearest
 from agentgym.model.architectures import refusal
 from agentgym.model.decoder_config import DecoderConfig
@@ -72,7 +73,7 @@ def shape_of(model: str) -> ModelShape:
     if folder.is_dir():
         return _of_folder(folder)
     sizes = [_size_of(name) for name in PUBLISHED]
-    hint = nearest(model, [*PUBLISHED, *sizes, "embedded"]) or ""
+    hint = nearest(model, [*PUBLISHED, *sizes, *EMBEDDED_MODELS]) or ""
     raise ConfigError(
         f"unknown model {model!r}{hint or '.'} A size ({', '.join(dict.fromkeys(sizes))}), a name such as Llama-3.1-8B,"
         " `embedded` or a folder with a config.json was wanted"
