@@ -25,7 +25,7 @@ HALF_A_MINUTE = "--steps 25 --tasks 8 --eval.episodes 100"
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The product of a template: its noun, and the commands that try it, with `{place}`, `{file}` and `{test}`."""
+    """The product of a template: its noun, and the commands that try it, with {place}, {file}, {module} and {test}."""
 
     noun: str
     commands: tuple[str, ...]
@@ -42,7 +42,8 @@ KINDS = {
             "agentgym play {place}",
             "agentgym env check {place}",
             "agentgym eval --env {place} --policy oracle -n 20",
-            f"agentgym train --env {{place}} {HALF_A_MINUTE}",
+            "agentgym sft --env {place} --output runs/{module}-sft",
+            f"agentgym train --env {{place}} --model runs/{{module}}-sft {HALF_A_MINUTE}",
         ),
         is_class=True,
     ),
@@ -130,6 +131,7 @@ def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
     texts = _fill_python({path: (templates, f"{kind}.py"), test: (templates, f"test_{kind}.py")}, values)
     write_files(texts, path_of)
     quoted = {"place": shlex.quote(code_path), "file": shlex.quote(str(path)), "test": shlex.quote(str(test))}
+    quoted["module"] = names["module"]
     commands = (*KINDS[kind].commands, "pytest {test}")
     return Scaffold((path, test), code_path, tuple(command.format(**quoted) for command in commands))
 
@@ -166,7 +168,7 @@ def write_package(name: str, folder: Path | str = ".") -> Scaffold:
     texts = _fill_python(templates, values)
     write_files(texts, package)
     path = str(package) if package.is_absolute() else f"./{package}"
-    quoted = {"package": shlex.quote(path), "install": shlex.quote(f"{path}[test]"), "place": env_id}
+    quoted = {"package": shlex.quote(path), "install": shlex.quote(f"{path}[test]"), "place": env_id, "module": module}
     return Scaffold(tuple(texts), env_id, tuple(each.format(**quoted) for each in PACKAGE_COMMANDS), package)
 
 
