@@ -66,7 +66,7 @@ class Orders(ToolEnv):
 
     def solve(self, observation: str) -> Script:
         """Looks the customer up, and refunds the order of the item that the letter names."""
-        found = yield "find_orders", {"customer": self.wanted[1]}
-        orders = [json.loads(line) for line in found.splitlines()]
+        lines = yield "find_orders", {"customer": self.wanted[1]}
+        orders = [json.loads(line) for line in lines.splitlines()]
         order = next(order for order in orders if order["item"] == self.wanted[2])
         yield "refund", {"order": order["order"], "amount": order["paid"]}

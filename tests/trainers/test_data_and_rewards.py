@@ -187,8 +187,11 @@ def test_a_reward_in_python_may_be_a_name_and_what_is_no_configuration_is_refuse
 
 
 def test_lengths_and_held_out_rows_are_printed_before_any_episode(capsys: pytest.CaptureFixture[str]) -> None:
-    file, options = str(GSM8K), ["--data.eval-fraction", "0.2", "--data.max-prompt-tokens", "200", "--dry-run"]
-    assert main(["train", "--data.train", file, *options]) == 0
+    file, options = (
+        str(GSM8K),
+        ["--model", "embedded", "--data.eval-fraction", "0.2", "--data.max-prompt-tokens", "200"],
+    )
+    assert main(["train", "--data.train", file, *options, "--dry-run"]) == 0
     output = capsys.readouterr()
     assert "data: eval_fraction 0.2: 17 tasks train, 3 evaluate" in output.err
     assert "data: train: dropped 6 of 17 rows whose prompt is longer than 200 tokens" in output.err

@@ -437,21 +437,21 @@ def test_the_algo_dr_grpo_sums_an_episode_and_divides_by_a_constant_alone() -> N
     config = with_token_budget(TrainConfig(env="GuessNumber-v0", algo="dr_grpo"))
     assert (config.estimator, config.aggregation) == ("dr_grpo", "seq-mean-token-sum-norm")
     norm = config.norm_tokens
-    assert norm == 1024  # 4 turns of a quarter of the window each
+    assert norm == 2048  # 4 turns of a quarter of the window each
     long = trajectory(0, 1.0, (prompt(1), policy(2, 3, 4), env(5), policy(6, 7, 8, STOP)))
     short, failed = trajectory(1, 0.0, (prompt(1), policy(2, STOP))), trajectory(2, None, (prompt(1), policy(2)))
     groups = [group_of(long, short, failed)]
     credits = credit_groups(groups, config.estimator)
     batch = build_batch(groups, credits, aggregation=config.aggregation or "", norm_tokens=norm)
     assert batch.advantage_N[batch.mask_N].tolist() == [0.5] * 7 + [-0.5] * 2
-    assert batch.weight_N[batch.mask_N].tolist() == pytest.approx([1 / (2 * 1024)] * 9)
-    assert float((batch.weight_N * batch.advantage_N).sum()) == pytest.approx((7 * 0.5 - 2 * 0.5) / 1024 / 2)
+    assert batch.weight_N[batch.mask_N].tolist() == pytest.approx([1 / (2 * 2048)] * 9)
+    assert float((batch.weight_N * batch.advantage_N).sum()) == pytest.approx((7 * 0.5 - 2 * 0.5) / 2048 / 2)
 
 
 @pytest.mark.parametrize(
     ("settings_of_run", "norm"),
     [
-        ({"env": "Math-v0"}, 1024),
+        ({"env": "Math-v0"}, 2048),
         ({"env": "GuessNumber-v0", "limits": Limits(turn_tokens=10)}, 40),
         ({"env": "GuessNumber-v0", "limits": Limits(turn_tokens=10, max_turns=3)}, 30),
         ({"env": "GuessNumber-v0", "limits": Limits(trajectory_tokens=500)}, 500),

@@ -43,7 +43,7 @@ def guesses() -> TrainConfig:
     )
 
 
-@pytest.mark.parametrize(("env", "tokens"), [("TextGame-v0", 256), ("Math-v0", 1024), ("LongRoad-v0", 256)])
+@pytest.mark.parametrize(("env", "tokens"), [("TextGame-v0", 256), ("Math-v0", 2048), ("LongRoad-v0", 256)])
 def test_training_and_evaluation_have_one_default_for_the_length_of_a_reply(
     env: str, tokens: int, tmp_path: Path
 ) -> None:

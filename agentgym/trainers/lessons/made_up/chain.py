@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentgym.trainers.lessons.made_up.toolbox import Dialogue, Parameter, Toolbox
-from agentgym.trainers.lessons.made_up.writing import in_words, listed, plain_label, written
+from agentgym.trainers.lessons.made_up.writing import in_words, list_words, plain_label, write_facts
 from agentgym.types import JSON, ToolSpec
 
 __all__ = ["chain"]
@@ -52,12 +52,12 @@ class _Chain:
     def add(self, *, is_last: bool) -> None:
         """Adds a call with some of the newest facts; its result has the facts for the next one."""
         values, tool = self.values, self.box.tool_name()
-        taken = values.sample(self._newest, values.between(1, 2))
+        inputs = values.sample(self._newest, values.between(1, 2))
         if values.chance(0.4):
-            taken += [fact for fact in values.sample(self.facts, 1) if fact not in taken]
+            inputs += [fact for fact in values.sample(self.facts, 1) if fact not in inputs]
         if self.computes and values.chance(0.3):
-            taken += self._computed()
-        arguments = values.sample(taken, len(taken))
+            inputs += self._computation()
+        arguments = values.sample(inputs, len(inputs))
         parameters = [fact.parameter for fact in arguments]
         results = [self._fact(p) for p in self.box.parameters(0 if is_last else 1, 1 if is_last else 3)]
         result = {fact.name: fact.value for fact in results}
@@ -66,7 +66,7 @@ class _Chain:
         if values.chance(0.3):  # says again what it was asked
             again = values.pick(arguments)
             result = {again.name: again.value, **result}
-        sentence = self._sentence(tool, listed([fact.words for fact in taken]))
+        sentence = self._sentence(tool, list_words([fact.words for fact in inputs]))
         call = {fact.name: fact.value for fact in arguments}
         self.links.append(Link(sentence, self.box.tool(tool, parameters), call, result))
         self.facts += results
@@ -79,18 +79,18 @@ class _Chain:
         sentence = f"{self.values.pick(then)}{ask} with {words}."
         return sentence[0].upper() + sentence[1:]
 
-    def _computed(self) -> list[Fact]:
+    def _computation(self) -> list[Fact]:
         """Returns a fact that is computed from one or two known integers; none where no integer is known."""
         values = self.values
-        known = [
+        integers = [
             (fact, fact.value)
             for fact in self.facts
             if fact.parameter.type == "integer" and isinstance(fact.value, int) and 0 <= fact.value < 10_000
         ]
-        if not known:
+        if not integers:
             return []
-        (first, a), (second, b) = (*values.sample(known, 2), *known)[:2]
-        if len(known) == 1 or values.chance(0.4):
+        (first, a), (second, b) = (*values.sample(integers, 2), *integers)[:2]
+        if len(integers) == 1 or values.chance(0.4):
             amount = values.between(1, 30) if values.chance(0.7) else values.between(1, 500)
             more = (a + amount, values.pick((f"{first.words} plus {amount}", f"{amount} more than {first.words}")))
             less = (a - amount, values.pick((f"{first.words} minus {amount}", f"{amount} less than {first.words}")))
@@ -119,8 +119,8 @@ def chain(box: Toolbox) -> Dialogue:
     for number in range(num_calls):
         calls.add(is_last=number == num_calls - 1)
     links = calls.links
-    told = {fact.name: fact.value for fact in calls.opening} | (box.facts(1, 2) if values.chance(0.3) else {})
-    known = written(values, told)
+    facts = {fact.name: fact.value for fact in calls.opening} | (box.facts(1, 2) if values.chance(0.3) else {})
+    page = write_facts(values, facts)
     if says_steps:
         task = values.pick((" ", " ", "\n")).join(link.sentence for link in links)
     else:
@@ -129,13 +129,13 @@ def chain(box: Toolbox) -> Dialogue:
     tools = [link.tool for link in links]
     tools = box.with_others(tools, 4) if says_steps else tools  # in their order, where nothing else tells it
     if values.chance(0.5):
-        dialogue = box.open(tools, known, system=task)
+        dialogue = box.open(tools, page, system=task)
     else:
-        dialogue = box.open(tools, values.pick((f"{task}\n{known}", f"{known}\n{task}", f"{known} {task}")))
+        dialogue = box.open(tools, values.pick((f"{task}\n{page}", f"{page}\n{task}", f"{page} {task}")))
     for link in links:
         if values.chance(0.08):
             _mistake(box, dialogue, link)
-        dialogue.call([written(values, link.result)], (link.tool.name, link.arguments))
+        dialogue.call([write_facts(values, link.result)], (link.tool.name, link.arguments))
     dialogue.end(_last_reply(box, links[-1].result) if values.chance(0.25) else None)
     return dialogue
 

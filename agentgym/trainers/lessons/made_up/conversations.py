@@ -14,7 +14,7 @@ from agentgym.trainers.lessons.demonstrations import Demonstration
 from agentgym.trainers.lessons.made_up.chain import chain
 from agentgym.trainers.lessons.made_up.toolbox import Dialogue, Parameter, Toolbox
 from agentgym.trainers.lessons.made_up.values import Values
-from agentgym.trainers.lessons.made_up.writing import in_words, listed, plain_label, tabled, written
+from agentgym.trainers.lessons.made_up.writing import in_words, list_words, plain_label, write_facts, write_rows
 from agentgym.types import JSON
 
 __all__ = ["encode_dialogue", "made_up_conversation", "made_up_rows"]
@@ -35,22 +35,24 @@ def made_up_conversation(seed: int, pieces: Sequence[str] = (), *, is_easy: bool
     box = Toolbox(Values(np.random.default_rng([seed, 77]), pieces), is_easy=is_easy)
     kind = box.values.rng.random()
     if is_easy:
-        return say(box) if kind < 0.5 else fill(box)
+        return say_again(box) if kind < 0.5 else fill(box)
     if kind < 0.30:
         return fill(box)
     if kind < 0.75:
         return chain(box)
-    return look_up(box) if kind < 0.88 else say(box)
+    return look_up(box) if kind < 0.88 else say_again(box)
 
 
 def fill(box: Toolbox) -> Dialogue:
     """The user says what to call and with what, once or for each of several items."""
     values, name, parameters = box.values, box.tool_name(), box.parameters(1, 2 if box.is_easy else 4)
     rounds = [box.arguments(parameters) for _ in range(1 if box.is_easy else values.pick((1, 1, 1, 2, 3, 4)))]
-    noise = written(values, facts) if (facts := box.facts(0, 0 if box.is_easy else 3)) and values.chance(0.5) else ""
+    noise = (
+        write_facts(values, facts) if (facts := box.facts(0, 0 if box.is_easy else 3)) and values.chance(0.5) else ""
+    )
     head = values.pick(ASK_FOR_CALL).format(name, name.replace("_", " "))
     is_many, at_once = len(rounds) > 1, len(rounds) > 1 and values.chance(0.4)
-    items = [written(values, arguments) for arguments in rounds]
+    items = [write_facts(values, arguments) for arguments in rounds]
     if is_many:
         numbered = [f"{number}. {item}" for number, item in enumerate(items, 1)] if values.chance(0.5) else items
         ask = head + values.pick((" for each of:\n", " with each of these:\n", ":\n")) + "\n".join(numbered)
@@ -73,29 +75,32 @@ def look_up(box: Toolbox) -> Dialogue:
     columns = box.parameters(1, 3)
     rows = [box.arguments([key, *columns]) for _ in range(values.between(2, 7))]
     rows = list({in_words(row[key.name]): row for row in rows}.values())  # each key once
-    row, text = values.pick(rows), tabled(values, rows, key.name)
+    row, text = values.pick(rows), write_rows(values, rows, key.name)
     parameters = values.sample(columns, values.between(1, len(columns)))
     if values.chance(0.3):
         parameters = [key, *parameters]
-    name, wanted = box.tool_name(), in_words(row[key.name])
-    plain, labels = name.replace("_", " "), listed([plain_label(values, parameter.name) for parameter in parameters])
+    name, subject = box.tool_name(), in_words(row[key.name])
+    plain, labels = (
+        name.replace("_", " "),
+        list_words([plain_label(values, parameter.name) for parameter in parameters]),
+    )
     ask = values.pick(
         (
-            f"Call {name} for {wanted}",
-            f"Call {name} with {labels} of {wanted}",
-            f"{plain}: {wanted}",
-            f"Please {plain} for the {plain_label(values, key.name)} {wanted}",
+            f"Call {name} for {subject}",
+            f"Call {name} with {labels} of {subject}",
+            f"{plain}: {subject}",
+            f"Please {plain} for the {plain_label(values, key.name)} {subject}",
         )
     )
     tools = [box.tool(name, parameters)]
     arguments: dict[str, JSON] = {parameter.name: row[parameter.name] for parameter in parameters}
     if values.chance(0.6):
-        finder, asked = box.tool_name(), [key] if values.chance(0.3) else []
+        finder, keys = box.tool_name(), [key] if values.chance(0.3) else []
         hint = values.pick(("lists them", "shows all", "knows more", "comes first"))
         dialogue = box.open(
-            box.with_others([*tools, box.tool(finder, asked)], 3), f"{ask}. {plain_label(values, finder)} {hint}."
+            box.with_others([*tools, box.tool(finder, keys)], 3), f"{ask}. {plain_label(values, finder)} {hint}."
         )
-        dialogue.call([text], (finder, {parameter.name: row[parameter.name] for parameter in asked}))
+        dialogue.call([text], (finder, {parameter.name: row[parameter.name] for parameter in keys}))
     else:
         dialogue = box.open(box.with_others(tools, 3), values.pick((f"{text}\n{ask}.", f"{ask}.\n{text}")))
     dialogue.call([box.result()], (name, arguments))
@@ -103,7 +108,7 @@ def look_up(box: Toolbox) -> Dialogue:
     return dialogue
 
 
-def say(box: Toolbox) -> Dialogue:
+def say_again(box: Toolbox) -> Dialogue:
     """A text, list or long number is to be said again: in a call of the one tool, or without a tool as the reply."""
     values = box.values
     texts: tuple[Callable[[], str], ...] = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentgym.trainers.lessons.made_up.values import Values
-from agentgym.trainers.lessons.made_up.writing import written
+from agentgym.trainers.lessons.made_up.writing import write_facts
 from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
 __all__ = ["Dialogue", "Parameter", "Toolbox"]
@@ -45,11 +45,11 @@ class Dialogue:
     def call(self, results: Sequence[str], *calls: tuple[str, Mapping[str, JSON]], is_mistake: bool = False) -> None:
         """Adds a reply with these calls, each a tool and its arguments, and their results."""
         first = sum(len(message.tool_calls) for message in self.messages)
-        made = tuple(ToolCall(f"c{first + n}", tool, arguments) for n, (tool, arguments) in enumerate(calls))
+        numbered = tuple(ToolCall(f"c{first + n}", tool, arguments) for n, (tool, arguments) in enumerate(calls))
         if is_mistake:
             self.mistakes.add(len(self.messages))
-        self.messages.append(Message("assistant", "", tool_calls=made))
-        for call, result in zip(made, results, strict=True):
+        self.messages.append(Message("assistant", "", tool_calls=numbered))
+        for call, result in zip(numbered, results, strict=True):
             self.messages.append(Message("tool", result, tool_call_id=call.id, name=call.name))
 
     def end(self, reply: str | None) -> None:
@@ -119,7 +119,7 @@ class Toolbox:
 
     def result(self) -> str:
         """Returns a result that nothing depends on."""
-        return written(self.values, self.facts(0, 2))
+        return write_facts(self.values, self.facts(0, 2))
 
     def open(self, tools: Sequence[ToolSpec], text: str, system: str | None = None) -> Dialogue:
         """Returns a dialogue that begins with the user's text, after a system prompt or none."""

@@ -128,7 +128,7 @@ class Values:
             return f"{self.word()}-{self.word()}"
         return self.letters(upper, 2, 6) if kind == "A" else self.word() + self.digits(1, 3)
 
-    def formatted(self) -> str:
+    def address_or_date(self) -> str:
         """Returns an address, a date, a time, a path, a URL or a phone number."""
         return self.draw(
             (
@@ -154,7 +154,7 @@ class Values:
         if part < 0.7:
             return self.pick(PLACES)
         if part < 0.82:
-            return self.formatted()
+            return self.address_or_date()
         return str(abs(self.integer())) if part < 0.9 else self.phrase()
 
     def of_type(self, name: str) -> JSON:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from agentgym.trainers.lessons.made_up.values import Values
 from agentgym.types import JSON
 
-__all__ = ["DONE", "in_words", "listed", "plain_label", "tabled", "written"]
+__all__ = ["DONE", "in_words", "list_words", "plain_label", "write_facts", "write_rows"]
 
 DONE = ("Done.", "ok", "OK.", "Done", "It is done.", "success", "{}", "true")
 """Results that hold no value."""
@@ -21,7 +21,7 @@ def in_words(value: JSON) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def listed(words: Sequence[str]) -> str:
+def list_words(words: Sequence[str]) -> str:
     """Returns words with commas and an `and`."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
@@ -31,7 +31,7 @@ def plain_label(values: Values, label: str) -> str:
     return label.replace("_", " ") if values.chance(0.5) else label
 
 
-def written(values: Values, facts: Mapping[str, JSON]) -> str:
+def write_facts(values: Values, facts: Mapping[str, JSON]) -> str:
     """Returns the facts in one of nine forms, in any order; of none, a result without a value."""
     if not facts:
         return values.pick((*DONE, values.sentence(1, 4)))
@@ -45,18 +45,20 @@ def written(values: Values, facts: Mapping[str, JSON]) -> str:
         lambda: " ".join(f"The {label} is {value}." for _, label, value in pairs),
         lambda: "; ".join(f"{label}: {value}" for _, label, value in pairs),
         lambda: "\n".join(f"- {label}: {value}" for _, label, value in pairs),
-        lambda: _joined([label for _, label, _ in pairs]) + "\n" + _joined([value for _, _, value in pairs]),
+        lambda: _join_cells([label for _, label, _ in pairs]) + "\n" + _join_cells([value for _, _, value in pairs]),
         lambda: " ".join(f"{label.capitalize()}: {value}." for _, label, value in pairs),
     )
     return values.draw(forms)
 
 
-def tabled(values: Values, rows: Sequence[Mapping[str, JSON]], key: str) -> str:
+def write_rows(values: Values, rows: Sequence[Mapping[str, JSON]], key: str) -> str:
     """Returns rows of equal columns as JSON, as a table, or as a line each that begins with the column `key`."""
     names = list(rows[0])
     forms: tuple[Callable[[], str], ...] = (
         lambda: "\n".join(json.dumps(row, ensure_ascii=False) for row in rows),
-        lambda: "\n".join((_joined(names), *(_joined([in_words(row[name]) for name in names]) for row in rows))),
+        lambda: "\n".join(
+            (_join_cells(names), *(_join_cells([in_words(row[name]) for name in names]) for row in rows))
+        ),
         lambda: "\n".join(
             f"{in_words(row[key])}: " + ", ".join(f"{n} {in_words(row[n])}" for n in names if n != key) for row in rows
         ),
@@ -65,5 +67,5 @@ def tabled(values: Values, rows: Sequence[Mapping[str, JSON]], key: str) -> str:
     return values.draw(forms)
 
 
-def _joined(cells: Sequence[str]) -> str:
+def _join_cells(cells: Sequence[str]) -> str:
     return " | ".join(cells)
