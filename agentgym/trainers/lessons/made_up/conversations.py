@@ -36,11 +36,11 @@ def made_up_conversation(seed: int, pieces: Sequence[str] = (), *, is_easy: bool
     kind = box.values.rng.random()
     if is_easy:
         return say_again(box) if kind < 0.5 else fill(box)
-    if kind < 0.30:
+    if kind < 0.22:
         return fill(box)
-    if kind < 0.75:
+    if kind < 0.58:
         return chain(box)
-    return look_up(box) if kind < 0.88 else say_again(box)
+    return look_up(box) if kind < 0.90 else say_again(box)
 
 
 def fill(box: Toolbox) -> Dialogue:
@@ -73,7 +73,8 @@ def look_up(box: Toolbox) -> Dialogue:
     values = box.values
     key = Parameter(box.new_name(values.label), values.pick(("string", "string", "integer")))
     columns = box.parameters(1, 3)
-    rows = [box.arguments([key, *columns]) for _ in range(values.between(2, 7))]
+    order = values.sample([key, *columns], 1 + len(columns))
+    rows = [box.arguments(order) for _ in range(values.pick((2, 2, 2, 3, 3, 4, 5, 7)))]
     rows = list({in_words(row[key.name]): row for row in rows}.values())  # each key once
     row, text = values.pick(rows), write_rows(values, rows, key.name)
     parameters = values.sample(columns, values.between(1, len(columns)))
@@ -94,13 +95,22 @@ def look_up(box: Toolbox) -> Dialogue:
     )
     tools = [box.tool(name, parameters)]
     arguments: dict[str, JSON] = {parameter.name: row[parameter.name] for parameter in parameters}
-    if values.chance(0.6):
-        finder, keys = box.tool_name(), [key] if values.chance(0.3) else []
+    if values.chance(0.7):
+        finder, chosen = box.tool_name(), values.rng.random()
+        inputs = {key.name: row[key.name]} if chosen < 0.25 else {}
+        keys = [key] if inputs else []
+        if chosen > 0.6:  # what the rows are found by is not in them
+            owner = Parameter(box.new_name(values.label), values.pick(("string", "string", "integer")))
+            keys, inputs = [owner], {owner.name: box.value(owner)}
+            label, name_of_owner = plain_label(values, owner.name), in_words(inputs[owner.name])
+            ask = values.pick(
+                (f"{ask}, {label} {name_of_owner}", f"{name_of_owner}: {ask}", f"{ask} of {name_of_owner}")
+            )
         hint = values.pick(("lists them", "shows all", "knows more", "comes first"))
         dialogue = box.open(
             box.with_others([*tools, box.tool(finder, keys)], 3), f"{ask}. {plain_label(values, finder)} {hint}."
         )
-        dialogue.call([text], (finder, {parameter.name: row[parameter.name] for parameter in keys}))
+        dialogue.call([text], (finder, inputs))
     else:
         dialogue = box.open(box.with_others(tools, 3), values.pick((f"{text}\n{ask}.", f"{ask}.\n{text}")))
     dialogue.call([box.result()], (name, arguments))
