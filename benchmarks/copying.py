@@ -118,7 +118,9 @@ def measure(model: Decoder, renderer: Renderer, pieces: Sequence[str], size: int
             ends = list(accumulate(map(len, words)))
             for value, first, after in arguments_in(reply, "".join(words)):
                 places = [n for n, stop in enumerate(ends) if stop > first and stop - len(words[n]) < after]
-                is_exact = all(right[n] for n in places)
+                last = places.pop()  # after the value it holds whatever follows
+                in_value = words[last][: len(words[last]) - max(0, ends[last] - after)]
+                is_exact = all(right[n] for n in places) and renderer.decode([guesses[start + last]]).startswith(in_value)
                 tables["arguments"]["all"].add(is_exact)
                 tables["arguments by kind"][kind_of(value)].add(is_exact)
                 tables["arguments by length"][length_of(value)].add(is_exact)

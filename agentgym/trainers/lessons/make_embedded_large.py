@@ -46,7 +46,7 @@ class LargeRecipeConfig:
 
     seed: int = 0
     """The seed of the first conversation, and of the weights."""
-    steps: int = 15_000
+    steps: int = 10_000
     easy_steps: int = 2_000
     """The first steps, whose conversations are easy: copying has to exist before the rest."""
     batch_size: int = 16

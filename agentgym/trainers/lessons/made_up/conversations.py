@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 
 import numpy as np
@@ -15,7 +15,7 @@ from agentgym.trainers.lessons.made_up.chain import chain
 from agentgym.trainers.lessons.made_up.toolbox import Dialogue, Parameter, Toolbox
 from agentgym.trainers.lessons.made_up.values import Values
 from agentgym.trainers.lessons.made_up.writing import in_words, list_words, plain_label, write_facts, write_rows
-from agentgym.types import JSON
+from agentgym.types import JSON, Message
 
 __all__ = ["encode_dialogue", "made_up_conversation", "made_up_rows"]
 
@@ -69,7 +69,10 @@ def fill(box: Toolbox) -> Dialogue:
 
 
 def look_up(box: Toolbox) -> Dialogue:
-    """A table is in the opening or in a result; the row that the user names has the values for the next call."""
+    """A table is in the opening or in a result; the row that the user names has the values for the next call.
+
+    Then the user may name further ones.
+    """
     values = box.values
     key = Parameter(box.new_name(values.label), values.pick(("string", "string", "integer")))
     columns = box.parameters(1, 3)
@@ -80,21 +83,8 @@ def look_up(box: Toolbox) -> Dialogue:
     parameters = values.sample(columns, values.between(1, len(columns)))
     if values.chance(0.3):
         parameters = [key, *parameters]
-    name, subject = box.tool_name(), in_words(row[key.name])
-    plain, labels = (
-        name.replace("_", " "),
-        list_words([plain_label(values, parameter.name) for parameter in parameters]),
-    )
-    ask = values.pick(
-        (
-            f"Call {name} for {subject}",
-            f"Call {name} with {labels} of {subject}",
-            f"{plain}: {subject}",
-            f"Please {plain} for the {plain_label(values, key.name)} {subject}",
-        )
-    )
-    tools = [box.tool(name, parameters)]
-    arguments: dict[str, JSON] = {parameter.name: row[parameter.name] for parameter in parameters}
+    name = box.tool_name()
+    tools, ask = [box.tool(name, parameters)], _ask_for_row(values, name, parameters, key, row)
     if values.chance(0.7):
         finder, chosen = box.tool_name(), values.rng.random()
         inputs = {key.name: row[key.name]} if chosen < 0.25 else {}
@@ -113,9 +103,29 @@ def look_up(box: Toolbox) -> Dialogue:
         dialogue.call([text], (finder, inputs))
     else:
         dialogue = box.open(box.with_others(tools, 3), values.pick((f"{text}\n{ask}.", f"{ask}.\n{text}")))
-    dialogue.call([box.result()], (name, arguments))
+    for number in range(values.pick((1, 1, 1, 2, 3, 4))):
+        if number:
+            row = values.pick(rows)
+            dialogue.messages.append(Message("user", _ask_for_row(values, name, parameters, key, row)))
+        dialogue.call([box.result()], (name, {parameter.name: row[parameter.name] for parameter in parameters}))
     dialogue.end(values.pick(("Done.", "It is done.", "OK.")) if values.chance(0.25) else None)
     return dialogue
+
+
+def _ask_for_row(
+    values: Values, tool: str, parameters: Sequence[Parameter], key: Parameter, row: Mapping[str, JSON]
+) -> str:
+    subject, plain = in_words(row[key.name]), tool.replace("_", " ")
+    labels = list_words([plain_label(values, parameter.name) for parameter in parameters])
+    return values.pick(
+        (
+            f"Call {tool} for {subject}",
+            f"Call {tool} with {labels} of {subject}",
+            f"{plain}: {subject}",
+            f"Please {plain} for the {plain_label(values, key.name)} {subject}",
+            f"{values.phrase(1, 5)} {subject} {values.phrase(1, 3)}: {plain}",
+        )
+    )
 
 
 def say_again(box: Toolbox) -> Dialogue:
