@@ -72,7 +72,7 @@ def make_embedded_large(output: Path, config: LargeRecipeConfig) -> None:
     renderer = renderer_for(output)
     model = Decoder(_shape(renderer, config)).initialize(config.seed).bfloat16()
     _log.info("model of %.2f million parameters", model.num_parameters / 1e6)
-    settings = LearnerConfig(loss="reinforce", dtype="bfloat16", micro_batch_tokens=4096)
+    settings = LearnerConfig(loss="reinforce", dtype="bfloat16", micro_batch_tokens=1300)
     optimizer = OptimizerConfig(name="muon", learning_rate=config.learning_rate, warmup_steps=50, decay="linear")
     learner = Learner(model, settings, optimizer, total_steps=config.steps)
     done = _load(output, model, learner)
@@ -123,6 +123,7 @@ def _shape(renderer: TemplateRenderer, config: LargeRecipeConfig) -> DecoderConf
         ffn_width=config.ffn_width,
         context_window=config.context_window,
         qk_norm=True,
+        rope_theta=1e6,
     )
 
 

@@ -30,15 +30,16 @@ TEXT_NAMES = ("text", "answer", "message", "value", "content", "reply", "words",
 def made_up_conversation(seed: int, pieces: Sequence[str] = (), *, is_easy: bool = False) -> Dialogue:
     """Returns the conversation of a seed; `pieces` are the tokenizer's words, of which some of its words are.
 
-    In an easy one there is a text to say again, or a tool to fill in, and little else to look at.
+    In an easy one there is a text to say again, a tool to fill in or a row of two or three to find, and little else to
+    look at.
     """
     box = Toolbox(Values(np.random.default_rng([seed, 77]), pieces), is_easy=is_easy)
     kind = box.values.rng.random()
     if is_easy:
-        return say_again(box) if kind < 0.5 else fill(box)
-    if kind < 0.22:
+        return say_again(box) if kind < 0.35 else fill(box) if kind < 0.7 else look_up(box)
+    if kind < 0.15:
         return fill(box)
-    if kind < 0.58:
+    if kind < 0.45:
         return chain(box)
     return look_up(box) if kind < 0.90 else say_again(box)
 
@@ -73,19 +74,21 @@ def look_up(box: Toolbox) -> Dialogue:
 
     Then the user may name further ones.
     """
-    values = box.values
+    values, is_small = box.values, box.is_easy or box.values.chance(0.5)
     key = Parameter(box.new_name(values.label), values.pick(("string", "string", "integer")))
-    columns = box.parameters(1, 3)
+    columns = box.parameters(1, 1 if is_small else 3)
     order = values.sample([key, *columns], 1 + len(columns))
-    rows = [box.arguments(order) for _ in range(values.pick((2, 2, 2, 3, 3, 4, 5, 7)))]
+    rows = [box.arguments(order) for _ in range(values.pick((2, 2, 3) if is_small else (2, 2, 2, 3, 3, 4, 5, 7)))]
+    if is_small and key.type == "string":
+        rows = [{**row, key.name: values.draw((values.word, values.person))} for row in rows]
     rows = list({in_words(row[key.name]): row for row in rows}.values())  # each key once
     row, text = values.pick(rows), write_rows(values, rows, key.name)
     parameters = values.sample(columns, values.between(1, len(columns)))
-    if values.chance(0.3):
+    if not is_small and values.chance(0.3):
         parameters = [key, *parameters]
     name = box.tool_name()
     tools, ask = [box.tool(name, parameters)], _ask_for_row(values, name, parameters, key, row)
-    if values.chance(0.7):
+    if not box.is_easy and values.chance(0.3 if is_small else 0.7):
         finder, chosen = box.tool_name(), values.rng.random()
         inputs = {key.name: row[key.name]} if chosen < 0.25 else {}
         keys = [key] if inputs else []
@@ -103,7 +106,7 @@ def look_up(box: Toolbox) -> Dialogue:
         dialogue.call([text], (finder, inputs))
     else:
         dialogue = box.open(box.with_others(tools, 3), values.pick((f"{text}\n{ask}.", f"{ask}.\n{text}")))
-    for number in range(values.pick((1, 1, 1, 2, 3, 4))):
+    for number in range(values.pick((2, 3, 4, 5) if is_small else (1, 1, 1, 2, 3, 4))):
         if number:
             row = values.pick(rows)
             dialogue.messages.append(Message("user", _ask_for_row(values, name, parameters, key, row)))

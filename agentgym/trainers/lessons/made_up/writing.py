@@ -52,7 +52,7 @@ def write_facts(values: Values, facts: Mapping[str, JSON]) -> str:
 
 
 def write_rows(values: Values, rows: Sequence[Mapping[str, JSON]], key: str) -> str:
-    """Returns rows of equal columns as JSON, as a table, or as a line each that begins with the column `key`."""
+    """Returns rows of equal columns as JSON, a table or lines that begin with `key`; two columns also without names."""
     names = list(rows[0])
     forms: tuple[Callable[[], str], ...] = (
         lambda: "\n".join(json.dumps(row, ensure_ascii=False) for row in rows),
@@ -64,6 +64,9 @@ def write_rows(values: Values, rows: Sequence[Mapping[str, JSON]], key: str) -> 
         ),
         lambda: json.dumps(list(rows), ensure_ascii=False),
     )
+    if len(names) == 2:
+        (value,), mark = (name for name in names if name != key), values.pick((": ", " = ", " ", " | ", ", "))
+        forms += (lambda: "\n".join(f"{in_words(row[key])}{mark}{in_words(row[value])}" for row in rows),)
     return values.draw(forms)
 
 
