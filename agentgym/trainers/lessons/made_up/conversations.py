@@ -14,7 +14,8 @@ from agentgym.trainers.lessons.demonstrations import Demonstration
 from agentgym.trainers.lessons.made_up.chain import chain
 from agentgym.trainers.lessons.made_up.toolbox import Dialogue, Parameter, Toolbox
 from agentgym.trainers.lessons.made_up.values import Values
-from agentgym.trainers.lessons.made_up.writing import in_words, list_words, plain_label, write_facts, write_rows
+from agentgym.trainers.lessons.made_up.words import FIRST_NAMES, NOUNS
+from agentgym.trainers.lessons.made_up.writing import DONE, in_words, list_words, plain_label, write_facts, write_rows
 from agentgym.types import JSON, Message
 
 __all__ = ["encode_dialogue", "made_up_conversation", "made_up_rows"]
@@ -78,13 +79,13 @@ def look_up(box: Toolbox) -> Dialogue:
     key = Parameter(box.new_name(values.label), values.pick(("string", "string", "integer")))
     columns = box.parameters(1, 1 if is_small else 3)
     order = values.sample([key, *columns], 1 + len(columns))
-    rows = [box.arguments(order) for _ in range(values.pick((2, 2, 3) if is_small else (2, 2, 2, 3, 3, 4, 5, 7)))]
+    rows = [box.arguments(order) for _ in range(values.pick((2, 2, 3, 4) if is_small else (2, 2, 2, 3, 3, 4, 5, 7)))]
     if is_small and key.type == "string":
-        rows = [{**row, key.name: values.draw((values.word, values.person))} for row in rows]
+        rows = [{**row, key.name: values.pick((*NOUNS, *FIRST_NAMES))} for row in rows]
     rows = list({in_words(row[key.name]): row for row in rows}.values())  # each key once
     row, text = values.pick(rows), write_rows(values, rows, key.name)
     parameters = values.sample(columns, values.between(1, len(columns)))
-    if not is_small and values.chance(0.3):
+    if values.chance(0.4 if is_small else 0.3):
         parameters = [key, *parameters]
     name = box.tool_name()
     tools, ask = [box.tool(name, parameters)], _ask_for_row(values, name, parameters, key, row)
@@ -105,12 +106,15 @@ def look_up(box: Toolbox) -> Dialogue:
         )
         dialogue.call([text], (finder, inputs))
     else:
-        dialogue = box.open(box.with_others(tools, 3), values.pick((f"{text}\n{ask}.", f"{ask}.\n{text}")))
-    for number in range(values.pick((2, 3, 4, 5) if is_small else (1, 1, 1, 2, 3, 4))):
+        dialogue = box.open(
+            box.with_others(tools, 1 if is_small else 3), values.pick((f"{text}\n{ask}.", f"{ask}.\n{text}"))
+        )
+    for number in range(values.pick((3, 5, 7) if is_small else (1, 1, 1, 2, 3, 4))):
         if number:
             row = values.pick(rows)
             dialogue.messages.append(Message("user", _ask_for_row(values, name, parameters, key, row)))
-        dialogue.call([box.result()], (name, {parameter.name: row[parameter.name] for parameter in parameters}))
+        result = values.pick(DONE) if is_small else box.result()
+        dialogue.call([result], (name, {parameter.name: row[parameter.name] for parameter in parameters}))
     dialogue.end(values.pick(("Done.", "It is done.", "OK.")) if values.chance(0.25) else None)
     return dialogue
 
