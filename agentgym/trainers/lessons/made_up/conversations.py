@@ -37,7 +37,7 @@ def made_up_conversation(seed: int, pieces: Sequence[str] = (), *, is_easy: bool
     box = Toolbox(Values(np.random.default_rng([seed, 77]), pieces), is_easy=is_easy)
     kind = box.values.rng.random()
     if is_easy:
-        return say_again(box) if kind < 0.35 else fill(box) if kind < 0.7 else look_up(box)
+        return say_again(box) if kind < 0.25 else fill(box) if kind < 0.5 else look_up(box)
     if kind < 0.15:
         return fill(box)
     if kind < 0.45:
@@ -79,7 +79,7 @@ def look_up(box: Toolbox) -> Dialogue:
     key = Parameter(box.new_name(values.label), values.pick(("string", "string", "integer")))
     columns = box.parameters(1, 1 if is_small else 3)
     order = values.sample([key, *columns], 1 + len(columns))
-    rows = [box.arguments(order) for _ in range(values.pick((2, 2, 3, 4) if is_small else (2, 2, 2, 3, 3, 4, 5, 7)))]
+    rows = [box.arguments(order) for _ in range(values.pick((2, 3, 4, 5) if is_small else (2, 2, 2, 3, 3, 4, 5, 7)))]
     if is_small and key.type == "string":
         rows = [{**row, key.name: values.pick((*NOUNS, *FIRST_NAMES))} for row in rows]
     rows = list({in_words(row[key.name]): row for row in rows}.values())  # each key once
@@ -109,7 +109,8 @@ def look_up(box: Toolbox) -> Dialogue:
         dialogue = box.open(
             box.with_others(tools, 1 if is_small else 3), values.pick((f"{text}\n{ask}.", f"{ask}.\n{text}"))
         )
-    for number in range(values.pick((3, 5, 7) if is_small else (1, 1, 1, 2, 3, 4))):
+    counts = (5, 6, 7, 8) if box.is_easy else (3, 5, 7) if is_small else (1, 1, 1, 2, 3, 4)
+    for number in range(values.pick(counts)):
         if number:
             row = values.pick(rows)
             dialogue.messages.append(Message("user", _ask_for_row(values, name, parameters, key, row)))

@@ -66,8 +66,22 @@ def write_rows(values: Values, rows: Sequence[Mapping[str, JSON]], key: str) -> 
     )
     if len(names) == 2:
         (value,), mark = (name for name in names if name != key), values.pick((": ", " = ", " ", " | ", ", "))
-        forms += (lambda: "\n".join(f"{in_words(row[key])}{mark}{in_words(row[value])}" for row in rows),)
-    return values.draw(forms)
+        forms += 2 * ((lambda: "\n".join(f"{in_words(row[key])}{mark}{in_words(row[value])}" for row in rows)),)
+    return values.draw((*forms, lambda: _write_loosely(values, rows, key)))
+
+
+def _write_loosely(values: Values, rows: Sequence[Mapping[str, JSON]], key: str) -> str:
+    """Returns rows as a text of no usual form, in which the column `key` may have no name."""
+    labels = {name: plain_label(values, name) for name in rows[0]}
+    pair = values.pick(("{0} {1}", "{1} {0}", "{0}: {1}", "({0} {1})", "{0}={1}", "{0} is {1}"))
+    bare = key if values.chance(0.5) else None
+    within, mark = values.pick((" ", ", ", " - ", ", with ")), values.pick(("", "- ", "* ", "> "))
+    between = f"\n{mark}" if mark else values.pick(("\n", "; ", ", ", ". ", "\n\n"))
+    lines = (
+        within.join(in_words(v) if n == bare else pair.format(labels[n], in_words(v)) for n, v in row.items())
+        for row in rows
+    )
+    return mark + between.join(lines)
 
 
 def _join_cells(cells: Sequence[str]) -> str:
