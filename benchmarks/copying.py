@@ -109,6 +109,8 @@ def measure(model: Decoder, renderer: Renderer, pieces: Sequence[str], size: int
     for seed in range(FIRST_SEED, FIRST_SEED + size):
         dialogue = made_up_conversation(seed, pieces)
         row = encode_dialogue(renderer, dialogue)
+        if len(row.ids) > model.config.context_window:
+            continue
         guesses = likeliest(model, row.ids)
         replies = [m for n, m in enumerate(dialogue.messages) if m.role == "assistant" and n not in dialogue.mistakes]
         for (start, end), reply in zip(replies_of(row.ids, row.mask, renderer.stop_ids), replies, strict=True):
