@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import SHAPES
+from shapes import SHAPES, backends_of
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging as transformers_logging
@@ -47,9 +47,8 @@ from transformers.utils import logging as transformers_logging
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Sampling
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.linear import linear
-from agentgym.model.model_folder import load_decoder
 from agentgym.model.policy import load_policy
 
 VLLM = """
@@ -75,6 +74,7 @@ UNCHANGED = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
 """The settings of `generate` under which it samples from the model's own distribution."""
 LIMIT_S = 1800.0
 REPLY = (32, 96)
+MIN_WINDOW = 1024
 Play = Callable[["Job"], "tuple[float, float]"]
 """Plays a job and returns its wall and CPU seconds."""
 
@@ -99,25 +99,27 @@ class Job:
         """The number of tokens to sample."""
         return sum(self.max_tokens)
 
-    def limits_s(self, model: Decoder, bytes_per_s: float, flops_per_s: float) -> dict[str, float]:
+    def limits_s(self, model: LanguageModel, bytes_per_s: float, flops_per_s: float) -> dict[str, float]:
         """Returns the seconds of the arithmetic, and of reading weights and keys, with one thread."""
-        c, size = model.config, model.embed.element_size()
-        weights = sum(p.numel() for p in model.parameters()) - (0 if c.tied else model.embed.numel())
-        reads = 2 * c.num_layers * c.num_kv_heads * c.head_width * size
+        size = model.embed.element_size()
+        is_tied = model.head_weight is model.embed
+        weights = model.num_parameters - (0 if is_tied else model.embed.numel())
+        reads = 2 * sum(shape.num_heads * shape.width for shape in model.kv_shapes) * size
         pairs = sum(sum(range(len(p), len(p) + n)) for p, n in zip(self.prompts, self.max_tokens, strict=True))
         whole = sum((len(p) + n) ** 2 // 2 for p, n in zip(self.prompts, self.max_tokens, strict=True))
         prompt_tokens = sum(map(len, self.prompts))
         flops = 2 * (weights * (prompt_tokens + self.num_tokens) - model.embed.numel() * prompt_tokens)
-        flops += 4 * c.num_layers * c.num_heads * c.head_width * whole
+        flops += 2 * model.num_layers * model.layer_cost.pair * whole
         memory = (weights * size * max(self.max_tokens) + reads * pairs) / bytes_per_s
         return {"arithmetic": flops / flops_per_s, "memory": memory}
 
 
 @contextmanager
-def ours(folder: Path, backend: str, dtype: str, threads: int | None) -> Iterator[Play]:
+def ours(folder: Path, backend: str, dtype: str, threads: int | None, longest: int) -> Iterator[Play]:
     """Yields a player of the in-process engine, with nothing cached between jobs."""
     model = load_policy(folder, dtype=getattr(torch, dtype), backend=backend).requires_grad_(False)
-    engine = LocalEngine(model, LocalEngineConfig(threads=threads))
+    window = min(model.context_window, max(MIN_WINDOW, longest))
+    engine = LocalEngine(model, LocalEngineConfig(threads=threads, window=window))
 
     async def request(job: Job, index: int) -> None:
         sampling = Sampling(max_tokens=job.max_tokens[index], seed=index)
@@ -242,7 +244,8 @@ def open_sides(
     """Returns the players by name, which the stack closes."""
     own_threads = options.threads if options.threads == 1 else None
     sides = {
-        backend: stack.enter_context(ours(folder, backend, dtype, own_threads)) for backend in ("fast", "transformers")
+        backend: stack.enter_context(ours(folder, backend, dtype, own_threads, longest))
+        for backend in backends_of(folder)
     }
     for mode in ("eager", "inductor") if options.vllm_python else ():
         sides[f"vllm {mode}"] = stack.enter_context(vllm(options.vllm_python, folder, mode, dtype, longest))
@@ -270,7 +273,7 @@ def measure(sides: dict[str, Play], job: Job, options: argparse.Namespace) -> di
 
 def show(job: Job, seconds: dict[str, list[float]], limits_s: dict[str, float]) -> None:
     """Prints a line for each side, and one for each limit."""
-    reference = statistics.median(seconds["fast"])
+    reference = statistics.median(next(iter(seconds.values()), [0.0]))
     for name, spent in seconds.items():
         rates = [job.num_tokens / value for value in (max(spent), statistics.median(spent), min(spent))]
         ratio = statistics.median(spent) / reference
@@ -306,11 +309,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(options.model or temporary)
             if not options.model:
-                replace(SHAPES[size], context_window=max(1024, longest)).save(folder)
+                replace(SHAPES[size], context_window=max(MIN_WINDOW, longest)).save(folder)
             for dtype in options.dtype:
                 with ExitStack() as stack:
                     sides = open_sides(folder, dtype, longest, options, stack)
-                    model = load_decoder(folder, dtype=getattr(torch, dtype))
+                    model = load_policy(folder, dtype=getattr(torch, dtype))
                     rates = machine_rates(getattr(torch, dtype))
                     print(f"{size}, {dtype}, {options.threads} thread(s), {'CPU' if options.cpu else 'wall'} seconds")
                     print(f"  one thread reads {rates[0] / 1e9:.1f} GB/s and computes {rates[1] / 1e9:.0f} GFLOP/s")

@@ -12,6 +12,7 @@ A round is the median of its steps; the table has minimum, median and maximum of
 Before anything is timed, TRL's first trajectories go through our learner: the gradient norms must agree in fp32.
 
     python benchmarks/grpo_step.py [--models 1M 60M 500M] [--prompt 1000] [--rounds N] [--steps N] [--json]
+    python benchmarks/grpo_step.py --model FOLDER --sizes 128x8
     python benchmarks/grpo_step.py --models 500M --trl "TRL fp32" "TRL bf16, compile" --warmup 1 --steps 1
 """
 
@@ -40,8 +41,8 @@ from shapes import SHAPES
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Completion, Sampling
-from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import load_decoder
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.policy import load_policy
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.batch.batch import TrainingBatch, build_batch
 from agentgym.trainers.batch.credits import credit_groups, flat_credit
@@ -53,6 +54,7 @@ from agentgym.types import Message, Task
 TASK = Task("benchmark", 0)
 LEARNING_RATE = 1e-4
 AGREEMENT = 1e-3
+WINDOW = 2048
 TRL_SCRIPT = Path(__file__).with_name("grpo_step_trl.py")
 
 
@@ -80,7 +82,7 @@ class Size:
         return [[rng.randrange(vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.num_prompts)]
 
 
-SIZES = {"8x64": Size(1, 8, 64), "32x256": Size(4, 8, 256)}
+SIZES = {"8x64": Size(1, 8, 64), "32x256": Size(4, 8, 256), "128x8": Size(16, 8, 8)}
 
 
 class TrlSettings(NamedTuple):
@@ -181,20 +183,21 @@ def trajectory(prompt: Sequence[int], reply: Completion, group: str, member: int
     )
 
 
-def make_learner(model: Decoder) -> Learner:
+def make_learner(model: LanguageModel) -> Learner:
     """Makes a learner with one thread, AdamW and token-mean: TRL's settings as well."""
     optimizer = OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=1)
     dtype = "bfloat16" if model.embed.dtype == torch.bfloat16 else "float32"
     return Learner(model, LearnerConfig(threads=1, dtype=dtype), optimizer, total_steps=1_000)
 
 
-async def run_ours(size: Size, model: Decoder, rounds: Rounds) -> tuple[Cost, bool]:
+async def run_ours(size: Size, model: LanguageModel, rounds: Rounds) -> tuple[Cost, bool]:
     """Returns CPU seconds of our generation and update, and whether the engine is compiled.
 
     The engine is kept over all steps, as in training.
     """
-    prompts = size.prompts(model.config.vocab_size)
-    engine = LocalEngine(model, LocalEngineConfig(num_slots=size.num_prompts * size.group_size))
+    prompts = size.prompts(model.vocab_size)
+    window = min(WINDOW, model.context_window)  # that of a pretrained model may be too long for so many slots
+    engine = LocalEngine(model, LocalEngineConfig(num_slots=size.num_prompts * size.group_size, window=window))
     learner = make_learner(model)
     generation, update = [], []
     max_nats = 1e-3 if model.embed.dtype == torch.float32 else 0.5
@@ -238,7 +241,7 @@ async def sample(
     return [replies[start : start + size.group_size] for start in range(0, len(replies), size.group_size)]
 
 
-def grad_norm_on(first: dict[str, Any], model: Decoder) -> float:
+def grad_norm_on(first: dict[str, Any], model: LanguageModel) -> float:
     """Returns our gradient norm on the trajectories and advantages of TRL's first step."""
     group_of: dict[tuple[int, ...], list[int]] = {}
     for index, ids in enumerate(first["prompt_ids"]):
@@ -273,7 +276,7 @@ def compare(size: Size, model: Path, rounds: Rounds) -> dict[str, list[Cost]]:
     settings = rounds.tried
     for number in range(rounds.rounds):
         for dtype in DTYPES:
-            cost, is_compiled = asyncio.run(run_ours(size, load_decoder(model, dtype=getattr(torch, dtype)), rounds))
+            cost, is_compiled = asyncio.run(run_ours(size, load_policy(model, dtype=dtype), rounds))
             name = f"ours {'bf16' if dtype == 'bfloat16' else 'fp32'}{', compiled engine' if is_compiled else ''}"
             costs.setdefault(name, []).append(cost)
         for tried in settings:
@@ -284,7 +287,7 @@ def compare(size: Size, model: Path, rounds: Rounds) -> dict[str, list[Cost]]:
                 continue
             if not (number or tried.bf16 or agrees):
                 agrees = True
-                theirs, norm = theirs_now["grad_norms"][0], grad_norm_on(theirs_now["first"], load_decoder(model))
+                theirs, norm = theirs_now["grad_norms"][0], grad_norm_on(theirs_now["first"], load_policy(model))
                 assert abs(norm / theirs - 1) < AGREEMENT, f"gradient norm {norm} of ours against TRL's {theirs}"
                 print(f"    gradient norms: {norm:.6f} of ours, {theirs:.6f} of TRL's", flush=True)
             costs.setdefault(str(tried), []).append(
@@ -334,7 +337,8 @@ def main() -> None:
     """Prints the tables, and with --json one JSON object as the last line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["1M"])
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES), help="replies x tokens")
+    parser.add_argument("--model", help="a model folder, in place of the random ones")
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["8x64", "32x256"], help="replies x tokens")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt that a group shares")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a round")
@@ -349,12 +353,14 @@ def main() -> None:
         parser.error("--trl: settings of both dtypes are needed")
     rounds = Rounds(arguments.rounds, arguments.steps, arguments.warmup, tried)
     report = {}
-    for model, name in product(arguments.models, arguments.sizes):
+    for model, name in product([arguments.model] if arguments.model else arguments.models, arguments.sizes):
         size = replace(SIZES[name], prompt_tokens=arguments.prompt)
-        with tempfile.TemporaryDirectory() as folder:
-            count = replace(SHAPES[model], context_window=2048).save(Path(folder, "model"))
-            print(f"{count / 1e6:.2f} million parameters, {size} tokens, prompts of {arguments.prompt}", flush=True)
-            costs = compare(size, Path(folder, "model"), rounds)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(arguments.model or Path(temporary, "model"))
+            if not arguments.model:
+                replace(SHAPES[model], context_window=WINDOW).save(folder)
+            print(f"{model}, {size} tokens, prompts of {arguments.prompt}", flush=True)
+            costs = compare(size, folder, rounds)
         show(costs)
         report[f"{model} {name}"] = {side: [asdict(cost) for cost in each] for side, each in costs.items()}
     if arguments.json:

@@ -123,6 +123,7 @@ def main() -> None:
     trainer = TimedTrainer(
         SPEC["model"], reward, config, train_dataset=data, processing_class=tokenizer, callbacks=[clock]
     )
+    trainer.eos_token_ids = trainer.generation_config.eos_token_id = [tokenizer.eos_token_id]  # not the model's as well
     trainer.generation, trainer.seen = [], []
     trainer.train()
     update = [whole - generation for whole, generation in zip(clock.steps, trainer.generation, strict=True)]

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["run_beside", "run_beside_trl"]
+__all__ = ["is_here", "run_beside", "run_beside_trl"]
 
 CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
 PEERS: dict[str, Sequence[str]] = {
@@ -30,8 +31,19 @@ PEERS: dict[str, Sequence[str]] = {
 """What pip installs in each environment."""
 
 
+def is_here(peer: str) -> bool:
+    """True if this interpreter has the peer, in its version."""
+    name, _, release = peer.partition("-")
+    try:
+        return version(name).startswith(f"{release}.")
+    except PackageNotFoundError:
+        return False
+
+
 def peer_python(peer: str) -> Path:
-    """Returns the interpreter of a peer's environment, which is made on first use."""
+    """Returns an interpreter with the peer: this one if it has it, else its environment's, made on first use."""
+    if is_here(peer):
+        return Path(sys.executable)
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     folder = cache / "agentgym-benchmarks" / peer
     python, done = folder / "bin" / "python", folder / "installed"

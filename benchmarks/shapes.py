@@ -1,15 +1,16 @@
-"""The shapes of the models that benchmarks draw at random: Qwen3's, published and smaller."""
+"""The shapes of the models that benchmarks draw at random, Qwen3's and smaller, and the backends of a model folder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import save_model_folder
+from agentgym.model.policy import is_fast
 
-__all__ = ["PUBLISHED", "SHAPES", "Shape", "shape_of"]
+__all__ = ["PUBLISHED", "SHAPES", "Shape", "backends_of", "shape_of"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ _SIZES = {  # width, layers, query heads, feed-forward, tied
     "8B": (4096, 36, 32, 12288, False),
     "32B": (5120, 64, 64, 25600, False),
 }
+
+
+def backends_of(folder: Path) -> tuple[Literal["fast", "transformers"], ...]:
+    """Returns the backends that compute the model of a folder; `transformers` computes every one."""
+    return ("fast", "transformers") if is_fast(folder, "auto") else ("transformers",)
 
 
 def shape_of(name: str) -> DecoderConfig:

@@ -1,9 +1,11 @@
 """Measures what a GPU does with the learner and the in-process engine: run this first where there is a GPU.
 
 Each step is a process of its own that prints a JSON line for each of its cases, and appends it to `FOLDER/STEP.jsonl`.
-A case that fails prints its error, and the next begins. Models have random weights of a published shape.
+A case that fails prints its error, and the next begins. Models have random weights of a published shape; the step
+`real_model` trains the one of `--model`.
 
     python benchmarks/gpu/probe.py [STEP ...] [--output FOLDER] [--limit-s 120] [--shape 0.6B]
+    python benchmarks/gpu/probe.py real_model --model FOLDER --limit-s 600
     python benchmarks/gpu/probe.py --device cpu --shape tiny          # does it run at all, anywhere
 
 What each step measures is in its file. The figures of machines that were measured are beside this file, by machine.
@@ -18,14 +20,14 @@ import sys
 import time
 from pathlib import Path
 
-STEPS = ("smoke", "sampling", "learning", "attention", "ranks", "sizes", "compile", "architectures", "published")
+STEPS = "smoke sampling learning attention ranks sizes compile architectures published real_model".split()
 HERE = Path(__file__).parent
 
 
 def run(step: str, options: argparse.Namespace) -> bool:
     """Runs a step, copies its lines to the output, and returns whether it ended by itself and well."""
     command = [sys.executable, str(HERE / f"{step}_cases.py"), "--device", options.device, "--shape", options.shape]
-    command += ["--limit-s", str(options.limit_s)]
+    command += ["--limit-s", str(options.limit_s), "--model", options.model, "--chat-template", options.chat_template]
     paths = [str(HERE.parents[1]), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     print(f"== {step}, {time.strftime('%T')}", flush=True)
@@ -49,6 +51,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="0.6B", help="tiny, 0.6B, 1.7B, 4B or 8B")
     parser.add_argument("--limit-s", type=float, default=120.0, help="no case of a step begins after so many seconds")
+    parser.add_argument("--model", default="", help="a model folder or GGUF file, for real_model")
+    parser.add_argument("--chat-template", default="", help="of a base model")
     parser.add_argument("--output", type=Path, default=Path("gpu_probe"), help="a folder for the lines")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)

@@ -163,9 +163,13 @@ class Probe:
         parser.add_argument("--device", default="cuda")
         parser.add_argument("--shape", default="0.6B")
         parser.add_argument("--limit-s", type=float, default=120.0)
+        parser.add_argument("--model", default="")
+        parser.add_argument("--chat-template", default="")
         options = parser.parse_args()
         self.device: str = options.device
         self.shape: str = options.shape
+        self.model: str = options.model
+        self.chat_template: str = options.chat_template
         self.is_cuda = self.device.startswith("cuda")
         self.is_tiny = self.shape == "tiny"
         self._limit_s: float = options.limit_s
@@ -190,6 +194,10 @@ class Probe:
                 "where": traceback.format_exc().splitlines()[-5:],
             }
         print(json.dumps(line, default=str), flush=True)
+        self.free_memory()
+
+    def free_memory(self) -> None:
+        """Gives back what nothing refers to."""
         gc.collect()
         if self.is_cuda:
             with suppress(RuntimeError):  # of a kernel that failed: no further case of the process can run, and says so
