@@ -24,6 +24,7 @@ from agentgym.model.model_name import model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.rollout.scores.intervals import share_interval
 from agentgym.trainers.lessons.made_up.conversations import encode_dialogue, made_up_conversation
+from agentgym.trainers.lessons.made_up.writing import in_words
 from agentgym.trainers.lessons.make_embedded_large import word_pieces
 from agentgym.types import JSON, Message, ToolCall
 
@@ -54,6 +55,12 @@ def length_of(value: JSON) -> str:
     """The length of an argument in the table."""
     length = len(json.dumps(value, ensure_ascii=False))
     return next((f"up to {most}" for most in LENGTHS if length <= most), f"over {LENGTHS[-1]}")
+
+
+def is_written(value: JSON, text: str) -> bool:
+    """True if the text has the value, each part of a list, as words or as JSON."""
+    parts = value if isinstance(value, list) else [value]
+    return all(in_words(part) in text or json.dumps(part, ensure_ascii=False) in text for part in parts)
 
 
 class Share:
@@ -117,13 +124,14 @@ def measure(model: Decoder, renderer: Renderer, pieces: Sequence[str], size: int
             right = [guess == token for guess, token in zip(guesses[start:end], row.ids[start:end], strict=True)]
             tables["replies"]["calls" if reply.tool_calls else "text"].add(all(right))
             words = [renderer.decode([token]) for token in row.ids[start:end]]
-            ends = list(accumulate(map(len, words)))
+            ends, before = list(accumulate(map(len, words))), renderer.decode(row.ids[:start])
             for value, first, after in arguments_in(reply, "".join(words)):
                 places = [n for n, stop in enumerate(ends) if stop > first and stop - len(words[n]) < after]
                 last = places.pop()  # after the value it holds whatever follows
                 in_value = words[last][: len(words[last]) - max(0, ends[last] - after)]
-                is_exact = all(right[n] for n in places) and renderer.decode([guesses[start + last]]).startswith(in_value)
-                tables["arguments"]["all"].add(is_exact)
+                guess = renderer.decode([guesses[start + last]])
+                is_exact = all(right[n] for n in places) and guess.startswith(in_value)
+                tables["arguments"]["copied" if is_written(value, before) else "computed"].add(is_exact)
                 tables["arguments by kind"][kind_of(value)].add(is_exact)
                 tables["arguments by length"][length_of(value)].add(is_exact)
     return tables
