@@ -55,7 +55,7 @@ def test_an_endpoint_replies_in_the_order_of_the_prompts_with_tokens_and_cost(ag
     assert again.json["kept"] == again.json["replies"] == 8 and read() == replies
 
 
-def test_a_prompt_that_is_too_long_or_filtered_has_an_error_and_a_dead_endpoint_ends_the_command(
+def test_a_prompt_without_reply_has_an_error_and_a_dead_endpoint_ends_all(
     agentgym: Command, echo: Any, chat_endpoint: Start
 ) -> None:
     repeat, make_reply = echo.script, chat_endpoint.make_reply
