@@ -8,6 +8,8 @@ import sys
 def end_at_once(number: int, frame: object) -> None:
     """Handles Ctrl-C while the libraries of a command are loaded: there is nothing to put in order yet."""
     os.write(2, b"error: interrupted\n")
+    if "--json" in sys.argv:
+        os.write(1, b'{"error": "interrupted"}\n')
     os._exit(130)
 
 

@@ -9,7 +9,6 @@ from agentgym.cli.display.tables import show_table
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
-from agentgym.trainers.algorithms.catalog import TABLES, all_algorithms
 from agentgym.types import JSON
 
 __all__ = ["COMMANDS", "main"]
@@ -30,6 +29,8 @@ def main(args: Sequence[str]) -> int:
 
 def _list(args: Sequence[str]) -> int:
     options = parse_options(AlgorithmsListOptions, args, prog="agentgym algorithms list")
+    from agentgym.trainers.algorithms.catalog import TABLES, all_algorithms  # here: help and mistakes need no torch
+
     algorithms = all_algorithms()
     rows = [
         [

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
+from textwrap import wrap
 
-from agentgym.cli.display.tables import show_table
+from agentgym.cli.display.tables import PLAIN_WIDTH, show_table
 from agentgym.cli.groups import Subcommand, run_group, run_module
 from agentgym.cli.options import parse_options
-from agentgym.cli.terminal import say, show_json
+from agentgym.cli.terminal import say, show_json, terminal_width
 from agentgym.envs.adapters.namespaces import NAMESPACES
 from agentgym.envs.catalog.listing import Listed, list_envs
 from agentgym.errors import ConfigError, UnknownName, nearest
@@ -57,24 +59,31 @@ def _list(args: Sequence[str]) -> int:
     if options.adapters:
         return _list_namespaces(options.json)
     entries = list_envs()
-    bundled = [entry for entry in entries if entry.tools is not None]
-    show_table(["environment", "difficulty", "tools", "what it is"], [_row(entry) for entry in bundled])
-    if others := [entry for entry in entries if entry.tools is None]:
-        show_table(["environment", "package", "what it is"], [_package_row(entry) for entry in others])
-    say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym new env NAME.")
+    _show_envs(entries)
+    say("Play one: agentgym play ID --env-kwargs NAME=VALUE.")
+    say("Its tools: agentgym tools list ID.  Write your own: agentgym new env NAME.")
     say("Environments of other libraries: agentgym env list --adapters.")
     if options.json:
         show_json({"envs": [entry.to_json() for entry in entries]})
     return 0
 
 
-def _row(entry: Listed) -> list[str]:
-    difficulty = entry.card.difficulty if entry.card is not None else None
-    return [entry.identity.id, str(difficulty or ""), ", ".join(entry.tools or ()), entry.summary]
+def _show_envs(entries: Sequence[Listed]) -> None:
+    """Shows at most two lines for each: its id, and its difficulty or its package; then what it is, and its tools."""
+    indent = max(len(entry.identity.id) for entry in entries) + 3
+    for entry in entries:
+        text = " ".join([entry.summary, *([f"Tools: {', '.join(entry.tools)}."] if entry.tools else [])])
+        remark = _remark(entry)
+        width = terminal_width(PLAIN_WIDTH) - max(indent, len(remark) + 2)
+        lines = wrap(text, max(20, width), max_lines=2, placeholder=" ...")
+        for cell, line in zip_longest((entry.identity.id, *([remark] if remark else [])), lines, fillvalue=""):
+            say(f"{cell:<{indent - 2}}  {line}".rstrip())
 
 
-def _package_row(entry: Listed) -> list[str]:
-    return [entry.identity.id, f"{entry.identity.package} {entry.identity.package_version}", entry.summary]
+def _remark(entry: Listed) -> str:
+    if entry.tools is None:
+        return f"{entry.identity.package} {entry.identity.package_version}"
+    return str((entry.card and entry.card.difficulty) or "")
 
 
 def _list_ids(namespace: str, as_json: bool) -> int:

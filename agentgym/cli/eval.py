@@ -11,7 +11,7 @@ import tyro
 
 from agentgym.cli.display.tables import progress, show_table
 from agentgym.cli.environment import load_env
-from agentgym.cli.options import env_as_option, parse_options, read_mapping, tools_as_option, warn_of_idle
+from agentgym.cli.options import env_as_option, parse_options, read_mapping, warn_of_idle, with_full_names
 from agentgym.cli.run_folder import names_tasks, resumed_config
 from agentgym.cli.terminal import explain_zero, fail, say, show_json
 from agentgym.engines.server_kind import SERVERS
@@ -54,7 +54,7 @@ class EvalOptions(EvalConfig):
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym eval ...`; exit code 1 when no episode could be played."""
-    args = tools_as_option(env_as_option(args))
+    args = with_full_names(env_as_option(args), {"--tools": "--data.tools"})
     default = stored_options(EvalOptions, args)
     options = parse_options(EvalOptions, args, prog="agentgym eval", default=default, main_options=MAIN_SETTINGS)
     warn_of_idle("server", options.server, "engine", options.engine, SERVERS)

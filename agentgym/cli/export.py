@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -16,7 +16,6 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import own_code_options, settings_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.loading import is_code_path
-from agentgym.trainers.checkpoints.export import DType, export_adapter, export_model, find_checkpoint
 
 __all__ = ["main"]
 
@@ -38,7 +37,7 @@ class ExportOptions:
     """Write only the adapter of a run with learner.lora, as peft loads it onto the model that the run began with."""
     ema: bool = False
     """Write the average of the weights that a run with learner.ema_decay keeps; of adapters, with --adapter."""
-    dtype: DType = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The type of the weights in the files; training keeps them in float32."""
     trust_run_code: bool = False
     """Run the file or module that the run's `model_backend` names, which may do anything; read it first."""
@@ -49,6 +48,9 @@ class ExportOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym export ...`."""
     options = parse_options(ExportOptions, args, prog="agentgym export")
+    # Here, and not above: help and mistakes need no torch.
+    from agentgym.trainers.checkpoints.export import export_adapter, export_model, find_checkpoint
+
     checkpoint = find_checkpoint(options.source, step=options.step, best=options.best)
     export = export_adapter if options.adapter else export_model
     trust = options.trust_run_code

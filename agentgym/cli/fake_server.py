@@ -8,22 +8,21 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from agentgym.cli.options import parse_options
 from agentgym.cli.signals import end_of_serving
 from agentgym.cli.terminal import say
 from agentgym.embedded import EMBEDDED
-from agentgym.engines.scripted import Reply
 from agentgym.errors import ConfigError
-from agentgym.http_guard import choose_token, shown_token
 from agentgym.model.model_name import model_folder
-from agentgym.rollout.hosting.gc_pause import young_garbage_only
-from agentgym.testing.fake_server.faults import FaultKind, Faults
-from agentgym.testing.fake_server.model import FakeModel
-from agentgym.testing.fake_server.script import FileScript, echo_reply, random_reply
-from agentgym.testing.fake_server.server import FakeConfig, FakeServer
 from agentgym.types import JSON
+
+if TYPE_CHECKING:  # loaded where the server starts: help and mistakes need none
+    from agentgym.engines.scripted import Reply
+    from agentgym.testing.fake_server.faults import FaultKind
+    from agentgym.testing.fake_server.server import FakeConfig
 
 __all__ = ["main"]
 
@@ -65,16 +64,20 @@ class FakeServerOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym fake-server ...`."""
     options = parse_options(FakeServerOptions, args, prog="agentgym fake-server")
+    from agentgym.http_guard import choose_token
+    from agentgym.testing.fake_server.faults import Faults
+    from agentgym.testing.fake_server.server import FakeConfig
+
     folder = model_folder(options.model)
     faults = Faults(
-        rates={cast(FaultKind, kind): _share(kind, rate) for kind, rate in options.faults.items()},
+        rates={cast("FaultKind", kind): _share(kind, rate) for kind, rate in options.faults.items()},
         retry_after_s=options.retry_after_s,
         slow_factor=options.slow_factor,
         seed=options.seed,
     )
     config = FakeConfig(
         model=folder,
-        reply=_reply(options.reply, FakeModel(folder), options.seed),
+        reply=_reply(options.reply, folder, options.seed),
         latency_median_s=options.latency_median_s,
         latency_sigma=options.latency_sigma,
         token_s=options.token_s,
@@ -89,7 +92,11 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _reply(name: str, model: FakeModel, seed: int) -> Reply:
+def _reply(name: str, folder: Path, seed: int) -> Reply:
+    from agentgym.testing.fake_server.model import FakeModel
+    from agentgym.testing.fake_server.script import FileScript, echo_reply, random_reply
+
+    model = FakeModel(folder)
     if name == "random":
         return random_reply(model, seed)
     return echo_reply if name == "echo" else FileScript(name, model)
@@ -103,6 +110,10 @@ def _share(kind: str, rate: JSON) -> float:
 
 async def _serve(config: FakeConfig) -> None:
     """Serves until a signal; a fault that kills the server kills this process."""
+    from agentgym.http_guard import shown_token
+    from agentgym.rollout.hosting.gc_pause import young_garbage_only
+    from agentgym.testing.fake_server.server import FakeServer
+
     server = FakeServer(config, on_death=lambda: os.kill(os.getpid(), signal.SIGKILL))
     url = await server.host.start()
     over = end_of_serving()

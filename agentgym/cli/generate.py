@@ -9,20 +9,19 @@ from typing import Annotated
 
 import tyro
 
-from agentgym.chat_templates import open_renderer
-from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.cli.display.tables import progress
 from agentgym.cli.options import parse_options, warn_of_idle
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.embedded import EMBEDDED
+from agentgym.engines.openai.config import ChatEndpointConfig
 from agentgym.engines.server_kind import SERVERS, check_engine_name
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.play.eval_folder import name_write_errors
-from agentgym.evaluation.play.generation import GenerationConfig, ReplyGenerator
-from agentgym.evaluation.play.open_model import ModelOptions, open_model
+from agentgym.evaluation.play.generation import GenerationConfig
+from agentgym.evaluation.play.open_model import ModelOptions
 from agentgym.evaluation.play.replies_file import RepliesFile, prompt_rows
+from agentgym.evaluation.play.reply_source import open_source
 from agentgym.model.architectures import check_backend
-from agentgym.model.model_name import with_digest
 from agentgym.rollout.hosting.event_loop import run_async
 from agentgym.rollout.record.folder_lock import FolderLock
 
@@ -30,7 +29,7 @@ __all__ = ["main"]
 
 MAIN_SETTINGS = tuple(
     "input output model num_replies max_tokens temperature top_p top_k min_p stop seed resume ids columns keep "
-    "engine device dtype context_window concurrency json".split()
+    "engine device dtype context_window endpoint.model endpoint.api_key_env concurrency json".split()
 )
 
 
@@ -43,8 +42,11 @@ class GenerateOptions(GenerationConfig, ModelOptions):
     messages; a pattern; a name of the `datasets` library; or path/to/file.py:generator."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """The file of replies, whose `messages` end with the reply."""
-    model: str = EMBEDDED
-    """The model: `embedded`, a folder, a GGUF file, or an id of the Hugging Face hub."""
+    model: Annotated[str, tyro.conf.arg(aliases=["--policy"])] = EMBEDDED
+    """The model: `embedded`, a folder, a GGUF file, an id of the Hugging Face hub, or the `http://HOST:PORT/v1` of a
+    chat endpoint."""
+    endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
+    """The settings of the chat endpoint, if `model` is one."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The columns of a row's parts, such as prompt=problem."""
     keep: tuple[str, ...] = ()
@@ -83,23 +85,20 @@ def main(args: Sequence[str]) -> int:
     say(f"{num_replies} replies in {options.output}{earlier}")
     if file.num_failed:
         fail(f"{file.num_failed} of them have an `error` in place of a reply")
+    if file.cost is not None:
+        say(f"cost {file.cost:.4f}")
     if options.json:
         counts = {"replies": num_replies, "kept": file.num_kept, "failed": file.num_failed}
-        show_json({**counts, "output": str(options.output)})
+        cost = {} if file.cost is None else {"cost": file.cost}
+        show_json({**counts, **cost, "output": str(options.output)})
     return 1 if file.num_failed else 0
 
 
 async def _sample(options: GenerateOptions) -> RepliesFile:
     """Writes the replies that are missing."""
-    folder = chat_folder(options.model, options.chat_template)
-    renderer = open_renderer(folder, options.family, variables=options.chat_template_kwargs)
-    settings = {setting.name: getattr(options, setting.name) for setting in fields(GenerationConfig)}
-    engine = await open_model(folder, options.model_settings(options.concurrency))
-    try:
-        model = ReplyGenerator(engine, renderer, GenerationConfig(**settings))
-        file = RepliesFile(options.output, model, with_digest(options.model), with_ids=options.ids)
+    config = GenerationConfig(**{setting.name: getattr(options, setting.name) for setting in fields(GenerationConfig)})
+    async with open_source(options.model, config, options, options.endpoint) as (source, name):
+        file = RepliesFile(options.output, source, name, with_ids=options.ids)
         with progress("replies", None) as count:
             await file.write(prompt_rows(options.input, options.columns, options.keep), lambda reply: count(""))
         return file
-    finally:
-        await engine.close()

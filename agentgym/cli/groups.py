@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
+from agentgym.cli.help_text import HELP_OPTIONS, Help
 from agentgym.errors import ConfigError, UnknownName, nearest
 
 __all__ = ["Subcommand", "run_group", "run_module"]
@@ -20,12 +21,9 @@ class Subcommand:
 
 
 def run_group(name: str, args: Sequence[str], commands: Mapping[str, Subcommand]) -> int:
-    """Runs the group's command that `args` begins with; `--help` shows them all."""
-    width = max(map(len, commands))
-    lines = [f"  {key:<{width}} {command.summary}" for key, command in commands.items()]
-    if args and args[0] in ("-h", "--help"):
-        print("\n".join([f"usage: agentgym {name} COMMAND [OPTIONS]", "", "commands:", *lines]))
-        return 0
+    """Runs the group's command that `args` begins with; `--help` raises Help, which shows them all."""
+    if args and args[0] in HELP_OPTIONS:
+        raise Help(prog=f"agentgym {name}", commands={key: command.summary for key, command in commands.items()})
     if not args:
         raise ConfigError(f"agentgym {name} takes a command: {', '.join(commands)}")
     if args[0] not in commands:

@@ -12,16 +12,15 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import NoReturn
 
 from agentgym.cli import end_at_once
+from agentgym.cli.help_text import HELP_OPTIONS, Help
 from agentgym.cli.signals import INTERRUPTED, sigterm_as_interrupt
-from agentgym.cli.terminal import accept_any_text, fail, json_alone, warnings_shown
+from agentgym.cli.terminal import accept_any_text, fail, json_alone, terminal_width, warnings_shown
 from agentgym.errors import (
     AgentGymError,
     ConfigError,
@@ -33,7 +32,7 @@ from agentgym.errors import (
 )
 from agentgym.home_folder import ensure_home
 
-__all__ = ["COMMANDS", "main", "run"]
+__all__ = ["COMMANDS", "command", "main", "run"]
 
 COMMANDS = {
     "train": "train a model on an environment",
@@ -61,6 +60,7 @@ COMMANDS = {
     "fake-server": "serve scripted replies as an SGLang server would, without a GPU",
     "plan": "predict the memory of a run's GPUs",
     "doctor": "show versions, and what to install for what is missing",
+    "completion": "write the script with which a shell completes commands and options",
 }
 """Each command's one line of help; the module of the same name (`_` for `-`) in this package is the command."""
 MODULES = {
@@ -72,6 +72,12 @@ MODULES = {
     "episodes": "episodes.command",
 }
 """The commands that are modules of a folder in this package."""
+CLOSING = """
+`agentgym COMMAND --help` shows a command's options. To begin with:
+
+  agentgym env list
+  agentgym play TextGame-v0
+  agentgym eval --env TextGame-v0 --policy oracle"""
 MISTAKES = (ConfigError, UnknownName, RunFolderError)
 """Errors that the caller can correct by asking for something else: exit code 2."""
 
@@ -102,81 +108,69 @@ def main(argv: Sequence[str] | None = None) -> int:
     accept_any_text()
     args = list(sys.argv[1:] if argv is None else argv)
     if not args:
-        print(_help())
+        print(_help().to_text(terminal_width()))
         return 2
-    exit_code = 0
+    output = json_alone() if "--json" in args else contextlib.nullcontext()
     with sigterm_as_interrupt() as termination:
-        with _errors_as_codes(args) as failure, warnings_shown(), _output_of(args):
-            exit_code = _command(args)(args[1:])
-        return termination.exit_code(failure.code or exit_code)
+        try:
+            with output, warnings_shown():
+                return termination.exit_code(_run(args))
+        except BrokenPipeError:  # `agentgym env list | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
 
 
-@dataclass
-class _Failure:
-    code: int = 0
-
-
-@contextlib.contextmanager
-def _errors_as_codes(args: Sequence[str]) -> Iterator[_Failure]:
-    """Prints an error of ours, and gives its exit code."""
-    failure = _Failure()
+def _run(args: Sequence[str]) -> int:
+    """Runs a command and returns its exit code; prints an error of ours."""
     try:
         if signal.getsignal(signal.SIGINT) is end_at_once:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield failure
+        return command(args[0])(args[1:])
+    except Help as page:
+        print(page.to_text(terminal_width()))
+        return 0
     except MISTAKES as error:
-        fail(str(error))
-        failure.code = 2
+        return _fail(str(error), 2)
     except (EnvironmentFault, UserCodeFault) as fault:
         import_module("agentgym.cli.environment").show_traceback(fault)  # the code that raised has loaded it
-        fail(str(fault))
-        failure.code = 1
+        return _fail(str(fault), 1)
     except AgentGymError as error:
-        fail(str(error).partition("\nTraceback")[0])  # the traceback was logged when it happened
-        failure.code = 1
+        return _fail(str(error).partition("\nTraceback")[0], 1)  # the traceback was logged when it happened
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        fail(f"{args[0]} needs torch, which is not installed: `agentgym doctor` shows the command")
-        failure.code = 2
+        return _fail(f"{args[0]} needs torch, which is not installed: `agentgym doctor` shows the command", 2)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for this
             raise
         first = str(error).partition(". ")[0]
-        fail(
+        text = (
             f"a GPU has no memory left ({first}). Shorter passes (micro-batch-tokens), recomputation"
             " (activation-checkpointing), adapters (lora.rank) and fewer slots of the engine (local.num-slots) take"
             " less; `agentgym plan` says how much"
         )
-        failure.code = 1
+        return _fail(text, 1)
     except KeyboardInterrupt:
-        fail("interrupted")
-        failure.code = INTERRUPTED
-    except BrokenPipeError:  # `agentgym env list | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _fail("interrupted", INTERRUPTED)
 
 
-def _output_of(args: Sequence[str]) -> AbstractContextManager[object]:
-    return json_alone() if "--json" in args else contextlib.nullcontext()
+def _fail(text: str, exit_code: int) -> int:
+    fail(text)
+    return exit_code
 
 
-def _command(args: Sequence[str]) -> Callable[[Sequence[str]], int]:
-    """Returns the function of the command that is asked for."""
-    if args[0] in ("-h", "--help", "help"):
-        return _show_help
-    if args[0] in ("-V", "--version"):
+def command(name: str) -> Callable[[Sequence[str]], int]:
+    """Returns the function of a command; raises UnknownName if there is none, Help for help."""
+    if name in (*HELP_OPTIONS, "help"):
+        raise _help()
+    if name in ("-V", "--version"):
         return _show_version
-    name, names = args[0], _available()
+    names = _available()
     if name not in names:
         what = "option" if name.startswith("-") else "command"
         raise UnknownName(f"unknown {what} {name!r}{nearest(name, names) or '.'} `agentgym --help` shows all commands")
-    command: Callable[[Sequence[str]], int] = import_module(_module(name)).main
-    return command
-
-
-def _show_help(args: Sequence[str]) -> int:
-    print(_help())
-    return 0
+    function: Callable[[Sequence[str]], int] = import_module(_module(name)).main
+    return function
 
 
 def _show_version(args: Sequence[str]) -> int:
@@ -192,23 +186,10 @@ def _module(name: str) -> str:
     return f"agentgym.cli.{MODULES.get(name, name.replace('-', '_'))}"
 
 
-def _help() -> str:
-    available = _available()
-    width = max(map(len, available))
-    lines = [f"  {name:<{width}}  {line}" for name, line in available.items()]
-    return "\n".join(
-        [
-            "usage: agentgym COMMAND [OPTIONS]",
-            "",
-            "A Gymnasium for language-model agents: play, evaluate and train on text environments with tools.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "`agentgym COMMAND --help` shows a command's options. To begin with:",
-            "",
-            "  agentgym env list",
-            "  agentgym play TextGame-v0",
-            "  agentgym eval --env TextGame-v0 --policy oracle",
-        ]
+def _help() -> Help:
+    return Help(
+        prog="agentgym",
+        summary="A Gymnasium for language-model agents: play, evaluate and train on text environments with tools.",
+        commands=_available(),
+        closing=CLOSING,
     )

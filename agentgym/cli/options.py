@@ -9,12 +9,12 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin
 
-from agentgym.cli.short_help import option_docs, short_help
+from agentgym.cli.help_text import HELP_OPTIONS, Help, default_of, option_table, type_hints
 from agentgym.errors import NOT_JSON, ConfigError, UnknownName, nearest
 from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # loaded where there is something to read: a command without 
 __all__ = [
     "env_as_argument",
     "env_as_option",
-    "env_processes_as_option",
     "mix_as_options",
     "parse_options",
     "path_after",
@@ -33,8 +32,8 @@ __all__ = [
     "read_keywords",
     "read_mapping",
     "text_after",
-    "tools_as_option",
     "warn_of_idle",
+    "with_full_names",
 ]
 
 logger = logging.getLogger(__name__)
@@ -56,15 +55,16 @@ def parse_options(
     The docstrings of `options` are the help. `default` gives the values of options that are not named. With
     `main_options`, `--help` shows these settings, and `--help-all` all of them.
 
-    Raises ConfigError or UnknownName, in one line, for what cannot be read; `--help` prints and raises SystemExit(0).
+    Raises ConfigError or UnknownName, in one line, for what cannot be read, and Help for what asks for it.
     """
+    if flags := {*HELP_OPTIONS} & {*args}:
+        summary, is_full = options.__doc__ or "", "--help-all" in flags
+        table = option_table(options)
+        raise Help(prog=prog, summary=summary, options=table, main_settings=main_options, is_full=is_full)
     if sum(arg.partition("=")[0] in ("--env-kwargs", "--env_kwargs") for arg in args) > 1:
         raise ConfigError("--env-kwargs is given twice: write all keywords after one, --env-kwargs level=2 shaped=true")
-    if main_options and {"-h", "--help"} & {*args}:
-        print(short_help(options, main_options, prog))
-        raise SystemExit(0)
     full_help = "--help-all" if main_options else "--help"
-    args = ["--help" if arg == full_help else arg for arg in _with_server_args(args)]
+    args = _with_server_args(args)
     if not args and default is None and not any(map(_is_required, fields(cast(Any, options)))):
         return options()
     import tyro
@@ -74,15 +74,14 @@ def parse_options(
         with contextlib.redirect_stderr(printed):
             values, unknown = tyro.cli(
                 options,
-                args=list(args),
+                args=args,
                 prog=prog,
                 return_unknown_args=True,
+                add_help=False,
                 default=default,
                 registry=_registry(),
             )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
+    except SystemExit:
         _refuse_unknown(options, args, prog, full_help)
         raise ConfigError(f"{_one_line(printed.getvalue())}; `{prog} {full_help}` shows all options") from None
     except ConfigError:
@@ -130,46 +129,22 @@ def _is_required(setting: Field[object]) -> bool:
 
 
 def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
-    """Describes a dataclass of settings to tyro, with help as wide as the terminal.
-
-    tyro's own help keeps the line breaks of indented docstrings.
-    """
+    """Describes a dataclass of settings to tyro, without its help; tyro's own rule takes twice the time."""
     import tyro
 
     if not is_dataclass(info.type):
         return None
-    hints = _type_hints(info.type)
+    block = info.default if is_dataclass(info.default) else None
     specs = [
         tyro.constructors.StructFieldSpec(
             name=setting.name,
-            type=hints[setting.name],
-            default=_default(setting, info.default),
-            helptext=partial(_help_text, info.type, setting.name),  # read where help is shown, and nowhere else
+            type=type_hints(info.type)[setting.name],
+            default=tyro.MISSING if (default := default_of(setting, block)) is MISSING else default,
+            helptext="",
         )
         for setting in fields(info.type)
     ]
     return tyro.constructors.StructConstructorSpec(instantiate=info.type, fields=tuple(specs))
-
-
-@cache  # tyro asks for the settings of a class several times
-def _type_hints(settings: type[object]) -> dict[str, Any]:
-    return get_type_hints(settings, include_extras=True)
-
-
-def _help_text(settings: type[object], name: str) -> str | None:
-    """Returns the docstring of the field `name` in one line, or None."""
-    return option_docs(settings).get(name)
-
-
-def _default(setting: Field[object], value: object) -> object:
-    """Returns a setting's value when it is not named: that of the given settings, or its own default."""
-    if is_dataclass(value):
-        return getattr(value, setting.name)
-    if setting.default is not MISSING:
-        return setting.default
-    import tyro
-
-    return tyro.MISSING if setting.default_factory is MISSING else setting.default_factory()
 
 
 def _keywords(
@@ -212,7 +187,7 @@ def env_as_option(args: Sequence[str]) -> list[str]:
 
 def mix_as_options(args: Sequence[str]) -> list[str]:
     """Reads `--mix A=2 B=1` as `--env A --practice.mix A=2 B=1`: the first environment of a mix names the run."""
-    words = [f"--practice.mix{arg[5:]}" if arg.partition("=")[0] == "--mix" else arg for arg in args]
+    words = with_full_names(args, {"--mix": "--practice.mix"})
     index = next((n for n, word in enumerate(words) if word.partition("=")[0] == "--practice.mix"), None)
     if index is None or any(word.partition("=")[0] == "--env" for word in words):
         return words
@@ -224,14 +199,10 @@ def mix_as_options(args: Sequence[str]) -> list[str]:
     return ["--env", str(env), *words] if name else words
 
 
-def tools_as_option(args: Sequence[str]) -> list[str]:
-    """Reads `--tools a.py:search` as `--data.tools a.py:search`."""
-    return [f"--data.tools{arg[7:]}" if arg.partition("=")[0] == "--tools" else arg for arg in args]
-
-
-def env_processes_as_option(args: Sequence[str]) -> list[str]:
-    """Reads `--env-processes 2` as `--sampler.env-processes 2`: other commands have that option without a prefix."""
-    return [f"--sampler.env-processes{arg[15:]}" if arg.partition("=")[0] == "--env-processes" else arg for arg in args]
+def with_full_names(args: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """Reads `--tools a.py:search` as `--data.tools a.py:search`, by the full names of options that have short ones."""
+    parts = [arg.partition("=") for arg in args]
+    return ["".join((names.get(name, name), *value)) for name, *value in parts]
 
 
 def profile_as_options(args: Sequence[str]) -> list[str]:
@@ -319,7 +290,7 @@ def _refuse_unknown(options: type[object], args: Sequence[str], prog: str, full_
     """Raises UnknownName for the first option that `prog` does not have."""
     from agentgym.trainers.former_settings import former_setting  # here, and not above: only mistakes need it
 
-    names = [*_known_options(options, prog), full_help]
+    names = [*HELP_OPTIONS, *(name for option in option_table(options) for name in option.names)]
     for before, arg in zip(["", *args], args, strict=False):
         name = arg.partition("=")[0]
         if OPTION.fullmatch(name) and name.replace("_", "-") not in names:
@@ -361,16 +332,6 @@ def _last(option: str) -> str:
 def _initials(option: str) -> str:
     """Returns the initials of an option: `lr` for `--optimizer.learning-rate`."""
     return "".join(word[0] for word in _last(option).split("-") if word)
-
-
-def _known_options(options: type[object], prog: str) -> list[str]:
-    """Returns the options of `prog`, in the order in which its help shows them."""
-    import tyro
-
-    help_text = io.StringIO()
-    with contextlib.redirect_stdout(help_text), contextlib.suppress(SystemExit):
-        tyro.cli(options, args=["--help"], prog=prog, registry=_registry())
-    return list(dict.fromkeys(name.replace("_", "-") for name in OPTION.findall(help_text.getvalue())))
 
 
 def _one_line(box: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from agentgym.cli.display.tables import show_table
-from agentgym.cli.options import parse_options
+from agentgym.cli.options import parse_options, with_full_names
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.trainers.planning.config import GIB, PlanConfig
 from agentgym.trainers.planning.find_shape import shape_of
@@ -42,7 +42,8 @@ class PlanOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym plan ...`."""
-    options = parse_options(PlanOptions, _gpu_as_option(args), prog="agentgym plan", main_options=MAIN_SETTINGS)
+    args = with_full_names(args, {"--gpu": "--gpu.name"})
+    options = parse_options(PlanOptions, args, prog="agentgym plan", main_options=MAIN_SETTINGS)
     config = options.run
     shape = shape_of(config.model)
     plan = memory_plan(shape, config)
@@ -55,11 +56,6 @@ def main(args: Sequence[str]) -> int:
     if options.json:
         show_json(_as_json(shape, config, plan, advice))
     return 1 if plan.problems else 0
-
-
-def _gpu_as_option(args: Sequence[str]) -> list[str]:
-    """Reads `--gpu h200` as `--gpu.name h200`."""
-    return [f"--gpu.name{arg[5:]}" if arg.partition("=")[0] == "--gpu" else arg for arg in args]
 
 
 def _show(shape: ModelShape, config: PlanConfig, plan: MemoryPlan) -> None:

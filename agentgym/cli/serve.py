@@ -19,16 +19,18 @@ from agentgym.engines.openai.config import ChatEndpointConfig, is_url
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
 from agentgym.evaluation.play.evaluate import EvalConfig, open_evaluation
-from agentgym.http_guard import choose_token, shown_token
 from agentgym.rollout.episode.history import CompactionConfig
 from agentgym.rollout.episode.token_loop import RolloutLoop
-from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
-from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.types import JSON
 
 __all__ = ["main"]
 
+MAIN_SETTINGS = tuple(
+    "env env_kwargs policy num_tasks num_repeats seed temperature max_turns turn_tokens device context_window "
+    "concurrency host port idle_s require_token public_url output resume json".split()
+)
+"""The settings that `--help` shows."""
 CLIENT = """\
 an agent, with the package `openai` (a whole one: examples/black_box_agent.py):
   client = OpenAI(base_url="{url}", api_key="{key}")
@@ -81,7 +83,8 @@ class ServeOptions(EvalConfig):
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym serve ...`; exit code 1 when no episode could be played."""
     args = env_as_option(args)
-    options = parse_options(ServeOptions, args, prog="agentgym serve", default=stored_options(ServeOptions, args))
+    default = stored_options(ServeOptions, args)
+    options = parse_options(ServeOptions, args, prog="agentgym serve", default=default, main_options=MAIN_SETTINGS)
     if options.policy in POLICIES:
         raise ConfigError(
             f"--policy {options.policy} plays by itself: serve a model, `embedded` or the folder of one, or evaluate "
@@ -89,6 +92,11 @@ def main(args: Sequence[str]) -> int:
         )
     if is_url(options.policy):
         raise ConfigError(f"--policy {options.policy} is a chat endpoint already: an agent can talk to it directly")
+    # Here, and not above: help and mistakes need no server.
+    from agentgym.http_guard import choose_token, shown_token
+    from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
+    from agentgym.rollout.serving.served_loop import ServedLoop
+
     config = ServeConfig(
         host=options.host,
         port=options.port,

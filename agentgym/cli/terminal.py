@@ -7,14 +7,27 @@ import contextlib
 import io
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TextIO
 
+from agentgym.errors import describe_error
 from agentgym.types import JSON
 
-__all__ = ["accept_any_text", "explain_zero", "fail", "json_alone", "printable", "say", "show_json", "warnings_shown"]
+__all__ = [
+    "accept_any_text",
+    "explain_zero",
+    "fail",
+    "json_alone",
+    "printable",
+    "say",
+    "show_json",
+    "terminal_width",
+    "warnings_shown",
+]
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that turn the direction of text, which could then read as what it is not."""
@@ -50,30 +63,65 @@ def explain_zero(success: float | None) -> None:
 
 
 def fail(text: str) -> None:
-    """Prints `error: ...` on standard error."""
+    """Prints `error: ...` on standard error; with `--json`, the first such text is the object's `error`."""
     sys.stdout.flush()
     print(f"error: {printable(text)}", file=sys.stderr, flush=True)
+    for output in _json_outputs[-1:]:
+        output.error = output.error or text
 
 
-_json_stream: list[TextIO] = []
-"""Standard output while `json_alone` keeps it for JSON."""
+@dataclass
+class _JsonOutput:
+    """Standard output while `json_alone` keeps it for JSON."""
+
+    stream: TextIO
+    error: str = ""
+    is_written: bool = False
+
+
+_json_outputs: list[_JsonOutput] = []
 
 
 @contextlib.contextmanager
 def json_alone() -> Iterator[None]:
-    """Keeps standard output for `show_json`: what else a command prints goes to standard error."""
-    _json_stream.append(sys.stdout)
+    """Keeps standard output for `show_json`: what else a command prints goes to standard error.
+
+    A command that fails without a result writes `{"error": ...}`.
+    """
+    output = _JsonOutput(sys.stdout)
+    _json_outputs.append(output)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
+    except BaseException as error:
+        output.error = output.error or describe_error(error)
+        raise
     finally:
-        _json_stream.pop()
+        if output.error and not output.is_written:
+            show_json({})
+        _json_outputs.pop()
 
 
 def show_json(value: Mapping[str, JSON]) -> None:
     """Prints one JSON object as one line: the standard output of a command that was given `--json`."""
-    stream = _json_stream[-1] if _json_stream else sys.stdout
-    print(json.dumps(value, allow_nan=False, default=dict), file=stream, flush=True)
+    output = _json_outputs[-1] if _json_outputs else _JsonOutput(sys.stdout)
+    if output.error:
+        value = {"error": output.error, **value}
+    text = json.dumps(value, allow_nan=False, default=dict)
+    output.is_written = True
+    print(text, file=output.stream, flush=True)
+
+
+def terminal_width(otherwise: int = 80) -> int:
+    """Returns COLUMNS, or the width of the terminal that output, errors or input are at, or `otherwise` without one."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    for stream in (sys.__stdout__, sys.__stderr__, sys.__stdin__):
+        with contextlib.suppress(AttributeError, ValueError, OSError):  # none, closed, or no terminal
+            if width := os.get_terminal_size(stream.fileno()).columns:  # type: ignore[union-attr]
+                return width
+    return otherwise
 
 
 @contextlib.contextmanager

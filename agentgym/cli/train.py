@@ -11,14 +11,13 @@ import tyro
 
 from agentgym.cli.options import (
     env_as_option,
-    env_processes_as_option,
     mix_as_options,
     parse_options,
     path_after,
     profile_as_options,
     read_mapping,
     text_after,
-    tools_as_option,
+    with_full_names,
 )
 from agentgym.cli.run_folder import names_tasks, resumed_config
 from agentgym.cli.terminal import say
@@ -33,12 +32,14 @@ from agentgym.trainers.tasks.mix import read_mix
 __all__ = ["main", "refuse_torchrun"]
 
 logger = logging.getLogger(__name__)
+SHORT_NAMES = {"--tools": "--data.tools", "--env-processes": "--sampler.env-processes"}
+"""Options that other commands have without a prefix."""
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym train ...`."""
     refuse_torchrun("train")
-    args = env_processes_as_option(profile_as_options(mix_as_options(tools_as_option(env_as_option(args)))))
+    args = profile_as_options(mix_as_options(with_full_names(env_as_option(args), SHORT_NAMES)))
     _fetch_run(args)
     options = parse_options(
         TrainOptions, args, prog="agentgym train", default=_defaults(args), main_options=MAIN_SETTINGS

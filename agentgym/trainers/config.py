@@ -21,7 +21,6 @@ from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import SamplerConfig
-from agentgym.rollout.serving.http_server import ServeConfig
 from agentgym.settings import check_above_zero, check_at_least
 from agentgym.tools.sandbox.service_settings import SandboxConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
@@ -192,6 +191,8 @@ class TrainConfig:
         if self.require_token and self.serve is None:
             raise ConfigError("require_token is about agents outside, which serve admits: add --serve PORT")
         if self.serve is not None:
+            from agentgym.rollout.serving.http_server import ServeConfig  # here: other settings need no server
+
             ServeConfig(port=self.serve)
             if self.compaction.at is not None:
                 raise ConfigError("an agent outside (serve) shortens its conversation itself: leave compaction.at out")

@@ -1,27 +1,29 @@
-"""Tables on standard output and bars on standard error; `terminal.py` prints what needs no rich, which loads slowly."""
+"""Tables on standard output and bars on standard error, by rich, which is loaded when there is something to show."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from agentgym.cli.terminal import printable, terminal_width
 
-from agentgym.cli.terminal import printable
+if TYPE_CHECKING:
+    from rich.console import Console
 
-__all__ = ["progress", "show_table"]
+__all__ = ["PLAIN_WIDTH", "progress", "show_table"]
 
 PLAIN_WIDTH = 160
-"""The width in characters of a table that goes to a file or a pipe."""
+"""The width in characters of a table where there is no terminal and no COLUMNS."""
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
     """Prints a table; cells are plain text, whatever brackets they contain."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, show_header=any(columns)
     )
@@ -61,11 +63,14 @@ class _PlainProgress:
             print(f"{self._label} {self._num_done}{of} {note}".rstrip(), file=sys.stderr, flush=True)
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Raises the error for the command's caller, which ends quietly; rich would exit with code 1."""
-        raise BrokenPipeError
-
-
 def _console(stream: TextIO) -> Console:
-    return _Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False, markup=False)
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            """Raises the error for the command's caller, which ends quietly; rich would exit with code 1."""
+            raise BrokenPipeError
+
+    return PipeConsole(
+        file=stream, width=None if stream.isatty() else terminal_width(PLAIN_WIDTH), highlight=False, markup=False
+    )

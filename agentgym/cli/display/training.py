@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from agentgym.cli.terminal import say
+from agentgym.cli.terminal import say, terminal_width
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.speed.step_speed import StepSpeed
@@ -42,6 +41,8 @@ neither engine nor learner worked."""
 WIDTHS = {name: len(name) for name in COLUMNS} | {"step": 7, "loss": 7, "left": 6, "dead": 5}
 """The characters that a column is given at least."""
 SHOWN_STEPS = 12
+PLAIN_WIDTH = 1000
+"""The characters of a plain line where there is no terminal and no COLUMNS: enough for every column."""
 PHASES = {
     "compile": "compiling the engine's step (some seconds the first time)",
     "eval_before": "held-out play before training",
@@ -91,7 +92,7 @@ class TrainingDisplay:
             what = f"{self._config.steps} steps of {episodes}" if name == "train" else str(episodes)
             say(f"{self._phase}: {what} episodes of {self._envs}" if episodes else self._phase)
             if name == "train":
-                self._columns = self._fitting([], _plain_width(), 2)
+                self._columns = self._fitting([], terminal_width(PLAIN_WIDTH), 2)
                 say(_plain_line({name: name for name in self._columns}))
         elif name not in PHASES:
             say(name)  # above the table, where it stays: a server's address, its token
@@ -167,12 +168,6 @@ class TrainingDisplay:
             return self._phase
         won = f", success {self._num_won / self._num_played:.3f}" if self._num_played else ""
         return f"{self._phase}: {self._num_played}/{self._total}{won}"
-
-
-def _plain_width() -> int:
-    """Returns the characters of a plain line: `COLUMNS` if it is set, otherwise enough for every column."""
-    columns = os.environ.get("COLUMNS", "")
-    return int(columns) if columns.isdecimal() and int(columns) > 0 else 1000
 
 
 def _plain_line(cells: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ import yaml
 from agentgym.cli.display.tables import show_table
 from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import settings_of_run
+from agentgym.cli.scores import REWARD_SETTINGS
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.evaluation.play.config import plain_settings
@@ -103,7 +104,8 @@ class _Comparison:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym rescore ...`; the exit code is 1 if no episode got a reward."""
-    options = parse_options(RescoreOptions, args, prog="agentgym rescore")
+    main_options = (*REWARD_SETTINGS, "output", "json")
+    options = parse_options(RescoreOptions, args, prog="agentgym rescore", main_options=main_options)
     if options.reward == RewardConfig():
         raise ConfigError("rescore needs a reward, such as --reward.function gsm8k or file.py:name")
     run = options.run.parent if options.run.is_file() else options.run

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentgym.cli.options import parse_options
+from agentgym.cli.scores import REWARD_SETTINGS
 from agentgym.cli.signals import end_of_serving
 from agentgym.cli.terminal import say
 from agentgym.errors import ConfigError
-from agentgym.http_guard import TOKEN_VARIABLE, choose_token, shown_token
 from agentgym.rewards import RewardConfig, open_rewards
-from agentgym.rewards.server import RewardServer
 
 __all__ = ["main"]
 
@@ -41,13 +40,19 @@ class RewardServerOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym reward-server ...`."""
-    options = parse_options(RewardServerOptions, args, prog="agentgym reward-server")
-    asyncio.run(_serve(options, choose_token(options.host, is_required=options.require_token)))
+    main_options = (*REWARD_SETTINGS, "port", "host", "require_token", "allowed_hosts")
+    options = parse_options(RewardServerOptions, args, prog="agentgym reward-server", main_options=main_options)
+    asyncio.run(_serve(options))
     return 0
 
 
-async def _serve(options: RewardServerOptions, token: str | None) -> None:
+async def _serve(options: RewardServerOptions) -> None:
     """Serves until a signal."""
+    # Here, and not above: help and mistakes need no server.
+    from agentgym.http_guard import TOKEN_VARIABLE, choose_token, shown_token
+    from agentgym.rewards.server import RewardServer
+
+    token = choose_token(options.host, is_required=options.require_token)
     over = end_of_serving()
     async with open_rewards(options.reward) as rewards:
         server = RewardServer(rewards, options.host, options.port, token=token, allowed_hosts=options.allowed_hosts)

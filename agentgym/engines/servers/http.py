@@ -9,17 +9,17 @@ import os
 import resource
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
-
-import aiohttp
-from aiohttp.http_exceptions import HttpProcessingError
 
 from agentgym.engines.servers.retry_after import retry_after_s
 from agentgym.errors import NOT_JSON, ConfigError, EngineError
 from agentgym.proxies import proxy_options
 from agentgym.refusals import Secrets, refusal_status
 from agentgym.url_credentials import refuse_credentials
+
+if TYPE_CHECKING:  # loaded by the first request: settings of servers are read without it
+    import aiohttp
 
 __all__ = [
     "DONE",
@@ -203,6 +203,8 @@ class HttpClient:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
+            import aiohttp
+
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),
                 timeout=aiohttp.ClientTimeout(total=None),
@@ -221,8 +223,15 @@ def _connection_errors(url: str, timeout_s: float | None) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise HttpUnreachable(f"{url} gave no answer within {timeout_s or 0:g} s") from error
-    except (aiohttp.ClientError, OSError, HttpProcessingError) as error:  # the last for a line that is too long
+    except _connection_faults() as error:
         raise HttpUnreachable(f"{url} cannot be reached: {type(error).__name__}: {error!s:.300}") from error
+
+
+def _connection_faults() -> tuple[type[Exception], ...]:
+    from aiohttp import ClientError
+    from aiohttp.http_exceptions import HttpProcessingError  # for a line that is too long
+
+    return ClientError, OSError, HttpProcessingError
 
 
 def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes, secrets: Secrets) -> HttpRefusal:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
 from typing import Any, TypeAlias
@@ -20,7 +21,7 @@ from agentgym.rollout.seeds import derive
 from agentgym.settings import check_at_least
 from agentgym.types import Message, ToolSpec
 
-__all__ = ["GenerationConfig", "Prompt", "Reply", "ReplyGenerator", "messages_of_prompt"]
+__all__ = ["GenerationConfig", "Prompt", "Reply", "ReplyGenerator", "ReplySource", "messages_of_prompt", "no_reply"]
 
 Prompt: TypeAlias = "str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]"
 """A text, which a user says, or messages: ours, or OpenAI's objects with `role` and `content`."""
@@ -87,6 +88,10 @@ class Reply:
     """The stop string that ended the reply; empty if something else did."""
     error: str = ""
     """The reason why there is no reply, such as a prompt that is longer than the window."""
+    num_tokens: tuple[int, int] | None = None
+    """The tokens of prompt and reply by the count of an endpoint, which may give no ids; None where there are ids."""
+    cost: float | None = None
+    """The price of an endpoint's reply, in the currency of its prices; None if no price is set."""
 
     @property
     def text(self) -> str:
@@ -108,29 +113,31 @@ def _message(part: object) -> Message:
     return Message("user", part) if isinstance(part, str) else message_from_openai(part)
 
 
-@dataclass(frozen=True)
-class ReplyGenerator:
-    """Samples replies from an engine."""
+class ReplySource(ABC):
+    """Replies to prompts, in the order of the prompts."""
 
-    engine: Engine
-    renderer: Renderer
     config: GenerationConfig
-    tools: Sequence[ToolSpec] = ()
-    """The tools that the model is shown; nothing here runs them."""
 
-    async def replies(self, prompts: Iterable[Prompt], first: int = 0) -> AsyncIterator[Reply]:
+    @abstractmethod
+    async def answer(self, messages: list[Message], *, session: str, seed: int) -> Reply:
+        """Returns the reply to messages, which has an error if there is none."""
+
+    async def replies(self, prompts: Iterable[Prompt], first: int = 0) -> AsyncGenerator[Reply, None]:
         """Yields the replies to the prompts in their order, `num_replies` to each; `first` is the place of the first.
 
         Prompts are read as they are needed, so that they may be many. What is no prompt, or is too long, gives a reply
-        with an error. Raises EngineError if the engine fails.
+        with an error. Raises EngineError if the engine or the endpoint fails.
         """
         config, gate, call = self.config, asyncio.Semaphore(self.config.concurrency), next(_CALLS)
 
         async def answer(prompt: Prompt, index: int, number: int) -> Reply:
+            session, seed = f"generate-{call}-{index}-{number}", derive(config.seed, index, number)
             async with gate:
-                return await self._answer(
-                    prompt, f"generate-{call}-{index}-{number}", derive(config.seed, index, number)
-                )
+                try:
+                    messages = messages_of_prompt(prompt)
+                except AgentGymError as error:
+                    return no_reply(str(error))
+                return await self.answer(messages, session=session, seed=seed)
 
         waiting: deque[asyncio.Task[Reply]] = deque()
         try:
@@ -146,13 +153,24 @@ class ReplyGenerator:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def _answer(self, prompt: Prompt, session: str, seed: int) -> Reply:
+
+@dataclass(frozen=True)
+class ReplyGenerator(ReplySource):
+    """Samples replies from an engine."""
+
+    engine: Engine
+    renderer: Renderer
+    config: GenerationConfig
+    tools: Sequence[ToolSpec] = ()
+    """The tools that the model is shown; nothing here runs them."""
+
+    async def answer(self, messages: list[Message], *, session: str, seed: int) -> Reply:
+        """Returns the reply to messages; one with an error to those that the chat format cannot express."""
         try:
-            messages = messages_of_prompt(prompt)
             size = text_size(messages, self.tools)
             ids = await run_if_short(size, self.renderer.render, messages, self.tools)
         except AgentGymError as error:
-            return _no_reply(str(error))
+            return no_reply(str(error))
         try:
             return await self.reply(ids, session=session, seed=seed)
         finally:
@@ -164,7 +182,7 @@ class ReplyGenerator:
         limit = config.max_tokens or Limits().turn_tokens_in(window, num_turns=1)
         max_tokens = min(limit, window - len(ids))
         if max_tokens < 1:
-            return _no_reply(f"the prompt has {len(ids)} tokens, and the window {window}", ids)
+            return no_reply(f"the prompt has {len(ids)} tokens, and the window {window}", ids)
         sampling = config.sampling.for_reply(max_tokens, seed=seed, renderer=self.renderer)
         completion = await self.engine.generate(ids, sampling, session=session)
         check_completion(completion, sampling, self.engine.vocab_size)
@@ -182,6 +200,7 @@ class ReplyGenerator:
         )
 
 
-def _no_reply(error: str, ids: Sequence[int] = ()) -> Reply:
+def no_reply(error: str, ids: Sequence[int] = ()) -> Reply:
+    """Returns what stands for the reply to a prompt that has none."""
     nothing = Message("assistant", "")
     return Reply(message=nothing, prompt_ids=tuple(ids), ids=(), logprobs=(), finish_reason=None, error=error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -14,7 +14,7 @@ from agentgym.data.config import DataConfig
 from agentgym.data.rows import read_tasks
 from agentgym.data.sources import open_sources
 from agentgym.errors import ConfigError, RunFolderError
-from agentgym.evaluation.play.generation import Reply, ReplyGenerator
+from agentgym.evaluation.play.generation import Reply, ReplySource
 from agentgym.openai_wire import message_to_openai
 from agentgym.rollout.record.chain import LineFile
 from agentgym.rollout.record.json_pieces import encode_json
@@ -71,7 +71,7 @@ class RepliesFile:
     logprobs.
     """
 
-    def __init__(self, path: Path, model: ReplyGenerator, name: str, *, with_ids: bool = False) -> None:
+    def __init__(self, path: Path, model: ReplySource, name: str, *, with_ids: bool = False) -> None:
         self.path = path
         self.model = model
         self.with_ids = with_ids
@@ -79,6 +79,8 @@ class RepliesFile:
         """The number of replies that the file had before."""
         self.num_failed = 0
         """The number of replies with an error in the whole file."""
+        self.cost: float | None = None
+        """The price of the replies that were written, as an endpoint's prices have it; None without prices."""
         settings = {key: value for key, value in asdict(model.config).items() if key != "concurrency"}
         for name, off in OFF.items():
             if settings[name] == off:
@@ -102,13 +104,16 @@ class RepliesFile:
                     yield row.messages
 
             number = 0
-            async for reply in self.model.replies(prompts(), num_prompts):  # type: ignore[arg-type]
-                file.write((encode_json(self._line(rows_in_flight[0], reply)) + "\n").encode())
-                self.num_failed += bool(reply.error)
-                number += 1
-                if number % num_replies == 0:
-                    rows_in_flight.popleft()
-                on_reply(reply)
+            async with aclosing(self.model.replies(prompts(), num_prompts)) as replies:  # type: ignore[arg-type]
+                async for reply in replies:
+                    file.write((encode_json(self._line(rows_in_flight[0], reply)) + "\n").encode())
+                    self.num_failed += bool(reply.error)
+                    if reply.cost is not None:
+                        self.cost = (self.cost or 0.0) + reply.cost
+                    number += 1
+                    if number % num_replies == 0:
+                        rows_in_flight.popleft()
+                    on_reply(reply)
 
     def _check_lines(self, file: LineFile, rows: Iterator[PromptRow]) -> int:
         """Compares the file's lines with the first rows; returns the number of prompts with all `num_replies` replies.
@@ -154,6 +159,9 @@ class RepliesFile:
     def _line(self, row: PromptRow, reply: Reply) -> dict[str, JSON]:
         if reply.error:
             return {"messages": row.messages, "error": reply.error, **row.parts, "digest": self._digest(row)}
+        if self.with_ids and not reply.ids:
+            raise ConfigError("the endpoint gives no token ids: leave ids out (--ids)")
+        prompt_tokens, num_tokens = reply.num_tokens or (len(reply.prompt_ids), len(reply.ids))
         ids: dict[str, JSON] = {}
         if self.with_ids:
             ids = {"prompt_ids": [*reply.prompt_ids], "ids": [*reply.ids], "logprobs": [*reply.logprobs]}
@@ -161,8 +169,8 @@ class RepliesFile:
             "messages": [*row.messages, message_to_openai(reply.message)],
             "finish_reason": reply.finish_reason,
             **({"stop": reply.stop} if reply.stop else {}),
-            "prompt_tokens": len(reply.prompt_ids),
-            "tokens": len(reply.ids),
+            "prompt_tokens": prompt_tokens,
+            "tokens": num_tokens,
             **row.parts,
             **ids,
             "digest": self._digest(row),

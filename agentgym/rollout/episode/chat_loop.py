@@ -19,7 +19,7 @@ from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.trajectory import Status, StopReason
 from agentgym.types import JSON, Message, ToolSpec
 
-__all__ = ["ChatLoop"]
+__all__ = ["ChatLoop", "read_marks"]
 
 logger = logging.getLogger(__name__)
 
@@ -180,17 +180,24 @@ class ChatLoop(EpisodeLoop):
 
     def _read(self, reply: ChatReply, tools: tuple[ToolSpec, ...]) -> Message:
         """Returns the reply's message; marks that the server left in its text are parsed."""
-        message = reply.message
-        text = message.content
-        if message.tool_calls or not self.endpoint.config.text_marks or not _MARK.search(text):
-            return message
-        parsed = HERMES.parse(text)
-        if tools and parsed.tool_calls and not self._has_warned:
+        if not self.endpoint.config.text_marks:
+            return reply.message
+        message = read_marks(reply)
+        if tools and len(message.tool_calls) > len(reply.message.tool_calls) and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "%s leaves tool calls in the text; they are read there (a server with a parser, such as "
                 "--tool-call-parser hermes, gives them as calls)",
                 self.endpoint.url,
             )
-        reasoning = "\n".join(filter(None, (message.reasoning, parsed.reasoning))) or None
-        return Message("assistant", parsed.content, reasoning, parsed.tool_calls)
+        return message
+
+
+def read_marks(reply: ChatReply) -> Message:
+    """Returns a reply's message, with the reasoning and the calls whose marks a server left in its text."""
+    message = reply.message
+    if message.tool_calls or not _MARK.search(message.content):
+        return message
+    parsed = HERMES.parse(message.content)
+    reasoning = "\n".join(filter(None, (message.reasoning, parsed.reasoning))) or None
+    return Message("assistant", parsed.content, reasoning, parsed.tool_calls)

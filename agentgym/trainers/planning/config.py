@@ -62,6 +62,7 @@ class EpisodeSpec:
     tool_tokens: int = 200
     """The tokens that answer a reply; the last reply has no answer."""
     turns: int = 4
+    """The replies of an episode."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "prompt_tokens", "reply_tokens", "turns", where="episode.")

@@ -67,12 +67,10 @@ def test_what_no_server_can_be_is_refused() -> None:
 
 
 def test_the_help_lists_what_a_setting_is_for_each_kind_of_server(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")  # one column of panels
-    with pytest.raises(SystemExit):
-        main(["train", "--help-all"])
-    output = " ".join(line.strip("│ \n") for line in capsys.readouterr().out.splitlines())
+    assert main(["train", "--help-all"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
     for help_text in (
         "Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable",
         "vLLM needs VLLM_SERVER_DEV_MODE=1, --enable-scale-out",
