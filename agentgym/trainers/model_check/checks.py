@@ -38,6 +38,8 @@ from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.learner.lora import Adapters
 from agentgym.trainers.model_check.findings import CheckResult
 from agentgym.trainers.model_check.rank_check import step_on_ranks
+from agentgym.trainers.model_check.small_models import save_small_model, shrink
+from agentgym.trainers.parallel.learner_ranks import is_large
 from agentgym.trainers.settings.lora import LoraConfig
 
 __all__ = ["CHECKS", "MEMORY_FACTOR", "check_model"]
@@ -285,8 +287,20 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
 
 
 def _check_ranks(subject: _Subject) -> tuple[bool, str]:
+    """Compares a step of two ranks with that of one process; of a large model, with a small one of its shape.
+
+    Three processes with the whole weights and gradients would take fourteen times the memory of the weights.
+    """
     subject.theirs = None  # what follows loads its own
-    return _judge_tensors(step_on_ranks(subject.folder, subject.backend, published_views(subject.ours)), _RANKS)
+    backend = subject.backend
+    if not is_large(subject.ours):
+        return _judge_tensors(step_on_ranks(subject.folder, backend, published_views(subject.ours)), _RANKS)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_small_model(shrink(folder_config(subject.folder)), folder, backend if is_code_path(backend) else None)
+        before = published_views(load_policy(folder, backend=backend))
+        passed, text = _judge_tensors(step_on_ranks(folder, backend, before), _RANKS)
+    return passed, f"{text}, of a small model"
 
 
 @torch.no_grad()
