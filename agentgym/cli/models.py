@@ -161,7 +161,7 @@ def _check_computation(folder: Path | None, options: ModelCheckOptions) -> list[
     results: list[CheckResult] = []
     with _computed_folder(folder, options) as computed:
         size = import_module("agentgym.model.model_folder").count_parameters(computed)
-        say(f"{size / 1e6:,.1f} million parameters: up to {checks.MEMORY_FACTOR * 4 * size / 1e9:.2g} GB of memory")
+        say(f"{size / 1e6:,.1f} million parameters: up to {checks.memory_of_checks(size) / 1e9:.2g} GB of memory")
         _say_row("check", "verdict", "what was found")
         for result in checks.check_model(computed, options.model_backend):
             results.append(result)

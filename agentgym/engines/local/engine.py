@@ -70,6 +70,7 @@ class LocalEngine:
         num_slots = self.config.num_slots or fitting_slots(model, window, record_experts=records)
         is_small = sum(parameter.numel() for parameter in self._weights.parameters) < _SMALL_MODEL
         on_cpu = model.embed.device.type == "cpu"
+        self._frees_keys = on_cpu and not is_small
         is_fast = on_cpu and isinstance(model, Decoder)
         self.compiles = is_fast and model.embed.dtype == torch.float32 and cpp_compiler() is not None
         """True if the steps will run compiled, by what `prepare` or the first request makes."""
@@ -295,6 +296,9 @@ class LocalEngine:
             worker.is_paused = paused
         if paused:  # the learner has a use for that memory
             forget_packed(self._weights.parameters, free=True)
+            if self._frees_keys and not any(worker.in_flight for worker in self._workers):
+                for cache in self._caches:
+                    cache.release_memory()
 
 
 def _settle(done: asyncio.Future[None], failure: EngineError | None) -> None:

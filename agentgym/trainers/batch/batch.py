@@ -200,6 +200,12 @@ class TrainingBatch:
             room -= cost
         return parts
 
+    def num_computed(self, max_tokens: int) -> int:
+        """The number of entries that micro-batches of `max_tokens` compute: a shared prefix once in each of them."""
+        firsts = [part[0] for part in self.portions(max_tokens)]
+        shared_B = self.shared_B
+        return sum(self.seqlens) - sum(shared_B) + sum(shared_B[row] for row in firsts)
+
     @property
     def shared_B(self) -> list[int]:
         """The number of entries of each row that the row before it begins with too; 0 for fewer than `MIN_SHARED`."""

@@ -202,10 +202,11 @@ def _chunks(target_N: Tensor, head_VE: Tensor) -> list[slice]:
 
 
 def _blocks(logits_CV: Tensor) -> list[slice]:
-    """Returns the rows of logits in blocks that stay in a processor's cache, or at once on a GPU."""
+    """Returns the rows of logits in blocks that stay in the caches of torch's threads, or at once on a GPU."""
     num_rows, vocab_size = logits_CV.shape
     is_cpu = logits_CV.device.type == "cpu"
-    size = min(_BLOCK_ROWS, max(1, _BLOCK_LOGITS // vocab_size)) if is_cpu else max(1, num_rows)
+    threads = 1 << (torch.get_num_threads() - 1).bit_length()  # each has rows: parts of one would have other bits
+    size = threads * min(_BLOCK_ROWS, max(1, _BLOCK_LOGITS // vocab_size)) if is_cpu else max(1, num_rows)
     return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 

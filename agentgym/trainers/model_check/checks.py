@@ -38,17 +38,20 @@ from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.learner.lora import Adapters
 from agentgym.trainers.model_check.findings import CheckResult
 from agentgym.trainers.model_check.rank_check import step_on_ranks
+from agentgym.trainers.model_check.small_models import save_small_model, shrink
+from agentgym.trainers.parallel.gradient_threads import LARGE_MODEL
+from agentgym.trainers.parallel.learner_ranks import is_large
 from agentgym.trainers.settings.lora import LoraConfig
 
-__all__ = ["CHECKS", "MEMORY_FACTOR", "check_model"]
+__all__ = ["CHECKS", "check_model", "memory_of_checks"]
 
 # Shape suffixes: N packed tokens, T tokens of a sequence, V vocabulary.
 
 CHECKS = ("loads", "logprobs", "prefix", "gradients", "samples", "same bits", "adapters", "ranks", "export", "replay")
 """The names of the checks, in order."""
-MEMORY_FACTOR = 14.0
-"""The most memory that the checks take, in all their processes, as a multiple of the weights in float32: of the 268
-million weights of Gemma 3 270M it was 13.8 and 14.1 GB, in the check of ranks."""
+MEMORY_FACTOR, MEMORY_FACTOR_OF_LARGE = 14.0, 6.5
+"""The most memory that the checks take, in all their processes, as a multiple of the weights in float32: in the check
+of ranks, and of a large model, whose ranks compute a small one, in the check of gradients."""
 _NATS = 1e-3
 """The largest difference of a logprob that rounding explains in float32."""
 _GRADIENT = 1e-3
@@ -90,10 +93,16 @@ class _Subject:
         return logits_TV.log_softmax(-1)
 
 
+def memory_of_checks(num_parameters: int) -> float:
+    """Returns the bytes that the checks of a model take at most."""
+    factor = MEMORY_FACTOR if num_parameters < LARGE_MODEL else MEMORY_FACTOR_OF_LARGE
+    return factor * torch.float32.itemsize * num_parameters
+
+
 def check_model(folder: Path, backend: str = "auto") -> Iterator[CheckResult]:
     """Yields what each check finds of the model in a folder, in float32 on the CPU; nothing after one that cannot load.
 
-    Both models and the gradients of both are in memory: `MEMORY_FACTOR` times the weights in float32.
+    Both models and the gradients of both are in memory, see `memory_of_checks`.
     """
     with _quiet():
         try:
@@ -285,8 +294,20 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
 
 
 def _check_ranks(subject: _Subject) -> tuple[bool, str]:
+    """Compares a step of two ranks with that of one process; of a large model, with a small one of its shape.
+
+    Three processes with the whole weights and gradients would take fourteen times the memory of the weights.
+    """
     subject.theirs = None  # what follows loads its own
-    return _judge_tensors(step_on_ranks(subject.folder, subject.backend, published_views(subject.ours)), _RANKS)
+    backend = subject.backend
+    if not is_large(subject.ours):
+        return _judge_tensors(step_on_ranks(subject.folder, backend, published_views(subject.ours)), _RANKS)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_small_model(shrink(folder_config(subject.folder)), folder, backend if is_code_path(backend) else None)
+        before = published_views(load_policy(folder, backend=backend))
+        passed, text = _judge_tensors(step_on_ranks(folder, backend, before), _RANKS)
+    return passed, f"{text}, of a small model"
 
 
 @torch.no_grad()

@@ -1,4 +1,9 @@
-"""Gradients of micro-batches on CPU threads, summed in a fixed order, so that the thread count never changes a bit."""
+"""Gradients of micro-batches on CPU threads, summed in a fixed order.
+
+Those of a small model are computed in parallel, and the thread count never changes a bit. Those of a large one are
+computed one after the other, each by all threads, and each tensor's gradient is added to the sum as soon as it is
+computed, so that there is never another whole gradient.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["GradientWorkers", "MicroResult", "one_core"]
+__all__ = ["LARGE_MODEL", "GradientWorkers", "MicroResult", "one_core"]
 
 T = TypeVar("T")
 S = TypeVar("S")
 
+LARGE_MODEL = 1 << 26
+"""The parameters from which a model is large: threads within its operators hardly wait for each other, and a gradient
+for each thread would take gigabytes."""
 PENDING_BYTES = 1 << 28
 """The bytes of gradients that may wait for those of an earlier part; one of each thread may, whatever its size."""
 
@@ -32,16 +41,17 @@ class MicroResult(Generic[S]):
 
 
 class GradientWorkers:
-    """Runs forward and backward of micro-batches, each on one thread that uses one core.
+    """Runs forward and backward of micro-batches, each on one thread that uses one core, or of a large model all cores.
 
     Threads within an operator wait for each other at every operator. This costs more than it saves for small models and
     is six times slower on a busy machine. Whole micro-batches in parallel do not wait.
     """
 
-    def __init__(self, num_threads: int) -> None:
-        self.num_threads = num_threads
+    def __init__(self, num_threads: int, *, is_large: bool = False) -> None:
+        self.num_threads, self.is_large = num_threads, is_large
         # Even one thread is a separate one: the caller's may use several cores in an operator, with other bits.
-        self._pool = ThreadPoolExecutor(num_threads, "agentgym-learner", _one_core)
+        num_passes, num_cores = (1, num_threads) if is_large else (num_threads, 1)
+        self._pool = ThreadPoolExecutor(num_passes, "agentgym-learner", torch.set_num_threads, (num_cores,))
 
     def accumulate(
         self,
@@ -54,7 +64,24 @@ class GradientWorkers:
 
         With `sizes`, the gradients of that many parts are summed at a time, and then the sums.
         """
+        if self.is_large:
+            give_back_memory()
         reports: list[S] = []
+        summed = (self._sum_in_turn if self.is_large else self._sum_in_parallel)(parts, compute, parameters)
+        for size in sizes or (len(parts),):
+            before = [parameter.grad for parameter in parameters]
+            for parameter in parameters:
+                parameter.grad = None
+            reports += islice(summed, size)
+            _add(parameters, before)
+        if self.is_large:
+            give_back_memory()
+        return reports
+
+    def _sum_in_parallel(
+        self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
+    ) -> Iterator[S]:
+        """Yields the report of each part as its gradient is added; those of later parts are computed meanwhile."""
 
         def compute_part(part: T) -> tuple[tuple[Tensor | None, ...], S]:
             result = compute(part)
@@ -64,32 +91,37 @@ class GradientWorkers:
         max_pending, pending = max(self.num_threads, PENDING_BYTES // max(1, num_bytes)), deque[Future[Any]]()
         rest = iter(parts)
         try:
-            for size in sizes or (len(parts),):
-                before = [parameter.grad for parameter in parameters]
-                for parameter in parameters:
-                    parameter.grad = None
-                for _ in range(size):
-                    few = islice(rest, max_pending - len(pending))
-                    pending.extend(self._pool.submit(compute_part, part) for part in few)
-                    gradients, report = pending.popleft().result()
-                    _add(parameters, gradients)
-                    del gradients  # before the next ones are waited for
-                    reports.append(report)
-                _add(parameters, before)
+            for _ in parts:
+                few = islice(rest, max_pending - len(pending))
+                pending.extend(self._pool.submit(compute_part, part) for part in few)
+                gradients, report = pending.popleft().result()
+                _add(parameters, gradients)
+                del gradients  # before the next ones are waited for
+                yield report
         finally:
             for future in pending:
                 future.cancel()
-        if num_bytes > PENDING_BYTES:
-            give_back_memory()
-        return reports
+
+    def _sum_in_turn(
+        self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
+    ) -> Iterator[S]:
+        """Yields the report of each part as its gradient is added, before the next part is computed."""
+
+        def add_part(part: T) -> S:
+            result = compute(part)
+            torch.autograd.backward(result.loss, inputs=parameters)
+            return result.report
+
+        for part in parts:
+            yield self._pool.submit(add_part, part).result()
 
     def map(self, work: Callable[[T], S], parts: Iterable[T]) -> list[S]:
         """Runs `work` on every part; returns the results in their order."""
         return list(self._pool.map(work, parts))
 
     def run(self, work: Callable[[], S]) -> S:
-        """Runs `work` on one of these threads, so that an optimizer's step uses one core and has the same bits."""
-        return self._pool.submit(work).result()
+        """Runs `work` on one of these threads and on one core, so that an optimizer's step has the same bits."""
+        return self._pool.submit(partial(_run_on_one_core, work) if self.is_large else work).result()
 
     def close(self) -> None:
         """Stops the threads."""
@@ -113,8 +145,9 @@ def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> No
             parameter.grad.add_(gradient)
 
 
-def _one_core() -> None:
-    torch.set_num_threads(1)
+def _run_on_one_core(work: Callable[[], S]) -> S:
+    with one_core():
+        return work()
 
 
 @contextmanager

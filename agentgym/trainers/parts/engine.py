@@ -34,6 +34,7 @@ from agentgym.model.published_weights import Weights
 from agentgym.settings import convert_function_errors
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.pass_tokens import fitting_tokens
+from agentgym.trainers.parallel.learner_ranks import is_large
 from agentgym.trainers.settings.router import RouterConfig
 
 __all__ = [
@@ -133,9 +134,13 @@ def learner_bytes(config: TrainConfig, model: LanguageModel) -> int:
 
 
 def with_pass_tokens(config: TrainConfig, model: LanguageModel) -> TrainConfig:
-    """Returns the run with the tokens of a forward pass, which the GPU of this process has memory for."""
+    """Returns the run with the tokens of a forward pass, which the GPU of this process has memory for.
+
+    Those of a large model on a CPU are left open: each batch has its own.
+    """
     learner, reserve, share = config.learner, float(learner_bytes(config, model)), 1.0
-    if learner.micro_batch_tokens is not None or config.executor == "ray":
+    chosen_by_batch = is_large(model) and model.embed.device.type == "cpu"
+    if learner.micro_batch_tokens is not None or config.executor == "ray" or chosen_by_batch:
         return config
     if config.on_servers:
         reserve += _SHARED_GPU * _gpu_memory(model) if not config.servers_sleep else 0.0

@@ -57,7 +57,8 @@ class LearnerConfig:
     optimizer step, such as 0.99. `agentgym export --ema` writes it. None keeps none."""
     micro_batch_tokens: int | None = None
     """Tokens of one forward pass; rows are never split. Ranks that share their passes (`mesh`) have them together. None
-    is 2,048, and in one process on a GPU up to 16,384, as its memory allows."""
+    is 2,048; in one process on a GPU it is up to 16,384, as its memory allows, and on a CPU, of 67 million parameters
+    or more, 512 or 1,024 if this hardly computes a shared prefix again."""
     device: str = "cpu"
     """The device on which a run in one process keeps the model, learns and, with engine local, samples: `cpu`, `cuda`,
     `cuda:1`. On a cluster, ray.gpus_per_learner and ray.gpus_per_engine set it."""
@@ -66,8 +67,9 @@ class LearnerConfig:
     `auto` is bfloat16 on a GPU, where float32 takes several times as long, and float32 on a CPU. With bfloat16 the
     optimizer steps on float32 weights; gradients and logprobs are float32 either way."""
     threads: int | None = None
-    """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. With
-    several ranks, each computes in one thread, with torch's own settings."""
+    """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. A model
+    of 67 million parameters or more is computed by all threads together, and their number may change its rounding.
+    With several ranks, each computes in one thread, with torch's own settings."""
     shares: int | None = None
     """Shares of a step, about equally costly, whose gradients are summed separately and then together; None is one per
     rank. A run in one process with 2 has the bits of two ranks that keep `fsdp.gradients` whole and clip nothing."""

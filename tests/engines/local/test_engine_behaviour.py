@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._inductor.config  # before the tests hide the compiler
 
+from agentgym.engines.local import engine as local_engine
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.local.sampling import penalize
@@ -192,6 +193,32 @@ def test_a_reply_in_flight_continues_under_new_weights_and_records_both_versions
     assert reply.logprobs[:first] != pytest.approx(want[:first], abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("smallest", "is_in_flight", "is_freed"), [(0, False, True), (0, True, False), (1 << 30, False, False)]
+)
+def test_a_pause_without_requests_frees_the_keys_of_a_large_model(
+    smallest: int, is_in_flight: bool, is_freed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_engine, "_SMALL_MODEL", smallest)
+    prompt, sampling = tuple(range(50)), Sampling(max_tokens=40, seed=3)
+
+    async def play() -> None:
+        engine = LocalEngine(decoder())
+        first = await engine.generate(prompt, sampling, session="a")
+        again = asyncio.create_task(engine.generate(prompt, sampling, session="b"))
+        while engine.num_steps < 50 or not (is_in_flight or again.done()):
+            await asyncio.sleep(0.001)
+        await engine.pause()
+        keys = [kv for worker in engine._workers for kv in worker.cache.kv]
+        assert any(kv.any() for kv in keys) != is_freed
+        await engine.resume()
+        for reply in (await again, await engine.generate(prompt, sampling, session="a")):
+            assert (reply.ids, reply.logprobs) == (first.ids, first.logprobs)
+        await engine.close()
+
+    asyncio.run(play())
+
+
 def test_keys_of_older_weights_never_serve_a_new_version() -> None:
     model = decoder()
     prompt, sampling = tuple(range(80)), Sampling(max_tokens=12, seed=1)
@@ -319,8 +346,9 @@ def test_memory_that_is_given_up_is_the_systems_until_new_weights_come() -> None
         weights = {name: view.detach().clone() for name, view in published_views(model)}
         prompts = [[number, *prompt] for number in range(8)]
         before = [await engine.generate(prompt, sampling, session=f"{prompt[0]}") for prompt in prompts]
-        await engine.pause()
         full, num_kv_bytes = resident(), 8 * 1001 * 2 * 8 * 64 * 4
+        await engine.pause()
+        assert full - resident() > 0.9 * num_kv_bytes
         await engine.release_memory()
         assert full - resident() > 0.9 * (100_000 * 256 * 4 + num_kv_bytes)
         await engine.resume()

@@ -14,10 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.errors import ConfigError
+from agentgym.model.policy import load_policy
 from agentgym.model.transformers_model import TransformersModel
+from agentgym.trainers.model_check import checks
 from agentgym.trainers.model_check.checks import CHECKS, check_model
 from agentgym.trainers.model_check.known import FAMILIES, known_models
 from agentgym.trainers.model_check.small_models import ARCHITECTURES, save_small_model, shrink
+from agentgym.trainers.parallel import learner_ranks
 
 README = Path(__file__).parents[3] / "README.md"
 PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
@@ -72,6 +75,19 @@ def test_a_shape_is_checked_without_its_weights(tmp_path: Path) -> None:
         shrink({**config, "quantization_config": {"quant_method": "awq"}})
     save_small_model(small, tmp_path / "small")
     assert all(result.ok for result in check_model(tmp_path / "small"))
+
+
+@pytest.mark.long
+def test_ranks_compute_a_small_model_of_the_shape_of_a_large_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**json.loads((_shape(tmp_path / "first") / "config.json").read_text()), "vocab_size": 700}
+    save_small_model(config, tmp_path / "large")
+    subject = checks._Subject(tmp_path / "large", load_policy(tmp_path / "large"), None)
+    assert checks._check_ranks(subject)[1].endswith("of the largest")
+    monkeypatch.setattr(learner_ranks, "LARGE_MODEL", 1)
+    passed, text = checks._check_ranks(subject)
+    assert passed and text.endswith("of the largest, of a small model")
 
 
 def _shape(folder: Path) -> Path:
