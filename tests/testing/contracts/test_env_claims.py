@@ -390,7 +390,11 @@ class BadOracle(Fair):
 
 class BrokenCall(Fair):
     def make_oracle(self) -> Any:
-        return ScriptedPolicy(lambda _: (("say", {"number": 7}) for _ in range(3)))
+        return ScriptedPolicy(self.solve)
+
+    def solve(self, observation: str) -> Script:
+        while True:
+            yield "say", {"number": 7}
 
 
 class BadOracleLater(Fair):
