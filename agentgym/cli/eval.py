@@ -15,9 +15,11 @@ from agentgym.cli.options import env_as_option, parse_options, read_mapping, war
 from agentgym.cli.run_folder import names_tasks, resumed_config
 from agentgym.cli.terminal import explain_zero, fail, say, show_json
 from agentgym.engines.server_kind import SERVERS
+from agentgym.envs.base.tool_env import UNPAID
 from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.evaluation.play.endpoint import EndpointUse, Quantiles
 from agentgym.evaluation.play.evaluate import Driver, EvalConfig, EvalPlan, EvalResult, open_evaluation
+from agentgym.rewards import RewardConfig
 from agentgym.rollout.scores.intervals import SAME, Interval
 from agentgym.rollout.scores.pass_at_k import AtK, RepeatScores
 from agentgym.rollout.scores.statistics import FAILED_CALLS, EvalSummary
@@ -135,6 +137,9 @@ def _show(result: EvalResult) -> None:
         )
     for line in failure_lines(result):
         say(line)
+    unpaid = [trajectory for trajectory in result.trajectories if trajectory.success and trajectory.reward == 0.0]
+    if unpaid and config.reward == RewardConfig():
+        say(f"{len(unpaid)} episodes succeeded and earned 0. {UNPAID}")
     if config.policy not in ("cheat", "random"):
         explain_zero(summary.success)
     say(f"episodes: {result.output}    look at them: agentgym view {result.output}")
@@ -219,12 +224,9 @@ def failure_lines(result: EvalResult) -> list[str]:
     if not failed:
         return []
     first = failed[0]
-    keywords = [f"{name}={value}" for name, value in first.task.kwargs.items()]
-    command = ["agentgym", "play", first.task.env_id, "--seed", str(first.task.seed)]
-    command += ["--env-kwargs", *keywords] if keywords else []
     return [
         f"{len(failed)} episodes failed and count in no mean; the first: {first.error}",
-        f"replay it: {' '.join(command)}",
+        *([f"replay it: {first.info['replay']}"] if "replay" in first.info else []),
         f"play the failed ones again: the same command with --resume --output {result.output}",
     ]
 

@@ -18,8 +18,9 @@ from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say
 from agentgym.cli.tools_list import tool_rows
 from agentgym.envs.base.action import Action
-from agentgym.envs.base.policies import Policy, policy_for
+from agentgym.envs.base.policies import Policy, policy_for, policy_reply
 from agentgym.envs.base.text_env import StepResult, TextEnv
+from agentgym.envs.catalog.resolve import command_name
 from agentgym.errors import ConfigError, describe_error
 from agentgym.rollout.hosting.env_code import attempt, unwrap_user_outcome
 from agentgym.types import JSON, Message, ToolCall
@@ -51,7 +52,8 @@ class PlayOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym play ...`; raises EnvironmentFault when the environment raises."""
     options = parse_options(PlayOptions, env_as_argument(args), prog="agentgym play")
-    game = Game(load_env(options.env, options.env_kwargs), options.seed, _with_keywords(options))
+    name = command_name(options.env, options.env_kwargs)
+    game = Game(load_env(options.env, options.env_kwargs), options.seed, name)
     try:
         _play(game)
     except KeyboardInterrupt:
@@ -62,11 +64,6 @@ def main(args: Sequence[str]) -> int:
         game.env.close()
     _say_result(game)
     return 0
-
-
-def _with_keywords(options: PlayOptions) -> str:
-    pairs = [f"{name}={json.dumps(value)}" for name, value in options.env_kwargs.items()]
-    return shlex.join([options.env, *(["--env-kwargs", *pairs] if pairs else [])])
 
 
 class Game:
@@ -121,9 +118,9 @@ class Game:
     def _ask(self, oracle: Policy) -> Message:
         first, *later = self._observations
         oracle.reset(self.env, first, self.seed)
-        message = oracle.act(first)
+        message = policy_reply(oracle, first)
         for observation in later:
-            message = oracle.act(observation)
+            message = policy_reply(oracle, observation)
         return message
 
 
@@ -198,5 +195,5 @@ def _say_result(game: Game) -> None:
     end = verdict if game.over else "left before the end"
     say()
     say(f"{end}: reward {game.total:g} after {game.num_turns} turns (seed {game.seed})")
-    say(f"evaluate: agentgym eval --env {game.name} --policy embedded")
+    say(f"evaluate: agentgym eval --env {game.name}")
     say(f"train:    agentgym train --env {game.name}")

@@ -22,6 +22,7 @@ import pytest
 from agentgym.cli import env_check
 from agentgym.cli.eval import EvalOptions, stored_options
 from agentgym.cli.serve import ServeOptions
+from agentgym.envs.base.tool_env import UNPAID
 from agentgym.envs.catalog import packages
 from agentgym.envs.catalog.listing import listed_ids
 from agentgym.envs.catalog.plugin import BUNDLED
@@ -92,9 +93,23 @@ def test_failed_episodes_are_counted_named_and_played_again(agentgym: Command) -
     command = ("eval", "--env", "flaky.py:Flaky", "--policy", "random", "-n", 6, "--output", "run")
     done = agentgym(*command, "--json")
     assert done.code == 0 and done.json["failed"] == {"env_error": 2} and done.json["success"] == 1.0
-    assert "replay it: agentgym play flaky.py:Flaky --seed" in done.text
+    assert "replay it: agentgym eval --env flaky.py:Flaky --policy random -n 3 --seed 0\n" in done.text
     again = agentgym(*command, "--resume")
     assert "4 of 6 episodes are there already" in again.text
+
+
+def test_a_success_without_a_reward_is_named_unless_the_reward_comes_from_elsewhere(
+    agentgym: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "unpaid.py").write_text(
+        "from agentgym.envs import ToolEnv\n\n\nclass Unpaid(ToolEnv):\n    max_turns = 2\n\n"
+        "    def start(self, options):\n        return 'Begin.'\n\n"
+        "    def on_message(self, text):\n        self.end(success=True)\n        return 'Well.'\n\n\n"
+        "def pay(trajectory):\n    return 0.0\n"
+    )
+    command = ("eval", "--env", "unpaid.py:Unpaid", "--policy", "random", "-n", 2)
+    assert f"2 episodes succeeded and earned 0. {UNPAID}" in agentgym(*command).text
+    assert UNPAID not in agentgym(*command, "--reward.function", "unpaid.py:pay").text
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_the_hints_win_every_bundled_game(agentgym: Command) -> None:
             hint = done.out.partition("\nleft before")[0].rstrip().splitlines()[-1]
             typed += f"{hint}\n"
         assert "success: reward 1 after" in done.out, done.out
-        assert f"agentgym eval --env {env}" in done.out and f"agentgym train --env {env}" in done.out
+        assert f"agentgym eval --env {env}\n" in done.out and f"agentgym train --env {env}" in done.out
 
 
 def test_a_command_and_json_are_the_same_move(agentgym: Command) -> None:

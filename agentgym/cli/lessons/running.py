@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from agentgym.cli.lessons.lesson import LessonOptions
 from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import explain_zero, fail, say, show_json
 from agentgym.cli.training.run import check_algorithm_and_envs, score_rows
+from agentgym.envs.catalog.resolve import command_name
 from agentgym.errors import AgentGymError
 from agentgym.trainers.checkpoints.run_folder import free_run_folder
 from agentgym.trainers.lessons.config import LessonConfig
@@ -146,5 +146,4 @@ def _play_options(task: Task | None) -> str:
     """Returns the options that name a task's environment to another command."""
     if task is None:
         return "--env ID"
-    keywords = "".join(f" {name}={json.dumps(value)}" for name, value in task.kwargs.items())
-    return f"--env {task.env_id}" + (f" --env-kwargs{keywords}" if keywords else "")
+    return f"--env {command_name(task.env_id, task.kwargs)}"

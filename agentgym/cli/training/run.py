@@ -22,6 +22,7 @@ from agentgym.cli.run_folder import own_code_options
 from agentgym.cli.terminal import explain_zero, fail, say, show_json
 from agentgym.cli.training.options import TrainOptions
 from agentgym.engines.server_kind import SERVERS
+from agentgym.envs.catalog.resolve import command_name
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout.record.environments_file import read_environments
 from agentgym.rollout.record.line_reader import FILE_NAME, find_episodes
@@ -174,15 +175,9 @@ def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
             else []
         )
     return [
-        f"agentgym eval --env {choice.env} {_keywords(alone(choice.kwargs))}{reward}--policy {checkpoint}{own}"
+        f"agentgym eval --env {command_name(choice.env, alone(choice.kwargs))} {reward}--policy {checkpoint}{own}"
         for choice in _environments(config)
     ]
-
-
-def _keywords(keywords: Mapping[str, JSON]) -> str:
-    """Formats an environment's keywords for the command line."""
-    pairs = [shlex.quote(f"{name}={json.dumps(value, default=dict)}") for name, value in keywords.items()]
-    return f"--env-kwargs {' '.join(pairs)} " if pairs else ""
 
 
 def score_rows(name: str, score: EvalScore | None) -> list[list[str]]:

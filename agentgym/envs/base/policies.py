@@ -10,8 +10,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 import numpy as np
 
 from agentgym.envs.base.text_env import TextEnv
-from agentgym.errors import ConfigError
+from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, describe_error
 from agentgym.registry import Registry
+from agentgym.tools.calling.error_attribution import raised_at
 from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
 __all__ = [
@@ -46,7 +47,8 @@ PolicyFactory: TypeAlias = Callable[[TextEnv], Policy]
 
 
 Script: TypeAlias = Generator[tuple[str, Mapping[str, JSON]] | str | Message, str, None]
-"""Yields a reply, the tool and the arguments of a call or a text, and is sent the observation that answers it."""
+"""Yields a reply, the tool and the arguments of a call or a text, and is sent the observation that answers it, also
+where another player moved in between (`ScriptedPolicy.watch`)."""
 
 
 class ScriptedPolicy:
@@ -57,7 +59,7 @@ class ScriptedPolicy:
 
     def solve(self, observation):
         answer = yield "look_up", {"order": self.order}
-        yield "refund", {"order": self.order, "amount": int(answer.split()[-1])}
+        yield "refund", {"order": self.order, "amount": json.loads(answer)["paid"]}
     """
 
     def __init__(self, script: Callable[[str], Script]) -> None:
@@ -233,8 +235,21 @@ def policy_for(env: TextEnv, kind: str) -> Policy:
 
 
 def policy_reply(policy: Policy, observation: str) -> Message:
-    """Returns the reply of a policy to an observation; raises ConfigError if it is no message."""
-    reply: object = policy.act(observation)
+    """Returns the reply of a policy to an observation.
+
+    Raises EnvironmentFault if the policy raises, with its file, its line and the observation; ConfigError if the reply
+    is no message.
+    """
+    author = policy._write if isinstance(policy, ScriptedPolicy) else policy.act
+    try:
+        reply: object = policy.act(observation)
+    except Exception as error:  # noqa: BLE001  # the boundary: a policy is user code
+        cause = error.__cause__ if isinstance(error.__cause__, StopIteration) else error  # as a generator raises it
+        name = getattr(author, "__qualname__", type(policy).__name__)
+        what = str(cause)
+        if not isinstance(cause, AgentGymError):
+            what = f"{name} raised {describe_error(cause)}{raised_at(cause, author)}"
+        raise EnvironmentFault(f"{what}; the observation before it: {observation!r:.200}") from cause
     if isinstance(reply, Message):
         return reply
     raise ConfigError(f"{type(policy).__name__}.act returned {reply!r:.80}: a reply is a Message('assistant', ...)")

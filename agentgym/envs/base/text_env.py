@@ -69,6 +69,8 @@ class TextEnv(gymnasium.Env[str, str]):
     """The seconds that `aclose` waits for the environment's own thread before it abandons it."""
 
     _abstract: ClassVar[bool] = True
+    _hooks: ClassVar[tuple[str, str]] = ("reset", "step")
+    """The author's methods that return a first observation and a later one."""
     _turns: int = 0
     _open: bool = False
     _inside: bool = False
@@ -171,10 +173,12 @@ class TextEnv(gymnasium.Env[str, str]):
             when = "after the episode ended" if self._turns else "before reset"
             raise EpisodeOver(f"{type(self).__name__}.step was called {when}; call reset first")
         if not isinstance(action, str):
-            raise ConfigError(f"an action is a str or an Action, got {type(action).__name__}")
+            advice = "; Action.from_message(message) makes one of a Message" if isinstance(action, Message) else ""
+            raise ConfigError(f"an action is a str or an Action, got {type(action).__name__}{advice}")
         self._turns += 1
 
     def _end_turn(self, result: StepResult) -> StepResult:
+        self._check_result(result, self._hooks[1], 5)
         observation, reward, terminated, truncated, info = result
         if not hasattr(reward, "__float__"):
             raise EnvironmentFault(f"{type(self).__name__} gave the reward {reward!r:.80}, which is not a number")
@@ -214,15 +218,22 @@ class TextEnv(gymnasium.Env[str, str]):
         return is_drawn
 
     def _end_reset(self, result: tuple[str, Info]) -> tuple[str, Info]:
+        self._check_result(result, self._hooks[0], 2)
         observation, info = result
         self._record_observation(observation, info)
         self._open = True
         return observation, info
 
-    def _record_observation(self, observation: object, info: Info) -> None:
-        if not isinstance(observation, str):
-            kind = type(observation).__name__
-            raise EnvironmentFault(f"{type(self).__name__} gave an observation of type {kind}; it must be a str")
+    def _check_result(self, result: object, hook: str, size: int) -> None:
+        """Raises EnvironmentFault if `reset` or `step` returned no tuple of its size, or no text in it."""
+        name = f"{type(self).__name__}.{hook}"
+        if not isinstance(result, tuple | list) or len(result) != size:
+            raise EnvironmentFault(f"{name} returned {result!r:.80}; it must be a tuple of {size} values")
+        if not isinstance(result[0], str):
+            kind = type(result[0]).__name__
+            raise EnvironmentFault(f"{name} gave an observation of type {kind}; it must return a str")
+
+    def _record_observation(self, observation: str, info: Info) -> None:
         self._last_observation = observation
         if "messages" not in info:
             info["messages"] = (Message("user", observation),)

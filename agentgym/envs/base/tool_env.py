@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
-from agentgym.errors import EnvironmentFault
+from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.tools.calling.commands import read_calls
 from agentgym.tools.calling.definition import MARK, Tool, ToolFunction, as_tool
 from agentgym.tools.calling.runner import ToolRunner
@@ -22,6 +22,10 @@ from agentgym.types import AnyCall, Message, ToolResult, ToolSpec
 __all__ = ["ToolEnv"]
 
 TOO_MANY = "not run: at most {limit} calls are answered in one turn"
+UNPAID = "Training learns from the reward alone, so pay for a success: self.end(success=True, reward=1.0)"
+"""The advice on a success whose episode earned nothing."""
+HOOKS = {"start": ["options"], "on_message": ["text"], "parse_command": ["text"], "release": []}
+"""The methods that a class may write, with the parameters that they are called with."""
 
 
 class ToolEnv(TextEnv, abstract=True):
@@ -56,6 +60,7 @@ class ToolEnv(TextEnv, abstract=True):
     metrics: dict[str, float]
     """This episode's numbers; tools may add their own. The base counts turns, tool_calls and failed_calls."""
 
+    _hooks = ("start", "on_message")
     _marked: ClassVar[tuple[tuple[str, Tool], ...]] = ()
     _over: bool = False
     _success: bool | None = None
@@ -88,6 +93,12 @@ class ToolEnv(TextEnv, abstract=True):
                 elif name in marked and value is None:  # `name = None` takes an inherited tool away
                     del marked[name]
         cls._marked = tuple(marked.items())
+        for name in HOOKS.keys() & vars(cls).keys():
+            try:
+                inspect.signature(vars(cls)[name].__get__(cls, cls)).bind(*HOOKS[name])
+            except TypeError as error:
+                form = f"def {name}({', '.join(['self', *HOOKS[name]])})"
+                raise ConfigError(f"{cls.__name__}.{name} cannot be called: {error}; write it as {form}") from None
 
     # What a subclass writes
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -20,7 +22,7 @@ from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.loading import Wanted, load_module, load_named
 from agentgym.types import JSON
 
-__all__ = ["make_env", "resolve_env", "stem_of", "turn_limit"]
+__all__ = ["command_name", "make_env", "resolve_env", "stem_of", "turn_limit"]
 
 VERSION = re.compile(r"-v\d+$")
 ENV_CLASS = Wanted(
@@ -106,6 +108,16 @@ def stem_of(name: str) -> str:
     return name.rpartition(":")[2].rpartition("/")[2]
 
 
+def command_name(name: str, kwargs: Mapping[str, JSON]) -> str:
+    """Returns an environment and its keywords as they are written on a command line.
+
+    >>> command_name("TextGame-v0", {"level": 2})
+    'TextGame-v0 --env-kwargs level=2'
+    """
+    pairs = [f"{key}={json.dumps(value, default=dict)}" for key, value in kwargs.items()]
+    return shlex.join([name, *(["--env-kwargs", *pairs] if pairs else [])])
+
+
 def _from_registry(env_id: str) -> Callable[..., object]:
     if env_id not in registry:
         load_packages()
@@ -129,6 +141,8 @@ _FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).
 
 def _from_path(name: str) -> Callable[..., object]:
     target = load_named(name, ENV_CLASS)
+    if isinstance(target, type) and not issubclass(target, gymnasium.Env):
+        raise ConfigError(f"the class {name!r} is no environment: it derives from no TextEnv, ToolEnv or gymnasium.Env")
     if not callable(target):
         raise ConfigError(f"{name!r} is a {type(target).__name__}, not an environment class")
     factory: Callable[..., object] = target

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.scripted import ScriptedEngine
 from agentgym.envs.base.policies import policy_for, policy_reply
+from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.envs.base.wrapped_env import WrappedEnv
-from agentgym.envs.catalog.resolve import make_env
+from agentgym.envs.catalog.resolve import command_name, make_env
 from agentgym.errors import EnvironmentFault, describe_error
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.history import History
@@ -34,6 +36,7 @@ class PlayedEnv(WrappedEnv):
         super().__init__(env, env.max_turns)
         self.runs_inline = env.runs_inline
         self.inner = env
+        self.kind = kind
         self.policy = policy_for(self.inner, kind)
         self.policy_seed = 0
         self._observation = ""
@@ -79,9 +82,15 @@ class PolicyLoop(RolloutLoop):
         env.env.policy_seed = episode.seed(0)
         self._envs[episode.session] = env.env
         try:
-            return await super().play(env, episode)
+            trajectory = await super().play(env, episode)
         finally:
             del self._envs[episode.session]
+        task = episode.task
+        if "replay" not in trajectory.info or task.options:
+            return trajectory
+        command = f"agentgym eval --env {command_name(task.env_id, task.kwargs)} --policy {env.env.kind}"
+        command += f" -n {task.seed - EVAL_SEED_START + 1} --seed {episode.run_seed}"  # up to this task, by its moves
+        return replace(trajectory, info={**trajectory.info, "replay": command})
 
     def _reply_of(self, session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
         error, message = attempt(self._envs[session].next_message)

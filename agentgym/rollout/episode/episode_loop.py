@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from agentgym.chat_templates.formats.reply import reply_problem
 from agentgym.envs.base.action import Action
+from agentgym.envs.catalog.resolve import command_name
 from agentgym.errors import AgentGymError, EngineError, EnvironmentFault, RenderError
 from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.hosting.answer import EnvStep
@@ -161,4 +162,4 @@ def replay_info(episode: Episode) -> dict[str, JSON]:
     task = episode.task
     if task.options:  # a command line cannot contain them
         return {"replay": f"{task.env_id}: reset(seed={task.seed}, options=...) with the options of the task"}
-    return {"replay": f"agentgym play {task.env_id} --seed {task.seed}"}
+    return {"replay": f"agentgym play {command_name(task.env_id, task.kwargs)} --seed {task.seed}"}

@@ -58,12 +58,14 @@ def unwrap_outcome(outcome: CallOutcome[T]) -> T:
 
 
 def unwrap_user_outcome(outcome: CallOutcome[T], what: str, seed: int | None = None) -> T:
-    """Returns the value of an outcome, or raises its error: ours as is, a user's as an EnvironmentFault on `what`."""
+    """Returns the value of an outcome, or raises its error: the environment's as an EnvironmentFault on `what`."""
     error, value = outcome
-    if isinstance(error, AgentGymError):
+    if isinstance(error, AgentGymError) and not isinstance(error, EnvironmentFault):
         raise error
     if error is not None:
-        raise EnvironmentFault(f"{what}: {describe_error(error)}", seed=seed) from error
+        cause = error.__cause__ if isinstance(error, EnvironmentFault) else error
+        tool = getattr(error, "tool", "")
+        raise EnvironmentFault(f"{what}: {describe_error(error)}", seed=seed, tool=tool) from cause
     return value  # type: ignore[return-value]  # no error: it is the value
 
 

@@ -8,7 +8,7 @@ import traceback
 from agentgym.errors import EnvironmentFault
 from agentgym.rollout.hosting.hosted_env import DistantTraceback
 
-__all__ = ["fault_traceback", "user_traceback"]
+__all__ = ["fault_traceback", "is_scaffolding", "user_traceback"]
 
 
 def fault_traceback(error: BaseException) -> str | None:
@@ -24,12 +24,12 @@ def user_traceback(error: BaseException) -> str:
     if isinstance(error, DistantTraceback):
         return str(error)
     frames = error.__traceback__
-    while frames is not None and frames.tb_next and _is_scaffolding(frames.tb_frame.f_code.co_filename):
+    while frames is not None and frames.tb_next and is_scaffolding(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
 
 
-def _is_scaffolding(path: str) -> bool:
+def is_scaffolding(path: str) -> bool:
     """Returns whether a frame of this file only leads to the environment's own code."""
     inner = path.replace("\\", "/").rpartition("/agentgym/")[2]
     ours = (
@@ -39,12 +39,15 @@ def _is_scaffolding(path: str) -> bool:
         "trainers/",
         "data/",
         "cli/",
+        "envs/base/policies.py",
         "envs/base/text_env.py",
+        "envs/base/tool_env.py",
         "envs/base/wrapped_env.py",
         "envs/catalog/resolve.py",
         "tools/calling/",
         "loading.py",
         "settings.py",
+        "testing/",
         "registry.py",
     )
     return inner.startswith(ours) or path.startswith("<frozen importlib") or path == importlib.__file__

@@ -20,6 +20,7 @@ from agentgym.envs.base.text_env import EpisodeOver, StepResult, TextEnv
 from agentgym.envs.base.wrapped_env import WrappedEnv
 from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import UnknownName, nearest
+from agentgym.rollout.hosting.tracebacks import is_scaffolding
 from agentgym.testing.contracts.env_claims import CLAIMS
 from agentgym.testing.contracts.env_isolation import ISOLATION
 from agentgym.testing.contracts.env_output import captured_output
@@ -42,6 +43,7 @@ from agentgym.types import JSON, AnyCall, MalformedCall, Message, ToolCall
 __all__ = ["CHECKS", "Finding", "Verdict", "check_env", "examine_env"]
 
 SEEDS = range(8)
+RELEASE = "release in `release(self)` what `start` opened; it is called once for each `start`"
 RESERVED = frozenset(dir(TextEnv))
 Make = Callable[..., TextEnv]
 
@@ -142,9 +144,11 @@ def _gymnasium(make: EnvUnderTest) -> Iterator[Complaint]:
     with warnings.catch_warnings(record=True) as caught, contextlib.closing(env):
         warnings.simplefilter("always")
         gymnasium_check_env(env, skip_render_check=True)
-    for warning in caught:
+    resources = [warning for warning in caught if issubclass(warning.category, ResourceWarning)]
+    for warning in [*resources[:1], *(warning for warning in caught if warning not in resources)]:
+        advice = f". {len(resources)} were left open: {RELEASE}" if warning in resources else ""
         if "different from the unwrapped version" not in str(warning.message):  # what the wrappers do counts
-            yield "warning", f"Gymnasium's check_env: {warning.message}"
+            yield "warning", f"Gymnasium's check_env: {warning.message}{advice}"
 
 
 def _reproducible(make: EnvUnderTest) -> Iterator[Complaint]:
@@ -204,13 +208,10 @@ def _leaked_methods(make: EnvUnderTest) -> Iterator[Complaint]:
         if name in RESERVED or name.startswith("_") or (callable(method) and not hasattr(method, MARK)):
             yield (
                 "error",
-                f"the method {name!r} is in the tool menu but is not marked with @tool: the model can call it",
+                f"the method {name!r} is among the tools but is not marked with @tool: the model can call it",
             )
     if len(set(names)) != len(names):
         yield "error", f"two tools bear one name: {', '.join(names)}"
-    for spec in env.tool_specs:
-        if not spec.description:
-            yield "warning", f"the tool {spec.name!r} has no description; write a docstring"
     env.close()
 
 
@@ -363,6 +364,6 @@ async def _async_transcript(env: TextEnv, seed: int) -> list[str]:
 
 
 def _last_lines(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_scaffolding(frame.filename)]
     line = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
     return f"{type(error).__name__}: {str(error)[:500]}{line}"

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentgym.envs.base.card import EnvCard, version_of
+from agentgym.envs.base.card import version_of
 from agentgym.envs.base.policies import POLICIES, PolicyFactory, RandomPolicy, policy_for
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.base.text_env import StepResult, TextEnv
+from agentgym.envs.base.tool_env import UNPAID
 from agentgym.testing.contracts.env_canaries import CANARIES
 from agentgym.testing.contracts.env_subject import Check, Complaint, EnvUnderTest, EpisodeResult, play_episode, texts
 
@@ -58,18 +59,22 @@ def _complete(make: EnvUnderTest) -> Iterator[Complaint]:
 
 
 def _oracle(make: EnvUnderTest) -> Iterator[Complaint]:
-    subjects = _claiming(make, "oracle")
+    subjects = _claiming(make, "make_oracle", "oracle")
     if not subjects:
         yield "not claimed", "it has no oracle (a method make_oracle)"
     for subject in subjects:
         for seed, episode in _episodes(subject, _known_policy("oracle"), SEEDS):
+            complaint = next((text for error in episode.raised if (text := error.complaint({}))), "")
+            if complaint:
+                yield "error", f"a call of the oracle: {complaint}"
+                return
             if min(episode.score, episode.reward) < 1.0 - ROUNDING:
                 yield "error", f"the oracle does not score 1: {_describe_episode(subject, seed, episode)}"
                 return
 
 
 def _cheat(make: EnvUnderTest) -> Iterator[Complaint]:
-    subjects = _claiming(make, "cheat")
+    subjects = _claiming(make, "make_cheat", "cheat")
     if not subjects:
         yield "not claimed", "it has no cheat (a method make_cheat)"
     for subject in subjects:
@@ -79,12 +84,12 @@ def _cheat(make: EnvUnderTest) -> Iterator[Complaint]:
                 return
 
 
-def _claiming(make: EnvUnderTest, kind: str) -> list[EnvUnderTest]:
-    """Returns the environment in every difficulty, if it has an oracle or a cheat, by a method or by its card."""
+def _claiming(make: EnvUnderTest, method: str, field: str = "") -> list[EnvUnderTest]:
+    """Returns the environment in every difficulty, if it has a method, or a card that fills a field; [] if not."""
     card = make.card()
     env = make()
     env.close()
-    if not hasattr(env, f"make_{kind}") and not (card is not None and getattr(card, kind)):
+    if not callable(getattr(env, method, None)) and not getattr(card, field, ""):
         return []
     return [make] if card is None else list(make.difficulties(card))
 
@@ -131,7 +136,7 @@ def _baseline(make: EnvUnderTest) -> Iterator[Complaint]:
 def _reward_range(make: EnvUnderTest) -> Iterator[Complaint]:
     card = make.card()
     low, high = (-math.inf, math.inf) if card is None else card.reward_range
-    for name, policy in _players(make, card).items():
+    for name, policy in _players(make).items():
         for seed, episode in _episodes(make, policy, SEEDS[:4] if card is None else SEEDS):
             if not math.isfinite(episode.reward):
                 yield "error", f"a reward is not a finite number: {name}, seed {seed}"
@@ -144,15 +149,11 @@ def _reward_range(make: EnvUnderTest) -> Iterator[Complaint]:
 
 
 def _leaks(make: EnvUnderTest) -> Iterator[Complaint]:
-    env = make()
-    claimed = callable(getattr(env, "secrets", None))
-    env.close()
-    if not claimed:
-        yield "not claimed", "it has no method secrets() that gives what nothing may show before it is earned"
-        return
-    card = make.card()
-    for subject in [make] if card is None else make.difficulties(card):
-        for name, policy in _players(subject, card).items():
+    subjects = _claiming(make, "secrets")
+    if not subjects:
+        yield "not claimed", "it has no method secrets(), whose texts nothing may show before the episode ends"
+    for subject in subjects:
+        for name, policy in _players(subject).items():
             env = subject()
             watch = _SecretWatch(env)
             for seed in SEEDS[:4]:
@@ -181,7 +182,7 @@ class _SecretWatch:
         for part, text in (("system prompt", prompt), ("observation", observation), *_infos(info)):
             for secret in self._env.secrets():
                 if _holds(text, secret) and not _holds(self._replies, secret):
-                    self.found = f"the answer {secret[:40]!r} is in the {part} before it is earned"
+                    self.found = f"the secret {secret[:40]!r} is in the {part} before the episode ends"
                     return
 
 
@@ -212,9 +213,9 @@ def _spaces(make: EnvUnderTest) -> Iterator[Complaint]:
         yield "error", complaints[0]
 
 
-def _players(make: EnvUnderTest, card: EnvCard | None) -> dict[str, PolicyFactory]:
-    """Returns all players: the canaries, random, and the card's oracle and cheat."""
-    claimed = [kind for kind in ("oracle", "cheat") if card is not None and getattr(card, kind)]
+def _players(make: EnvUnderTest) -> dict[str, PolicyFactory]:
+    """Returns all players: the canaries, random, and the oracle and the cheat if the environment has them."""
+    claimed = [kind for kind in ("oracle", "cheat") if _claiming(make, f"make_{kind}", kind)]
     return {name: _canary(name) for name in CANARIES} | {kind: _known_policy(kind) for kind in ("random", *claimed)}
 
 
@@ -237,7 +238,8 @@ def _episodes(make: EnvUnderTest, policy: PolicyFactory, seeds: Sequence[int]) -
 
 def _describe_episode(make: EnvUnderTest, seed: int, episode: EpisodeResult) -> str:
     verdict = "no verdict" if episode.success is None else f"success {episode.success:g}"
-    return f"reward {episode.reward:g}, {verdict} at seed {seed}{_where(make)}"
+    text = f"reward {episode.reward:g}, {verdict} at seed {seed}{_where(make)}; {episode.last_turn}"
+    return f"{text}. {UNPAID}" if episode.success and not episode.reward else text
 
 
 def _where(make: EnvUnderTest) -> str:

@@ -11,9 +11,10 @@ import gymnasium
 
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import EnvCard, card_of
-from agentgym.envs.base.policies import Policy, RandomPolicy
+from agentgym.envs.base.policies import Policy, RandomPolicy, policy_reply
 from agentgym.envs.base.text_env import StepResult, TextEnv
 from agentgym.envs.base.wrapped_env import as_text_env
+from agentgym.testing.contracts.tool_watch import RaisedError, watched_tools
 from agentgym.types import JSON
 
 __all__ = [
@@ -88,6 +89,10 @@ class EpisodeResult:
     success: float | None
     """The verdict that the environment gave at its end; None if it gave none."""
     ended: bool
+    last_turn: str
+    """The last reply and its answer."""
+    raised: Sequence[RaisedError]
+    """What tools raised, also if the model would read it as its own mistake."""
 
     @property
     def score(self) -> float:
@@ -104,15 +109,19 @@ def play_episode(
         watch("", (observation, 0.0, False, False, info))
     policy.reset(env, observation, seed + POLICY_SEED)
     reward, ended, steps = 0.0, False, 0
-    while not ended and steps < (env.max_turns or UNLIMITED_STEPS):
-        action = Action.from_message(policy.act(observation))
-        result = env.step(action)
-        observation, paid, terminated, truncated, info = result
-        reward, ended, steps = reward + paid, terminated or truncated, steps + 1
-        if watch is not None:
-            watch(str(action), result)
+    with watched_tools(env) as raised:
+        while not ended and steps < (env.max_turns or UNLIMITED_STEPS):
+            action = Action.from_message(policy_reply(policy, observation))
+            result = env.step(action)
+            observation, paid, terminated, truncated, info = result
+            reward, ended, steps = reward + paid, terminated or truncated, steps + 1
+            if watch is not None:
+                watch(str(action), result)
     success = info.get("metrics", {}).get("success")
-    return EpisodeResult(reward, None if success is None else float(success), ended)
+    last_turn = (
+        f"the last reply {' '.join(action.split()):.200} was answered {observation!r:.200}" if steps else "no reply"
+    )
+    return EpisodeResult(reward, None if success is None else float(success), ended, last_turn, raised)
 
 
 def transcript(

@@ -11,7 +11,7 @@ import jsonschema
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.policies import RandomPolicy
 from agentgym.testing.contracts.env_subject import Check, Complaint, EnvUnderTest
-from agentgym.testing.contracts.tool_watch import is_deliberate, is_over_an_argument, watch_tools
+from agentgym.testing.contracts.tool_watch import watched_tools
 from agentgym.types import Message, ToolCall, ToolResult, ToolSpec
 
 __all__ = ["TOOL_CHECKS"]
@@ -27,6 +27,8 @@ def _valid_schemas(make: EnvUnderTest) -> Iterator[Complaint]:
     if not specs:
         yield "not claimed", "it has no tools"
     for spec in specs:
+        if not spec.description:
+            yield "warning", f"the tool {spec.name!r} has no description; write a docstring"
         try:
             jsonschema.Draft202012Validator.check_schema(dict(spec.parameters))
         except jsonschema.SchemaError as error:
@@ -128,19 +130,15 @@ def _call_outcome(make: EnvUnderTest, spec: ToolSpec, seed: int) -> tuple[str | 
         call = _valid_call(policy, spec, observation)
         if call is None:
             return None
-        raised = watch_tools(env)
-        line = f"{spec.name}({dict(call.arguments)})"
         try:
-            env.step(_calling(call))
+            with watched_tools(env) as raised:
+                env.step(_calling(call))
         except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
-            return str(error), f"{line}: {error}"
-        if not raised or is_deliberate(raised[-1][0]):
+            return str(error), f"{spec.name}({dict(call.arguments)}): {error}"
+        if not raised:
             return None, ""
-        failure, location = raised[-1]
-        text = f"{type(failure).__name__}{location}: {failure}"
-        if is_over_an_argument(failure, call.arguments):
-            return text, ""
-        return (text, f"{line} raised {text}; no argument explains that, and the model would be blamed for it")
+        complaint = raised[-1].complaint(call.arguments)
+        return (None if raised[-1].is_deliberate and not complaint else str(raised[-1])), complaint
     finally:
         env.close()
 

@@ -2,56 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import traceback
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
+from agentgym.errors import ToolFailure
 from agentgym.tools.calling.definition import Tool, ToolFunction
 from agentgym.tools.calling.error_attribution import raised_at
 from agentgym.types import JSON
 
-__all__ = ["is_deliberate", "is_over_an_argument", "watch_tools"]
-
-Raised = list[tuple[Exception, str]]
+__all__ = ["RaisedError", "watched_tools"]
 
 
-def watch_tools(env: TextEnv) -> Raised:
-    """Returns a list that fills with each exception that a tool of `env` raises from now on, and its file and line."""
-    raised: Raised = []
-    inner = env.unwrapped
-    if isinstance(inner, ToolEnv):
-        tools = inner._runner.tools
-        for name, tool in tools.items():
-            tools[name] = replace(tool, fn=_watch_tool(tool, raised), pure=False)
-    return raised
+@dataclass(frozen=True)
+class RaisedError:
+    """An exception of a tool: its call, its file and line, and whether the episode was won before."""
+
+    error: Exception
+    call: str
+    location: str
+    is_won: bool
+
+    def __str__(self) -> str:
+        return f"{type(self.error).__name__}{self.location}: {self.error}"
+
+    @property
+    def is_deliberate(self) -> bool:
+        """True if a `raise` statement raised it."""
+        frames = traceback.extract_tb(self.error.__traceback__)
+        line = linecache.getline(frames[-1].filename, frames[-1].lineno or 0) if frames else ""
+        return line.strip().startswith("raise")
+
+    def complaint(self, arguments: Mapping[str, JSON]) -> str:
+        """Returns what is wrong with it; "" if it is deliberate, or if other arguments might not have raised it.
+
+        A KeyError is over an argument if its key is one, or holds one; any other error if there are arguments.
+        """
+        if isinstance(self.error, ToolFailure):
+            return ""
+        if self.is_won:
+            return f"{self.call} raised {self} after self.end(success=True): the model reads that the call failed"
+        values = [str(value) for value in arguments.values()]
+        if isinstance(self.error, KeyError) and self.error.args:
+            values = [value for value in values if value and value in str(self.error.args[0])]
+        if self.is_deliberate or values:
+            return ""
+        return f"{self.call} raised {self}; no argument explains that, and the model would be blamed for it"
 
 
-def is_deliberate(error: Exception) -> bool:
-    """Returns True if `error` was raised by a `raise` statement."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and linecache.getline(frames[-1].filename, frames[-1].lineno or 0).strip().startswith("raise")
+@contextlib.contextmanager
+def watched_tools(env: TextEnv) -> Iterator[list[RaisedError]]:
+    """Yields a list that fills with each exception that a tool of `env`, which was reset, raises in the context."""
+    inner, raised = env.unwrapped, list[RaisedError]()
+    tools = inner._runner.tools if isinstance(inner, ToolEnv) else {}
+    originals = dict(tools)
+    for name, tool in originals.items():
+        tools[name] = replace(tool, fn=_watch_tool(inner, tool, raised), pure=False)
+    try:
+        yield raised
+    finally:
+        tools.update(originals)
 
 
-def is_over_an_argument(error: Exception, arguments: Mapping[str, JSON]) -> bool:
-    """Returns True if other arguments might not have raised `error`.
-
-    A KeyError is over an argument if its key is one, or holds one; any other error if there are arguments.
-    """
-    if isinstance(error, KeyError) and error.args:
-        return any(str(value) and str(value) in str(error.args[0]) for value in arguments.values())
-    return bool(arguments)
-
-
-def _watch_tool(tool: Tool, raised: Raised) -> ToolFunction:
+def _watch_tool(env: Any, tool: Tool, raised: list[RaisedError]) -> ToolFunction:
     fn = tool.fn
 
-    def note(error: Exception) -> None:
-        raised.append((error, raised_at(error, fn)))
+    def note(error: Exception, keywords: Mapping[str, Any]) -> None:
+        is_won = bool(env._over and env._success)
+        raised.append(RaisedError(error, f"{tool.name}({dict(keywords)})", raised_at(error, fn), is_won))
 
     if tool.is_async:
 
@@ -60,7 +84,7 @@ def _watch_tool(tool: Tool, raised: Raised) -> ToolFunction:
             try:
                 return await fn(*args, **keywords)  # type: ignore[misc]
             except Exception as error:
-                note(error)
+                note(error, keywords)
                 raise
 
         return run_async
@@ -70,7 +94,7 @@ def _watch_tool(tool: Tool, raised: Raised) -> ToolFunction:
         try:
             return fn(*args, **keywords)
         except Exception as error:
-            note(error)
+            note(error, keywords)
             raise
 
     return run

@@ -54,6 +54,8 @@ OF_THE_PATH = frozenset(
     }
 )
 """The system errors that a path can cause."""
+OF_THE_CONNECTION = ("created in a thread", "on a closed")
+"""The words of those ProgrammingErrors of sqlite3 that no statement causes; they have no code."""
 
 
 def is_models_mistake(error: BaseException, arguments: Mapping[str, JSON]) -> bool:
@@ -112,7 +114,8 @@ def _is_about_the_statement(error: BaseException) -> bool:
     state = getattr(error, "sqlstate", None)
     if isinstance(state, str):
         return state[:2] in SQLSTATES
-    return any(cls.__name__ in OF_THE_STATEMENT for cls in type(error).__mro__)
+    is_about_the_connection = any(words in str(error) for words in OF_THE_CONNECTION)
+    return not is_about_the_connection and any(cls.__name__ in OF_THE_STATEMENT for cls in type(error).__mro__)
 
 
 def _names_an_argument(error: OSError, arguments: Mapping[str, JSON]) -> bool:

@@ -77,8 +77,8 @@ def try_player(config: SftConfig, renderer: TemplateRenderer, window: int, first
     if config.policy == "oracle" and not any(row.success for row in alone):
         raise ConfigError(
             f"{name} succeeds in none of {len(alone)} tasks, so there is nothing to imitate; watch it with `agentgym"
-            f" eval --env {config.env} --policy oracle`: an episode succeeds by self.end(success=True), or by"
-            ' info["metrics"]["success"] of its last step'
+            f" eval --env {config.env} --policy oracle`: an episode succeeds by self.end(success=True, reward=1.0), or"
+            ' by info["metrics"]["success"] of its last step'
         )
     if not any(any(row.mask[: window + 1]) for row in learned):
         raise ConfigError(f"the first prompt of {config.env} fills the model's window of {window} tokens: shorten it")

@@ -14,6 +14,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
 from agentgym.envs import Action, TextEnv, ToolEnv
+from agentgym.envs.base.tool_env import HOOKS
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.rollout.hosting.answer import read_step
 from agentgym.tools import Tool, as_tool, register_tool, tool
@@ -450,3 +451,63 @@ def test_a_step_whose_reward_is_no_number_is_a_fault(reward: Any) -> None:
     env.reset(seed=0)
     with pytest.raises(EnvironmentFault, match=r"Paid gave the reward .*, which is not a number"):
         env.step("go")
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_method_with_other_parameters_is_refused_when_its_class_is_defined(name: str) -> None:
+    def other(self: object, first: object, second: object) -> str:
+        return ""
+
+    with pytest.raises(ConfigError, match=rf"Odd\.{name} cannot be called: .*; write it as def {name}\(self"):
+        type("Odd", (ToolEnv,), {name: other})
+    with pytest.raises(ConfigError, match=r"write it as def start\(self, options\)"):
+        type("Odd", (ToolEnv,), {"start": lambda self: ""})
+    type("Fit", (ToolEnv,), {"start": staticmethod(lambda options: "")})
+    type("Fit", (ToolEnv,), {"start": lambda self, options, extra=None: ""})
+
+
+class Forgetful(ToolEnv):
+    """Forgets to return."""
+
+    silent: str | None = None
+
+    def start(self, options: dict[str, Any]) -> str:
+        return "Begin."
+
+    def on_message(self, text: str) -> str:
+        return self.silent  # type: ignore[return-value]
+
+
+class ForgetfulStart(Forgetful):
+    def start(self, options: dict[str, Any]) -> str:
+        return self.silent  # type: ignore[return-value]
+
+
+class ForgetfulText(TextEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return None if options else ("Begin.", {})
+
+    def step(self, action: str) -> Any:
+        return None
+
+
+def test_a_method_that_returns_nothing_is_named() -> None:
+    with pytest.raises(EnvironmentFault, match=r"ForgetfulStart\.start gave an observation of type NoneType"):
+        ForgetfulStart().reset(seed=0)
+    text_env = ForgetfulText()
+    for env, what in (
+        (Forgetful(), r"Forgetful\.on_message gave an"),
+        (text_env, r"ForgetfulText\.step returned None"),
+    ):
+        env.reset(seed=0)
+        with pytest.raises(EnvironmentFault, match=what):
+            env.step("hm")
+    with pytest.raises(EnvironmentFault, match=r"ForgetfulText\.reset returned None; it must be a tuple of 2 values"):
+        text_env.reset(seed=0, options={"a": 1})
+
+
+def test_a_message_in_place_of_an_action_is_refused_with_the_way_to_make_one() -> None:
+    env = Counter()
+    env.reset(seed=0)
+    with pytest.raises(ConfigError, match=r"got Message; Action\.from_message\(message\) makes one"):
+        env.step(Message("assistant", "hm"))  # type: ignore[arg-type]

@@ -54,7 +54,10 @@ def test_wrong_keywords_and_wrong_kinds_are_taught_errors() -> None:
     with pytest.raises(ConfigError, match=r"does not take the keyword 'size'"):
         make_env("GuessNumber-v0", {"size": 3})
     with pytest.raises(ConfigError, match=r"makes a int, which is no TextEnv and no gymnasium\.Env"):
-        make_env("builtins:int")
+        make_env("os:getpid")
+    for name in ("builtins:int", "agentgym.envs.base.card:EnvCard"):
+        with pytest.raises(ConfigError, match=f"the class '{name}' is no environment"):
+            make_env(name)
     with pytest.raises(ConfigError, match=r"Pendulum-v1 cannot be played: its actions are Box"):
         make_env("Pendulum-v1")
     with pytest.raises(ConfigError, match="not an environment class"):

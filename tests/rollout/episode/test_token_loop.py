@@ -273,7 +273,7 @@ class Broken(Count):
         ("messages", 'info["messages"] is a tuple of Message'),
         ("metrics", "info[\"metrics\"]['success'] is a finite number, at most 1e+100; got 'yes'"),
         ("reward", "the reward is a finite number, at most 1e+100; got nan"),
-        ("shape", "ValueError: not enough values to unpack"),
+        ("shape", "Broken.step returned ('too short', 1.0); it must be a tuple of 5 values"),
     ],
 )
 @pytest.mark.parametrize("runs_inline", [True, False])

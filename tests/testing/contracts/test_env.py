@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentgym.envs import TextEnv, ToolEnv
+from agentgym.envs import EnvCard, TextEnv, ToolEnv
+from agentgym.envs.base.tool_env import HOOKS
 from agentgym.testing import check_env, examine_env
-from agentgym.testing.contracts.env import CHECKS
+from agentgym.testing.contracts.env import CHECKS, RELEASE
 from agentgym.tools import tool
 from agentgym.types import Message
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "number_lock.py"
+PAGE = Path(__file__).parents[3] / "docs" / "write_your_own.md"
 
 
 class Sound(ToolEnv):
@@ -62,6 +67,18 @@ class OtherEachTime(Sound):
 class DropsObservation(Sound):
     def _opening_result(self, observation: str) -> tuple[str, dict[str, Any]]:
         return observation, {"messages": (Message("user", "something else"),)}
+
+
+class Undescribed(Sound):
+    @tool
+    def guess(self, value: int) -> str:
+        return f"You said {value}."
+
+
+class LeavesFoldersOpen(Sound):
+    def start(self, options: dict[str, Any]) -> str:
+        warnings.warn("Implicitly cleaning up a folder", ResourceWarning, stacklevel=1)  # as a TemporaryDirectory does
+        return super().start(options)
 
 
 class LeaksMethods(Sound):
@@ -130,6 +147,7 @@ class PlainWithTools(Plain):
         (OtherEachTime, "reproducible"),
         (DropsObservation, "dropped observation"),
         (LeaksMethods, "leaked methods"),
+        (Undescribed, "tool schemas"),
         (Unserialisable, "unserialisable info"),
         (NoLimit, "no turn limit"),
         (Pictures, "images"),
@@ -148,6 +166,23 @@ def test_each_fault_is_found(env: type[TextEnv], check: str) -> None:
 
 def test_an_environment_without_tools_may_be_sound() -> None:
     assert check_env(Plain) == []
+
+
+def test_folders_that_a_start_left_open_are_one_finding_with_advice() -> None:
+    (verdict,) = examine_env(LeavesFoldersOpen, only=["Gymnasium"])
+    (finding,) = verdict.findings
+    assert "Implicitly cleaning up" in finding.message and RELEASE in finding.message
+
+
+def test_the_page_has_each_check_and_each_field_and_its_example_is_sound(tmp_path: Path) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    names = [*CHECKS, *HOOKS, *(field.name for field in dataclasses.fields(EnvCard))]
+    assert [name for name in names if f"`{name}`" not in page and f"`{name}(" not in page] == []
+    example = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
+    (tmp_path / "orders.py").write_text(example, encoding="utf-8")
+    verdicts = examine_env(f"{tmp_path / 'orders.py'}:Orders", only=["card", "oracle", "canaries", "raising tools"])
+    assert [(verdict.check, verdict.findings) for verdict in verdicts if verdict.findings] == []
+    assert {verdict.check for verdict in verdicts if verdict.verdict == "passed"} >= {"oracle", "canaries"}
 
 
 @pytest.mark.long

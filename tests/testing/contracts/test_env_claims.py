@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from agentgym.envs import Difficulty, EnvCard, Text, TextEnv, ToolEnv
+from agentgym.envs import Difficulty, EnvCard, Script, ScriptedPolicy, Text, TextEnv, ToolEnv
 from agentgym.envs.base.cheater import Trickster, tool_call_reply
+from agentgym.envs.base.tool_env import UNPAID
 from agentgym.testing import Verdict, check_env, examine_env
 from agentgym.tools import tool
 from agentgym.types import Message, ToolResult, ToolSpec
@@ -387,6 +388,15 @@ class BadOracle(Fair):
         return self.make_cheat()
 
 
+class BrokenCall(Fair):
+    def make_oracle(self) -> Any:
+        return ScriptedPolicy(self.solve)
+
+    def solve(self, observation: str) -> Script:
+        while True:
+            yield "say", {"number": 7}
+
+
 class BadOracleLater(Fair):
     def make_oracle(self) -> Any:
         return self.make_cheat() if self.level == 2 else Knowing()
@@ -398,6 +408,33 @@ class UnpaidOracle(Fair):
         """Says a code."""
         if code == self.code:
             self.end(success=True, reward=0.5)
+        return "Well."
+
+
+class UnpaidSuccess(Fair):
+    @tool
+    def say(self, code: str) -> str:
+        """Says a code."""
+        self.end(success=code == self.code)
+        return "Well."
+
+
+class RaisesWhenWon(Fair):
+    @tool
+    def say(self, code: str) -> str:
+        """Says a code."""
+        if code == self.code:
+            self.end(success=True, reward=1.0)
+            raise KeyError("nope")
+        return "Well."
+
+
+class RaisesByAccident(Fair):
+    @tool
+    def say(self, code: str) -> str:
+        """Says a code."""
+        if code == self.code:
+            return code[len(code)]
         return "Well."
 
 
@@ -466,7 +503,11 @@ class PaysNothingNumber(Fair):
         (UntoldCheat, "card", "there is a cheat (make_cheat), and the card does not say"),
         (BadOracle, "oracle", "does not score 1: reward 0, success 0 at seed 0"),
         (BadOracleLater, "oracle", "with level=2"),
+        (BrokenCall, "oracle", """{"number": 7}} </tool_call> was answered "invalid arguments for say: missing"""),
         (UnpaidOracle, "oracle", "reward 0.5, success 1"),
+        (UnpaidSuccess, "oracle", UNPAID),
+        (RaisesWhenWon, "oracle", "'nope' after self.end(success=True)"),
+        (RaisesByAccident, "oracle", "string index out of range; no argument explains that"),
         (GoodCheat, "cheat", "scores above 0: reward 1"),
         (PaysSilence, "canaries", "'empty'"),
         (PaysEcho, "canaries", "'echo'"),
@@ -524,7 +565,68 @@ class LeaksInMetrics(Fair):
 def test_a_leak_of_the_answer_is_found(env: type[TextEnv], place: str) -> None:
     verdict = verdict_of(env, "answer leak")
     assert verdict.verdict == "failed"
-    assert f"is in the {place} before it is earned" in verdict.findings[0].message
+    assert f"is in the {place} before the episode ends" in verdict.findings[0].message
+
+
+class ShowsOnRequest(Fair):
+    """Its answer is found by a call that only an oracle makes."""
+
+    card = None
+
+    @tool
+    def look(self, room: int) -> str:
+        """Looks into a room."""
+        return self.code if room == self.room else "Nothing."
+
+    def start(self, options: dict[str, Any]) -> str:
+        super().start(options)
+        self.room = int(self.np_random.integers(10**6))
+        return f"The code is in room {self.room}."
+
+    def make_oracle(self) -> Any:
+        return ScriptedPolicy(self.solve)
+
+    def solve(self, observation: str) -> Script:
+        code = yield "look", {"room": self.room}
+        yield "say", {"code": code}
+
+
+class LeavesOutWhatIsShown(ShowsOnRequest):
+    is_shown = False
+
+    @tool
+    def look(self, room: int) -> str:
+        """Looks into a room."""
+        self.is_shown = room == self.room
+        return super().look(room)
+
+    def secrets(self) -> tuple[str, ...]:
+        return () if self.is_shown else super().secrets()
+
+
+def test_an_oracle_without_a_card_finds_what_a_tool_shows() -> None:
+    verdict = verdict_of(ShowsOnRequest, "answer leak")
+    assert verdict.verdict == "failed" and "(oracle, seed 0)" in verdict.findings[0].message
+    assert verdict_of(LeavesOutWhatIsShown, "answer leak").verdict == "passed"
+
+
+class BrokenOracle(Fair):
+    """Its oracle names an argument that does not exist."""
+
+    def make_oracle(self) -> Any:
+        return ScriptedPolicy(self.solve)
+
+    def solve(self, observation: str) -> Script:
+        answer = yield "say", {"number": self.code}
+        yield "say", {"code": next(word for word in answer.split() if word == self.code)}
+
+
+def test_an_oracle_that_raises_is_shown_with_its_line_and_what_it_was_answered() -> None:
+    (finding,) = verdict_of(BrokenOracle, "oracle").findings
+    line = BrokenOracle.solve.__code__.co_firstlineno + 2
+    assert f"BrokenOracle.solve raised StopIteration ({__file__}, line {line})" in finding.message
+    assert "the observation before it: \"invalid arguments for say: missing argument 'code'" in finding.message
+    assert "policies.py" not in finding.message
 
 
 class TellsAtTheEnd(Fair):

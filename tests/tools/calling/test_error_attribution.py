@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,16 @@ def test_a_statement_that_sqlite_refuses_is_the_models_and_a_locked_file_is_not(
     assert not is_models_mistake(locked, {})
     missing = raised(sqlite3.connect, tmp_path / "nowhere" / "shop.db")
     assert not is_models_mistake(missing, {})
+
+
+def test_a_connection_of_another_thread_or_a_closed_one_is_the_environments() -> None:
+    connection = sqlite3.connect(":memory:")
+    assert is_models_mistake(raised(connection.execute, "SELECT ?"), {}), "a value is missing"
+    with ThreadPoolExecutor(1) as other_thread:
+        misplaced = other_thread.submit(raised, connection.execute, "SELECT 1").result()
+    assert isinstance(misplaced, sqlite3.ProgrammingError) and not is_models_mistake(misplaced, {})
+    connection.close()
+    assert not is_models_mistake(raised(connection.execute, "SELECT 1"), {})
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ ODD = {
         self.num_acts += 1
         return Message("assistant", "", tool_calls=(ToolCall("a", "enter", {"code": self.env.number}),))
 """,
-        "this was not my move .only after a mistake; --mistakes 0 plays none",
+        "this was not my move .*only after a mistake; --mistakes 0 plays none",
     ),
 }
 """The ways in which an oracle may fail: its code, and what is said of it."""
