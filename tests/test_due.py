@@ -75,7 +75,7 @@ def repository(passed_repository: Path, tmp_path: Path) -> Path:
         ("agentgym/engines/local/engine.py", "engines training ray other"),
         ("agentgym/trainers/parallel/ranks.py", "training ray other"),
         ("agentgym/viewer/report.js", "browser other"),
-        ("benchmarks/stand_ins.py", "training templates other"),
+        ("benchmarks/stand_ins.py", "training ray templates other"),
         ("docs/train.md", ""),
         (".ci/size.toml", ""),
         (".ci/smoke", " ".join(LANES)),
