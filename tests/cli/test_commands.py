@@ -415,7 +415,10 @@ def test_no_command_loads_what_it_does_not_need(tmp_path: Path, tokenizer_folder
     assert done.returncode == 0, done.stderr
 
 
-def test_repeats_show_pass_at_k_and_failed_episodes_are_left_out(agentgym: Command) -> None:
+def test_repeats_show_pass_at_k_and_failed_episodes_are_left_out(
+    agentgym: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     done = agentgym("eval", "TextGame-v0", "--policy", "random", "-n", 6, "-r", 5, "--output", "out", "--json")
     assert done.code == 0, done.err
     (scores,) = done.json["at_k"]

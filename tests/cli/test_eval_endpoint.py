@@ -49,7 +49,10 @@ def guesser(chat_endpoint: Start) -> Any:
     return chat_endpoint(lambda body, number: chat_endpoint.make_reply(calls=[call], usage=(100, 40, 8)))
 
 
-def test_an_endpoint_is_evaluated_with_its_cost_and_latency_in_the_report(agentgym: Command, guesser: Any) -> None:
+def test_an_endpoint_is_evaluated_with_its_cost_and_latency_in_the_report(
+    agentgym: Command, guesser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     prices = ("--endpoint.price-prompt", 3, "--endpoint.price-cached", 0.3, "--endpoint.price-completion", 15)
     done = agentgym(*EVAL, "--policy", guesser.url, "-n", 3, *prices, "--output", "run", "--json")
     assert done.code == 0, done.err
