@@ -23,6 +23,8 @@ MAX_MERGE_LOST = 0.5
 """The share of what adapters learned that rounded weights may lack."""
 MIN_BEFORE = 3
 """The fewest steps that a gradient norm is compared with."""
+SMALL_NORM = 0.01
+"""A median norm below this counts as this: what is learned already has gradients of any size, all of them small."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ def _gradient_exploded(view: _View, config: CollapseConfig) -> str:
     if not recent or len(before) < MIN_BEFORE:
         return ""
     usual = _medians(before)[1]
-    if min(recent) > config.threshold("gradient_exploded") * usual:
+    if min(recent) > config.threshold("gradient_exploded") * max(usual, SMALL_NORM):
         return (
             f"the gradient norm is {min(recent):.3g}, where its median was {usual:.3g}; lower the learning rate, or"
             " look for rewards out of scale"
