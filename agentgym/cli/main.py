@@ -78,8 +78,6 @@ CLOSING = """
   agentgym env list
   agentgym play TextGame-v0
   agentgym eval --env TextGame-v0 --policy oracle"""
-MISTAKES = (ConfigError, UnknownName, RunFolderError)
-"""Errors that the caller can correct by asking for something else: exit code 2."""
 
 
 def run() -> NoReturn:
@@ -114,49 +112,51 @@ def main(argv: Sequence[str] | None = None) -> int:
     with sigterm_as_interrupt() as termination:
         try:
             with output, warnings_shown():
-                return termination.exit_code(_run(args))
+                try:
+                    if signal.getsignal(signal.SIGINT) is end_at_once:
+                        signal.signal(signal.SIGINT, signal.default_int_handler)
+                    code = command(args[0])(args[1:])
+                except (Exception, KeyboardInterrupt) as error:
+                    known = _exit_code(error, args[0])
+                    if known is None:
+                        raise
+                    code = known
+                return termination.exit_code(code)
         except BrokenPipeError:  # `agentgym env list | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
 
 
-def _run(args: Sequence[str]) -> int:
-    """Runs a command and returns its exit code; prints an error of ours."""
-    try:
-        if signal.getsignal(signal.SIGINT) is end_at_once:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        return command(args[0])(args[1:])
-    except Help as page:
-        print(page.to_text(terminal_width()))
-        return 0
-    except MISTAKES as error:
-        return _fail(str(error), 2)
-    except (EnvironmentFault, UserCodeFault) as fault:
-        import_module("agentgym.cli.environment").show_traceback(fault)  # the code that raised has loaded it
-        return _fail(str(fault), 1)
-    except AgentGymError as error:
-        return _fail(str(error).partition("\nTraceback")[0], 1)  # the traceback was logged when it happened
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        return _fail(f"{args[0]} needs torch, which is not installed: `agentgym doctor` shows the command", 2)
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for this
-            raise
-        first = str(error).partition(". ")[0]
-        text = (
-            f"a GPU has no memory left ({first}). Shorter passes (micro-batch-tokens), recomputation"
-            " (activation-checkpointing), adapters (lora.rank) and fewer slots of the engine (local.num-slots) take"
-            " less; `agentgym plan` says how much"
-        )
-        return _fail(text, 1)
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
-
-
-def _fail(text: str, exit_code: int) -> int:
+def _exit_code(error: BaseException, name: str) -> int | None:
+    """Prints an error of ours, or the help that was asked for, and returns the exit code; None for any other error."""
+    match error:
+        case Help():
+            print(error.to_text(terminal_width()))
+            return 0
+        case ConfigError() | UnknownName() | RunFolderError():  # the caller asks for something else
+            text, code = str(error), 2
+        case EnvironmentFault() | UserCodeFault():
+            import_module("agentgym.cli.environment").show_traceback(error)  # the code that raised has loaded it
+            text, code = str(error), 1
+        case AgentGymError():
+            text, code = str(error).partition("\nTraceback")[0], 1  # the traceback was logged when it happened
+        case ModuleNotFoundError(name="torch"):
+            text, code = f"{name} needs torch, which is not installed: `agentgym doctor` shows the command", 2
+        case RuntimeError() if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for this
+            text, code = (
+                (
+                    f"a GPU has no memory left ({str(error).partition('. ')[0]}). Shorter passes (micro-batch-tokens),"
+                    " recomputation (activation-checkpointing), adapters (lora.rank) and fewer slots of the engine"
+                    " (local.num-slots) take less; `agentgym plan` says how much"
+                ),
+                1,
+            )
+        case KeyboardInterrupt():
+            text, code = "interrupted", INTERRUPTED
+        case _:
+            return None
     fail(text)
-    return exit_code
+    return code
 
 
 def command(name: str) -> Callable[[Sequence[str]], int]:

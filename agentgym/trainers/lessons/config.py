@@ -8,7 +8,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from agentgym.errors import ConfigError
+from agentgym.embedded import model_for
+from agentgym.errors import ConfigError, RunFolderError
+from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.settings import check_at_least
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.lessons.demonstrations import DemonstrationConfig
@@ -59,6 +61,8 @@ class LessonConfig(TrainConfig):
         self._refuse_played()
         learner = replace(self.learner, loss=self.loss_name, loss_settings=self.loss_settings)
         object.__setattr__(self, "learner", learner)
+        if self.episodes and not self.model:
+            object.__setattr__(self, "model", model_for(_recorded_env(self.episodes[0])))
         super().__post_init__()
 
     @property
@@ -133,6 +137,14 @@ class LessonConfig(TrainConfig):
             first, *rest = (options.get(name, f"--{name} FILE") for name in self.sources)
             got = f"got {' and '.join(f'--{name}' for name in sources) or 'none'}"
             raise ConfigError(f"one source is learned from: {', '.join([first, *rest[:-1]])} or {rest[-1]}; {got}")
+
+
+def _recorded_env(run: str) -> str:
+    """Returns the environment of a run's first episode; nothing if there is none, which is said where it is read."""
+    try:
+        return next((record.trajectory.task.env_id for record in read_episodes(run)), "")
+    except RunFolderError:
+        return ""
 
 
 NUM_HELD_OUT = 100

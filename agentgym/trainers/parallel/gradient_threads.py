@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,53 +67,47 @@ class GradientWorkers:
         if self.is_large:
             give_back_memory()
         reports: list[S] = []
-        summed = (self._sum_in_turn if self.is_large else self._sum_in_parallel)(parts, compute, parameters)
-        for size in sizes or (len(parts),):
-            before = [parameter.grad for parameter in parameters]
-            for parameter in parameters:
-                parameter.grad = None
-            reports += islice(summed, size)
-            _add(parameters, before)
+        with closing(self._compute(parts, compute, parameters)) as futures:
+            for size in sizes or (len(parts),):
+                before = [parameter.grad for parameter in parameters]
+                for parameter in parameters:
+                    parameter.grad = None
+                for future in islice(futures, size):
+                    gradients, report = future.result()
+                    _add(parameters, gradients)
+                    del gradients  # before the next ones are waited for
+                    reports.append(report)
+                _add(parameters, before)
         if self.is_large:
             give_back_memory()
         return reports
 
-    def _sum_in_parallel(
+    def _compute(
         self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
-    ) -> Iterator[S]:
-        """Yields the report of each part as its gradient is added; those of later parts are computed meanwhile."""
+    ) -> Generator[Future[tuple[Sequence[Tensor | None], S]]]:
+        """Yields the future gradients and report of each part; those of later parts are computed meanwhile.
 
-        def compute_part(part: T) -> tuple[tuple[Tensor | None, ...], S]:
+        Of a large model, a part is computed as it is asked for, and adds its gradients itself.
+        """
+
+        def compute_part(part: T) -> tuple[Sequence[Tensor | None], S]:
             result = compute(part)
-            return torch.autograd.grad(result.loss, parameters, allow_unused=True), result.report
+            if not self.is_large:
+                return torch.autograd.grad(result.loss, parameters, allow_unused=True), result.report
+            torch.autograd.backward(result.loss, inputs=parameters)
+            return [None] * len(parameters), result.report
 
         num_bytes = sum(parameter.numel() * gradient_type(parameter).itemsize for parameter in parameters)
-        max_pending, pending = max(self.num_threads, PENDING_BYTES // max(1, num_bytes)), deque[Future[Any]]()
-        rest = iter(parts)
+        max_pending = 1 if self.is_large else max(self.num_threads, PENDING_BYTES // max(1, num_bytes))
+        rest, pending = iter(parts), deque[Future[tuple[Sequence[Tensor | None], S]]]()
         try:
             for _ in parts:
                 few = islice(rest, max_pending - len(pending))
                 pending.extend(self._pool.submit(compute_part, part) for part in few)
-                gradients, report = pending.popleft().result()
-                _add(parameters, gradients)
-                del gradients  # before the next ones are waited for
-                yield report
+                yield pending.popleft()
         finally:
             for future in pending:
                 future.cancel()
-
-    def _sum_in_turn(
-        self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
-    ) -> Iterator[S]:
-        """Yields the report of each part as its gradient is added, before the next part is computed."""
-
-        def add_part(part: T) -> S:
-            result = compute(part)
-            torch.autograd.backward(result.loss, inputs=parameters)
-            return result.report
-
-        for part in parts:
-            yield self._pool.submit(add_part, part).result()
 
     def map(self, work: Callable[[T], S], parts: Iterable[T]) -> list[S]:
         """Runs `work` on every part; returns the results in their order."""

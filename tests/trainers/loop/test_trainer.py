@@ -80,7 +80,8 @@ def test_a_run_leaves_metrics_episodes_and_a_checkpoint_that_transformers_loads(
     result, watcher = train(small_run, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
-    assert [name for name in watcher.phases if name != "compile"] == ["eval_before", "train", "eval_after"]
+    phases = [name for name in watcher.phases if name != "compile"]
+    assert phases == ["model embedded", "eval_before", "train", "eval_after"]
     records = list(read_episodes(tmp_path / "run" / "episodes.jsonl"))
     assert [record.phase for record in records] == ["eval_before"] * 4 + ["train"] * 12 + ["eval_after"] * 4
     assert result.checkpoint is not None and result.after is not None
