@@ -117,10 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                         signal.signal(signal.SIGINT, signal.default_int_handler)
                     code = command(args[0])(args[1:])
                 except (Exception, KeyboardInterrupt) as error:
-                    known = _exit_code(error, args[0])
-                    if known is None:
+                    own_code = _exit_code(error, args[0])
+                    if own_code is None:
                         raise
-                    code = known
+                    code = own_code
                 return termination.exit_code(code)
         except BrokenPipeError:  # `agentgym env list | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

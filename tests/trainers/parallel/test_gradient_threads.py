@@ -142,6 +142,7 @@ def test_a_parameter_that_no_part_uses_keeps_no_gradient(is_large: bool) -> None
     used, unused = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     workers = GradientWorkers(1, is_large=is_large)
     workers.accumulate([2.0], lambda factor: slope(used, factor), [used, unused])
+    workers.close()
     assert unused.grad is None
 
 
@@ -155,6 +156,7 @@ def test_other_work_runs_on_one_core_and_returns_its_value_or_error() -> None:
 
 
 def test_an_error_in_a_part_reaches_the_caller_and_close_ends_the_threads() -> None:
+    others = {*threading.enumerate()}
     workers = GradientWorkers(2)
 
     def fail(part: int) -> MicroResult[int]:
@@ -163,7 +165,8 @@ def test_an_error_in_a_part_reaches_the_caller_and_close_ends_the_threads() -> N
     with pytest.raises(ArithmeticError, match="part 0"):
         workers.accumulate([0, 1], fail, [])
     workers.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("agentgym-learner")]
+    own = {*threading.enumerate()} - others
+    assert not [thread for thread in own if thread.name.startswith("agentgym-learner")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
