@@ -24,7 +24,7 @@ from agentgym.model.model_name import model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.rollout.scores.intervals import share_interval
 from agentgym.trainers.lessons.made_up.conversations import encode_dialogue, made_up_conversation
-from agentgym.trainers.lessons.made_up.writing import in_words
+from agentgym.trainers.lessons.made_up.writing import is_written
 from agentgym.trainers.lessons.make_embedded_large import word_pieces
 from agentgym.types import JSON, Message, ToolCall
 
@@ -55,12 +55,6 @@ def length_of(value: JSON) -> str:
     """The length of an argument in the table."""
     length = len(json.dumps(value, ensure_ascii=False))
     return next((f"up to {most}" for most in LENGTHS if length <= most), f"over {LENGTHS[-1]}")
-
-
-def is_written(value: JSON, text: str) -> bool:
-    """True if the text has the value, each part of a list, as words or as JSON."""
-    parts = value if isinstance(value, list) else [value]
-    return all(in_words(part) in text or json.dumps(part, ensure_ascii=False) in text for part in parts)
 
 
 class Share:

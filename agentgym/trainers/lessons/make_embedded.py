@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, make_dataclass
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -33,7 +34,7 @@ from agentgym.trainers.lessons.demonstrations import DemonstrationConfig, stream
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
-__all__ = ["RecipeConfig", "corpus", "make_embedded", "make_tokenizer"]
+__all__ = ["RecipeConfig", "corpus", "make_embedded", "make_tokenizer", "run_recipe", "without_marks"]
 
 _log = logging.getLogger(__name__)
 
@@ -225,19 +226,15 @@ def _episode_texts(env: TextEnv, episodes: int) -> Iterator[str]:
                 over = terminated or truncated
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line of the recipe."""
+def run_recipe(make: Callable[[Path, Any], None], kind: type[Any], arguments: Sequence[str] | None = None) -> None:
+    """Runs a recipe, whose settings are of a `kind`, by the command line, which names the folder `output` too."""
     import tyro
 
-    @dataclass(frozen=True, kw_only=True)
-    class Recipe(RecipeConfig):
-        output: Path
-        """Folder for the model and tokenizer."""
-
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    recipe = tyro.cli(Recipe, args=arguments)
-    make_embedded(recipe.output, recipe)
+    with_folder = make_dataclass("Recipe", [("output", Path)], bases=(kind,), frozen=True, kw_only=True)
+    recipe: Any = tyro.cli(with_folder, args=arguments)
+    make(recipe.output, recipe)
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(make_embedded, RecipeConfig)

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.lessons.batches import imitation_batch
 from agentgym.trainers.lessons.made_up.conversations import made_up_conversation, made_up_rows
 from agentgym.trainers.lessons.made_up.words import FIRST_NAMES, NOUNS, PLACES, VERBS, dictionary
-from agentgym.trainers.lessons.make_embedded import corpus, make_tokenizer, without_marks
+from agentgym.trainers.lessons.make_embedded import corpus, make_tokenizer, run_recipe, without_marks
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -42,7 +42,7 @@ TOKENIZER_SEED = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class LargeRecipeConfig:
-    """The recipe; its defaults made the model that ships."""
+    """The recipe of `embedded-large`; docs/design.md says how the weights that ship came about."""
 
     seed: int = 0
     """The seed of the first conversation, and of the weights."""
@@ -145,19 +145,5 @@ def _load(output: Path, model: Decoder, learner: Learner) -> int:
     return int(state["step"])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line of the recipe."""
-    import tyro
-
-    @dataclass(frozen=True, kw_only=True)
-    class Recipe(LargeRecipeConfig):
-        output: Path
-        """Folder for the model and tokenizer."""
-
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    recipe = tyro.cli(Recipe, args=arguments)
-    make_embedded_large(recipe.output, recipe)
-
-
 if __name__ == "__main__":
-    main()
+    run_recipe(make_embedded_large, LargeRecipeConfig)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from itertools import pairwise
@@ -18,8 +17,7 @@ from agentgym.embedded import EMBEDDED_LARGE, embedded_folder
 from agentgym.trainers.lessons import make_embedded_large as recipe
 from agentgym.trainers.lessons.made_up.conversations import encode_dialogue, made_up_conversation
 from agentgym.trainers.lessons.made_up.toolbox import Dialogue
-from agentgym.trainers.lessons.made_up.writing import in_words
-from agentgym.types import JSON
+from agentgym.trainers.lessons.made_up.writing import is_written
 
 SEEDS = range(120)
 PIECES = ("stra", "we", "qu", "lo")
@@ -31,12 +29,6 @@ def conversation(seed: int) -> Dialogue:
 
 def text_before(dialogue: Dialogue, place: int) -> str:
     return "\n".join(message.content for message in dialogue.messages[:place])
-
-
-def is_written(value: JSON, text: str) -> bool:
-    """True if the text has the value, each part of a list, as words or as JSON."""
-    parts = value if isinstance(value, list) else [value]
-    return all(in_words(part) in text or json.dumps(part, ensure_ascii=False) in text for part in parts)
 
 
 def test_a_seed_gives_one_conversation_and_another_seed_another() -> None:

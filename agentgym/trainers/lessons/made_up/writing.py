@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from agentgym.trainers.lessons.made_up.values import Values
 from agentgym.types import JSON
 
-__all__ = ["DONE", "in_words", "list_words", "plain_label", "write_facts", "write_rows"]
+__all__ = ["DONE", "in_words", "is_written", "list_words", "plain_label", "write_facts", "write_rows"]
 
 DONE = ("Done.", "ok", "OK.", "Done", "It is done.", "success", "{}", "true")
 """Results that hold no value."""
@@ -19,6 +19,12 @@ def in_words(value: JSON) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def is_written(value: JSON, text: str) -> bool:
+    """True if a text has the value, each part of a list, as words or as JSON."""
+    parts = value if isinstance(value, list) else [value]
+    return all(in_words(part) in text or json.dumps(part, ensure_ascii=False) in text for part in parts)
 
 
 def list_words(words: Sequence[str]) -> str:
