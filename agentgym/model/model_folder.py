@@ -20,6 +20,7 @@ from agentgym.errors import ConfigError, EngineError, RunFolderError
 from agentgym.model.decoder import Decoder, DecoderConfig, DecoderLayer
 from agentgym.model.decoder_config import folder_config
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.ops.cpu_products import warn_of_slow_bfloat16
 from agentgym.model.published_weights import LoraWeights, Weights
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.types import JSON
@@ -227,11 +228,14 @@ class _StoredTensors:
 def on_device(model: Model, device: str) -> Model:
     """Moves the model to a device and returns it; raises ConfigError if the device is not available.
 
-    On a GPU, torch no longer takes cuDNN's attention by itself, which builds a plan for each shape: 1.6 s a batch.
+    Warns of bfloat16 on a processor that has no products in it. On a GPU, torch no longer takes cuDNN's attention by
+    itself, which builds a plan for each shape: 1.6 s a batch.
     """
     try:
         if torch.device(device).type == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)
+        elif any(parameter.dtype == torch.bfloat16 for parameter in model.parameters()):
+            warn_of_slow_bfloat16()
         return model.to(device)
     except (RuntimeError, AssertionError) as error:  # torch's errors for a missing device
         reason = str(error).partition("\n")[0]

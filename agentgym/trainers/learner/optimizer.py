@@ -18,6 +18,7 @@ from agentgym.settings import convert_function_errors
 from agentgym.trainers.algorithms.optimizers import BUILT_IN, OPTIMIZERS, make_optimizer, schedule_share
 from agentgym.trainers.learner.adamw import PlainAdamW
 from agentgym.trainers.learner.master_weights import MasterWeights
+from agentgym.trainers.learner.muon import PlainMuon
 from agentgym.trainers.learner.parameter_groups import divide_groups
 from agentgym.trainers.learner.weight_average import WeightAverage
 from agentgym.trainers.parallel.sharded_tensor import Gather, Stored, is_sharded, like, whole
@@ -204,9 +205,7 @@ def _make_parts(
     if not matrices:  # adapters of stacks of experts alone
         return [adamw(parameter for _, parameter in pairs)]
     chosen = {id(parameter) for parameter in matrices}
-    muon = torch.optim.Muon(
-        matrices, lr=config.peak_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = PlainMuon(matrices, lr=config.peak_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
     rest = [parameter for _, parameter in pairs if id(parameter) not in chosen]
     return [muon, adamw(rest)] if rest or further else [muon]
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -22,6 +23,7 @@ from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.embedded import embedded_folder
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import save_model_folder
+from agentgym.model.ops.cpu_products import has_bfloat16_products
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.lessons.batches import imitation_batch
 from agentgym.trainers.lessons.made_up.conversations import made_up_conversation, made_up_rows
@@ -70,9 +72,11 @@ def make_embedded_large(output: Path, config: LargeRecipeConfig) -> None:
         _log.info("tokenizer")
         make_tokenizer(output, _texts(), vocab_size=config.vocab_size, window=config.context_window)
     renderer = renderer_for(output)
-    model = Decoder(_shape(renderer, config)).initialize(config.seed).bfloat16()
+    model = Decoder(_shape(renderer, config)).initialize(config.seed)
     _log.info("model of %.2f million parameters", model.num_parameters / 1e6)
-    settings = LearnerConfig(loss="reinforce", dtype="bfloat16", micro_batch_tokens=1300)
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if has_bfloat16_products() else "float32"
+    model = model.bfloat16() if dtype == "bfloat16" else model
+    settings = LearnerConfig(loss="reinforce", dtype=dtype, micro_batch_tokens=1300)
     optimizer = OptimizerConfig(name="muon", learning_rate=config.learning_rate, warmup_steps=50, decay="linear")
     learner = Learner(model, settings, optimizer, total_steps=config.steps)
     done = _load(output, model, learner)
@@ -131,7 +135,7 @@ def _save(output: Path, model: Decoder, learner: Learner, step: int) -> None:
     part = output / f"{STATE}.part"
     torch.save({"step": step, "model": model.state_dict(), "learner": learner.state_dict()}, part)
     os.replace(part, output / STATE)
-    save_model_folder(model, output)
+    save_model_folder(model, output, dtype=torch.bfloat16)
 
 
 def _load(output: Path, model: Decoder, learner: Learner) -> int:

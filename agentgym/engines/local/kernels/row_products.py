@@ -25,6 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler, load_library
 from agentgym.engines.local.machine_memory import lazy_zeros
+from agentgym.model.ops.cpu_products import has_bfloat16_products
 
 __all__ = ["MIN_ROWS", "forget_packed", "keep_packed", "packed_copy", "padded_rows", "row_product"]
 
@@ -99,8 +100,7 @@ def _product_without_kernel(x_NI: Tensor, weight_OI: Tensor, added_NO: Tensor | 
 def _onednn_computes(like: Tensor) -> bool:
     if like.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    is_bfloat16 = like.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return like.dtype == torch.float32 or bool(is_bfloat16)
+    return like.dtype == torch.float32 or (like.dtype == torch.bfloat16 and has_bfloat16_products())
 
 
 class _Kernel(NamedTuple):

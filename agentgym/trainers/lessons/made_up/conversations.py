@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import numpy as np
@@ -12,11 +12,10 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.rollout.episode.replies import reply_ids
 from agentgym.trainers.lessons.demonstrations import Demonstration
 from agentgym.trainers.lessons.made_up.chain import chain
+from agentgym.trainers.lessons.made_up.look_up import look_up
 from agentgym.trainers.lessons.made_up.toolbox import Dialogue, Parameter, Toolbox
 from agentgym.trainers.lessons.made_up.values import Values
-from agentgym.trainers.lessons.made_up.words import FIRST_NAMES, NOUNS
-from agentgym.trainers.lessons.made_up.writing import DONE, in_words, list_words, plain_label, write_facts, write_rows
-from agentgym.types import JSON, Message
+from agentgym.trainers.lessons.made_up.writing import write_facts
 
 __all__ = ["encode_dialogue", "made_up_conversation", "made_up_rows"]
 
@@ -38,9 +37,9 @@ def made_up_conversation(seed: int, pieces: Sequence[str] = (), *, is_easy: bool
     kind = box.values.rng.random()
     if is_easy:
         return say_again(box) if kind < 0.25 else fill(box) if kind < 0.5 else look_up(box)
-    if kind < 0.15:
+    if kind < 0.12:
         return fill(box)
-    if kind < 0.45:
+    if kind < 0.38:
         return chain(box)
     return look_up(box) if kind < 0.90 else say_again(box)
 
@@ -68,72 +67,6 @@ def fill(box: Toolbox) -> Dialogue:
         dialogue.call([box.result() for _ in group], *((name, arguments) for arguments in group))
     dialogue.end(values.pick(("Done.", "It is done.", "OK.")) if values.chance(0.25) else None)
     return dialogue
-
-
-def look_up(box: Toolbox) -> Dialogue:
-    """A table is in the opening or in a result; the row that the user names has the values for the next call.
-
-    Then the user may name further ones.
-    """
-    values, is_small = box.values, box.is_easy or box.values.chance(0.5)
-    key = Parameter(box.new_name(values.label), values.pick(("string", "string", "integer")))
-    columns = box.parameters(1, 1 if is_small else 3)
-    order = values.sample([key, *columns], 1 + len(columns))
-    rows = [box.arguments(order) for _ in range(values.pick((2, 3, 4, 5) if is_small else (2, 2, 2, 3, 3, 4, 5, 7)))]
-    if is_small and key.type == "string":
-        rows = [{**row, key.name: values.pick((*NOUNS, *FIRST_NAMES))} for row in rows]
-    rows = list({in_words(row[key.name]): row for row in rows}.values())  # each key once
-    row, text = values.pick(rows), write_rows(values, rows, key.name)
-    parameters = values.sample(columns, values.between(1, len(columns)))
-    if values.chance(0.4 if is_small else 0.3):
-        parameters = [key, *parameters]
-    name = box.tool_name()
-    tools, ask = [box.tool(name, parameters)], _ask_for_row(values, name, parameters, key, row)
-    if not box.is_easy and values.chance(0.3 if is_small else 0.7):
-        finder, chosen = box.tool_name(), values.rng.random()
-        inputs = {key.name: row[key.name]} if chosen < 0.25 else {}
-        keys = [key] if inputs else []
-        if chosen > 0.6:  # what the rows are found by is not in them
-            owner = Parameter(box.new_name(values.label), values.pick(("string", "string", "integer")))
-            keys, inputs = [owner], {owner.name: box.value(owner)}
-            label, name_of_owner = plain_label(values, owner.name), in_words(inputs[owner.name])
-            ask = values.pick(
-                (f"{ask}, {label} {name_of_owner}", f"{name_of_owner}: {ask}", f"{ask} of {name_of_owner}")
-            )
-        hint = values.pick(("lists them", "shows all", "knows more", "comes first"))
-        dialogue = box.open(
-            box.with_others([*tools, box.tool(finder, keys)], 3), f"{ask}. {plain_label(values, finder)} {hint}."
-        )
-        dialogue.call([text], (finder, inputs))
-    else:
-        dialogue = box.open(
-            box.with_others(tools, 1 if is_small else 3), values.pick((f"{text}\n{ask}.", f"{ask}.\n{text}"))
-        )
-    counts = (5, 6, 7, 8) if box.is_easy else (3, 5, 7) if is_small else (1, 1, 1, 2, 3, 4)
-    for number in range(values.pick(counts)):
-        if number:
-            row = values.pick(rows)
-            dialogue.messages.append(Message("user", _ask_for_row(values, name, parameters, key, row)))
-        result = values.pick(DONE) if is_small else box.result()
-        dialogue.call([result], (name, {parameter.name: row[parameter.name] for parameter in parameters}))
-    dialogue.end(values.pick(("Done.", "It is done.", "OK.")) if values.chance(0.25) else None)
-    return dialogue
-
-
-def _ask_for_row(
-    values: Values, tool: str, parameters: Sequence[Parameter], key: Parameter, row: Mapping[str, JSON]
-) -> str:
-    subject, plain = in_words(row[key.name]), tool.replace("_", " ")
-    labels = list_words([plain_label(values, parameter.name) for parameter in parameters])
-    return values.pick(
-        (
-            f"Call {tool} for {subject}",
-            f"Call {tool} with {labels} of {subject}",
-            f"{plain}: {subject}",
-            f"Please {plain} for the {plain_label(values, key.name)} {subject}",
-            f"{values.phrase(1, 5)} {subject} {values.phrase(1, 3)}: {plain}",
-        )
-    )
 
 
 def say_again(box: Toolbox) -> Dialogue:
