@@ -167,7 +167,7 @@ def _cell(result: CheckResult, notes: list[str]) -> str:
     word = CELLS.get(result.outcome, "yes" if result.name in HANDLED else "no")
     if result.first is None:
         return word
-    problem = result.first.problem.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    problem = result.first.problem.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[").replace("\n", " ")
     note = f"{result.name}: {problem[:300]} (first seen in: {result.first.where})"
     if note not in notes:
         notes.append(note)

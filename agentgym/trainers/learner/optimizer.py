@@ -16,10 +16,9 @@ from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
 from agentgym.settings import convert_function_errors
 from agentgym.trainers.algorithms.optimizers import BUILT_IN, OPTIMIZERS, make_optimizer, schedule_share
-from agentgym.trainers.learner.adamw import PlainAdamW
 from agentgym.trainers.learner.master_weights import MasterWeights
-from agentgym.trainers.learner.muon import PlainMuon
 from agentgym.trainers.learner.parameter_groups import divide_groups
+from agentgym.trainers.learner.plain_optimizers import PlainAdamW, PlainMuon
 from agentgym.trainers.learner.weight_average import WeightAverage
 from agentgym.trainers.parallel.sharded_tensor import Gather, Stored, is_sharded, like, whole
 from agentgym.trainers.settings.optimizer import OptimizerConfig

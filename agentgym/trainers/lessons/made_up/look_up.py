@@ -69,8 +69,8 @@ def look_up(box: Toolbox) -> Dialogue:
     values = box.values
     table = _Table(box, is_small=box.is_easy or values.chance(SMALL_SHARE))
     row = values.pick(table.rows)
-    is_found = not box.is_easy and values.chance(0.3 if table.is_small else 0.7)
-    dialogue = _found(table, row) if is_found else _shown(table, row)
+    has_finder = not box.is_easy and values.chance(0.3 if table.is_small else 0.7)
+    dialogue = _open_with_finder(table, row) if has_finder else _open_with_table(table, row)
     table.answer(dialogue, row)
     counts = (5, 6, 7, 8) if box.is_easy else (4, 5, 6, 7) if table.is_small else (1, 1, 1, 2, 3, 4)
     for _ in range(values.pick(counts) - 1):
@@ -81,14 +81,14 @@ def look_up(box: Toolbox) -> Dialogue:
     return dialogue
 
 
-def _shown(table: _Table, row: Mapping[str, JSON]) -> Dialogue:
+def _open_with_table(table: _Table, row: Mapping[str, JSON]) -> Dialogue:
     """Returns a dialogue that begins with the table and the question, in any order."""
     box, ask = table.box, table.ask(row)
     tools = box.with_others([box.tool(table.tool, table.parameters)], 1 if table.is_small else 3)
     return box.open(tools, table.values.pick((f"{table.text}\n{ask}.", f"{ask}.\n{table.text}")))
 
 
-def _found(table: _Table, row: Mapping[str, JSON]) -> Dialogue:
+def _open_with_finder(table: _Table, row: Mapping[str, JSON]) -> Dialogue:
     """Returns a dialogue in which a tool returns the table, and takes the key, the owner of the rows or nothing."""
     box, values, key, ask = table.box, table.values, table.key, table.ask(row)
     finder, chosen = box.tool_name(), values.rng.random()

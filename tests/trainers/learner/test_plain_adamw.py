@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from agentgym.trainers.learner.adamw import PlainAdamW
+from agentgym.trainers.learner.plain_optimizers import PlainAdamW
 
 
 def trained(kind: type[torch.optim.AdamW], *, fused: bool) -> tuple[list[torch.Tensor], dict[str, object]]:
@@ -40,7 +40,7 @@ def test_its_numbers_are_those_of_torch(fused: bool) -> None:
 
 @pytest.mark.long
 def test_neither_its_steps_nor_a_model_that_is_loaded_import_the_compiler() -> None:
-    program = "import sys, torch; from agentgym.trainers.learner.adamw import PlainAdamW"
+    program = "import sys, torch; from agentgym.trainers.learner.plain_optimizers import PlainAdamW"
     program += "; from agentgym.embedded import embedded_folder; from agentgym.model.model_folder import load_decoder"
     program += "; x = load_decoder(embedded_folder()).final_norm.requires_grad_()"
     program += "; optimizer = PlainAdamW([x]); x.sum().backward(); optimizer.step(); optimizer.zero_grad()"

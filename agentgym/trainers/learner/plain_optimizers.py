@@ -1,4 +1,4 @@
-"""Muon in the type that the processor multiplies fast, and without torch's compiler (see `adamw.py`)."""
+"""torch's optimizers without its compiler, which they import at their first use: it takes seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from torch import Tensor
 
 from agentgym.model.ops.cpu_products import has_bfloat16_products
 
-__all__ = ["PlainMuon"]
+__all__ = ["PlainAdamW", "PlainMuon"]
+
+
+class PlainAdamW(torch.optim.AdamW):
+    """`torch.optim.AdamW` with the same numbers, by its own methods without the decorators that are for compilation."""
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+    zero_grad = unwrap(torch.optim.AdamW.zero_grad)
+    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
+    state_dict = unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = unwrap(torch.optim.AdamW.load_state_dict)
 
 
 class PlainMuon(torch.optim.Muon):

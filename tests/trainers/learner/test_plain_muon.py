@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentgym.trainers.learner import muon
-from agentgym.trainers.learner.muon import PlainMuon
+from agentgym.trainers.learner import plain_optimizers
+from agentgym.trainers.learner.plain_optimizers import PlainMuon
 
 SHAPES = ((6, 24), (24, 6), (8, 8))
 
@@ -25,13 +25,13 @@ def stepped(kind: type[torch.optim.Muon], dtype: torch.dtype) -> list[torch.Tens
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_bits_are_torchs_where_bfloat16_is_fast(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    monkeypatch.setattr(muon, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(plain_optimizers, "has_bfloat16_products", lambda: True)
     for own, theirs in zip(stepped(PlainMuon, dtype), stepped(torch.optim.Muon, dtype), strict=True):
         assert torch.equal(own, theirs)
 
 
 def test_elsewhere_the_numbers_are_torchs_without_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(muon, "has_bfloat16_products", lambda: False)
+    monkeypatch.setattr(plain_optimizers, "has_bfloat16_products", lambda: False)
     own, theirs = stepped(PlainMuon, torch.float32), stepped(torch.optim.Muon, torch.float32)
     for number, parts in enumerate(zip(own, theirs, strict=True)):
         torch.testing.assert_close(*parts, atol=1e-3, rtol=1e-2)
