@@ -11,7 +11,7 @@ from agentgym.types import JSON, Message
 
 __all__ = ["look_up"]
 
-SMALL_SHARE = 0.7
+SMALL_SHARE = 0.8
 """The share of small tables, each asked for many rows: in those a model learns that rows have to be found."""
 KEY_TYPES = ("string", "string", "integer")
 
@@ -25,7 +25,10 @@ class _Table:
         self.key = Parameter(box.new_name(values.label), values.pick(KEY_TYPES))
         num_columns = 1 if box.is_easy else values.pick((1, 2, 2, 3)) if is_small else values.between(1, 3)
         columns = box.parameters(num_columns, num_columns)
-        self.rows = self._rows(values.sample([self.key, *columns], 1 + len(columns)))
+        order = values.sample([self.key, *columns], 1 + len(columns))
+        if order[0] == self.key and values.chance(0.6):  # a value that comes before the key is harder to find
+            order = [*order[1:], self.key]
+        self.rows = self._rows(order)
         self.parameters = values.sample(columns, values.between(1, len(columns)))
         if values.chance(0.4 if is_small else 0.3):
             self.parameters = [self.key, *self.parameters]
