@@ -117,7 +117,7 @@ def _repeat_scores(path: Path) -> tuple[JSONObject, ...]:
     """Returns the scores of repeated tasks in the result of a finished evaluation."""
     try:
         result: JSON = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return tuple(scores for scores in objects(_object(result).get("at_k", [])) if objects(scores["k"]))
+        return tuple(scores for scores in objects(object_of(result).get("at_k", [])) if objects(scores["k"]))
     except NO_EPISODE as error:
         raise RunFolderError(
             f"{path} is not a result of `agentgym eval` ({error}): delete it to see the episodes alone"
@@ -181,10 +181,10 @@ def no_episode(path: Path, line: int, error: Exception) -> RunFolderError:
 
 def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:
     turns = objects(record["turns"])
-    messages = [_object(turn["message"]) for turn in turns]
+    messages = [object_of(turn["message"]) for turn in turns]
     spans = [span for row in objects(record["rows"]) for span in objects(row["spans"])]
-    lengths = [(span["source"], _length(span["ids"])) for span in spans]
-    counted = {} if spans else _object(record["metrics"])  # a chat endpoint's counts, where no ids are held
+    lengths = [(span["source"], length(span["ids"])) for span in spans]
+    counted = {} if spans else object_of(record["metrics"])  # a chat endpoint's counts, where no ids are held
     num_replied = _count(counted.get("completion_tokens"))
     reward, success, step, member = record["reward"], record["success"], record["step"], record["member"]
     if not isinstance(step, int) or not isinstance(member, int):
@@ -198,7 +198,7 @@ def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:
         step=step,
         group=str(record["group"]),
         member=member,
-        env_id=str(_object(record["task"])["env_id"]),
+        env_id=str(object_of(record["task"])["env_id"]),
         status=str(record["status"]),
         stop_reason=str(record["stop_reason"]),
         reward=None if reward is None else float(reward),
@@ -214,11 +214,12 @@ def objects(value: JSON) -> list[JSONObject]:
     """Returns `value` as a list of JSON objects; raises TypeError when it is something else."""
     if not isinstance(value, list):
         raise TypeError(f"a list was wanted, got {type(value).__name__}")
-    return [_object(item) for item in value]
+    return [object_of(item) for item in value]
 
 
-def _object(value: JSON) -> JSONObject:
-    if not isinstance(value, Mapping):
+def object_of(value: JSON) -> JSONObject:
+    """Returns `value` if it is an object of parsed JSON; raises TypeError when it is something else."""
+    if not isinstance(value, dict):  # what JSON is read as; a check of Mapping takes ten times as long
         raise TypeError(f"an object was wanted, got {type(value).__name__}")
     return value
 
@@ -227,7 +228,8 @@ def _count(value: JSON) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def _length(value: JSON) -> int:
+def length(value: JSON) -> int:
+    """Returns the length of a list; raises TypeError when it is something else."""
     if not isinstance(value, Sequence):
         raise TypeError(f"a list was wanted, got {type(value).__name__}")
     return len(value)
