@@ -35,6 +35,7 @@ MAX_WORDS = 50
 class EpisodeFilter:
     """Conditions that an episode meets all of; None or "" for no condition."""
 
+    line: int | None = None
     phase: str = ""
     first_step: int | None = None
     last_step: int | None = None
@@ -80,6 +81,8 @@ class EpisodeFilter:
         for column in ("phase", "env", "status", "stop"):
             if value := getattr(self, column):
                 add(f"episodes.{column} = ?", value)
+        if self.line is not None:
+            add("line = ?", self.line)
         if self.group:
             add("episodes.grp = ?", self.group)
         if self.task:
@@ -128,7 +131,7 @@ def filter_from_json(value: Mapping[str, Any]) -> EpisodeFilter:
         is_fit = {
             "str": isinstance(item, str),
             "bool": isinstance(item, bool),
-            "int": isinstance(item, int) and not isinstance(item, bool),
+            "int": type(item) is int and (abs(item) < MAX_INTEGER or name == "seed"),
             "float": isinstance(item, int | float) and not isinstance(item, bool),
         }[kind]
         if not is_fit:
