@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,16 @@ def test_a_run_that_grows_is_read_on_and_one_that_is_cut_back_is_read_again(run:
         path.write_bytes(whole.replace(b'"phase": "train"', b'"phase": "greedy"'))
         index.update()
         assert numbers(index, phase="greedy") != [] and len(numbers(index)) == 56
+
+
+def test_two_processes_may_index_a_run_at_once(run: Path) -> None:
+    both = [RunIndex(run), RunIndex(run)]
+    threads = [threading.Thread(target=index.update) for index in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [numbers(index) for index in both] == [list(range(1, 57))] * 2
 
 
 def test_an_index_that_is_damaged_or_old_is_built_again(run: Path, cache: Path) -> None:

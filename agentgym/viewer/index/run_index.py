@@ -119,17 +119,23 @@ class RunIndex:
 
         With `seconds`, it returns about that time later, whatever is left.
         """
-        end = None if seconds is None else time.monotonic() + seconds
+        end = float("inf") if seconds is None else time.monotonic() + seconds
+        is_new = False
         with self._lock:
-            try:
-                return self._read_on(end)
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-                    return False  # another process indexes the same run
-                self._discard()
-                return self._read_on(end)
+            while True:
+                try:
+                    return self._read_on(end)
+                except sqlite3.DatabaseError as error:
+                    is_shared = isinstance(error, sqlite3.IntegrityError) or "locked" in str(error)
+                    if is_new and not is_shared:
+                        raise RunFolderError(f"the index of {str(self.run)!r} cannot be written: {error}") from error
+                    if not is_shared:  # another process that indexes the same run was not just faster: it is damaged
+                        self._discard()
+                        is_new = True
+                if time.monotonic() > end:
+                    return False
 
-    def _read_on(self, end: float | None) -> bool:
+    def _read_on(self, end: float) -> bool:
         path = find_episodes(self.run)
         if path is None:
             return True
@@ -141,7 +147,7 @@ class RunIndex:
             while True:
                 with _transaction(connection):
                     state, is_whole = self._read_batch(connection, path, state, blocks, end)
-                if is_whole or (end is not None and time.monotonic() > end):
+                if is_whole or time.monotonic() > end:
                     return is_whole
 
     def _state_of(self, connection: sqlite3.Connection, path: Path) -> IndexState:
@@ -160,10 +166,10 @@ class RunIndex:
         path: Path,
         state: IndexState,
         blocks: Iterator[LineBlock],
-        end: float | None,
+        end: float,
     ) -> tuple[IndexState, bool]:
         """Indexes lines for about half a second; returns the new state, and True at the end of the file."""
-        batch_end = min(time.monotonic() + BATCH_S, end or float("inf"))
+        batch_end = min(time.monotonic() + BATCH_S, end)
         is_whole = False
         while time.monotonic() < batch_end:
             try:

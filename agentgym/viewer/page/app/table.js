@@ -5,13 +5,14 @@ const PAGE = 100;
 let listing = { run: 0, rows: [], params: {} }; // the rows that j and k go through in an episode
 function EpisodeTable({ run, rows, sort, descending, onSort, params = {} }) {
   const [chosen, setChosen] = useState(0), body = useRef(null);
-  listing = { run, rows: rows.map((row) => row.line), params };
+  if (onSort) listing = { run, rows: rows.map((row) => row.line), params };
   const choose = (index) => {
     const at = Math.max(0, Math.min(rows.length - 1, index));
     setChosen(at);
     body.current?.children[at]?.querySelector('a').focus();
   };
-  useKeys({ j: () => choose(chosen + 1), k: () => choose(chosen - 1) });
+  const move = (by) => () => choose(body.current?.contains(document.activeElement) ? chosen + by : chosen);
+  useKeys({ j: move(1), k: move(-1) });
   const head = (name, title) => {
     const state = sort === name ? (descending ? 'descending' : 'ascending') : 'none';
     const arrow = { none: '', ascending: ' ↑', descending: ' ↓' }[state];
