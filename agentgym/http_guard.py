@@ -31,6 +31,7 @@ __all__ = [
     "READING",
     "TOKEN_VARIABLE",
     "GuardLimits",
+    "HtmlPage",
     "HttpGuard",
     "JsonServer",
     "RequestRejected",
@@ -90,7 +91,8 @@ class HttpGuard:
     - `Origin`, which browsers send, is the server's own. This holds for WebSockets too.
     - A body is `application/json`, and not compressed: a small one could take all memory.
     - With a `token`, a request has it as `Authorization: Bearer TOKEN`, or as the password of `Authorization: Basic`.
-      `accepts_key` may accept other keys (an episode's own).
+      `accepts_key` may accept other keys (an episode's own). A GET of `page_path` may have it as `?token=TOKEN`: what
+      opens a page in a browser sets no header.
     - A request that is not sent completely ends after `limits`.
     """
 
@@ -101,9 +103,11 @@ class HttpGuard:
         token: str | None = None,
         allowed_hosts: Collection[str] = (),
         accepts_key: Callable[[str], bool] | None = None,
+        page_path: str | None = None,
         limits: GuardLimits | None = None,
     ) -> None:
         self.token = token
+        self._page_path = page_path
         self._allowed = {"localhost", socket.gethostname().lower(), host.lower(), *map(str.lower, allowed_hosts)} - {""}
         self._accepts_key = accepts_key
         self.limits = limits or GuardLimits()
@@ -117,7 +121,7 @@ class HttpGuard:
         self._check_host(request.headers.get("Host", ""))
         self._check_origin(request)
         is_open = request.method == "GET" and request.path in OPEN_PATHS
-        if self.token is not None and not is_open and not self._is_known(_key(request)):
+        if self.token is not None and not is_open and not self._is_known(self._key_of(request)):
             how = "send the token that the server printed at its start as `Authorization: Bearer TOKEN` (the API key)"
             raise RequestRejected(401, "invalid_api_key", f"a token is needed: {how}")
         if (request.can_read_body or "Content-Type" in request.headers) and not _is_json(request.content_type):
@@ -206,6 +210,10 @@ class HttpGuard:
             message = f"a request of a web page elsewhere ({origin or site!r:.80}) is refused"
             raise RequestRejected(403, "origin_not_allowed", message)
 
+    def _key_of(self, request: web.BaseRequest) -> str:
+        is_page = request.method == "GET" and request.path == self._page_path
+        return _key(request) or (request.query.get("token", "") if is_page else "")
+
     def _is_known(self, key: str) -> bool:
         assert self.token is not None
         is_token = hmac.compare_digest(key.encode(errors="surrogateescape"), self.token.encode())
@@ -231,10 +239,29 @@ def shown_token(token: str) -> str:
     return f"${TOKEN_VARIABLE}" if token == os.environ.get(TOKEN_VARIABLE, "").strip() else token
 
 
+@dataclass(frozen=True, slots=True)
+class HtmlPage:
+    """A page that an endpoint answers with, and its content security policy."""
+
+    text: str
+    policy: str
+
+    def response(self, status: int) -> web.Response:
+        """Returns the answer, which no other page may frame and no cache keeps."""
+        headers = {
+            "Content-Security-Policy": self.policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+        return web.Response(text=self.text, status=status, content_type="text/html", headers=headers)
+
+
 class JsonServer:
     """Answers requests with a status and JSON by their method and path; an asynchronous context manager.
 
-    An endpoint gets the body, and may raise RequestRejected; a refusal is answered as `{"error": {"message": ...}}`.
+    An endpoint gets the body, and may raise RequestRejected; a refusal is answered as `{"error": {"message": ...}}`, or
+    by the page `login` if its token is missing or wrong. An endpoint may also answer with an HtmlPage.
     """
 
     def __init__(
@@ -245,11 +272,16 @@ class JsonServer:
         port: int,
         *,
         max_body: int,
+        login: HtmlPage | None = None,
     ) -> None:
         self.url = ""
         """The URL `http://host:port`, once the server listens."""
         self._guard, self._host, self._port = guard, host, port
-        app = web.Application(client_max_size=max_body, middlewares=[guard.middleware(_refusal)])
+
+        def refuse(refusal: RequestRejected) -> web.StreamResponse:
+            return _refusal(refusal) if login is None or refusal.status != 401 else login.response(401)
+
+        app = web.Application(client_max_size=max_body, middlewares=[guard.middleware(refuse)])
         for (method, path), endpoint in endpoints.items():
             app.router.add_route(method, path, _handler(endpoint))
         self._runner = guard.runner(app)
@@ -266,7 +298,7 @@ class JsonServer:
 def _handler(endpoint: Callable[[bytes], Awaitable[tuple[int, object]]]) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         status, content = await endpoint(await request.read())
-        return web.json_response(content, status=status)
+        return content.response(status) if isinstance(content, HtmlPage) else web.json_response(content, status=status)
 
     return answer
 

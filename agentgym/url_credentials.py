@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from agentgym.errors import ConfigError
 
-__all__ = ["check_variable", "read_key", "refuse_credentials"]
+__all__ = ["SECRETS", "URL", "check_variable", "has_credentials", "read_key", "refuse_credentials"]
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 SECRETS = re.compile(
@@ -56,6 +56,11 @@ def read_key(variable: str, *, default: str = "") -> str:
     if not key and variable != default:
         raise ConfigError(f"the environment variable {variable} is not set: export {variable}=KEY")
     return key
+
+
+def has_credentials(url: str) -> bool:
+    """Returns True for a URL with a user, a password or a key in it."""
+    return bool(_credential(url))
 
 
 def _credential(url: str) -> str:

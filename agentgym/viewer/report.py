@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import html
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -17,40 +17,13 @@ from agentgym.rollout.record.line_reader import LineReader
 from agentgym.rollout.record.manifest import replace_file
 from agentgym.rollout.record.stored_fields import NO_EPISODE, check_stored_ids
 from agentgym.types import JSON
+from agentgym.viewer.metric_curves import EVALUATED, collapse_signs, metric_curves
 from agentgym.viewer.run_data import EpisodeSummary, JSONObject, RunData, no_episode, objects, read_episode, read_run
 from agentgym.viewer.token_text import looks_special, visible
 
-__all__ = ["choose", "write_report"]
+__all__ = ["ReportPage", "choose", "fill_page", "text_hash", "write_page", "write_report"]
 
 MAX_TABLE_ROWS = 20_000
-MAX_CURVE_POINTS = 2_000
-EVALUATED = ("success", "reward_mean")
-"""The curves that evaluations have points of."""
-CURVES = (
-    ("success", "Success"),
-    ("reward_mean", "Reward"),
-    ("loss", "Loss"),
-    ("entropy", "Entropy"),
-    ("kl", "KL"),
-    ("grad_norm", "Gradient norm"),
-    ("clip_fraction", "Clip fraction"),
-    ("dead_group_share", "Dead-group share"),
-    ("repeated_ngrams", "Repeated n-grams"),
-    ("repeated_replies", "Repeated replies"),
-    ("identical_episodes", "Identical episodes"),
-    ("tool_calls_per_turn", "Tool calls / turn"),
-    ("malformed_calls", "Malformed calls"),
-    ("truncated_calls", "Truncated calls"),
-    ("unknown_tools", "Unknown tools"),
-    ("invalid_arguments", "Invalid arguments"),
-    ("tool_faults", "Tool faults"),
-    ("sampled_tokens_per_s", "Sampled / s"),
-    ("trained_tokens_per_s", "Trained / s"),
-    ("mfu", "MFU"),
-    ("bubble", "Bubble"),
-    ("staleness_mean", "Staleness, mean"),
-    ("learner_wait_s", "Learner waits, s"),
-)
 SOURCES = ("prompt", "policy", "env")
 
 
@@ -65,6 +38,18 @@ class _Block:
         return f'<script type="text/plain" id="{self.name}">{self.text}</script>\n'
 
 
+@dataclass(frozen=True, slots=True)
+class ReportPage:
+    """A page that was written: its file, its size, and how many of the run's episodes it embeds."""
+
+    path: Path
+    num_bytes: int
+    num_episodes: int
+    num_embedded: int
+    num_failures: int
+    """The failures of the last evaluation; they are embedded before others."""
+
+
 def write_report(
     run: Path | RunData,
     *,
@@ -73,46 +58,67 @@ def write_report(
     max_episodes: int = 200,
     max_bytes: int = 5_000_000,
 ) -> Path:
-    """Writes `report.html` into the run folder and returns its path; the page needs no network and no other file.
+    """Writes `report.html` into the run folder and returns its path; see `write_page`."""
+    data = run if isinstance(run, RunData) else read_run(run)
+    texts = (decode_token, special_ids)
+    return write_page(data, data.path / "report.html", *texts, max_episodes=max_episodes, max_bytes=max_bytes).path
 
-    `run` is the folder, or what `read_run` returned for it.
+
+def write_page(
+    data: RunData,
+    path: Path,
+    decode_token: Callable[[int], str] | None = None,
+    special_ids: Collection[int] = (),
+    *,
+    max_episodes: int = 200,
+    max_bytes: int = 5_000_000,
+) -> ReportPage:
+    """Writes the page of a run into the file `path`; the page needs no network and no other file.
+
     `decode_token` gives the text of one id (a `TokenText`); without it the page shows ids. Tokens in
     `special_ids`, and those that look like a chat format's marks, are shown as special. At most `max_episodes`
-    episodes are embedded token by token, in at most `max_bytes` of the page together; the page says how many were
-    left out. Raises RunFolderError when the folder is missing, empty or half written.
+    episodes are embedded token by token, in at most `max_bytes` of the page together, failures of the last evaluation
+    first; the page says how many were left out. Raises RunFolderError for an episode that is damaged.
     """
-    data = run if isinstance(run, RunData) else read_run(run)
-    run = data.path
-    blocks, token_ids = _episode_blocks(data, choose(data.episodes, max_episodes), max_bytes)
+    failures = last_failures(data.episodes)
+    blocks, token_ids = _episode_blocks(data, choose(data.episodes, max_episodes), max_bytes, failures)
     texts = {token_id: decode_token(token_id) if decode_token else f"⟨{token_id}⟩" for token_id in sorted(token_ids)}
     special = [i for i, text in texts.items() if i in special_ids or (decode_token and looks_special(text))]
+    name = data.path.resolve().name
+    embedded = {int(block.name[1:]) for block in blocks}
     overview: dict[str, JSON] = {
-        "run": run.resolve().name,
-        "curves": _curves(data.metrics, EVALUATED if data.evaluations else ()),
-        "signs": _signs(data.metrics),
+        "run": name,
+        "curves": metric_curves(data.metrics, EVALUATED if data.evaluations else ()),
+        "signs": collapse_signs(data.metrics),
         "evaluations": [
             {"phase": p.phase, "step": p.step, "success": p.success, "reward_mean": p.reward_mean, "n": p.num_episodes}
             for p in data.evaluations
         ],
         "at_k": list(data.at_k),
-        "episodes": _table(data.episodes, embedded={int(block.name[1:]) for block in blocks}),
+        "episodes": _table(data.episodes, embedded),
+        "first": next((line for line in failures if line in embedded), None),
         "num_episodes": len(data.episodes),
         "num_embedded": len(blocks),
         "num_failed": sum(episode.has_failed for episode in data.episodes),
         "texts": {str(token_id): visible(text) for token_id, text in texts.items()},
         "special": special,
     }
-    path = run / "report.html"
-    page = _page(run.resolve().name, [_block("overview", overview), *blocks])
-    replace_file(path, page_with_digest(page))
-    return path
+    page = page_with_digest(_page(name, [_block("overview", overview), *blocks]))
+    replace_file(path, page)
+    return ReportPage(path, len(page.encode()), len(data.episodes), len(blocks), len(failures))
+
+
+def last_failures(episodes: Sequence[EpisodeSummary]) -> list[int]:
+    """Returns the lines of the episodes of the last evaluation that did not succeed."""
+    last = next(((e.phase, e.step) for e in reversed(episodes) if e.phase.startswith("eval")), None)
+    return [e.line for e in episodes if (e.phase, e.step) == last and not e.success]
 
 
 def choose(episodes: Sequence[EpisodeSummary], limit: int) -> list[EpisodeSummary]:
     """Returns the episodes to embed, in file order.
 
-    They are failed ones (at most half), the first and last step of each phase (at most half of the rest), and the
-    others evenly over the run.
+    They are the failures of the last evaluation, then those without a reward (at most half of the rest), the first and
+    last step of each phase (at most half of the rest), and the others evenly over the run.
     """
     if len(episodes) <= limit:
         return list(episodes)
@@ -120,7 +126,10 @@ def choose(episodes: Sequence[EpisodeSummary], limit: int) -> list[EpisodeSummar
     for episode in episodes:
         first, last = ends.get(episode.phase, (episode.step, episode.step))
         ends[episode.phase] = (min(first, episode.step), max(last, episode.step))
-    chosen = {e.line: e for e in _evenly([e for e in episodes if e.has_failed], limit // 2)}
+    failures = {*last_failures(episodes)}
+    chosen = {e.line: e for e in _evenly([e for e in episodes if e.line in failures], limit)}
+    failed = [e for e in episodes if e.has_failed and e.line not in chosen]
+    chosen.update({e.line: e for e in _evenly(failed, (limit - len(chosen)) // 2)})
     edges = [e for e in episodes if e.line not in chosen and e.step in ends[e.phase]]
     chosen.update({e.line: e for e in _evenly(edges, (limit - len(chosen)) // 2)})
     others = [e for e in episodes if e.line not in chosen]
@@ -134,15 +143,18 @@ def _evenly(items: Sequence[EpisodeSummary], count: int) -> list[EpisodeSummary]
     return [items[position * len(items) // count] for position in range(count)]
 
 
-def _episode_blocks(data: RunData, chosen: Sequence[EpisodeSummary], max_bytes: int) -> tuple[list[_Block], set[int]]:
-    """Returns the embedded episodes within the page's size, and every token id in them."""
+def _episode_blocks(
+    data: RunData, chosen: Sequence[EpisodeSummary], max_bytes: int, first: Collection[int]
+) -> tuple[list[_Block], set[int]]:
+    """Returns the embedded episodes within the page's size, the lines `first` before others, and all their ids."""
     blocks: list[_Block] = []
     token_ids: set[int] = set()
     num_bytes = 0
     if not chosen:
         return blocks, token_ids
     # The size limit may cut the list short, so the episodes are taken in an order that stays spread over the run.
-    order = sorted(range(len(chosen)), key=lambda position: (bin(position)[:1:-1], position))
+    firsts = {*first}
+    order = sorted(range(len(chosen)), key=lambda p: (chosen[p].line not in firsts, bin(p)[:1:-1], p))
     with LineReader(data.episodes_path) as lines:
         for position in order:
             line = chosen[position].line
@@ -202,43 +214,6 @@ def _table(episodes: Sequence[EpisodeSummary], embedded: set[int]) -> list[JSON]
     ]  # fmt: skip
 
 
-def _curves(metrics: Sequence[JSONObject], evaluated: Collection[str]) -> JSON:
-    """Returns `{"steps": [...], "series": [{"key", "title", "values", "extra"}]}`, thinned to `MAX_CURVE_POINTS`.
-
-    Those that are `evaluated` are there without values too: evaluations are drawn into them.
-    """
-    stride = max(1, -(-len(metrics) // MAX_CURVE_POINTS))
-    records = [record for position, record in enumerate(metrics) if (len(metrics) - 1 - position) % stride == 0]
-    titles = dict(CURVES)
-    others = sorted({key for record in records for key in record} - {*titles, "step", "elapsed_s"})
-    series: list[JSON] = []
-    for key, title in [*CURVES, *((key, key) for key in others)]:
-        values = [_value(record, key) for record in records]
-        if any(value is not None for value in values) or (records and key in evaluated):
-            series.append({"key": key, "title": title, "values": values, "extra": key not in titles})
-    return {"steps": [record.get("step", position) for position, record in enumerate(records)], "series": series}
-
-
-def _signs(metrics: Sequence[JSONObject]) -> list[JSON]:
-    """Returns the symptoms of collapse in the run: `{"text", "step", "last"}`, with the steps that showed them."""
-    last: dict[str, JSON] = {}
-    reports: list[tuple[str, JSON]] = []
-    for record in metrics:
-        names, warnings, step = record.get("signs"), record.get("warnings"), record.get("step")
-        last.update({str(name): step for name in names} if isinstance(names, list) else {})
-        reports += [(str(text), step) for text in warnings] if isinstance(warnings, list) else []
-    return [{"text": text, "step": step, "last": last.get(text.partition(":")[0], step)} for text, step in reports]
-
-
-def _value(record: JSONObject, key: str) -> float | None:
-    value = record.get(key)
-    if key == "sampled_tokens_per_s" and value is None:
-        tokens, seconds = record.get("trained_tokens"), record.get("generate_s")
-        if isinstance(tokens, int | float) and isinstance(seconds, int | float) and seconds > 0:
-            value = tokens / seconds
-    return float(f"{value:.6g}") if isinstance(value, int | float) else None
-
-
 def _block(name: str, record: JSONObject) -> _Block:
     raw = json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
     packed = gzip.compress(raw.encode("utf-8", "backslashreplace"), compresslevel=9, mtime=0)
@@ -252,17 +227,19 @@ def _page(name: str, blocks: Sequence[_Block]) -> str:
     parts = {
         "@NAME@": html.escape(name),
         "@STYLE@": style,
-        "@STYLE_HASH@": _hash(style),
+        "@STYLE_HASH@": text_hash(style),
         "@SCRIPT@": script,
-        "@SCRIPT_HASH@": _hash(script),
+        "@SCRIPT_HASH@": text_hash(script),
         "@DATA@": "".join(block.to_html() for block in blocks),
     }
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    pieces = []
-    for piece in page.split("%%"):
-        pieces.append(parts.get(piece, piece))
-    return "".join(pieces)
+    return fill_page((folder / "report.html").read_text(encoding="utf-8"), parts)
 
 
-def _hash(text: str) -> str:
+def fill_page(template: str, parts: Mapping[str, str]) -> str:
+    """Returns the page with its parts, which the template names between two `%%`."""
+    return "".join(parts.get(piece, piece) for piece in template.split("%%"))
+
+
+def text_hash(text: str) -> str:
+    """Returns the hash by which a content security policy knows a script or a style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

@@ -16,7 +16,7 @@ from agentgym.rollout.record.line_reader import FILE_NAME, LineReader, find_epis
 from agentgym.rollout.record.stored_fields import NO_EPISODE
 from agentgym.types import JSON
 
-__all__ = ["EpisodeSummary", "EvaluationPoint", "JSONObject", "RunData", "read_episode", "read_run"]
+__all__ = ["EpisodeSummary", "EvaluationPoint", "JSONObject", "RunData", "check_run_folder", "read_episode", "read_run"]
 
 _UNREAD = re.compile(rb'"(logprobs|policy_versions|advantages)":\[[-+.0-9eE,\[\]]*\]')
 """The lists of numbers in an episode that no summary needs; inside a string each quote would follow a backslash."""
@@ -95,8 +95,14 @@ class RunData:
         return tuple(sorted(points, key=lambda point: (point.step, point.phase != "eval_before")))
 
 
-def read_run(run: Path) -> RunData:
-    """Reads `metrics.jsonl` and `episodes.jsonl`, of which one may be absent; RunFolderError names what is damaged."""
+def check_run_folder(run: Path) -> None:
+    """Raises RunFolderError, with what it holds, for a folder that is not that of a run; one may have just begun."""
+    if not (run / "config.yaml").is_file():
+        _check_contents(run)
+
+
+def _check_contents(run: Path) -> list[Path]:
+    """Returns the files of metrics and episodes, of which one may be absent; raises RunFolderError without both."""
     if not run.is_dir():
         what = "is a file" if run.exists() else "does not exist"
         raise RunFolderError(f"{run} {what}; a run folder was wanted: pass the `--output` of a train or eval run")
@@ -108,16 +114,22 @@ def read_run(run: Path) -> RunData:
             f"{run} holds {listing}; a run folder with episodes.jsonl or metrics.jsonl was wanted: "
             "wait for the run's first step, or pass another folder"
         )
-    metrics = tuple(_finite(record) for _, _, record in _objects(paths[0]))
+    return paths
+
+
+def read_run(run: Path) -> RunData:
+    """Reads `metrics.jsonl` and `episodes.jsonl`, of which one may be absent; RunFolderError names what is damaged."""
+    paths = _check_contents(run)
+    metrics = tuple(finite_numbers(record) for _, _, record in _objects(paths[0]))
     episodes = tuple(_summary(paths[1], line, offset, record) for line, offset, record in _objects(paths[1], _UNREAD))
-    return RunData(run, metrics, episodes, _repeat_scores(run / "result.json"))
+    return RunData(run, metrics, episodes, repeat_scores(run / "result.json"))
 
 
-def _repeat_scores(path: Path) -> tuple[JSONObject, ...]:
+def repeat_scores(path: Path) -> tuple[JSONObject, ...]:
     """Returns the scores of repeated tasks in the result of a finished evaluation."""
     try:
         result: JSON = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return tuple(scores for scores in objects(_object(result).get("at_k", [])) if objects(scores["k"]))
+        return tuple(scores for scores in objects(object_of(result).get("at_k", [])) if objects(scores["k"]))
     except NO_EPISODE as error:
         raise RunFolderError(
             f"{path} is not a result of `agentgym eval` ({error}): delete it to see the episodes alone"
@@ -156,7 +168,8 @@ def _objects(path: Path, unread: re.Pattern[bytes] | None = None) -> Iterator[tu
             offset += len(raw)
 
 
-def _finite(record: JSONObject) -> JSONObject:
+def finite_numbers(record: JSONObject) -> JSONObject:
+    """Returns a line of metrics with None for numbers that are not finite, without its digest."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in record.items()
@@ -181,10 +194,10 @@ def no_episode(path: Path, line: int, error: Exception) -> RunFolderError:
 
 def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:
     turns = objects(record["turns"])
-    messages = [_object(turn["message"]) for turn in turns]
+    messages = [object_of(turn["message"]) for turn in turns]
     spans = [span for row in objects(record["rows"]) for span in objects(row["spans"])]
-    lengths = [(span["source"], _length(span["ids"])) for span in spans]
-    counted = {} if spans else _object(record["metrics"])  # a chat endpoint's counts, where no ids are held
+    lengths = [(span["source"], length(span["ids"])) for span in spans]
+    counted = {} if spans else object_of(record["metrics"])  # a chat endpoint's counts, where no ids are held
     num_replied = _count(counted.get("completion_tokens"))
     reward, success, step, member = record["reward"], record["success"], record["step"], record["member"]
     if not isinstance(step, int) or not isinstance(member, int):
@@ -198,7 +211,7 @@ def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:
         step=step,
         group=str(record["group"]),
         member=member,
-        env_id=str(_object(record["task"])["env_id"]),
+        env_id=str(object_of(record["task"])["env_id"]),
         status=str(record["status"]),
         stop_reason=str(record["stop_reason"]),
         reward=None if reward is None else float(reward),
@@ -214,11 +227,12 @@ def objects(value: JSON) -> list[JSONObject]:
     """Returns `value` as a list of JSON objects; raises TypeError when it is something else."""
     if not isinstance(value, list):
         raise TypeError(f"a list was wanted, got {type(value).__name__}")
-    return [_object(item) for item in value]
+    return [object_of(item) for item in value]
 
 
-def _object(value: JSON) -> JSONObject:
-    if not isinstance(value, Mapping):
+def object_of(value: JSON) -> JSONObject:
+    """Returns `value` if it is an object of parsed JSON; raises TypeError when it is something else."""
+    if not isinstance(value, dict):  # what JSON is read as; a check of Mapping takes ten times as long
         raise TypeError(f"an object was wanted, got {type(value).__name__}")
     return value
 
@@ -227,7 +241,8 @@ def _count(value: JSON) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def _length(value: JSON) -> int:
+def length(value: JSON) -> int:
+    """Returns the length of a list; raises TypeError when it is something else."""
     if not isinstance(value, Sequence):
         raise TypeError(f"a list was wanted, got {type(value).__name__}")
     return len(value)

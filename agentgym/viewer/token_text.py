@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-__all__ = ["TokenText", "TokenizerLike", "looks_special", "visible"]
+__all__ = ["TokenText", "TokenTexts", "TokenizerLike", "looks_special", "visible"]
 
 _SPECIAL = re.compile(r"<[|｜].+[|｜]>|</?(s|think|tool_call|tool_response|unk|pad|bos|eos)>")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -95,3 +96,12 @@ class TokenText:
         if any(character not in table for character in token):
             return text
         return bytes(table[character] for character in token).decode("utf-8", errors="backslashreplace")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTexts:
+    """The texts of a run's token ids; `reason` says why ids are shown in their place."""
+
+    decode: Callable[[int], str] | None = None
+    special_ids: Collection[int] = ()
+    reason: str = ""

@@ -158,9 +158,9 @@ def test_a_run_verifies_and_is_viewed_with_its_own_tokenizer(agentgym: Command) 
     verified = agentgym("verify", "run", "--json")
     assert verified.code == 0 and verified.json["ok"], verified.out
     assert verified.json["properties"]["prefix"]["num_checked"] > 0
-    viewed = agentgym("view", "run", "--json")
+    viewed = agentgym("view", "run", "--share", "run.html", "--json")
     assert viewed.code == 0
-    page = Path(viewed.json["report"]).read_text(encoding="utf-8")
+    page = Path(viewed.json["page"]).read_text(encoding="utf-8")
     blocks = re.findall(r'<script type="text/plain" id="\w+">([^<]+)</script>', page)
     assert b"<|im_start|>" in b"".join(gzip.decompress(base64.b64decode(block)) for block in blocks)
 

@@ -26,7 +26,7 @@ CASES = {
     "agentgym env check TextGame-v0 --j": ["--json"],
     "agentgym completion ": ["bash", "zsh", "fish"],
     "agentgym view no-such-": [],
-    "agentgym view --op": ["--open"],
+    "agentgym view --tok": ["--tokenizer"],
     "agentgym view co": [],
     "agentgym view ru": ["runs"],
     "agentgym eval --output ru": ["runs"],

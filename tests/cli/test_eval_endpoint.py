@@ -73,7 +73,7 @@ def test_an_endpoint_is_evaluated_with_its_cost_and_latency_in_the_report(
     assert json.loads(Path("run/result.json").read_text()) == done.json
     verified = agentgym("verify", "run")
     assert verified.code == 0 and "3 of 3 episodes hold no token ids" in verified.out
-    viewed = agentgym("view", "run")
+    viewed = agentgym("view", "run", "--share", "run.html")
     assert viewed.code == 0 and "--tokenizer FOLDER" in viewed.out
 
 

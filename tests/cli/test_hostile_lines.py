@@ -16,7 +16,7 @@ from agentgym.types import MalformedCall, Message, Task, ToolCall, ToolResult
 
 Command = Callable[..., Any]
 COMMANDS = [
-    ("view", "run"),
+    ("view", "run", "--share", "run.html"),
     ("episodes", "run", "out.parquet"),
     ("rescore", "run", "--reward.function", "exact_match", "--output", "rescored"),
     ("compare", "run", "other"),

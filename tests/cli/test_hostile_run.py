@@ -37,7 +37,7 @@ SETTINGS = {
 }
 CHECKPOINT = "run/checkpoints/step-000001"
 READERS = [
-    ("view", "run"),
+    ("view", "run", "--share", "run.html"),
     ("verify", "run"),
     ("models", "check", CHECKPOINT, "--only", "template"),
     ("episodes", "run", "out.jsonl"),
@@ -121,12 +121,12 @@ def test_a_run_is_shown_and_verified_without_its_model(agentgym: Command, run: P
     (run / "config.yaml").write_text(yaml.safe_dump({"model": address}))
     for model in (address, "owner/not-cached", "gone/away"):
         (run / "config.yaml").write_text(yaml.safe_dump({"model": model}))
-        view = agentgym("view", "run")
+        view = agentgym("view", "run", "--share", "run/report.html")
         assert view.code == 0 and model in view.out and "--tokenizer FOLDER" in view.out
         assert (run / "report.html").is_file()
         checked = agentgym("verify", "run")
         assert checked.code == 0 and f"{model!r}" in checked.out, checked.err
-    assert agentgym("view", "run", "--tokenizer", "gone/away").code == 2
+    assert agentgym("view", "run", "--share", "run.html", "--tokenizer", "gone/away").code == 2
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,9 @@ def test_a_run_is_shown_and_verified_without_its_model(agentgym: Command, run: P
 @pytest.mark.parametrize("command", ["view", "verify", "export", "rescore"])
 def test_settings_that_are_no_yaml_are_one_line(agentgym: Command, run: Path, settings: str, command: str) -> None:
     (run / "config.yaml").write_text(settings)
-    words = {"export": ("out",), "rescore": ("--reward.function", "exact_match")}.get(command, ())
+    words = {"export": ("out",), "view": ("--share", "run.html"), "rescore": ("--reward.function", "exact_match")}.get(
+        command, ()
+    )
     done = agentgym(command, "run", *words)
     assert done.code == 2 and done.err.count("\n") == 1 and "config.yaml" in done.err and len(done.err) < 600
 

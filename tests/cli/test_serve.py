@@ -78,7 +78,7 @@ def test_the_openai_client_plays_what_is_served_and_leaves_the_record_of_eval(
         assert serving.process.returncode == 0, serving.output
     assert result["num_episodes"] == 6 and result["num_failed"] == 0 and result["served"]
     assert main(["verify", str(run)]) == 0
-    assert main(["view", str(run)]) == 0
+    assert main(["view", str(run), "--share", str(run / "report.html")]) == 0
     assert main(["eval", *GAME, "-n", "3", "-r", "2", "--output", str(own)]) == 0
     assert (run / "episodes.jsonl").read_bytes() == (own / "episodes.jsonl").read_bytes()
     capsys.readouterr()

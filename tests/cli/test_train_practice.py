@@ -31,7 +31,7 @@ def test_a_mix_is_trained_and_told_for_each_environment(tmp_path: Path, capsys: 
     assert sorted(trained) == ["GuessNumber-v0"] * 2 + ["TextGame-v0"] * 4
     (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {"success/TextGame-v0", "reward_mean/GuessNumber-v0"} < set(line)
-    assert main(["verify", str(run)]) == 0 and main(["view", str(run)]) == 0
+    assert main(["verify", str(run)]) == 0 and main(["view", str(run), "--share", str(run / "page.html")]) == 0
     assert main([*options, "--output", str(run), "--resume"]) == 0
     assert main([*options[:2], "TextGame-v0=3", *options[3:], "--output", str(run), "--resume"]) == 2
     assert "practice.mix.TextGame-v0: 2 there, 3 here" in capsys.readouterr().err

@@ -133,7 +133,7 @@ def test_keys_filters_and_the_side_panel_work(
     driven = run / "driven.html"
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')  # it rightly refuses the test's script
     driven.write_text(policy.sub("", text).replace("</body>", f"<script>{DRIVE}</script></body>"), encoding="utf-8")
-    dom, console = browse(driven)
+    dom, console = browse(driven, "#episode=1")
     assert console == ""
     match = re.search(r'<pre id="seen">(.*?)</pre>', dom, re.DOTALL)
     assert match is not None, dom[-500:]

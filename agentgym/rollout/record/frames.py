@@ -72,12 +72,11 @@ def _checksum(*sizes: int) -> int:
     return crc32(repr(sizes).encode())
 
 
-def read_frames(file: BinaryIO, size: int) -> Iterator[Frame]:
-    """Yields the whole frames in the first `size` bytes of an open file, by their index entries.
+def read_frames(file: BinaryIO, size: int, offset: int = 0) -> Iterator[Frame]:
+    """Yields the whole frames from `offset` on in the first `size` bytes of an open file, by their index entries.
 
     A last frame that a kill left incomplete is left out. Raises RunFolderError where an index entry is damaged.
     """
-    offset = 0
     while offset < size:
         entry = os.pread(file.fileno(), _ENTRY.size, offset)
         if len(entry) < _ENTRY.size or not any(entry):

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from agentgym.errors import RunFolderError
 from agentgym.rollout.record.frames import FRAME_BYTES, MAX_BYTES, SUFFIX, Frame, read_frames, unpack_frame
 
-__all__ = ["FILE_NAME", "PACKED_NAME", "LineReader", "find_episodes"]
+__all__ = ["FILE_NAME", "PACKED_NAME", "LineBlock", "LineReader", "find_episodes"]
 
 FILE_NAME = "episodes.jsonl"
 PACKED_NAME = FILE_NAME + SUFFIX
@@ -29,6 +30,18 @@ def find_episodes(folder: Path) -> Path | None:
     if len(paths) > 1:
         raise RunFolderError(f"{str(folder)!r} holds {FILE_NAME} and {PACKED_NAME}: remove the one that is a copy")
     return paths[0] if paths else None
+
+
+class LineBlock(NamedTuple):
+    """Whole lines that follow each other: where their text begins, and where file and text go on after them."""
+
+    lines: list[bytes]
+    offset: int
+    """The offset of the first line in the plain text."""
+    end: int
+    """The position in the file after the block."""
+    end_offset: int
+    """The offset in the plain text after the block."""
 
 
 class LineReader:
@@ -66,6 +79,29 @@ class LineReader:
         while not line.endswith(b"\n") and (line := self._file.readline(FRAME_BYTES)):
             pass
         return DAMAGED
+
+    def blocks_after(self, position: int, offset: int) -> Iterator[LineBlock]:
+        """Yields the whole lines from a position of the file on, which has the `offset` in the plain text.
+
+        A line that is still being written is left out. Raises RunFolderError where an index entry is damaged.
+        """
+        if self._is_packed:
+            for frame in read_frames(self._file, os.fstat(self._file.fileno()).st_size, position):
+                yield LineBlock([*self._lines_of(frame)], offset, frame.end, offset := offset + frame.num_bytes)
+            return
+        self._file.seek(position)
+        while lines := [*self._lines_of_block()]:
+            begin, position = position, self._file.tell()
+            yield LineBlock(lines, begin, position, position)
+
+    def _lines_of_block(self) -> Iterator[bytes]:
+        """Yields the next whole lines of a plain file, of a frame's size; a damaged one is the last."""
+        num_bytes = 0
+        while num_bytes < FRAME_BYTES and (line := self._read_line()).endswith(b"\n"):
+            yield line
+            num_bytes = FRAME_BYTES if line == DAMAGED else num_bytes + len(line)
+        if num_bytes < FRAME_BYTES:
+            self._file.seek(-len(line), os.SEEK_CUR)  # it is read again once it is whole
 
     def line_at(self, offset: int) -> bytes:
         """Returns the line that begins at an offset."""

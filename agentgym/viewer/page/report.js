@@ -396,7 +396,7 @@ async function start() {
   drawSwitch();
   list();
   listen();
-  const first = state.listed.find((episode) => episode.embedded);
+  const first = state.listed.find((episode) => episode.line === state.data.first) ?? state.listed.find((episode) => episode.embedded);
   await (fromAddress() ?? (first ? openEpisode(first.line) : ($('title').textContent = 'No episodes were recorded')));
   document.body.dataset.ready = 'yes';
 }

@@ -219,7 +219,7 @@ def test_a_halted_step_is_viewed_and_verified_like_a_run(
     folder = tmp_path / "run" / "halted" / "step-000001"
     assert main(["verify", str(folder)]) == 0
     assert "sound" in capsys.readouterr().out
-    assert main(["view", str(folder)]) == 0
+    assert main(["view", str(folder), "--share", str(folder / "report.html")]) == 0
     assert (folder / "report.html").is_file()
 
 
