@@ -15,6 +15,7 @@ __all__ = [
     "EngineError",
     "EnvironmentFault",
     "InvalidTrajectory",
+    "MissingSetting",
     "RenderError",
     "RunFolderError",
     "SandboxError",
@@ -35,6 +36,10 @@ class AgentGymError(Exception):
 
 class ConfigError(AgentGymError, ValueError):
     """A setting, or a combination of settings, that cannot be run."""
+
+
+class MissingSetting(ConfigError):
+    """A setting that has no default and is not given: `missing NAME` begins the message."""
 
 
 class UnknownName(AgentGymError, KeyError):

@@ -18,6 +18,7 @@ BUILTINS = {
     "EngineError": RuntimeError,
     "EnvironmentFault": RuntimeError,
     "InvalidTrajectory": ValueError,
+    "MissingSetting": ValueError,
     "RenderError": ValueError,
     "RunFolderError": OSError,
     "SandboxError": RuntimeError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, field, fields, replace
 from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,6 +12,7 @@ from agentgym.embedded import model_for
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.lessons.demonstrations import DemonstrationConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
@@ -30,7 +31,7 @@ PLAY_SETTINGS = (
 """Settings that only runs that learn from episodes of their own have a use for."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class LessonConfig(TrainConfig):
     """The settings of a lesson. Held-out tasks are played where `eval.episodes` is above 0: by default, those of the
     environment of demonstrations."""
@@ -153,7 +154,7 @@ DEMONSTRATED_STEPS = 500
 """The steps where demonstrations are learned and none are given."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class SftConfig(LessonConfig):
     """The settings of imitation: of a policy that plays, of conversations from files, or of recorded episodes."""
 
@@ -215,7 +216,7 @@ OF_SOURCE: Mapping[str, tuple[str, JSON]] = {
 """Settings that only one source has: the source and the default."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class DpoConfig(LessonConfig):
     """The settings of learning from pairs of a better and a worse reply (Rafailov et al. 2023)."""
 

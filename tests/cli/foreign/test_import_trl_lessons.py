@@ -13,7 +13,7 @@ import yaml
 
 from agentgym.cli.foreign.keys import Key, find_key, translate
 from agentgym.cli.foreign.trl_lessons import DPO_KEYS, SFT_KEYS
-from agentgym.trainers.config import flatten_settings
+from agentgym.settings.config_class import flatten_settings
 from agentgym.trainers.lessons.config import DpoConfig, SftConfig
 
 Command = Callable[..., Any]
