@@ -161,7 +161,10 @@ def _read_value(hint: Any, value: object, name: str, default: object = MISSING) 
             f"setting {name!r} holds settings of its own: {', '.join(_settings(block))}. Write them as {shape};"
             f" got {_short.repr(value)}"
         )
-    raise ConfigError(f"setting {name!r} is {' or '.join(map(_format_type, kinds))}, got {_short.repr(value)}")
+    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    near = nearest(value, choices) if isinstance(value, str) else ""
+    wanted_type = " or ".join(map(_format_type, kinds))
+    raise ConfigError(f"setting {name!r} is {wanted_type}, got {_short.repr(value)}{near}")
 
 
 def _as_kind(kind: Any, value: object, name: str, default: object) -> object:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError
+from agentgym.extras import install_extra
 from agentgym.tools.containers.owner import OWNER, labels
 
 __all__ = ["Container", "ContainerPlan", "ContainerStream", "Daemon", "Found"]
@@ -28,7 +29,7 @@ MAX_KEPT = 256
 STREAMS = ("/attach", "/start")
 """Ends of URL paths whose connection becomes a stream, and leaves its pool permanently."""
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-MISSING = "the docker package is not installed: pip install 'agentgym-llm[docker]'"
+MISSING = f"the docker package is not installed: {install_extra('docker')}"
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal, TypeAlias, get_args
 
-from agentgym.errors import ConfigError, nearest
+from agentgym.errors import ConfigError
 from agentgym.settings import check_named_numbers
 from agentgym.settings.config_class import config_class
 
@@ -62,11 +62,6 @@ class CollapseConfig:
     """The thresholds of symptoms by their names, such as clipped=0.95; others have their defaults (`THRESHOLDS`)."""
 
     def __post_init__(self) -> None:
-        for name in self.stop_on:
-            if name not in SYMPTOMS:
-                raise ConfigError(
-                    f"collapse.stop_on names {name!r}{nearest(name, SYMPTOMS) or '.'} Known: {', '.join(SYMPTOMS)}"
-                )
         if self.patience < 1:
             raise ConfigError(f"collapse.patience must be at least 1, got {self.patience}")
         check_named_numbers("collapse.thresholds", self.thresholds, THRESHOLDS)

@@ -175,7 +175,7 @@ def test_arguments_without_a_script_name_their_trainer(agentgym: Command) -> Non
         ("- a\n", "holds no settings: it must be a mapping"),
         ("a: [\n", "is not YAML"),
         ("optimizer: {lerning_rate: 3}\n", "unknown setting 'optimizer.lerning_rate': did you mean 'learning_rate'?"),
-        ("optimizer: 3\n", "setting 'optimizer' holds settings of its own, got 3"),
+        ("optimizer: 3\n", "setting 'optimizer' holds settings of its own: name,"),
         ("pairs: [x.jsonl]\nbeta: much\n", "setting 'beta' is a number, got 'much'"),
     ],
 )

@@ -264,7 +264,7 @@ def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
         ({"env": "X", "max_minutes": "soon"}, r"setting 'max_minutes' is a number or None \(null\), got 'soon'"),
         ({"env": "X", "optimizer": {"layer_decay": None}}, "setting 'optimizer.layer_decay' is a number, got None"),
         ({"env": "X", "collapse": {"stop_on": "nan"}}, "setting 'collapse.stop_on' is a list, got 'nan'"),
-        ({"env": "X", "collapse": {"stop_on": ["nam"]}}, "collapse.stop_on names 'nam': did you mean 'nan'"),
+        ({"env": "X", "collapse": {"stop_on": ["nam"]}}, "setting 'collapse.stop_on' .* got 'nam': did you mean 'nan'"),
         ({"env": "X", "allow_single": "no"}, "setting 'allow_single' is True or False, got 'no'"),
         ({"env": "X", "env_kwargs": [1]}, r"setting 'env_kwargs' is a mapping of names to values, got \[1\]"),
     ],
