@@ -189,7 +189,7 @@ class TrainConfig:
                 f" max_staleness {self.max_staleness} has it sample meanwhile: leave one of them out"
             )
         if self.require_token and self.serve is None:
-            raise ConfigError("require_token is about agents outside, which serve admits: add --serve PORT")
+            raise ConfigError("require_token is about agents outside, which serve admits: set serve to a port")
         if self.serve is not None:
             from agentgym.rollout.serving.http_server import ServeConfig  # here: other settings need no server
 
@@ -298,7 +298,7 @@ class TrainConfig:
             names = [entry.env for entry in read_mix(self.practice.mix).values()]
             if self.env not in names:
                 raise ConfigError(
-                    f"env {self.env!r} is not in the mix ({', '.join(names)}): leave --env out, or name one of them"
+                    f"env {self.env!r} is not in the mix ({', '.join(names)}): leave env out, or name one of them"
                 )
             if self.env_kwargs:
                 raise ConfigError(

@@ -79,6 +79,8 @@ def test_what_is_missing_is_named() -> None:
         with pytest.raises(MissingSetting, match=r"^missing env: name an environment") as error:
             make()
         assert "--" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"learned from: env \(demonstrations\), conversations \(files\) or episodes"):
+        SftConfig()
     with pytest.raises(MissingSetting, match=r"^missing name$"):
         Car()  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"TrainConfig takes settings by name, such as env=\.\.\., got 'TextGame-v0'"):

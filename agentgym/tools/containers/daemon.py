@@ -29,7 +29,6 @@ MAX_KEPT = 256
 STREAMS = ("/attach", "/start")
 """Ends of URL paths whose connection becomes a stream, and leaves its pool permanently."""
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-MISSING = f"the docker package is not installed: {install_extra('docker')}"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,7 +94,7 @@ class Daemon:
         try:
             import docker
         except ImportError as error:
-            raise SandboxError(MISSING) from error
+            raise SandboxError(f"the docker package is not installed: {install_extra('docker')}") from error
         where = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
         advice = f"no Docker daemon answers at {where}: start one, or name it by DOCKER_HOST"
         if fault := _fault_of(where):

@@ -131,12 +131,12 @@ class LessonConfig(TrainConfig):
         check_at_least(0, self, "steps")
         check_at_least(1, self, "batch_size")
         if self.plays and not (self.env or self.eval.mix):
-            raise ConfigError("eval.episodes are of an environment, and none is named: add --eval.mix ENV=1")
+            raise ConfigError("eval.episodes are of an environment, and none is named: name one in eval.mix")
         sources = [name for name in self.sources if getattr(self, name)]
         if len(sources) != 1:
-            options = {"env": "--env ID (demonstrations)", "episodes": "--episodes RUN"}
-            first, *rest = (options.get(name, f"--{name} FILE") for name in self.sources)
-            got = f"got {' and '.join(f'--{name}' for name in sources) or 'none'}"
+            options = {"env": "env (demonstrations)", "episodes": "episodes (run folders)"}
+            first, *rest = (options.get(name, f"{name} (files)") for name in self.sources)
+            got = f"got {' and '.join(sources) or 'none'}"
             raise ConfigError(f"one source is learned from: {', '.join([first, *rest[:-1]])} or {rest[-1]}; {got}")
 
 
@@ -198,9 +198,9 @@ class SftConfig(LessonConfig):
         super()._check_tasks()
         for name, (source, default) in OF_SOURCE.items():
             if source != self.source and getattr(self, name) != default:
-                raise ConfigError(f"--{name.replace('_', '-')} goes with --{source}, and not with --{self.source}")
+                raise ConfigError(f"{name} goes with {source}, and not with {self.source}")
         if self.validation and self.env:
-            raise ConfigError("--validation goes with --conversations or --episodes: demonstrations are always new")
+            raise ConfigError("validation goes with conversations or episodes: demonstrations are always new")
         _ = self.demonstrations  # which refuses shares that are none
 
 

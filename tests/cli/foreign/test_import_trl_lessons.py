@@ -161,7 +161,7 @@ def test_arguments_without_a_script_name_their_trainer(agentgym: Command) -> Non
     assert "did you mean 'max_length'" in done.json["unknown"][0]["ours"]
     assert "no rows are named in it: add conversations" in done.err
     refused = agentgym("sft", "--config", "run.yaml")
-    assert refused.code == 2 and "one source is learned from: --env ID" in refused.err
+    assert refused.code == 2 and "one source is learned from: env (demonstrations)" in refused.err
     refused = agentgym("import", "verl", "args.yaml", "--trainer", "sft", "--output", "other.yaml")
     assert refused.code == 2 and "--trainer is one of TRL's" in refused.err
     Path("sft.py").write_text(SFT_SCRIPT)
