@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import threading
 from collections.abc import Iterable
 from typing import Literal
@@ -15,6 +16,7 @@ __all__ = [
     "EngineError",
     "EnvironmentFault",
     "InvalidTrajectory",
+    "MissingSetting",
     "RenderError",
     "RunFolderError",
     "SandboxError",
@@ -35,6 +37,10 @@ class AgentGymError(Exception):
 
 class ConfigError(AgentGymError, ValueError):
     """A setting, or a combination of settings, that cannot be run."""
+
+
+class MissingSetting(ConfigError):
+    """A setting that has no default and is not given: `missing NAME` begins the message."""
 
 
 class UnknownName(AgentGymError, KeyError):
@@ -132,7 +138,14 @@ def describe_error(error: BaseException) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns `": did you mean 'x'?"` for the nearest known name, or an empty string when none is near."""
-    folded = {candidate.casefold(): candidate for candidate in names}
-    matches = difflib.get_close_matches(name.casefold(), folded, n=1)
+    """Returns `": did you mean 'x'?"` for the nearest known name, or an empty string when none is near.
+
+    Names are compared without a version: `NoSuch-v0` is not near `SearchQA-v0`.
+    """
+    folded = {_without_version(candidate): candidate for candidate in names}
+    matches = difflib.get_close_matches(_without_version(name), folded, n=1)
     return f": did you mean {folded[matches[0]]!r}?" if matches else ""
+
+
+def _without_version(name: str) -> str:
+    return re.sub(r"-v\d+$", "", name.casefold())

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.errors import InvalidTrajectory
+from agentgym.notebook.html_view import html_table, short_text
+from agentgym.notebook.speaker_rows import speaker_rows
 from agentgym.openai_wire import message_to_openai
 from agentgym.routed_experts import RoutedExperts
 from agentgym.types import JSON, Message, Task, ToolResult, ToolSpec
@@ -191,6 +193,9 @@ class Row:
         if any(span.source is Source.PROMPT for span in self.spans[1:]):
             raise InvalidTrajectory("only the first span of a row is a prompt span")
 
+    def __repr__(self) -> str:
+        return f"<Row: {len(self.spans)} spans, {len(self)} tokens, {self.num_trained_tokens} trained>"
+
     @cached_property
     def ids(self) -> NDArray[np.int64]:
         """Token ids, `[T]`."""
@@ -311,7 +316,12 @@ class Trajectory:
         earned = f"reward {self.reward:g}" if self.reward is not None else f"no reward ({self.error})"
         who = f"{self.group}/{self.member} of {self.task.env_id} (seed {self.task.seed})"
         size = f"{len(self.turns)} turns, {len(self.rows)} rows, {self.num_tokens} tokens"
-        return f"<Trajectory {who}: {self.status}, {earned}, {size}, {self.num_trained_tokens} trained>"
+        return short_text(f"<Trajectory {who}: {self.status}, {earned}, {size}, {self.num_trained_tokens} trained>")
+
+    def _repr_html_(self) -> str:
+        """Returns the conversation as a table."""
+        opening = self.rows[0].messages or () if self.rows else ()
+        return html_table(repr(self), speaker_rows(opening, self.turns))
 
     @property
     def has_ids(self) -> bool:

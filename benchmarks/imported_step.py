@@ -25,9 +25,10 @@ from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.main import main as agentgym
 from agentgym.model.model_folder import load_decoder
 from agentgym.model.model_name import model_folder
+from agentgym.settings.config_class import config_from_mapping
 from agentgym.trainers.batch.batch import TrainingBatch, build_batch
 from agentgym.trainers.batch.credits import credit_groups
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.resolve import resolve_config
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn

@@ -1,6 +1,6 @@
 """An environment whose tools run in a container of the episode's own: find a line that was hidden in a folder of logs.
 
-Play it with `agentgym play examples.container_env:LogSearch`. It needs a Docker daemon and `agentgym-llm[docker]`.
+Play it with `agentgym play examples.container_env:LogSearch`. It needs a Docker daemon and `pip install '.[docker]'`.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ BUILTINS = {
     "EngineError": RuntimeError,
     "EnvironmentFault": RuntimeError,
     "InvalidTrajectory": ValueError,
+    "MissingSetting": ValueError,
     "RenderError": ValueError,
     "RunFolderError": OSError,
     "SandboxError": RuntimeError,
@@ -68,7 +69,7 @@ def test_an_unknown_name_is_not_quoted_like_a_key() -> None:
 def test_nearest_names_the_best_match_and_is_silent_without_one() -> None:
     assert nearest("TextGme-v0", ["TextGame-v0", "Shop-v0"]) == ": did you mean 'TextGame-v0'?"
     assert nearest("zzzz", ["TextGame-v0"]) == ""
-    assert nearest("x", []) == ""
+    assert nearest("NoSuch-v0", ["SearchQA-v0"]) == nearest("x", []) == ""
 
 
 @pytest.mark.parametrize(

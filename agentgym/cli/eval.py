@@ -77,7 +77,7 @@ def stored_options(kind: type[Options], args: Sequence[str]) -> Options | None:
     settings = read_mapping(path)
     if settings.get("kind") != "eval":
         raise RunFolderError(f"{str(path)!r} is that of another command than an evaluation")
-    from agentgym.trainers.config import config_from_mapping  # here, because few evaluations are resumed
+    from agentgym.settings.config_class import config_from_mapping
 
     return config_from_mapping(
         kind, {name: value for name, value in settings.items() if name not in ("kind", "agentgym", "served")}

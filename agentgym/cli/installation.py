@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from agentgym.engines.server_kind import SERVERS
+from agentgym.extras import DISTRIBUTION
 
 __all__ = [
     "DISTRIBUTION",
@@ -35,7 +36,6 @@ __all__ = [
     "unfit",
 ]
 
-DISTRIBUTION = "agentgym-llm"
 SHARED = frozenset({"huggingface-hub", "numpy", "tokenizers", "torch", "transformers"})
 """Libraries that engines pin and others use too: here a shared environment causes conflicts."""
 PROBE = """

@@ -25,6 +25,7 @@ from agentgym.errors import (
     AgentGymError,
     ConfigError,
     EnvironmentFault,
+    MissingSetting,
     RunFolderError,
     UnknownName,
     UserCodeFault,
@@ -133,6 +134,8 @@ def _exit_code(error: BaseException, name: str) -> int | None:
         case Help():
             print(error.to_text(terminal_width()))
             return 0
+        case MissingSetting():
+            text, code = str(error).replace("missing ", "missing --", 1), 2
         case ConfigError() | UnknownName() | RunFolderError():  # the caller asks for something else
             text, code = str(error), 2
         case EnvironmentFault() | UserCodeFault():

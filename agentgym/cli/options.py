@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin
 
 from agentgym.cli.help_text import HELP_OPTIONS, Help, default_of, option_table, type_hints
-from agentgym.errors import NOT_JSON, ConfigError, UnknownName, nearest
+from agentgym.errors import NOT_JSON, ConfigError, MissingSetting, UnknownName, nearest
 from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
 
@@ -42,6 +42,8 @@ T = TypeVar("T")
 OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
 REQUIRED = re.compile(r"-|[A-Z][A-Z_-]*(\s|$)")
 NO_NUMBER = re.compile(r"(?:invalid literal for int\(\) with base 10|could not convert string to float): (.*)")
+MISSING_NAME = re.compile(r"missing [a-z]")
+"""The beginning of a MissingSetting; options and arguments begin with other characters."""
 INNER = re.compile(r"^(?:run\b\.?|\w+Options\b)(?:: )?")
 """The name of a dataclass that is a command itself: it is part of no option."""
 FURTHER_HELP = re.compile(r"Argument helptext:|For full helptext|Unrecognized|Perhaps you meant|Similar")
@@ -83,7 +85,8 @@ def parse_options(
             )
     except SystemExit:
         _refuse_unknown(options, args, prog, full_help)
-        raise ConfigError(f"{_one_line(printed.getvalue())}; `{prog} {full_help}` shows all options") from None
+        text = f"{_one_line(printed.getvalue())}; `{prog} {full_help}` shows all options"
+        raise (MissingSetting if MISSING_NAME.match(text) else ConfigError)(text) from None
     except ConfigError:
         _refuse_unknown(options, args, prog, full_help)  # an unknown option may be why a setting is invalid
         raise

@@ -23,9 +23,10 @@ from agentgym.cli.run_folder import names_tasks, resumed_config
 from agentgym.cli.terminal import say
 from agentgym.cli.training.options import MAIN_SETTINGS, TrainOptions
 from agentgym.errors import ConfigError
+from agentgym.settings.config_class import config_from_mapping
 from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.trainers.checkpoints.run_copy import fetch_missing_run
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.former_settings import with_current_names
 from agentgym.trainers.tasks.mix import read_mix
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
-from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.errors import ConfigError, MissingSetting, UnknownName, nearest
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 
 __all__ = ["COLUMNS", "DataConfig", "env_of_data"]
 
@@ -26,7 +27,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 that exists counts. `a.b` is the key b of the mappings in column a."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class DataConfig:
     """The files of tasks, and the steps between reading and playing them.
 
@@ -110,8 +111,8 @@ def env_of_data(data: DataConfig, env: str, env_kwargs: Mapping[str, object]) ->
     if env:
         return env, env_kwargs
     if not data.has_files:
-        raise ConfigError(
-            "missing --env: name an environment (`agentgym env list` shows them), or files with tasks, which"
-            " Prompt-v0 plays: data.train to train on, data.eval to evaluate on (--data.train FILE --data.eval FILE)"
+        raise MissingSetting(
+            "missing env: name an environment (`agentgym env list` shows them), or files with tasks, which"
+            " Prompt-v0 plays: data.train to train on, data.eval to evaluate on"
         )
     return "Prompt-v0", env_kwargs

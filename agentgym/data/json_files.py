@@ -56,7 +56,8 @@ def _lines(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, object]
             row = json.loads(line)
         except NOT_JSON as error:
             cut = "" if line.endswith("\n") else "; it is the last line, without an end: the file may be cut off"
-            raise ConfigError(f"{path}, line {number} is not JSON: {error}{cut}") from error
+            what = f"{error.msg}, at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+            raise ConfigError(f"{path}, line {number} is not JSON: {what}{cut}") from error
         yield number, _check_row(row, f"{path}, line {number}")
 
 

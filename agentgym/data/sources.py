@@ -16,6 +16,7 @@ from agentgym.data.generators import open_generator
 from agentgym.data.json_files import JSON_SUFFIXES, open_json
 from agentgym.data.table import Table
 from agentgym.errors import ConfigError, nearest
+from agentgym.extras import install_extra
 from agentgym.remote import cached_files, is_remote
 from agentgym.types import JSON
 
@@ -96,7 +97,7 @@ def _wrapper(module: str, library: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != library:
             raise
-        install = "pip install 'agentgym-llm[data]'"
+        install = install_extra("data")
         raise ConfigError(f"{name!r} needs the library {library}, which is not installed: {install}") from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentgym.embedded import EMBEDDED_MODELS
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.extras import install_extra
 from agentgym.model.gguf.gguf_file import file_sha256, find_gguf, is_gguf
 from agentgym.remote import cached_folder, is_remote, keep_folder
 
@@ -100,7 +101,7 @@ def _gguf_folder(file: Path, digest: str) -> Path:
             from agentgym.model.gguf.gguf_folder import write_gguf_folder  # here, because few models are in GGUF
         except ImportError as error:
             raise RunFolderError(
-                f"a model in GGUF needs {error.name}, which is not installed: pip install 'agentgym-llm[gguf,train]'"
+                f"a model in GGUF needs {error.name}, which is not installed: {install_extra('gguf,train')}"
             ) from error
         write_gguf_folder(file, beside, part / file.stem)
 

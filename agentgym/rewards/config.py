@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, cast
 
 from agentgym.cores import num_cores
@@ -14,6 +14,7 @@ from agentgym.rewards.overlong import OverlongConfig
 from agentgym.rewards.remote import RemoteConfig
 from agentgym.rewards.weighted import WeightedPart, read_parts
 from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings.config_class import config_class
 
 __all__ = ["Manner", "RewardConfig"]
 
@@ -23,7 +24,7 @@ FUNCTIONS = ("plain", "batch", "pool")
 NUM_AT_ONCE = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class RewardConfig:
     """The source of an episode's reward; without one, the environment's reward stays.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from agentgym.rewards.reply import conversation
@@ -12,6 +11,7 @@ from agentgym.rewards.reward import RewardFailure
 from agentgym.rollout.hosting.env_code import attempt
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.tools.calling.worker import Worker
 from agentgym.trajectory import Trajectory
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["LearnedReward", "RewardModelConfig"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class RewardModelConfig:
     """The classifier that scores, and its device."""
 

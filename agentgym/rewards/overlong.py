@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from agentgym.errors import ConfigError
 from agentgym.rewards.reward import InvalidReward, Reward
+from agentgym.settings.config_class import config_class
 from agentgym.trajectory import Trajectory
 
 __all__ = ["OverlongConfig", "overlong_penalty", "with_overlong"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class OverlongConfig:
     """The token budget of an episode, and the punishment near its end."""
 

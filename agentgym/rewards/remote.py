@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from agentgym.engines.openai.backoff import MAX_RETRY_AFTER_S, back_off_s
 from agentgym.engines.openai.config import RequestConfig
@@ -18,6 +17,7 @@ from agentgym.rollout.episode.long_text import run_if_short
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.record.episodes_file import episode_text
 from agentgym.rollout.record.json_pieces import encode_json
+from agentgym.settings.config_class import config_class
 from agentgym.trajectory import Trajectory
 from agentgym.url_credentials import read_key
 
@@ -28,7 +28,7 @@ MISTAKES = (401, 403, 404, 405, 501)
 """The HTTP statuses that the next episode would get as well."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class RemoteConfig(RequestConfig):
     """The address of a server that computes rewards, and the limits of its use."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal
 
 from agentgym.chat_templates.protocol import Renderer
@@ -10,6 +10,7 @@ from agentgym.engines.protocol import Sampling
 from agentgym.engines.stop_strings import stop_strings
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero
+from agentgym.settings.config_class import config_class
 
 __all__ = ["STALL_S", "Limits", "SamplingConfig"]
 
@@ -22,7 +23,7 @@ UNKNOWN_WINDOW = 16_384
 """The window that the default is derived from if an engine does not report its own."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class SamplingConfig:
     """The distribution that replies are drawn from."""
 
@@ -67,7 +68,7 @@ class SamplingConfig:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class Limits:
     """The budgets of one episode; the first to run out truncates it and gives its name to the stop reason.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from dataclasses import field, replace
+from typing import ClassVar, Literal
 
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
@@ -14,7 +13,7 @@ from agentgym.embedded import model_for
 from agentgym.engines.local.config import LocalSettings
 from agentgym.engines.server_kind import SERVERS, check_engine_name
 from agentgym.engines.servers.server_config import ServerConfig
-from agentgym.errors import ConfigError, nearest
+from agentgym.errors import ConfigError
 from agentgym.loading import is_code_path
 from agentgym.model.architectures import check_backend
 from agentgym.rewards import RewardConfig
@@ -22,6 +21,7 @@ from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.tools.sandbox.service_settings import SandboxConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
@@ -38,10 +38,10 @@ from agentgym.trainers.tasks.mix import read_mix
 from agentgym.trainers.tasks.practice import PracticeConfig
 from agentgym.url_credentials import refuse_credentials
 
-__all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping", "flatten_settings"]
+__all__ = ["AdvantageConfig", "TrainConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class AdvantageConfig:
     """The estimator that credits the sampled tokens."""
 
@@ -52,7 +52,7 @@ class AdvantageConfig:
     """The settings of the estimator, such as gamma=0.95; others have their defaults. None takes those of the algo."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class TrainConfig:
     """One training run. Every step plays `tasks` x `group_size` episodes and learns from them."""
 
@@ -189,7 +189,7 @@ class TrainConfig:
                 f" max_staleness {self.max_staleness} has it sample meanwhile: leave one of them out"
             )
         if self.require_token and self.serve is None:
-            raise ConfigError("require_token is about agents outside, which serve admits: add --serve PORT")
+            raise ConfigError("require_token is about agents outside, which serve admits: set serve to a port")
         if self.serve is not None:
             from agentgym.rollout.serving.http_server import ServeConfig  # here: other settings need no server
 
@@ -203,6 +203,25 @@ class TrainConfig:
                 object.__setattr__(self, "learner", replace(self.learner, dtype="bfloat16"))
         else:
             self.learner.mesh.check_alone()
+
+    def check_names(self) -> None:
+        """Raises UnknownName for an algorithm that does not exist; one that is a location is looked up by the run."""
+        learner, advantage = self.learner, self.advantage.name
+        names = {"LOSSES": learner.loss, "CORRECTIONS": learner.correction, "AGGREGATIONS": self.aggregation}
+        names |= {"ADVANTAGES": advantage, "OPTIMIZERS": self.optimizer.name, "SCHEDULES": self.optimizer.decay}
+        usual = (None, TrainConfig.algo, "adamw", "muon", OptimizerConfig.decay)
+        chosen = {table: name for table, name in names.items() if name not in usual and not is_code_path(str(name))}
+        if not chosen and (self.is_lesson or self.algo in usual):
+            return
+        with suppress(ModuleNotFoundError):  # without torch a run can be planned, and cannot begin
+            from agentgym.trainers.algorithms.catalog import TABLES  # here: they need torch, and other settings do not
+            from agentgym.trainers.algorithms.presets import preset_of
+
+            if not self.is_lesson:
+                preset_of(self.algo)
+            for table in TABLES:
+                if name := chosen.get(table.variable):
+                    table.entries[name]
 
     def _check_tasks(self) -> None:
         """Raises ConfigError unless tasks are named, and steps or passes over them; rows of data get an environment."""
@@ -279,7 +298,7 @@ class TrainConfig:
             names = [entry.env for entry in read_mix(self.practice.mix).values()]
             if self.env not in names:
                 raise ConfigError(
-                    f"env {self.env!r} is not in the mix ({', '.join(names)}): leave --env out, or name one of them"
+                    f"env {self.env!r} is not in the mix ({', '.join(names)}): leave env out, or name one of them"
                 )
             if self.env_kwargs:
                 raise ConfigError(
@@ -313,76 +332,3 @@ class TrainConfig:
     def servers_sleep(self) -> bool:
         """True if servers free their memory while the learner learns."""
         return self.on_servers and self.server.serving.sleep
-
-
-C = TypeVar("C")
-
-
-def flatten_settings(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Flattens `{"optimizer": {"name": "adamw"}}` to `{"optimizer.name": "adamw"}`."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= flatten_settings(value, f"{where}{name}.") if isinstance(value, Mapping) else {where + name: value}
-    return flat
-
-
-def config_from_mapping(kind: type[C], mapping: Mapping[str, object], where: str = "", default: C | None = None) -> C:
-    """Builds a configuration from nested mappings, such as those of a YAML file; others are those of `default`.
-
-    Raises ConfigError for an unknown key, naming the nearest known one, for a missing one, and for a value of another
-    type than the setting's. A number in quotes is a number: YAML reads `1e-4`, without a point, as text.
-    """
-    if not is_dataclass(kind):
-        raise ConfigError(f"{where or 'the configuration'} holds no settings of its own")
-    names = {setting.name for setting in fields(kind)}
-    hints = get_type_hints(kind)
-    values: dict[str, object] = {}
-    for key, value in mapping.items():
-        if key not in names:
-            hint = nearest(key, names) or "."
-            raise ConfigError(f"unknown setting {where + key!r}{hint} Known: {', '.join(sorted(names))}")
-        part = hints[key]
-        if isinstance(part, type) and is_dataclass(part):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"setting {where + key!r} holds settings of its own, got {value!r}")
-            value = config_from_mapping(part, value, f"{where}{key}.", _default_of(kind, key))
-        values[key] = value if is_dataclass(part) else _coerce_value(part, value, where + key)
-    if default is not None:
-        return cast(C, replace(cast(Any, default), **values))
-    lacking = [setting.name for setting in fields(kind) if setting.default is setting.default_factory is MISSING]
-    if absent := [where + name for name in lacking if name not in values]:
-        raise ConfigError(f"missing setting {absent[0]!r}")
-    return kind(**values)
-
-
-def _default_of(kind: Any, name: str) -> Any:
-    """Returns the default of a block of settings, such as the sampler's with the concurrency of training."""
-    (setting,) = (setting for setting in fields(kind) if setting.name == name)
-    return None if setting.default_factory is MISSING else setting.default_factory()
-
-
-def _coerce_value(hint: object, value: object, name: str) -> object:
-    """Returns the value of the setting `name` as the type `hint`; raises ConfigError for a value of another type."""
-    kinds = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
-    for kind in kinds:
-        if get_origin(kind) is Literal and value in get_args(kind):
-            return value
-        if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-            with suppress(ValueError):
-                return float(value)
-        origin = get_origin(kind) or kind
-        if origin is tuple and isinstance(value, list | tuple):
-            return tuple(value)
-        if isinstance(origin, type) and isinstance(value, origin) and (kind is bool or not isinstance(value, bool)):
-            return value
-    wanted_type = " or ".join(_format_type(kind) for kind in kinds)
-    raise ConfigError(f"setting {name!r} is {wanted_type}, got {value!r}")
-
-
-def _format_type(kind: object) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(repr(choice) for choice in get_args(kind))
-    if get_origin(kind) is tuple:
-        return "a list"
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
-    return next((word for key, word in words.items() if key is kind), "a mapping of names to values")

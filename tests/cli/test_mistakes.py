@@ -40,6 +40,7 @@ MISTAKES = {
     "eval --env TextGame-v0 --policy oracle -n 0": "num_tasks must be at least 1, got 0",
     "eval --env TextGame-v0 --policy oracle -r -1": "num_repeats must be at least 1, got -1",
     "eval --env TextGame-v0 --temperature -1": "temperature must be at least 0",
+    "eval --env NoSuch-v0 --policy oracle": "unknown env 'NoSuch-v0'. `agentgym env list` shows all",
     "eval --env TextGme-v0 --policy oracle": "did you mean 'TextGame-v0'?",
     "eval --env TextGame-v0 --policy orcale": "did you mean 'oracle'?",
     "eval --env TextGame-v0 --policy ./no/model": "no policy and no model folder './no/model'",

@@ -141,7 +141,7 @@ def test_a_server_of_episodes_prints_the_token_that_it_requires(command: tuple[o
 
 def test_a_token_without_a_server_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *GAME, "--require-token", "--output", str(tmp_path / "run")]) == 2
-    assert "add --serve PORT" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert "set serve to a port" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

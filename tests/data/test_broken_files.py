@@ -127,7 +127,9 @@ def test_json_files_that_are_none(tmp_path: Path) -> None:
     assert "is empty; a JSON object on each line" in found(b"")
     assert "is empty; a JSON object on each line" in found(b"\n \n")
     assert "is an empty list" in found(b"[]", "a.json")
-    assert "a.jsonl, line 2 is not JSON: Unterminated string" in found(line + b"\n" + line[:-20])
+    message = found(line + b"\n" + line[:-20])
+    assert "a.jsonl, line 2 is not JSON: Unterminated string" in message and ", at column " in message
+    assert message.count("line 2") == 1 and "line 1" not in message
     assert "the file may be cut off" in found(line + b"\n" + line[:-20])
     assert "cut off" not in found(line[:-20] + b"\n" + line + b"\n")
     assert "is not JSON: Expecting" in found(b"[" + line, "a.json")

@@ -9,7 +9,7 @@ import pytest
 from agentgym.cli.options import parse_options
 from agentgym.data import DataConfig
 from agentgym.errors import ConfigError
-from agentgym.trainers.config import config_from_mapping
+from agentgym.settings.config_class import config_from_mapping
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -270,7 +270,7 @@ def test_an_engine_that_takes_other_experts_is_refused_with_routing_as_the_cause
 def test_two_expert_ranks_resume_with_the_bytes_of_one_process_in_two_shares(
     tmp_path: Path, adapters: list[str]
 ) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
     (tmp_path / "varied.py").write_text(VARIED)
@@ -295,7 +295,7 @@ def test_two_expert_ranks_resume_with_the_bytes_of_one_process_in_two_shares(
 
 @pytest.mark.slow
 def test_two_ranks_with_half_of_the_experts_learn_on_ray_as_one_process_does(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
     (tmp_path / "varied.py").write_text(VARIED)

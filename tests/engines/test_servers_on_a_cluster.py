@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 from agentgym.cli.main import main
 from agentgym.engines.servers.server_config import ServerConfig

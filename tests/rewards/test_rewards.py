@@ -16,7 +16,7 @@ from agentgym.rewards import Reward, RewardConfig, UnusableReward, open_rewards
 from agentgym.rewards.judge.config import JudgeConfig
 from agentgym.rewards.overlong import OverlongConfig
 from agentgym.rewards.remote import RemoteConfig
-from agentgym.trainers.config import config_from_mapping
+from agentgym.settings.config_class import config_from_mapping
 from agentgym.trajectory import Group, Status, Trajectory
 from agentgym.types import Task
 

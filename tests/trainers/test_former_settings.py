@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agentgym.cli.main import main
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.settings.config_class import config_from_mapping
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.former_settings import FORMER_SETTINGS, with_current_names
 from agentgym.trainers.settings.sampling import UNCUT
 from agentgym.trainers.tasks.practice import CurriculumConfig

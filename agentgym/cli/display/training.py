@@ -15,6 +15,7 @@ from rich.table import Table
 
 from agentgym.cli.terminal import say, terminal_width
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.loop.observer import PHASES
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.speed.step_speed import StepSpeed
 from agentgym.trajectory import Trajectory
@@ -43,13 +44,6 @@ WIDTHS = {name: len(name) for name in COLUMNS} | {"step": 7, "loss": 7, "left": 
 SHOWN_STEPS = 12
 PLAIN_WIDTH = 1000
 """The characters of a plain line where there is no terminal and no COLUMNS: enough for every column."""
-PHASES = {
-    "compile": "compiling the engine's step (some seconds the first time)",
-    "eval_before": "held-out play before training",
-    "eval_during": "held-out play during training",
-    "eval_after": "held-out play after training",
-    "train": "training",
-}
 
 
 class TrainingDisplay:

@@ -23,7 +23,8 @@ from agentgym.cli.foreign.verl_keys import VERL_ALWAYS, VERL_KEYS
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
-from agentgym.trainers.config import TrainConfig, config_from_mapping, flatten_settings
+from agentgym.settings.config_class import config_from_mapping, flatten_settings
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.lessons.config import DpoConfig, SftConfig
 
 __all__ = ["main"]

@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from agentgym.errors import ConfigError, nearest
-from agentgym.trainers.config import TrainConfig, flatten_settings
+from agentgym.settings.config_class import flatten_settings
+from agentgym.trainers.config import TrainConfig
 
 __all__ = [
     *("Code", "Key", "Line", "MissingPart", "NoCounterpart", "SameMeaning", "Several", "Theirs", "Translation"),

@@ -15,7 +15,7 @@ from agentgym.cli.options import parse_options, path_after, read_mapping, text_a
 from agentgym.cli.run_folder import resumed_config
 from agentgym.cli.train import refuse_torchrun
 from agentgym.errors import RunFolderError
-from agentgym.trainers.config import config_from_mapping
+from agentgym.settings.config_class import config_from_mapping
 from agentgym.trainers.former_settings import OF_BLOCK, with_current_lesson_names
 from agentgym.trainers.lessons.config import LessonConfig
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 
 __all__ = ["LocalEngineConfig", "LocalSettings"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class LocalSettings:
     """The size of the in-process engine."""
 
@@ -28,7 +27,7 @@ class LocalSettings:
         check_at_least(1, self, "num_slots", "max_step_tokens", "threads", where="local.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class LocalEngineConfig(LocalSettings):
     """The settings of a `LocalEngine`: its size, and what follows from the run that it samples for."""
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.url_credentials import check_variable, read_key, refuse_credentials
 
 __all__ = ["ChatEndpointConfig", "ModelRequestConfig", "RequestConfig", "endpoint_url", "is_url"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class RequestConfig:
     """The key and the limits of requests to a server that others use too."""
 
@@ -33,7 +33,7 @@ class RequestConfig:
         check_at_least(0, self, "max_retries")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class ModelRequestConfig(RequestConfig):
     """The model of requests to a chat endpoint, their key and limits; none of them holds the key."""
 
@@ -45,7 +45,7 @@ class ModelRequestConfig(RequestConfig):
     """Seconds that one request may take, from its sending to its last token."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class ChatEndpointConfig(ModelRequestConfig):
     """The settings of a `ChatEndpoint`, with those for a model under test."""
 

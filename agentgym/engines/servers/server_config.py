@@ -15,13 +15,14 @@ from agentgym.engines.servers.http import check_addresses
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 
 __all__ = ["ServerConfig", "ServerLaunch"]
 
 _SEVERAL_WORDS = re.compile(r"--[\w-]+\s")
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class ServerConfig:
     """The servers that sample: those of `urls`, or `replicas` new ones that end with the engine."""
 

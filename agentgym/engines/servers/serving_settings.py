@@ -7,6 +7,7 @@ from typing import Literal
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings.config_class import config_class
 
 __all__ = ["COMMAND_S", "EngineServing", "PauseMode", "ServingSettings"]
 
@@ -16,7 +17,7 @@ COMMAND_S = 600.0
 PauseMode = Literal["abort", "in_place", "retract"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class ServingSettings:
     """The use of running servers."""
 

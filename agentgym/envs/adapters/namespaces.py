@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gymnasium.envs.registration import EnvSpec, registry
 
 from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.extras import install_extra
 
 __all__ = ["NAMESPACES", "Namespace", "namespace_of", "needs", "spec_of", "unknown_name"]
 
@@ -121,7 +122,7 @@ def spec_of(env_id: str) -> EnvSpec | None:
 
 def needs(library: str, extra: str, error: ImportError) -> ConfigError:
     """The error of an adapter whose library cannot be imported."""
-    return ConfigError(f"{library} cannot be imported ({error}): pip install 'agentgym-llm[{extra}]'")
+    return ConfigError(f"{library} cannot be imported ({error}): {install_extra(extra)}")
 
 
 def unknown_name(namespace: str, name: str, names: list[str]) -> UnknownName:

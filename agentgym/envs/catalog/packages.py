@@ -18,11 +18,11 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from agentgym.errors import describe_error
+from agentgym.extras import DISTRIBUTION
 
 __all__ = ["DISTRIBUTION", "EnvPackage", "load_packages", "summary_of", "top_module"]
 
 _log = logging.getLogger(__name__)
-DISTRIBUTION = "agentgym-llm"
 GROUP = "gymnasium.envs"
 WITHOUT_NAMESPACE = ("__root__", "__internal__")
 _loaded: dict[str, frozenset[str]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence  # noqa: F401 - the command line resolves `JSON` in this module
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 
 import agentgym
 from agentgym.chat_templates.template_date import check_date
@@ -21,6 +21,7 @@ from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import STALL_S, SamplingConfig
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.tools.sandbox.service_settings import SandboxConfig
 from agentgym.types import JSON
 from agentgym.url_credentials import refuse_credentials
@@ -28,7 +29,7 @@ from agentgym.url_credentials import refuse_credentials
 __all__ = ["EvalConfig"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class EvalConfig(ModelOptions):
     """The settings of an evaluation. Equal ones give equal episodes, byte for byte, unless a chat endpoint plays."""
 

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from os.path import expanduser, isdir
 from pathlib import Path
@@ -28,13 +28,14 @@ from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import make_env, stem_of, turn_limit
 from agentgym.errors import ConfigError, RunFolderError, UnknownName, nearest
 from agentgym.evaluation.play.config import EvalConfig
-from agentgym.evaluation.play.endpoint import EndpointUse, endpoint_loop, endpoint_use, found_model
+from agentgym.evaluation.play.endpoint import endpoint_loop, endpoint_use, found_model
 from agentgym.evaluation.play.eval_folder import EvalFolder, free_folder, missing, recorded_eval_date
+from agentgym.evaluation.play.eval_result import EvalResult
 from agentgym.evaluation.play.open_model import open_model
 from agentgym.evaluation.play.policies import PolicyLoop, played_env
-from agentgym.loading import code_path_of
 from agentgym.model.decoder_config import folder_window
 from agentgym.model.model_name import names_model, with_digest
+from agentgym.notebook.progress_view import ProgressView
 from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
@@ -44,11 +45,11 @@ from agentgym.rollout.hosting.env_host import make_task_env
 from agentgym.rollout.hosting.event_loop import run_async
 from agentgym.rollout.hosting.watchdog import watch_calls
 from agentgym.rollout.limits import Limits
-from agentgym.rollout.record.environments_file import read_environments, record_environments
+from agentgym.rollout.record.environments_file import record_environments
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.sampling.self_play import seats_of
 from agentgym.rollout.scores.intervals import ANY_REWARD
-from agentgym.rollout.scores.statistics import EvalSummary, summarize
+from agentgym.rollout.scores.statistics import summarize
 from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON, Message, Task
@@ -75,33 +76,13 @@ POLICY_TURN_TOKENS = 1 << 16
 """The limit of a reply's tokens for a policy without a model: large enough for any reply."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvalResult:
-    """The result of an evaluation, and the folder of its episodes."""
-
-    config: EvalConfig = field(repr=False)
-    summary: EvalSummary
-    output: Path
-    trajectories: tuple[Trajectory, ...] = field(repr=False)
-    """The episodes, task by task, repeat by repeat."""
-    use: EndpointUse | None = None
-    """The usage of the chat endpoint, if one played."""
-
-    def to_json(self) -> dict[str, JSON]:
-        """Returns the summary, the settings, the environments' identities and the folder as one JSON object."""
-        use = {} if self.use is None else {"use": self.use.to_json()}
-        environments: dict[str, JSON] = {
-            "environments": [dict(each) for each in read_environments(self.output).values()]
-        }
-        return {**self.summary.to_json(), **use, **self.config.to_json(), **environments, "output": str(self.output)}
-
-
 def evaluate(
     config: EvalConfig | str | type[TextEnv],
     policy: str | None = None,
     *,
     output: str | Path | None = None,
     resume: bool = False,
+    progress: bool = True,
     on_episode: Callable[[Trajectory], None] | None = None,
     **settings: Any,  # those of EvalConfig, which checks them
 ) -> EvalResult:
@@ -110,17 +91,37 @@ def evaluate(
     Takes a configuration, or an environment (its id, path or class) and a policy, with further settings of
     `EvalConfig`: `evaluate("TextGame-v0", "oracle", num_tasks=20)`.
 
-    Without `output` the folder is a new one under `runs/`. With `resume` only missing or failed episodes are played.
+    ProgressView is a curve in a notebook, and lines on standard error in a script, unless `progress` is false. Without
+    `output` the folder is a new one under `runs/`. With `resume` only missing or failed episodes are played.
     Raises ConfigError or UnknownName for what cannot be played, RunFolderError for a folder or model that is missing,
     taken or cannot be written, TrainingHalted if over half of the episodes fail.
     """
     if isinstance(config, EvalConfig):
         config = replace(config, **settings) if policy is None else replace(config, policy=policy, **settings)
     else:
-        config = EvalConfig(env=code_path_of(config), policy=policy or "", **settings)
+        config = EvalConfig(**{"env": config, "policy": policy or "", **settings})
     with used_by_run(config.sandbox):
         plan = open_evaluation(config, None if output is None else Path(output), resume=resume)
-        return plan.run(on_episode)
+        view = ProgressView(f"{plan.config.env}, {plan.config.policy}", is_shown=progress)
+        return plan.run(_episode_counter(plan, view, on_episode))
+
+
+def _episode_counter(
+    plan: EvalPlan, view: ProgressView, on_episode: Callable[[Trajectory], None] | None
+) -> Callable[[Trajectory], None]:
+    """Returns a function that shows each episode's part in the progress, and passes it on to `on_episode`."""
+    total = len(plan.episodes)
+    successes: list[bool] = [bool(trajectory.success) for trajectory in plan.folder.kept.values()]
+
+    def count(trajectory: Trajectory) -> None:
+        successes.append(bool(trajectory.success))
+        share = sum(successes) / len(successes)
+        view.add(len(successes), success=share)
+        view.count(len(successes), total, f"success {share:.2f}")
+        if on_episode is not None:
+            on_episode(trajectory)
+
+    return count
 
 
 def open_evaluation(config: EvalConfig, output: Path | None = None, *, resume: bool = False) -> EvalPlan:

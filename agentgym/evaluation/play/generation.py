@@ -19,6 +19,7 @@ from agentgym.rollout.episode.token_loop import check_completion, end_at_stop, p
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.seeds import derive
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.types import Message, ToolSpec
 
 __all__ = ["GenerationConfig", "Prompt", "Reply", "ReplyGenerator", "ReplySource", "messages_of_prompt", "no_reply"]
@@ -30,7 +31,7 @@ AHEAD = 4
 """The most prompts that are answered before an earlier one is, as a multiple of the concurrency."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class GenerationConfig:
     """The settings of replies to prompts."""
 

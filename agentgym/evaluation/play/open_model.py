@@ -11,6 +11,7 @@ from typing import Literal
 from agentgym.engines.protocol import Engine
 from agentgym.engines.server_kind import SERVERS
 from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.settings.config_class import config_class
 from agentgym.types import JSON
 
 __all__ = ["LocalModel", "ModelOptions", "ServedModel", "open_model"]
@@ -43,7 +44,7 @@ class ServedModel:
     server: ServerConfig
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class ModelOptions:
     """The settings of the model and engine of a command that samples from one."""
 

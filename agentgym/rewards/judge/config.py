@@ -16,6 +16,7 @@ from agentgym.errors import ConfigError
 from agentgym.rewards.judge.templates import GROUP, REPLY, RUBRIC, TURNS, check_template
 from agentgym.rewards.judge.verdicts import SCORE
 from agentgym.settings import check_pair
+from agentgym.settings.config_class import config_class
 
 __all__ = ["Criterion", "JudgeConfig"]
 
@@ -29,7 +30,7 @@ class Criterion:
     weight: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class JudgeConfig:
     """The judge model, its question, and the format of its score."""
 

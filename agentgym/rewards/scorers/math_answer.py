@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from agentgym.extras import install_extra
 from agentgym.rewards.registry import REWARDS, in_processes
 from agentgym.rewards.reply import ground_truth, last_reply
 from agentgym.rewards.reward import InvalidReward, Reward, UnusableReward
@@ -25,7 +26,7 @@ def math(trajectory: Trajectory, task: Task, *, boxed: bool = False) -> Reward:
     try:
         import math_verify  # imported here, since SymPy takes a second, and is an extra
     except ModuleNotFoundError as error:
-        raise UnusableReward("the math reward needs math-verify: pip install 'agentgym-llm[rewards]'") from error
+        raise UnusableReward(f"the math reward needs math-verify: {install_extra('rewards')}") from error
 
     # It warns of calls without its own time-out. That uses signals, which no thread gets; the pool has a time-out.
     logging.getLogger("math_verify").setLevel(logging.ERROR)

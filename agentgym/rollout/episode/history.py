@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.types import Message
 
 __all__ = ["ASK", "CompactionConfig", "History", "compact_messages"]
@@ -25,7 +26,7 @@ ASK = (
 NOTES = "Your notes on what has happened since:"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class CompactionConfig:
     """The condition under which the model is asked to summarize an episode, so that it can outlast the context window.
 

@@ -46,7 +46,7 @@ def is_scaffolding(path: str) -> bool:
         "envs/catalog/resolve.py",
         "tools/calling/",
         "loading.py",
-        "settings.py",
+        "settings/functions.py",
         "testing/",
         "registry.py",
     )

@@ -7,7 +7,6 @@ import logging
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from agentgym.errors import ConfigError, EnvironmentFault, TrainingHalted
 from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
@@ -20,6 +19,7 @@ from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.rollout.hosting.hosted_env import Env
 from agentgym.rollout.sampling.call_check import describe_missing_calls
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.trajectory import Group, Status, StopReason, Trajectory
 from agentgym.types import Task, ToolResult
 
@@ -37,7 +37,7 @@ NUMBER = re.compile(r"\d+")
 FAILED = (Status.ENV_ERROR, Status.ENGINE_ERROR, Status.TIMEOUT)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class SamplerConfig:
     """The number of episodes that run at once, and the limits on failures that stop the run."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentgym.rollout.record.task_names import task_names
 from agentgym.rollout.scores.intervals import ANY_REWARD, Interval, mean_interval, success_interval
@@ -56,7 +56,7 @@ class EvalSummary:
     """The number of calls whose arguments the tool's schema refuses."""
     tool_errors: int = 0
     """The number of calls whose tool failed or timed out, or that exceeded `max_calls_per_turn`."""
-    at_k: tuple[RepeatScores, ...] = ()
+    at_k: tuple[RepeatScores, ...] = field(default=(), repr=False)
     """pass@k, pass^k and best@k: of all tasks, then of each environment and each difficulty if there are several."""
 
     @property

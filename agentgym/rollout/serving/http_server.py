@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -34,6 +33,7 @@ from agentgym.rollout.serving.chat_completion import (
 )
 from agentgym.rollout.serving.served_loop import CONTEXT_EXCEEDED, ServedLoop
 from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.trajectory import StopReason
 from agentgym.types import JSON
 
@@ -45,7 +45,7 @@ MAX_BODY = 64 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@config_class
 class ServeConfig:
     """The address and the limits of the server for episodes."""
 

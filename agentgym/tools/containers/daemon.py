@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError
+from agentgym.extras import install_extra
 from agentgym.tools.containers.owner import OWNER, labels
 
 __all__ = ["Container", "ContainerPlan", "ContainerStream", "Daemon", "Found"]
@@ -28,7 +29,6 @@ MAX_KEPT = 256
 STREAMS = ("/attach", "/start")
 """Ends of URL paths whose connection becomes a stream, and leaves its pool permanently."""
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-MISSING = "the docker package is not installed: pip install 'agentgym-llm[docker]'"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,7 +94,7 @@ class Daemon:
         try:
             import docker
         except ImportError as error:
-            raise SandboxError(MISSING) from error
+            raise SandboxError(f"the docker package is not installed: {install_extra('docker')}") from error
         where = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
         advice = f"no Docker daemon answers at {where}: start one, or name it by DOCKER_HOST"
         if fault := _fault_of(where):

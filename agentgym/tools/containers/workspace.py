@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from agentgym.errors import ConfigError, SandboxError
+from agentgym.settings.config_class import config_class
 from agentgym.tools.containers.daemon import Container, ContainerPlan, ContainerStream, Daemon
 
 __all__ = ["FOLDER", "MAX_COMMAND_BYTES", "ContainerLimits", "Ran", "Workspace"]
@@ -34,7 +35,7 @@ KILL_CODE = 137  # 128 + SIGKILL, as a shell reports it
 MIB = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class ContainerLimits:
     """The limits of a container, and of each command in it."""
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import cast
 
 from agentgym.errors import ConfigError, ToolFailure
+from agentgym.extras import install_extra
 from agentgym.refusals import Secrets
 from agentgym.tools.calling.background_loop import BackgroundLoop
 from agentgym.tools.calling.definition import Tool
@@ -106,5 +107,5 @@ def _connector(server: McpServer) -> Callable[[], McpLink]:
     try:
         module = import_module("agentgym.tools.mcp.connection")
     except ModuleNotFoundError as error:
-        raise ConfigError(f"MCP servers need the package mcp ({error}): pip install 'agentgym-llm[mcp]'") from error
+        raise ConfigError(f"MCP servers need the package mcp ({error}): {install_extra('mcp')}") from error
     return cast("Callable[[], McpLink]", lambda: module.Connection(server))

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Literal, Protocol, Self
 
 from agentgym.errors import ConfigError
+from agentgym.settings.config_class import config_class
 
 __all__ = ["Ended", "Language", "Outcome", "Sandbox", "SandboxLimits", "SandboxSession"]
 
@@ -30,7 +31,7 @@ class Ended(StrEnum):
     """Something else ended it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class SandboxLimits:
     """The limits of one execution; a session's limits apply to each of its cells."""
 

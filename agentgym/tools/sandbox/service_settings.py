@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.url_credentials import read_key, refuse_credentials
 
 __all__ = ["CONCURRENCY", "KEY", "SandboxConfig", "backend_of_run", "is_service", "used_by_run", "variables_of_run"]
@@ -17,7 +17,7 @@ URL, CONCURRENCY, KEY = "AGENTGYM_SANDBOX_URL", "AGENTGYM_SANDBOX_CONCURRENCY", 
 """Variables that tell the processes of a run which service it uses."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class SandboxConfig:
     """The code execution service of a run; without a URL, programs run in boxes of the machine itself."""
 

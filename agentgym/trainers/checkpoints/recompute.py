@@ -14,12 +14,13 @@ from agentgym.chat_templates.template_folder import chat_folder
 from agentgym.errors import AgentGymError
 from agentgym.rollout.record.episodes_file import EpisodeRecord
 from agentgym.rollout.record.ledger import Ledger, Property, Violation
+from agentgym.settings.config_class import config_from_mapping
 from agentgym.trainers.algorithms.estimators import needs_input
 from agentgym.trainers.batch.batch import plain_batch
 from agentgym.trainers.batch.credits import Advantages, CreditInputs, GroupCredit, credit_groups
 from agentgym.trainers.checkpoints.checkpoint import checkpoint_folders, step_of
 from agentgym.trainers.checkpoints.run_folder import read_settings
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.lessons.config import config_kind
 from agentgym.trainers.parts.engine import load_model

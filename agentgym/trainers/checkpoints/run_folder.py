@@ -22,9 +22,10 @@ from agentgym.rollout.record.environments_file import ENVIRONMENTS, record_envir
 from agentgym.rollout.record.folder_digests import discard_digests, file_digest, write_digests
 from agentgym.rollout.record.folder_lock import FolderLock
 from agentgym.rollout.record.manifest import replace_file
+from agentgym.settings.config_class import config_from_mapping, flatten_settings
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint, copy_tokenizer, guard_writes
 from agentgym.trainers.checkpoints.writer import Checkpoints
-from agentgym.trainers.config import TrainConfig, config_from_mapping, flatten_settings
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.former_settings import with_current_names
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.checkpoint import CheckpointConfig

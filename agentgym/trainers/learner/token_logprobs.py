@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agentgym.errors import ConfigError
+from agentgym.extras import install_extra
 from agentgym.model.linear import linear, padded_size, weight_gradient
 from agentgym.trainers.learner.target_scores import TargetScores
 from agentgym.trainers.settings.learner import HeadKernel
@@ -52,7 +53,7 @@ def scorer(kernel: HeadKernel, softcap: float | None = None) -> Scorer:
         wrapper = import_module("agentgym.trainers.learner.liger_head")
     except ImportError as error:
         raise ConfigError(
-            f"learner.head_kernel liger needs Liger ({error}): pip install 'agentgym-llm[liger]', or leave it out"
+            f"learner.head_kernel liger needs Liger ({error}): {install_extra('liger')}, or leave it out"
         ) from error
     return cast(Scorer, wrapper.score_targets_by_liger)
 

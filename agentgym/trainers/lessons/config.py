@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, field, fields, replace
 from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,6 +12,7 @@ from agentgym.embedded import model_for
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.lessons.demonstrations import DemonstrationConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
@@ -30,7 +31,7 @@ PLAY_SETTINGS = (
 """Settings that only runs that learn from episodes of their own have a use for."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class LessonConfig(TrainConfig):
     """The settings of a lesson. Held-out tasks are played where `eval.episodes` is above 0: by default, those of the
     environment of demonstrations."""
@@ -130,12 +131,12 @@ class LessonConfig(TrainConfig):
         check_at_least(0, self, "steps")
         check_at_least(1, self, "batch_size")
         if self.plays and not (self.env or self.eval.mix):
-            raise ConfigError("eval.episodes are of an environment, and none is named: add --eval.mix ENV=1")
+            raise ConfigError("eval.episodes are of an environment, and none is named: name one in eval.mix")
         sources = [name for name in self.sources if getattr(self, name)]
         if len(sources) != 1:
-            options = {"env": "--env ID (demonstrations)", "episodes": "--episodes RUN"}
-            first, *rest = (options.get(name, f"--{name} FILE") for name in self.sources)
-            got = f"got {' and '.join(f'--{name}' for name in sources) or 'none'}"
+            options = {"env": "env (demonstrations)", "episodes": "episodes (run folders)"}
+            first, *rest = (options.get(name, f"{name} (files)") for name in self.sources)
+            got = f"got {' and '.join(sources) or 'none'}"
             raise ConfigError(f"one source is learned from: {', '.join([first, *rest[:-1]])} or {rest[-1]}; {got}")
 
 
@@ -153,7 +154,7 @@ DEMONSTRATED_STEPS = 500
 """The steps where demonstrations are learned and none are given."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class SftConfig(LessonConfig):
     """The settings of imitation: of a policy that plays, of conversations from files, or of recorded episodes."""
 
@@ -197,9 +198,9 @@ class SftConfig(LessonConfig):
         super()._check_tasks()
         for name, (source, default) in OF_SOURCE.items():
             if source != self.source and getattr(self, name) != default:
-                raise ConfigError(f"--{name.replace('_', '-')} goes with --{source}, and not with --{self.source}")
+                raise ConfigError(f"{name} goes with {source}, and not with {self.source}")
         if self.validation and self.env:
-            raise ConfigError("--validation goes with --conversations or --episodes: demonstrations are always new")
+            raise ConfigError("validation goes with conversations or episodes: demonstrations are always new")
         _ = self.demonstrations  # which refuses shares that are none
 
 
@@ -215,7 +216,7 @@ OF_SOURCE: Mapping[str, tuple[str, JSON]] = {
 """Settings that only one source has: the source and the default."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class DpoConfig(LessonConfig):
     """The settings of learning from pairs of a better and a worse reply (Rafailov et al. 2023)."""
 

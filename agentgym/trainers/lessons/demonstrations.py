@@ -17,6 +17,7 @@ from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError
 from agentgym.rollout.episode.replies import reply_ids
 from agentgym.rollout.hosting.env_code import attempt, unwrap_user_outcome
+from agentgym.settings.config_class import config_class
 from agentgym.trajectory import Row, Source, TokenSpan
 from agentgym.types import Message, ToolCall
 
@@ -25,7 +26,7 @@ __all__ = ["Demonstration", "DemonstrationConfig", "Pair", "ReplyEncoder", "demo
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class DemonstrationConfig:
     """The player of the demonstrations, and the share of its mistakes."""
 

@@ -12,13 +12,21 @@ from agentgym.settings import convert_function_errors
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trajectory import Trajectory
 
-__all__ = ["Observer", "Observers", "Unobserved", "own_observers"]
+__all__ = ["PHASES", "Observer", "Observers", "Unobserved", "own_observers"]
 
 OBSERVER = Wanted(
     noun="observer",
     example="Class",
     hint="Derive it from agentgym.trainers.Unobserved, and override what it wants to hear.",
 )
+PHASES = {
+    "compile": "compiling the engine's step (some seconds the first time)",
+    "eval_before": "held-out play before training",
+    "eval_during": "held-out play during training",
+    "eval_after": "held-out play after training",
+    "train": "training",
+}
+"""The phases of a run, as they are shown."""
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import ConfigError
+from agentgym.extras import install_extra
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
 from agentgym.trainers.checkpoints.checkpoint import LocalContent, load_learner
@@ -32,7 +33,7 @@ __all__ = ["import_cluster", "open_parts"]
 
 logger = logging.getLogger(__name__)
 
-NO_RAY = "executor ray needs Ray ({error}): pip install 'agentgym-llm[ray]'"
+NO_RAY = "executor ray needs Ray ({error}): {command}"
 
 
 async def open_parts(
@@ -79,7 +80,7 @@ def import_cluster() -> ModuleType:
     try:
         return import_module("agentgym.trainers.cluster.run")
     except ImportError as error:
-        raise ConfigError(NO_RAY.format(error=error)) from error
+        raise ConfigError(NO_RAY.format(error=error, command=install_extra("ray"))) from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,16 +12,19 @@ from agentgym.errors import ConfigError
 from agentgym.loading import code_path_of
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.policy import load_policy
+from agentgym.notebook.html_view import html_curves, html_table, short_text
 from agentgym.rewards import RewardFunction
 from agentgym.rollout.hosting.event_loop import loop_runner
 from agentgym.rollout.hosting.watchdog import watch_calls
+from agentgym.settings.config_class import config_from_mapping
 from agentgym.tools.sandbox.service_settings import used_by_run
 from agentgym.trainers.checkpoints.checkpoint import newest_whole
 from agentgym.trainers.checkpoints.run_folder import RunFolder, free_run_folder, read_settings, save_model
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.lessons.config import config_kind
 from agentgym.trainers.lessons.lesson import Lesson
-from agentgym.trainers.loop.observer import Observer, Observers, Unobserved, own_observers
+from agentgym.trainers.loop.fit_progress import FitProgress
+from agentgym.trainers.loop.observer import Observer, Observers, own_observers
 from agentgym.trainers.loop.open_run import open_run
 from agentgym.trainers.loop.train_result import TrainResult
 from agentgym.trainers.parts.parts import LearnerLost
@@ -57,7 +60,9 @@ class Trainer:
         if reward is not None:
             config = replace(config, reward=replace(config.reward, function=code_path_of(reward)))
         own = own_observers(config.observers)
-        self.observer = Observers([observer or Unobserved(), *own]) if own else observer or Unobserved()
+        self._progress = FitProgress()
+        first: Observer = observer or self._progress
+        self.observer = Observers([first, *own]) if own else first
         self.reward = None if isinstance(reward, str) else reward
         path = free_run_folder(config) if output is None else Path(output)
         with used_by_run(config.sandbox):
@@ -124,12 +129,33 @@ class Trainer:
         """The lines of `metrics.jsonl` so far, resumed steps included: `pandas.DataFrame(trainer.metrics)`."""
         return self.folder.steps()
 
-    def fit(self) -> TrainResult:
+    def __repr__(self) -> str:
+        where = f"{self.folder.path}: step {self._run.progress.step} of {self.config.steps}"
+        return short_text(f"<Trainer {where}, {self.config.algo} on {self.config.subject}, {self.config.model}>")
+
+    def _repr_html_(self) -> str:
+        """Returns the run with its learning curve."""
+        names = ("loss",) if self.config.is_lesson else ("success", "eval_success")
+        return html_table(repr(self), [], html_curves({name: self._curve(name) for name in names}))
+
+    def _curve(self, name: str) -> list[tuple[float, float]]:
+        """Returns the points (step, value) of a number of `metrics`."""
+        return [
+            (step, value)
+            for line in self.metrics
+            if isinstance(step := line["step"], int) and isinstance(value := line.get(name), int | float)
+        ]
+
+    def fit(self, *, progress: bool = True) -> TrainResult:
         """Plays and learns until the steps are done; a second call does nothing more.
 
+        Progress is a curve in a notebook, and lines on standard error in a script, unless `progress` is false, or the
+        trainer has an observer that shows it.
         Ctrl-C stops after the current operation, with a checkpoint of the last complete step; a second Ctrl-C stops at
         once, with what was written before. A learner that lost a rank restarts from the newest checkpoint.
         """
+        if progress:
+            self._progress.start(self.config, self._run.progress.step)
         for left in reversed(range(self.config.ray.max_restarts + 1)):
             try:
                 with used_by_run(self.config.sandbox), watch_calls(self._stall_s):

@@ -226,13 +226,13 @@ class EvalScore:
     reward_mean: float
     episodes: int
     failed: int
-    won: tuple[float, ...] = ()
+    won: tuple[float, ...] = field(default=(), repr=False)
     """The success of each episode that has a reward: 1 for a success, else 0."""
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = field(default=(), repr=False)
     """The task of each of these episodes, equal for equal tasks."""
-    at_k: tuple[AtK, ...] = ()
+    at_k: tuple[AtK, ...] = field(default=(), repr=False)
     """pass@k, pass^k and best@k for k from 2; empty if every task was played once."""
-    by_env: Mapping[str, EvalScore] = field(default_factory=dict)
+    by_env: Mapping[str, EvalScore] = field(default_factory=dict, repr=False)
     """The scores of the environments of a mix, by name."""
 
     def to_metrics(self) -> dict[str, JSON]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -106,7 +107,7 @@ class EngineSpec:
         return max(BYTES["bfloat16"], BYTES[self.dtype])
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class PlanConfig:
     """The settings of a training run that its memory depends on."""
 

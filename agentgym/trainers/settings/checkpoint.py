@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agentgym.errors import ConfigError
+from agentgym.settings.config_class import config_class
 
 __all__ = ["CheckpointConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class CheckpointConfig:
     """The interval of checkpoints, and which are kept. A resumed run may have other settings here."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_at_least, check_named_numbers
+from agentgym.settings.config_class import config_class
 
 __all__ = ["ClusterConfig", "ModelRole", "Role"]
 
@@ -21,7 +22,7 @@ CORES: Mapping[str, float] = {"learner": 1.0, "engine": 1.0, "worker": 0.5}
 """The cores that an actor reserves where `ray.cpus` does not name it; a worker mostly waits for engines."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class ClusterConfig:
     """The actors of a run with `executor` ray, and the resources of each."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias, get_args
 
-from agentgym.errors import ConfigError, nearest
+from agentgym.errors import ConfigError
 from agentgym.settings import check_named_numbers
+from agentgym.settings.config_class import config_class
 
 __all__ = ["SYMPTOMS", "THRESHOLDS", "CollapseConfig", "SymptomName"]
 
@@ -47,7 +48,7 @@ the rise of `repeated_ngrams` or `repeated_replies` while the success does not r
 gradient norm as a multiple of its median over the last 20 steps; the nats a token from the reference model."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class CollapseConfig:
     """The thresholds of a collapsing run's symptoms, and the symptoms that end it."""
 
@@ -61,11 +62,6 @@ class CollapseConfig:
     """The thresholds of symptoms by their names, such as clipped=0.95; others have their defaults (`THRESHOLDS`)."""
 
     def __post_init__(self) -> None:
-        for name in self.stop_on:
-            if name not in SYMPTOMS:
-                raise ConfigError(
-                    f"collapse.stop_on names {name!r}{nearest(name, SYMPTOMS) or '.'} Known: {', '.join(SYMPTOMS)}"
-                )
         if self.patience < 1:
             raise ConfigError(f"collapse.patience must be at least 1, got {self.patience}")
         check_named_numbers("collapse.thresholds", self.thresholds, THRESHOLDS)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings.config_class import config_class
 
 __all__ = ["RATE", "CriticConfig"]
 
@@ -14,7 +14,7 @@ RATE = 5
 """A critic's learning rate over `optimizer.learning_rate`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class CriticConfig:
     """The critic of an advantage that takes values (gae, turn_gae)."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from agentgym.settings.config_class import config_class
 
 __all__ = ["FsdpConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class FsdpConfig:
     """The settings of PyTorch's `fully_shard`; of no effect on a learner in one process."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 from agentgym.trainers.tasks.mix import read_mix
 
 __all__ = ["HeldOutConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class HeldOutConfig:
     """Evaluations on held-out tasks, which are never trained on. A resumed run may have other settings here."""
 

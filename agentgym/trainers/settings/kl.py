@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from agentgym.errors import ConfigError
+from agentgym.settings.config_class import config_class
 from agentgym.trainers.algorithms.kl_controllers import AdaptiveKL, FixedKL, KLController
 
 __all__ = ["KLConfig"]
@@ -14,7 +14,7 @@ WHOLE = "jsd"
 """The penalty that compares whole distributions."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class KLConfig:
     """The penalty for a distance from another model: the one that training began with, or a teacher."""
 

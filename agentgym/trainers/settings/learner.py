@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from agentgym.cores import num_cores
 from agentgym.errors import ConfigError
+from agentgym.settings.config_class import config_class
 from agentgym.trainers.settings.critic import CriticConfig
 from agentgym.trainers.settings.fsdp import FsdpConfig
 from agentgym.trainers.settings.kl import KLConfig
@@ -21,7 +22,7 @@ CPU_TOKENS = 2048
 """The tokens of a forward pass where none are set and no GPU computes it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class LearnerConfig:
     """The loss, the optimizer steps on each batch, and their micro-batches."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from agentgym.errors import ConfigError, nearest
 from agentgym.model.decoder_config import GATE_UP, QKV
+from agentgym.settings.config_class import config_class
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 __all__ = ["PROJECTIONS", "RATE", "LoraConfig"]
@@ -21,7 +22,7 @@ EXPERTS = ("w1", "w2", "w3", "gate_up_proj", "input_linear", "output_linear", "f
 """Other published names of the projections of experts."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class LoraConfig:
     """Adapters (LoRA) that are trained in place of the weights."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
 from agentgym.model.decoder_config import DecoderConfig
+from agentgym.settings.config_class import config_class
 
 __all__ = ["MeshConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class MeshConfig:
     """Ranks that share each forward pass: `sequence` x `tensor` of them. All other ranks take other rows, so a learner
     of 8 ranks with `sequence` 2 and `tensor` 2 has two such blocks, each with its share of the batch. Ranks that share

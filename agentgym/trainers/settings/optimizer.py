@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_above_zero, check_pair
+from agentgym.settings.config_class import config_class
 
 __all__ = ["BIG", "OptimizerConfig", "UsualOptimizer"]
 
@@ -28,7 +29,7 @@ class UsualOptimizer:
 _USUAL = UsualOptimizer(("adamw", 4e-4), ("adamw", 1e-6), 2)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class OptimizerConfig:
     """The optimizer and its learning rate schedule."""
 

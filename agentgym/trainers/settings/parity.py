@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agentgym.errors import ConfigError
 from agentgym.settings import check_at_least
+from agentgym.settings.config_class import config_class
 
 __all__ = ["ParityConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class ParityConfig:
     """The check that ends training if the engine samples from another distribution than the one that is trained."""
 

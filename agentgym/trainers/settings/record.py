@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from agentgym.settings.config_class import config_class
 
 __all__ = ["RecordConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class RecordConfig:
     """The record of the episodes. A resumed run may have other settings here."""
 

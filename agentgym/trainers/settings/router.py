@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agentgym.errors import ConfigError
+from agentgym.settings.config_class import config_class
 
 __all__ = ["RouterConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class RouterConfig:
     """The training of the layers that choose the experts of each token."""
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agentgym.engines.stop_strings import stop_strings
 from agentgym.errors import ConfigError
 from agentgym.rollout.limits import SamplingConfig
+from agentgym.settings.config_class import config_class
 
 __all__ = ["UNCUT", "TrainSamplingConfig"]
 
 UNCUT = "training draws from the whole distribution, whose logprobs the learner computes"
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class TrainSamplingConfig:
     """The distribution that replies are drawn from. It is never cut (top_p, top_k, min_p) or penalized, since the
     learner's logprobs are those of the whole one."""

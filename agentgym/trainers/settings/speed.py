@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agentgym.errors import ConfigError
+from agentgym.settings.config_class import config_class
 
 __all__ = ["SpeedConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class SpeedConfig:
     """The peak speed that the speed of a step is compared with."""
 
@@ -22,7 +21,7 @@ class SpeedConfig:
             raise ConfigError(f"speed.peak_tflops must be above 0, got {self.peak_tflops}; leave it out to measure it")
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class ProfileConfig:
     """The steps to trace."""
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from agentgym.errors import ConfigError
 from agentgym.settings import check_at_least, check_pair, with_settings
+from agentgym.settings.config_class import config_class
 from agentgym.trainers.tasks.curriculum import CURRICULA, Curriculum
 from agentgym.trainers.tasks.mix import read_mix
 
 __all__ = ["CurriculumConfig", "PracticeConfig", "ReplayConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class CurriculumConfig:
     """Tasks of several levels, whose shares follow the success of recent groups."""
 
@@ -49,7 +50,7 @@ class CurriculumConfig:
         return with_settings(f"curriculum.method {self.method}", make, self.settings)(num_levels)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class ReplayConfig:
     """Earlier tasks that are played again."""
 
@@ -77,7 +78,7 @@ class ReplayConfig:
         check_at_least(1, self, "memory", "max_replays", where="replay.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class PracticeConfig:
     """The choice of a step's tasks, and of the groups that it learns from."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from agentgym.trainers.config import flatten_settings
+from agentgym.settings.config_class import flatten_settings
 from agentgym.trainers.trackers.mlflow_names import mlflow_name
 from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import cast
 
 from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.extras import install_extra
 from agentgym.loading import Wanted, convert_user_errors, is_code_path, load_named
 from agentgym.trainers.trackers.protocol import Tracker
 
@@ -44,7 +45,7 @@ def open_tracker(name: str) -> Tracker:
             raise
         lacking = "" if error.name.partition(".")[0] == name else f" ({error.name} is missing)"
         raise ConfigError(
-            f"the tracker {name} needs a library that is not installed{lacking}: pip install 'agentgym-llm[{name}]', or"
+            f"the tracker {name} needs a library that is not installed{lacking}: {install_extra(name)}, or"
             f" pip install {name}"
         ) from error
     tracker: Tracker = getattr(module, TRACKERS[name])()

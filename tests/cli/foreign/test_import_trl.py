@@ -13,7 +13,8 @@ import yaml
 
 from agentgym.cli.foreign.keys import find_key, our_defaults, translate
 from agentgym.cli.foreign.trl_keys import TRL_KEYS
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.settings.config_class import config_from_mapping
+from agentgym.trainers.config import TrainConfig
 
 Command = Callable[..., Any]
 HERE = Path(__file__).parent

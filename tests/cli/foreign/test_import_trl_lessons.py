@@ -13,7 +13,7 @@ import yaml
 
 from agentgym.cli.foreign.keys import Key, find_key, translate
 from agentgym.cli.foreign.trl_lessons import DPO_KEYS, SFT_KEYS
-from agentgym.trainers.config import flatten_settings
+from agentgym.settings.config_class import flatten_settings
 from agentgym.trainers.lessons.config import DpoConfig, SftConfig
 
 Command = Callable[..., Any]
@@ -161,7 +161,7 @@ def test_arguments_without_a_script_name_their_trainer(agentgym: Command) -> Non
     assert "did you mean 'max_length'" in done.json["unknown"][0]["ours"]
     assert "no rows are named in it: add conversations" in done.err
     refused = agentgym("sft", "--config", "run.yaml")
-    assert refused.code == 2 and "one source is learned from: --env ID" in refused.err
+    assert refused.code == 2 and "one source is learned from: env (demonstrations)" in refused.err
     refused = agentgym("import", "verl", "args.yaml", "--trainer", "sft", "--output", "other.yaml")
     assert refused.code == 2 and "--trainer is one of TRL's" in refused.err
     Path("sft.py").write_text(SFT_SCRIPT)
@@ -175,7 +175,7 @@ def test_arguments_without_a_script_name_their_trainer(agentgym: Command) -> Non
         ("- a\n", "holds no settings: it must be a mapping"),
         ("a: [\n", "is not YAML"),
         ("optimizer: {lerning_rate: 3}\n", "unknown setting 'optimizer.lerning_rate': did you mean 'learning_rate'?"),
-        ("optimizer: 3\n", "setting 'optimizer' holds settings of its own, got 3"),
+        ("optimizer: 3\n", "setting 'optimizer' holds settings of its own: name,"),
         ("pairs: [x.jsonl]\nbeta: much\n", "setting 'beta' is a number, got 'much'"),
     ],
 )

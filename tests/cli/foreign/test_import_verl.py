@@ -16,7 +16,8 @@ from agentgym.cli.foreign.keys import find_key, our_defaults, translate
 from agentgym.cli.foreign.verl_file import read_overrides, read_verl
 from agentgym.cli.foreign.verl_keys import VERL_KEYS
 from agentgym.rollout.record.episodes_file import read_episodes
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.settings.config_class import config_from_mapping
+from agentgym.trainers.config import TrainConfig
 
 Command = Callable[..., Any]
 HERE = Path(__file__).parent

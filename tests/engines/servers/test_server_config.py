@@ -21,7 +21,8 @@ from agentgym.engines.servers.server_config import ServerConfig
 from agentgym.engines.servers.server_process import ServerCommand, ServerProcess, free_port, start_together
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError, EngineError
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.settings.config_class import config_from_mapping
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.former_settings import with_current_names
 from agentgym.trainers.settings.cluster import ClusterConfig
 

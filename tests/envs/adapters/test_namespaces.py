@@ -67,10 +67,10 @@ def test_an_unknown_name_is_a_taught_error() -> None:
 
 def test_a_library_that_is_not_installed_is_a_taught_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ConfigError, match=r"pip install 'agentgym-llm\[reasoning-gym\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[reasoning-gym\]'"):
         make_env("reasoning_gym/leg_counting")
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(ConfigError, match=r"pip install 'agentgym-llm\[verifiers\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[verifiers\]'"):
         make_env("verifiers/wordle")
 
 

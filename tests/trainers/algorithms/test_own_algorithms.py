@@ -13,12 +13,13 @@ import torch
 import yaml
 
 from agentgym.errors import AgentGymError, ConfigError, TrainingHalted, UserCodeFault
+from agentgym.settings.config_class import config_from_mapping
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_PENALTIES, LOSSES
 from agentgym.trainers.algorithms.aggregation import RowCounts, turn_weights
 from agentgym.trainers.algorithms.kl import penalty_of
 from agentgym.trainers.algorithms.losses import loss_with
 from agentgym.trainers.checkpoints.run_folder import RunFolder
-from agentgym.trainers.config import AdvantageConfig, TrainConfig, config_from_mapping
+from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.learner.objective import policy_loss
 from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.kl import KLConfig

@@ -9,10 +9,11 @@ import yaml
 
 from agentgym.errors import ConfigError, UnknownName
 from agentgym.settings import with_settings
+from agentgym.settings.config_class import config_from_mapping
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, LOSSES
 from agentgym.trainers.algorithms.losses import loss_with
 from agentgym.trainers.algorithms.presets import PRESETS
-from agentgym.trainers.config import AdvantageConfig, TrainConfig, config_from_mapping
+from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.critic import CriticConfig
 from agentgym.trainers.settings.kl import KLConfig

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 from agentgym.chat_templates import renderer_for
 from agentgym.embedded import embedded_folder

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.local.engine import LocalEngine

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 import ray
 from ray.cluster_utils import Cluster

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 import ray
 from ray.cluster_utils import Cluster

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 import ray
 from ray.cluster_utils import Cluster

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 import ray
 from ray.cluster_utils import Cluster

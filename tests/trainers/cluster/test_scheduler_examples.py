@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from agentgym.cli.main import main
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.settings.config_class import config_from_mapping
+from agentgym.trainers.config import TrainConfig
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "cluster"
 STUB = '#!/bin/bash\necho "$(basename "$0") $*" >> "$CALLS"\n'

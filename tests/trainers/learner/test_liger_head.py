@@ -15,7 +15,7 @@ from agentgym.trainers.learner.learner import Learner, LearnerConfig
 from agentgym.trainers.learner.token_logprobs import score_targets, scorer
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
-WHY = "Liger is not installed: pip install 'agentgym-llm[liger]'"
+WHY = "Liger is not installed: pip install '.[liger]'"
 Tiny = Callable[..., Decoder]
 
 
@@ -62,5 +62,5 @@ def test_a_step_with_liger_is_the_step_without(make_tiny: Tiny, make_batch: Call
 def test_without_liger_the_message_explains_how_to_get_it(make_tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "agentgym.trainers.learner.liger_head", raising=False)
     monkeypatch.setitem(sys.modules, "liger_kernel.ops", None)
-    with pytest.raises(ConfigError, match=r"learner\.head_kernel liger needs Liger .*agentgym-llm\[liger\]"):
+    with pytest.raises(ConfigError, match=r"learner\.head_kernel liger needs Liger .*\[liger\]"):
         Learner(make_tiny(), LearnerConfig(head_kernel="liger"), OptimizerConfig(), total_steps=1)

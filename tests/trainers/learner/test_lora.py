@@ -19,10 +19,11 @@ from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder, published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.settings.config_class import config_from_mapping
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.export import export_adapter, export_model, find_checkpoint, write_adapter
 from agentgym.trainers.checkpoints.run_folder import read_settings
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.settings.checkpoint import CheckpointConfig

@@ -244,7 +244,7 @@ def test_a_threshold_moves_its_symptom(name: SymptomName, quiet: float) -> None:
 
 
 def test_settings_that_cannot_work_are_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="'dead_group': did you mean 'dead_groups'"):
+    with pytest.raises(ConfigError, match="got 'dead_group': did you mean 'dead_groups'"):
         CollapseConfig(stop_on=("dead_group",))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"collapse\.patience"):
         CollapseConfig(patience=0)

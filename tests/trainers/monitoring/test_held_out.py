@@ -17,9 +17,10 @@ from agentgym.cli.main import main
 from agentgym.errors import ConfigError
 from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.rollout.record.episodes_file import EpisodeRecord, read_episodes
+from agentgym.settings.config_class import config_from_mapping
 from agentgym.trainers.checkpoints.run_folder import read_settings
 from agentgym.trainers.checkpoints.writer import best_step
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.observer import Unobserved
 from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.monitoring.target import has_stalled

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.settings.config_class import config_from_mapping
+from agentgym.trainers.config import TrainConfig
 
 ROOT = Path(__file__).parents[3]
 CONFIG = TrainConfig(env="TextGame-v0")

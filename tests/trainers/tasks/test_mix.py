@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import ConfigError
-from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.settings.config_class import config_from_mapping
+from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.tasks import CurriculumConfig, MixedTasks, PracticeConfig, TaskSource, make_source
 from agentgym.trainers.tasks.mix import apportion, read_mix
 from agentgym.trajectory import Group

@@ -1,6 +1,6 @@
 """The wrapped libraries, read back with their own readers.
 
-All but TensorBoard's are too heavy to be installed for every test: `pip install 'agentgym-llm[trackers]'`.
+All but TensorBoard's are too heavy to be installed for every test: `pip install '.[trackers]'`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from agentgym.trainers.trackers import ShownEpisode, TrackedRun, open_tracker
 
-WHY = "the library of this tracker is not installed: pip install 'agentgym-llm[trackers]'"
+WHY = "the library of this tracker is not installed: pip install '.[trackers]'"
 
 
 def followed(name: str, tmp_path: Path, step: int = 0, last: int = 2) -> None:

@@ -22,7 +22,7 @@ class Math(TextEnv):
 
     The answer is the last `\boxed{...}` of the reply: a number, a root, a polynomial or a set, in any of the ways
     that people write one. An expression that is only equal, such as the question given back, is no answer. `level` (1
-    to 3) sets what is asked. Needs math-verify: `pip install 'agentgym-llm[rewards]'`.
+    to 3) sets what is asked. Needs math-verify: the extra `rewards`.
     """
 
     card = EnvCard(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from agentgym.errors import ConfigError
+from agentgym.extras import install_extra
 from agentgym.tools.line_process import LineProcess
 
 __all__ = ["equal_answers", "math_verify_or_raise"]
@@ -17,7 +18,7 @@ LIMIT_S = 5.0
 def math_verify_or_raise() -> None:
     """Raises ConfigError if math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
-        raise ConfigError("Math-v0 compares answers by math-verify: pip install 'agentgym-llm[rewards]'")
+        raise ConfigError(f"Math-v0 compares answers by math-verify: {install_extra('rewards')}")
 
 
 def equal_answers(gold: str, answer: str, *, limit_s: float = LIMIT_S) -> bool:

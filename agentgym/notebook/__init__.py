@@ -1,0 +1,1 @@
+"""What a notebook shows: tables, curves, conversations, progress."""
