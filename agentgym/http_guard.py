@@ -39,6 +39,7 @@ __all__ = [
     "is_loopback",
     "listen",
     "parse_json_object",
+    "request_key",
     "shown_token",
 ]
 
@@ -89,7 +90,8 @@ class HttpGuard:
       of `allowed_hosts`. A web page that has its own name resolve to this machine (DNS rebinding) is refused.
     - `Origin`, which browsers send, is the server's own. This holds for WebSockets too.
     - A body is `application/json`, and not compressed: a small one could take all memory.
-    - With a `token`, a request has it as `Authorization: Bearer TOKEN`, or as the password of `Authorization: Basic`.
+    - With a `token`, a request has it as `Authorization: Bearer TOKEN`, as the password of `Authorization: Basic`, or
+      as `x-api-key`.
       `accepts_key` may accept other keys (an episode's own).
     - A request that is not sent completely ends after `limits`.
     """
@@ -117,7 +119,7 @@ class HttpGuard:
         self._check_host(request.headers.get("Host", ""))
         self._check_origin(request)
         is_open = request.method == "GET" and request.path in OPEN_PATHS
-        if self.token is not None and not is_open and not self._is_known(_key(request)):
+        if self.token is not None and not is_open and not self._is_known(request_key(request)):
             how = "send the token that the server printed at its start as `Authorization: Bearer TOKEN` (the API key)"
             raise RequestRejected(401, "invalid_api_key", f"a token is needed: {how}")
         if (request.can_read_body or "Content-Type" in request.headers) and not _is_json(request.content_type):
@@ -315,15 +317,15 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _key(request: web.BaseRequest) -> str:
-    """Returns the token or key of the header `Authorization`."""
+def request_key(request: web.BaseRequest) -> str:
+    """Returns the token or key of the header `Authorization`, else of `x-api-key`."""
     scheme, _, rest = request.headers.get("Authorization", "").strip().partition(" ")
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(rest, validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):
             return ""
-    return rest.strip() if scheme.lower() == "bearer" else ""
+    return rest.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "").strip()
 
 
 def _host_name(header: str) -> str | None:

@@ -21,6 +21,7 @@ from agentgym.types import JSON, Message, Task, ToolResult, ToolSpec
 __all__ = [
     "MAX_REWARD",
     "Group",
+    "Origin",
     "Row",
     "Source",
     "Status",
@@ -61,6 +62,7 @@ class Status(StrEnum):
     ENGINE_ERROR = "engine_error"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
+    UNPLAYED = "unplayed"  # an outside agent ended, and the environment saw no action and gave no verdict
 
     @property
     def trainable(self) -> bool:
@@ -86,6 +88,7 @@ class StopReason(StrEnum):
     ENGINE_ERROR = "engine_error"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
+    AGENT = "agent"  # the outside agent ended
 
 
 _REASONS: Mapping[Status, frozenset[StopReason]] = {
@@ -97,12 +100,16 @@ _REASONS: Mapping[Status, frozenset[StopReason]] = {
             StopReason.TURN_TOKENS,
             StopReason.TRAJECTORY_TOKENS,
             StopReason.CONTEXT,
+            StopReason.AGENT,
         }
     ),
     Status.ENV_ERROR: frozenset({StopReason.ENV_ERROR}),
     Status.ENGINE_ERROR: frozenset({StopReason.ENGINE_ERROR}),
     Status.TIMEOUT: frozenset({StopReason.DEADLINE}),
     Status.CANCELLED: frozenset({StopReason.CANCELLED}),
+    Status.UNPLAYED: frozenset(
+        {StopReason.AGENT, StopReason.CONTEXT, StopReason.MAX_TURNS, StopReason.TRAJECTORY_TOKENS}
+    ),
 }
 
 
@@ -132,8 +139,10 @@ class TokenSpan:
     experts: RoutedExperts | None = None
     """The experts of a mixture that computed the tokens before the span's last one, which no span before has; `start`
     counts in the row. None unless the engine records them."""
-    excluded: bool = False
-    """Sampled, and kept out of the loss on purpose: a summary, where summaries are not trained."""
+    excluded: str = ""
+    """The reason why sampled ids are kept out of the loss on purpose: `summary`, where summaries are not trained,
+    `constrained`, `unused` (the agent went on with another sample of the same request) or `unseen` (it closed its
+    connection before the reply); empty if they are trained."""
 
     @property
     def is_trained(self) -> bool:
@@ -175,6 +184,25 @@ def _never_falls(values: Sequence[int]) -> bool:
     return values.count(values[0]) == len(values) or all(earlier <= later for earlier, later in pairwise(values))
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The place where a row of a served episode begins: in another row, which it forks, or nowhere.
+
+    A fork's prompt is the ids of the row `row` up to the reply of the turn `turn`, all of them untrained there, and the
+    render of the messages after the first `num_shared`. Example: `Origin("fork", row=0, turn=2, num_shared=6)`.
+    """
+
+    label: str = ""
+    """The kind of the branch: `main`, `sub-agent`, `title`, `summary`, `fork` or `side`."""
+    row: int | None = None
+    """The row that is forked; None for a row that has its own render of its messages."""
+    turn: int | None = None
+    """The turn, counted over the episode, whose reply is the last that both rows have; None if they share only the
+    prompt."""
+    num_shared: int = 0
+    """The number of messages that both rows have."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One training sequence: spans in the order the model saw them; arrays are derived, each of length `T`."""
@@ -184,6 +212,8 @@ class Row:
     """The messages that the prompt was rendered from; None if unknown."""
     tools: tuple[ToolSpec, ...] | None = field(default=None, hash=False)
     """The tools that the model was shown; None if unknown."""
+    origin: Origin | None = field(default=None, hash=False)
+    """The branch of a served episode that the row is; None for the row of a conversation that we lead."""
 
     def __post_init__(self) -> None:
         if not self.spans or self.spans[0].source is not Source.PROMPT or not self.spans[0].ids:
@@ -263,6 +293,9 @@ class Turn:
     """The messages shown to the model as the answer, if they are neither the results nor the observation (nor both)."""
     stop: str = ""
     """The stop string that ended the reply, which the last of its ids completes; empty if something else did."""
+    order: int | None = None
+    """The position of the reply among all of the episode in time, where it is not the turn's own: turns are sorted by
+    row, and branches of a served episode are sampled side by side."""
     timings: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Seconds: `generate_s`, `env_s`. Wall-clock, so never part of equality and not stored in `episodes.jsonl`."""
 
@@ -317,6 +350,12 @@ class Trajectory:
     def has_ids(self) -> bool:
         """True if the exact ids of the replies are stored, as training needs them."""
         return bool(self.rows) or not self.turns
+
+    @property
+    def by_time(self) -> list[int]:
+        """The numbers of the turns in the order in which their replies were sampled."""
+        orders = [index if turn.order is None else turn.order for index, turn in enumerate(self.turns)]
+        return sorted(range(len(orders)), key=orders.__getitem__)
 
     def without_ids(self) -> Trajectory:
         """Returns the episode without its rows: `metrics` has the numbers of tokens, `info` the first messages."""
