@@ -105,7 +105,7 @@ class _Writer:
             return None
         if start.kind == "root":
             return Origin(context.label or ("main" if context is self.roots[0] else "side"))
-        label = context.label or "fork"
+        label = "fork" if context.label in ("", "main") else context.label
         if parent is None:
             return Origin(label, self.places[self._samples(context)[0]][0], None, len(context.messages))
         if context.begins_row:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -63,6 +65,21 @@ class Caller:
 
     async def chat(self, messages: Sequence[object], **fields: object) -> Any:
         return await self.post("/v1/chat/completions", {"messages": messages, **fields})
+
+    async def cut(self, path: str, body: object, num_bytes: int = 0) -> None:
+        """Sends a request and closes the connection after some bytes of the answer."""
+        url = urlsplit(f"{self.root}{path}")
+        reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=max(num_bytes, 1))
+        raw = json.dumps(body).encode()
+        head = f"POST {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        await writer.drain()
+        await asyncio.sleep(0.05)  # the request arrives
+        if num_bytes:
+            await reader.read(num_bytes)
+            await asyncio.sleep(0.05)  # the rest arrives, and is never read
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
 
     async def finish(self) -> Any:
         return await self.post("/finish", {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from typing import Any
 
 import pytest
@@ -126,8 +125,7 @@ def test_a_reply_with_calls_is_known_by_their_ids_or_else_by_what_it_says(table:
         await caller.finish()
 
     trajectory = table.play(agent, lambda prompt: "done" if prompt.count("ran") > 1 else CALL)
-    (row,) = trajectory.rows
-    assert len(trajectory.turns) == 3 and trajectory.reward == 0.5
+    assert (len(trajectory.rows), len(trajectory.turns), trajectory.reward) == (1, 3, 0.5)
     assert [result.content for turn in trajectory.turns for result in turn.tool_results] == ["ran", "ran"]
 
 
@@ -170,27 +168,11 @@ def test_other_tools_begin_a_row_of_their_own(table: Any) -> None:
     assert labels(table.play(agent, lambda prompt: "reply SEED")) == ["", "side"]
 
 
-async def cut(caller: Any, body: dict[str, Any], num_bytes: int) -> None:
-    """Sends a request and closes its connection after some bytes of the answer."""
-    host, port = re.match(r"http://([^:]+):(\d+)", caller.url).groups()  # type: ignore[union-attr]
-    reader, writer = await asyncio.open_connection(host, int(port), limit=max(num_bytes, 1))
-    raw = json.dumps(body).encode()
-    path = caller.root.partition(f":{port}")[2]
-    head = f"POST {path}/v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
-    await writer.drain()
-    if num_bytes:
-        await reader.read(num_bytes)
-        await asyncio.sleep(0.05)  # the rest arrives, and is never read
-    writer.transport.abort()
-    await asyncio.sleep(0.05)
-
-
 @pytest.mark.parametrize("num_bytes", [0, 1, 300])
 def test_an_answer_that_was_cut_is_sent_again_and_sampled_once(table: Any, num_bytes: int) -> None:
     async def agent(caller: Any) -> None:
         body = {"messages": caller.opening["messages"], "stream": True}
-        await cut(caller, body, num_bytes)
+        await caller.cut("/v1/chat/completions", body, num_bytes)
         async with caller.http.post(f"{caller.root}/v1/chat/completions", json=body) as answer:
             assert "reply" in await answer.text()
         assert len(table.sampled) == 1
@@ -209,7 +191,7 @@ def test_a_reply_that_no_agent_has_read_is_excluded(table: Any) -> None:
     async def agent(caller: Any) -> None:
         await caller.post("/v1/chat/completions", {"messages": caller.opening["messages"]})
         await caller.post("/step", {})
-        await cut(caller, {"messages": [user("lost")]}, 0)
+        await caller.cut("/v1/chat/completions", {"messages": [user("lost")]})
         await asyncio.sleep(0.1)
 
     trajectory = table.play(agent, lambda prompt: "reply SEED", limits=Limits(max_turns=2), idle_s=0.3)
@@ -243,7 +225,7 @@ def test_an_agent_that_finishes_after_actions_keeps_their_rewards(table: Any) ->
     assert (trajectory.status, trajectory.stop_reason, trajectory.reward) == (Status.TRUNCATED, StopReason.AGENT, 0.5)
 
 
-def test_a_thousand_branches_are_found_and_released(table: Any) -> None:
+def test_two_hundred_branches_in_flight_are_rows_of_their_own(table: Any) -> None:
     async def agent(caller: Any) -> None:
         async with asyncio.TaskGroup() as tasks:
             for number in range(200):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,7 +75,7 @@ class MessagesWire(Wire):
             notes=FieldNotes(
                 tuple(sorted(decided)), tuple(sorted(fields.keys() - KNOWN - IDLE - DECIDED)), (*left_out, *hosted)
             ),
-            label="sub-agent" if "x-claude-code-agent-id" in map(str.lower, headers) else "",
+            label=_label({*map(str.lower, headers)}),
             options={"model": fields.get("model")},
         )
 
@@ -123,6 +123,13 @@ class CountTokensWire(MessagesWire):
     def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: Stored) -> Mapping[str, JSON]:
         """Returns the number of tokens of the prompt."""
         return {"input_tokens": replies[0].prompt_tokens}
+
+
+def _label(headers: Collection[str]) -> str:
+    """Returns the kind of Claude Code's branch by its headers; empty if they do not give it."""
+    if "x-claude-code-agent-id" in headers:
+        return "sub-agent"
+    return "main" if "x-claude-code-session-id" in headers else ""
 
 
 def _read_message(transcript: Transcript, value: object, where: str) -> None:

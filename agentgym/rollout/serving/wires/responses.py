@@ -229,9 +229,12 @@ def _schema(text: object) -> Mapping[str, JSON] | None:
 
 def _label(headers: Mapping[str, str]) -> str:
     """Returns the kind of Codex's branch by its headers; empty if they do not give it."""
+    names = {*map(str.lower, headers)}
+    if {"x-codex-parent-thread-id", "x-openai-subagent"} & names:
+        return "sub-agent"
     if '"request_kind":"compaction"' in headers.get("x-codex-turn-metadata", "").replace(" ", ""):
         return "summary"
-    return "sub-agent" if {"x-codex-parent-thread-id", "x-openai-subagent"} & {*map(str.lower, headers)} else ""
+    return "main" if "x-codex-turn-metadata" in names else ""
 
 
 def _items(reply: AgentReply, request: AgentRequest) -> list[dict[str, JSON]]:
