@@ -13,6 +13,7 @@ from numbers import Real
 import numpy as np
 from numpy.typing import NDArray
 
+from agentgym.episode_status import Status, StopReason
 from agentgym.errors import InvalidTrajectory
 from agentgym.openai_wire import message_to_openai
 from agentgym.routed_experts import RoutedExperts
@@ -21,8 +22,8 @@ from agentgym.types import JSON, Message, Task, ToolResult, ToolSpec
 __all__ = [
     "MAX_REWARD",
     "Group",
-    "Origin",
     "Row",
+    "RowOrigin",
     "Source",
     "Status",
     "StopReason",
@@ -51,66 +52,6 @@ class Source(StrEnum):
     PROMPT = "prompt"  # the first render of a row
     POLICY = "policy"  # emitted by the engine, the sampled end token included
     ENV = "env"  # appended after a reply: the template's glue, tool results, observations
-
-
-class Status(StrEnum):
-    """The end of an episode, as far as training is concerned."""
-
-    COMPLETED = "completed"  # the environment terminated
-    TRUNCATED = "truncated"  # a budget ran out; PPO bootstraps it
-    ENV_ERROR = "env_error"
-    ENGINE_ERROR = "engine_error"
-    TIMEOUT = "timeout"
-    CANCELLED = "cancelled"
-    UNPLAYED = "unplayed"  # an outside agent ended, and the environment saw no action and gave no verdict
-
-    @property
-    def trainable(self) -> bool:
-        """True if the episode has a reward and may enter statistics and loss."""
-        return self in (Status.COMPLETED, Status.TRUNCATED)
-
-    @property
-    def reasons(self) -> frozenset[StopReason]:
-        """The reasons for which the last turn of such an episode may be the last."""
-        return _REASONS[self]
-
-
-class StopReason(StrEnum):
-    """The reason why the last turn was the last."""
-
-    TERMINATED = "terminated"
-    ENV_TRUNCATED = "env_truncated"  # the environment's own limit
-    MAX_TURNS = "max_turns"
-    TURN_TOKENS = "turn_tokens"
-    TRAJECTORY_TOKENS = "trajectory_tokens"
-    CONTEXT = "context"
-    ENV_ERROR = "env_error"
-    ENGINE_ERROR = "engine_error"
-    DEADLINE = "deadline"
-    CANCELLED = "cancelled"
-    AGENT = "agent"  # the outside agent ended
-
-
-_REASONS: Mapping[Status, frozenset[StopReason]] = {
-    Status.COMPLETED: frozenset({StopReason.TERMINATED}),
-    Status.TRUNCATED: frozenset(
-        {
-            StopReason.ENV_TRUNCATED,
-            StopReason.MAX_TURNS,
-            StopReason.TURN_TOKENS,
-            StopReason.TRAJECTORY_TOKENS,
-            StopReason.CONTEXT,
-            StopReason.AGENT,
-        }
-    ),
-    Status.ENV_ERROR: frozenset({StopReason.ENV_ERROR}),
-    Status.ENGINE_ERROR: frozenset({StopReason.ENGINE_ERROR}),
-    Status.TIMEOUT: frozenset({StopReason.DEADLINE}),
-    Status.CANCELLED: frozenset({StopReason.CANCELLED}),
-    Status.UNPLAYED: frozenset(
-        {StopReason.AGENT, StopReason.CONTEXT, StopReason.MAX_TURNS, StopReason.TRAJECTORY_TOKENS}
-    ),
-}
 
 
 def shortest_floats(values: Sequence[float] | NDArray[np.float32]) -> tuple[float, ...]:
@@ -185,11 +126,11 @@ def _never_falls(values: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RowOrigin:
     """The place where a row of a served episode begins: in another row, which it forks, or nowhere.
 
     A fork's prompt is the ids of the row `row` up to the reply of the turn `turn`, all of them untrained there, and the
-    render of the messages after the first `num_shared`. Example: `Origin("fork", row=0, turn=2, num_shared=6)`.
+    render of the messages after the first `num_shared`. Example: `RowOrigin("fork", row=0, turn=2, num_shared=6)`.
     """
 
     label: str = ""
@@ -212,7 +153,7 @@ class Row:
     """The messages that the prompt was rendered from; None if unknown."""
     tools: tuple[ToolSpec, ...] | None = field(default=None, hash=False)
     """The tools that the model was shown; None if unknown."""
-    origin: Origin | None = field(default=None, hash=False)
+    origin: RowOrigin | None = field(default=None, hash=False)
     """The branch of a served episode that the row is; None for the row of a conversation that we lead."""
 
     def __post_init__(self) -> None:

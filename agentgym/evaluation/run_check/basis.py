@@ -126,7 +126,7 @@ class Basis:
             is_sound = self._sound_menus[digest] = menu_digest(self.menus[digest]) == digest
         return is_sound
 
-    def shared(self, record: Record, row: int) -> list[int] | None:
+    def shared_ids(self, record: Record, row: int) -> list[int] | None:
         """Returns the ids that a fork has of another row, empty if there is no such place; None for any other row."""
         origin = record["rows"][row].get("origin")
         if origin is None or origin["row"] is None:
@@ -146,7 +146,7 @@ class Basis:
         """
         assert self.renderer is not None
         stored = record["rows"][row]
-        shared = self.shared(record, row)
+        shared = self.shared_ids(record, row)
         if shared is not None:
             new = [message_from_json(message) for message in stored["messages"][stored["origin"]["num_shared"] :]]
             return [*shared, *self.renderer.extend(shared, new)] if new else shared

@@ -74,7 +74,7 @@ def _check_once(ledger: Ledger, line: int, record: Record, basis: Basis) -> None
         if not isinstance(excluded, str | bool):  # true is what earlier versions wrote
             problem = Violation(line, span.row, span.turn, problem=f"ids are excluded for the reason {excluded!r:.80}")
     for row, stored in enumerate(record["rows"]):
-        shared = basis.shared(record, row)
+        shared = basis.shared_ids(record, row)
         ids = stored["spans"][0]["ids"] if stored["spans"] else []
         if shared is None or problem is not None:
             continue

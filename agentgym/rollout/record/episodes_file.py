@@ -27,7 +27,7 @@ from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME, LineRead
 from agentgym.rollout.record.stored_fields import NO_EPISODE, check_fields, check_numbers, check_stored_ids
 from agentgym.rollout.record.tools_file import Menus, menu_digest, menu_lines, read_menus
 from agentgym.routed_experts import RoutedExperts
-from agentgym.trajectory import Origin, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
+from agentgym.trajectory import Row, RowOrigin, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, Task, ToolCall, ToolResult
 
 __all__ = [
@@ -278,7 +278,7 @@ def _row_from_json(row: Mapping[str, Any], menus: Menus) -> Row:
     messages = row.get("messages")
     messages_read = None if messages is None else tuple(map(message_from_json, messages))
     spans, tools = tuple(_span_from_json(span) for span in row["spans"]), menus.get(row.get("tools", ""))
-    return Row(spans, messages_read, tools, None if row.get("origin") is None else Origin(**row["origin"]))
+    return Row(spans, messages_read, tools, None if row.get("origin") is None else RowOrigin(**row["origin"]))
 
 
 def _span_to_json(span: TokenSpan) -> dict[str, JSON]:

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agentgym.errors import AgentGymError
-from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest, Stored
+from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest, ResponseStore
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import Message, ToolSpec
 
 __all__ = [
+    "AgentExchange",
     "AgentGone",
     "AgentSession",
     "Answer",
     "EpisodeEnded",
-    "Exchange",
     "FinishRequest",
     "Opening",
     "Replies",
@@ -90,11 +90,12 @@ Answer: TypeAlias = "Replies | StepAnswer"
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
+class AgentExchange:
     """A request, and the answer to it."""
 
     key: str
-    request: Request
+    request: Request | None
+    """The request; None when it is answered, as its messages are of no use any more."""
     future: asyncio.Future[Answer | AgentGymError] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -124,10 +125,10 @@ class AgentSession:
     def __init__(self, name: str) -> None:
         self.name = name
         self.claimed = asyncio.Event()
-        self.stored: Stored = {}
+        self.stored = ResponseStore()
         self._opening: asyncio.Future[Opening | AgentGymError] = asyncio.get_running_loop().create_future()
-        self._exchanges: dict[str, list[Exchange]] = {}
-        self._arrivals: asyncio.Queue[Exchange] = asyncio.Queue()
+        self._exchanges: dict[str, list[AgentExchange]] = {}
+        self._arrivals: asyncio.Queue[AgentExchange] = asyncio.Queue()
         self._status: Status | None = None
         self._end = EpisodeEnded("")
 
@@ -145,7 +146,7 @@ class AgentSession:
             raise opening
         return opening
 
-    def ask(self, request: Request, *, is_retry: bool = False) -> Exchange:
+    def ask(self, request: Request, *, is_retry: bool = False) -> AgentExchange:
         """Returns the exchange of a request: a new one, or that of the request which it repeats."""
         key = request.key if isinstance(request, AgentRequest) else type(request).__name__
         same = self._exchanges.setdefault(key, [])
@@ -153,7 +154,7 @@ class AgentSession:
         if exchange is not None and isinstance(request, AgentRequest):
             exchange.is_lost = False
             return exchange
-        exchange = Exchange(key, request)
+        exchange = AgentExchange(key, request)
         if self._status is not None:
             exchange.future.set_result(self._after_the_end(request))
             return exchange
@@ -189,11 +190,11 @@ class AgentSession:
         """Shows the agent the start of the episode."""
         self._opening.set_result(Opening(self.name, tuple(messages), tuple(tools)))
 
-    async def next_exchange(self) -> Exchange:
+    async def next_exchange(self) -> AgentExchange:
         """Returns the agent's next request."""
         return await self._arrivals.get()
 
-    def forget(self, exchange: Exchange) -> None:
+    def forget(self, exchange: AgentExchange) -> None:
         """Forgets a request that was refused: sent again, it is looked at again."""
         self._exchanges[exchange.key].remove(exchange)
 
@@ -206,7 +207,7 @@ class AgentSession:
         if not self._opening.done():
             self._opening.set_result(self._end)
         for exchange in (exchange for same in self._exchanges.values() for exchange in same):
-            if not exchange.future.done():
+            if not exchange.future.done() and exchange.request is not None:
                 exchange.future.set_result(self._after_the_end(exchange.request))
-            exchange.request = FinishRequest()  # its messages are of no use any more
+            exchange.request = None
         self.stored.clear()

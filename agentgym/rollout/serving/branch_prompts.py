@@ -10,7 +10,7 @@ from agentgym.errors import RenderError
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.serving.plain_roles import plain_roles
-from agentgym.rollout.serving.reply_tree import Context, Node, Place, Reply, ReplyTree
+from agentgym.rollout.serving.reply_tree import Context, Node, Place, ReplyTree, SampledReply
 from agentgym.rollout.serving.wires.wire import CONTEXT_EXCEEDED, AgentRequest, RequestRefused, UnsupportedValue
 from agentgym.types import Message, ToolResult, ToolSpec
 
@@ -31,7 +31,7 @@ class BranchPrompts(RolloutLoop):
         if context is None:
             messages, ids = await self._render(request.messages, request.tools)
             self._check_room(len(ids))
-            context = tree.add_root(messages, request.tools, ids, label=request.label)
+            context = tree.add_root(request, messages, ids)
             if place.anchor is not None:
                 place.anchor.is_followed = True
         place.node.context = context
@@ -86,29 +86,29 @@ class BranchPrompts(RolloutLoop):
         """Returns the grammar that holds a reply to what the agent requires; raises UnsupportedValue."""
         if request.tool_choice in ("auto", "none") and request.schema is None:
             return ""
-        wanted = request.schema if request.schema is not None else request.tool_choice
+        value = request.schema if request.schema is not None else request.tool_choice
         if not getattr(self.engine, "takes_grammar", False):
-            raise UnsupportedValue(request.constraint, wanted, reason="The engine constrains no replies.")
+            raise UnsupportedValue(request.constraint, value, reason="The engine constrains no replies.")
         parts: list[object] = [] if request.schema is None else [{"type": "json_schema", "json_schema": request.schema}]
-        named = request.tool_choice.removeprefix("=") if request.tool_choice.startswith("=") else ""
-        tools = [tool for tool in request.tools if named in ("", tool.name)]
+        required_name = request.tool_choice.removeprefix("=") if request.tool_choice.startswith("=") else ""
+        tools = [tool for tool in request.tools if required_name in ("", tool.name)]
         if request.tool_choice != "none" and tools:
             try:
                 assert isinstance(self.renderer, GrammarRenderer)
                 calls = json.loads(self.renderer.call_grammar(tools))["format"]
             except (AssertionError, RenderError) as error:
                 raise UnsupportedValue(
-                    request.constraint, wanted, reason="The model's calls have no grammar."
+                    request.constraint, value, reason="The model's calls have no grammar."
                 ) from error
-            calls |= {"at_least_one": True, "stop_after_first": bool(named)}
+            calls |= {"at_least_one": True, "stop_after_first": bool(required_name)}
             parts = [calls] if request.tool_choice != "auto" else [*parts, calls]
         if not parts:
-            raise UnsupportedValue(request.constraint, wanted, reason="There are no tools.")
+            raise UnsupportedValue(request.constraint, value, reason="There are no tools.")
         body = parts[0] if len(parts) == 1 else {"type": "or", "elements": parts}
         return json.dumps({"type": "structural_tag", "format": body}, ensure_ascii=False, default=dict)
 
 
-def _agents_answer(reply: Reply, new: Sequence[Message]) -> EnvStep:
+def _agents_answer(reply: SampledReply, new: Sequence[Message]) -> EnvStep:
     """Returns the agent's own answer to a reply, with a result for each call if it has them in their order."""
     results = [message for message in new if message.role == "tool"]
     texts = [message for message in new if message.role != "tool"]

@@ -15,18 +15,18 @@ from agentgym.rollout.episode.token_loop import SamplingPlace, parse_completion
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.serving.agent_session import (
+    AgentExchange,
     AgentGone,
     AgentSession,
     Answer,
-    Exchange,
     Replies,
     StepAnswer,
     StepRequest,
 )
 from agentgym.rollout.serving.branch_prompts import BranchPrompts
-from agentgym.rollout.serving.reply_tree import Context, Node, Reply, ReplyTree
+from agentgym.rollout.serving.reply_tree import Context, Node, ReplyTree, SampledReply
 from agentgym.rollout.serving.tree_rows import rows_of
-from agentgym.rollout.serving.visible_messages import Shown, hide_stop, visible_messages
+from agentgym.rollout.serving.visible_messages import AgentView, hide_stop, visible_messages
 from agentgym.rollout.serving.wires.wire import (
     CONTEXT_EXCEEDED,
     AgentReply,
@@ -56,7 +56,7 @@ class _Talk:
     tree: ReplyTree = field(default_factory=ReplyTree)
     env_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     prompt_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    sessions: dict[str, Reply | None] = field(default_factory=dict)
+    sessions: dict[str, SampledReply | None] = field(default_factory=dict)
     """The engine's sessions, each with its last reply; None while a request of it is in flight."""
     num_actions: int = 0
     """The number of replies that went to the environment while the agent played."""
@@ -106,9 +106,9 @@ class ConversationLoop(BranchPrompts):
         session = self._session_of(builder.episode)
         messages, tools = await self._reset(env, builder)
         talk = _Talk(session, env, builder, frozenset(tool.name for tool in tools))
-        shown = visible_messages(messages, Shown(talk.names))
-        talk.tree.add_opening(messages, shown, tools, await self._first_prompt(messages, tools))
-        session.open(shown, tools)
+        views = visible_messages(messages, AgentView(talk.names))
+        talk.tree.add_opening(messages, views, tools, await self._first_prompt(messages, tools))
+        session.open(views, tools)
         ending = None
         try:
             ending = await self._serve(talk)
@@ -125,7 +125,7 @@ class ConversationLoop(BranchPrompts):
     async def _serve(self, talk: _Talk) -> EpisodeEnd:
         """Answers requests as they come, until one of them ends the episode."""
         tasks: list[asyncio.Task[EpisodeEnd | None]] = []
-        arrival: asyncio.Task[Exchange] | None = None
+        arrival: asyncio.Task[AgentExchange] | None = None
         try:
             while True:
                 arrival = arrival or asyncio.ensure_future(talk.session.next_exchange())
@@ -133,7 +133,7 @@ class ConversationLoop(BranchPrompts):
                 await asyncio.wait([arrival, *tasks], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 finished = [task for task in tasks if task.done()]
                 if not finished and not arrival.done():
-                    return self._abandoned(talk)
+                    return self._end_of_silence(talk)
                 tasks = [task for task in tasks if task not in finished]
                 endings = [task.result() for task in finished]
                 if ending := next(filter(None, endings), None):
@@ -147,7 +147,7 @@ class ConversationLoop(BranchPrompts):
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
-    async def _handle(self, talk: _Talk, exchange: Exchange) -> EpisodeEnd | None:
+    async def _handle(self, talk: _Talk, exchange: AgentExchange) -> EpisodeEnd | None:
         """Answers a request; returns how the episode ends if it ends with it."""
         request = exchange.request
         answer: Answer | None
@@ -158,7 +158,7 @@ class ConversationLoop(BranchPrompts):
                 answer, ending = await self._step(talk, request)
             else:
                 answer, ending = await self._finish(talk)
-            talk.is_full = False
+            talk.is_full, exchange.request = False, None if answer is not None else request
         except RequestRefused as refusal:
             talk.is_full = refusal.code == CONTEXT_EXCEEDED
             talk.session.forget(exchange)
@@ -168,7 +168,7 @@ class ConversationLoop(BranchPrompts):
             exchange.future.set_result(answer)
         return ending
 
-    def _abandoned(self, talk: _Talk) -> EpisodeEnd:
+    def _end_of_silence(self, talk: _Talk) -> EpisodeEnd:
         """Returns how an episode ends whose agent is silent; one that gave up at a full window ends as a loop does."""
         if talk.is_full and talk.tree.replies:
             return self._ended_by_agent(talk, StopReason.CONTEXT)
@@ -184,7 +184,7 @@ class ConversationLoop(BranchPrompts):
     # Replies
 
     async def _chat(
-        self, talk: _Talk, exchange: Exchange, request: AgentRequest
+        self, talk: _Talk, exchange: AgentExchange, request: AgentRequest
     ) -> tuple[Answer | None, EpisodeEnd | None]:
         """Samples, records and returns the replies to a request."""
         self._warn_of_fields(request)
@@ -227,16 +227,16 @@ class ConversationLoop(BranchPrompts):
         talk.sessions[session] = None
         return SamplingPlace(talk.episode, session, context.depth, talk.tree.ask(context, request))
 
-    async def _sample_reply(self, talk: _Talk, order: _Order, place: SamplingPlace) -> Reply:
+    async def _sample_reply(self, talk: _Talk, order: _Order, place: SamplingPlace) -> SampledReply:
         """Samples a reply and adds it to the tree."""
         started, request, context, prompt_ids = time.perf_counter(), order.request, order.context, order.prompt_ids
         completion = await self._sample(prompt_ids, order.max_tokens, place, order.grammar, request.stop)
         message = await parse_completion(self.renderer, completion, context.tools, prompt_ids)
         tools = frozenset(tool.name for tool in context.tools) if request.tool_choice != "none" else frozenset()
-        shown = hide_stop(message, completion.stop, request.stop)
-        (visible,) = visible_messages([shown], Shown(tools, not self.unknown_calls_as_text))
+        trimmed = hide_stop(message, completion.stop, request.stop)
+        (visible,) = visible_messages([trimmed], AgentView(tools, not self.unknown_calls_as_text))
         timings = {"generate_s": time.perf_counter() - started}
-        reply = Reply(
+        reply = SampledReply(
             context=context,
             number=len(talk.tree.replies),
             branch=place.branch,
@@ -252,7 +252,7 @@ class ConversationLoop(BranchPrompts):
         talk.sessions[place.session] = reply
         return reply
 
-    def _agent_reply(self, talk: _Talk, request: AgentRequest, reply: Reply, num_prompt: int) -> AgentReply:
+    def _agent_reply(self, talk: _Talk, request: AgentRequest, reply: SampledReply, num_prompt: int) -> AgentReply:
         completion = reply.completion
         texts = [self.renderer.decode([token]) for token in completion.ids] if request.logprobs else []
         return AgentReply(
@@ -277,21 +277,21 @@ class ConversationLoop(BranchPrompts):
                 return reply.step, None
             answer = await self._act_on(talk, reply)
             talk.num_actions += 1
-            visible = visible_messages([reply.message, *answer.messages], self._shown(reply))[1:]
+            visible = visible_messages([reply.message, *answer.messages], self._view_of(reply))[1:]
             ending = self._ending(answer, len(talk.tree.replies))
             history: tuple[Message, ...] | None = None
             if ending is None:
                 conversation = [*reply.context.messages, reply.message]
                 messages = self._conversation_after(talk.env, conversation, answer)
                 if answer.history is not None:
-                    history = tuple(visible_messages(messages, self._shown(reply)))
+                    history = tuple(visible_messages(messages, self._view_of(reply)))
                 ending = await self._lengthen(talk, reply, answer, messages, history or visible)
             is_completed = ending is not None and ending.status is Status.COMPLETED
             is_cut = ending is not None and not is_completed
             reply.step = StepAnswer(tuple(visible), answer.reward, is_completed, is_cut, reply.number, history)
             return reply.step, ending
 
-    async def _act_on(self, talk: _Talk, reply: Reply) -> EnvStep:
+    async def _act_on(self, talk: _Talk, reply: SampledReply) -> EnvStep:
         started = time.perf_counter()
         answer = await self._step_env(talk.env, reply.message)
         talk.builder.answer = reply.answer = answer
@@ -300,11 +300,11 @@ class ConversationLoop(BranchPrompts):
         reply.turn = replace(reply.turn, timings=timings)
         return answer
 
-    def _shown(self, reply: Reply) -> Shown:
-        return Shown(reply.tool_names, not self.unknown_calls_as_text)
+    def _view_of(self, reply: SampledReply) -> AgentView:
+        return AgentView(reply.tool_names, not self.unknown_calls_as_text)
 
     async def _lengthen(
-        self, talk: _Talk, reply: Reply, answer: EnvStep, messages: Sequence[Message], shown: Sequence[Message]
+        self, talk: _Talk, reply: SampledReply, answer: EnvStep, messages: Sequence[Message], views: Sequence[Message]
     ) -> EpisodeEnd | None:
         """Adds the conversation after the environment's answer; returns an ending if a budget leaves no reply."""
         before, tools = reply.prompt(), reply.context.tools
@@ -315,7 +315,7 @@ class ConversationLoop(BranchPrompts):
             return EpisodeEnd(Status.TRUNCATED, reason)
         begins_row = prompt.begins_row
         context = talk.tree.add_child(reply, messages, prompt.ids, answer, begins_row=begins_row, is_env=True)
-        talk.tree.show(context, reply, shown, is_whole=answer.history is not None)
+        talk.tree.show(context, reply, views, is_whole=answer.history is not None)
         return None
 
     async def _finish(self, talk: _Talk) -> tuple[Answer, EpisodeEnd]:
@@ -328,7 +328,7 @@ class ConversationLoop(BranchPrompts):
             answer = await self._act_on(talk, reply)
             ending = self._ending(answer, 0) or self._ended_by_agent(talk, StopReason.AGENT)
             is_completed = ending.status is Status.COMPLETED
-            visible = visible_messages([reply.message, *answer.messages], self._shown(reply))[1:]
+            visible = visible_messages([reply.message, *answer.messages], self._view_of(reply))[1:]
             return StepAnswer(tuple(visible), answer.reward, is_completed, not is_completed, reply.number), ending
 
 
@@ -341,7 +341,7 @@ def is_same(message: Message, original: Message) -> bool:
     return message == original
 
 
-def _reply_to_step(tree: ReplyTree, request: StepRequest) -> Reply:
+def _reply_to_step(tree: ReplyTree, request: StepRequest) -> SampledReply:
     """Returns the reply that a step gives to the environment, or gave; raises RequestRefused."""
     newest = tree.replies[-1] if tree.replies else None
     if request.message is None:
@@ -359,6 +359,6 @@ def _reply_to_step(tree: ReplyTree, request: StepRequest) -> Reply:
     )
 
 
-def _is_final(reply: Reply) -> bool:
+def _is_final(reply: SampledReply) -> bool:
     """Returns whether a reply may be the agent's final text."""
     return reply.is_open and not reply.message.tool_calls and reply.context.root.label not in SIDE_LABELS

@@ -25,9 +25,9 @@ from agentgym.http_guard import (
 )
 from agentgym.openai_wire import WireError, message_to_openai
 from agentgym.rollout.serving.agent_session import (
+    AgentExchange,
     AgentSession,
     EpisodeEnded,
-    Exchange,
     FinishRequest,
     Opening,
     Replies,
@@ -38,7 +38,7 @@ from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.rollout.serving.wires.chat import ChatWire, read_message, wire_messages
 from agentgym.rollout.serving.wires.messages import CountTokensWire, MessagesWire
 from agentgym.rollout.serving.wires.responses import ResponsesWire
-from agentgym.rollout.serving.wires.wire import CONTEXT_EXCEEDED, AgentRequest, Refusal, RequestRefused, Wire
+from agentgym.rollout.serving.wires.wire import CONTEXT_EXCEEDED, AgentRequest, AgentWire, Refusal, RequestRefused
 from agentgym.settings import check_above_zero, check_at_least
 from agentgym.trajectory import StopReason
 from agentgym.types import JSON
@@ -47,7 +47,7 @@ __all__ = ["EpisodeServer", "ServeConfig"]
 
 logger = logging.getLogger(__name__)
 
-WIRES: tuple[Wire, ...] = (ChatWire(), ResponsesWire(), CountTokensWire(), MessagesWire())
+WIRES: tuple[AgentWire, ...] = (ChatWire(), ResponsesWire(), CountTokensWire(), MessagesWire())
 MODEL = "policy"
 """The name under which the served model is listed; an agent may ask for any name."""
 MAX_BODY = 64 << 20
@@ -125,7 +125,7 @@ class EpisodeServer:
         # A claim whose agent has gone must not take an episode: its handler is cancelled.
         self._runner = self._guard.runner(app)
         self._last_request = 0.0
-        self._sent: dict[object, Exchange] = {}
+        self._exchanges: dict[object, AgentExchange] = {}
         """The exchange whose answer was sent last on each connection, until its next request."""
 
     async def __aenter__(self) -> EpisodeServer:
@@ -150,7 +150,7 @@ class EpisodeServer:
         on_lost = server.connection_lost
 
         def connection_lost(handler: web.RequestHandler, error: BaseException | None = None) -> None:
-            exchange = self._sent.pop(handler, None)
+            exchange = self._exchanges.pop(handler, None)
             if exchange is not None and error is not None:
                 exchange.is_lost = True
             on_lost(handler, error)
@@ -160,7 +160,7 @@ class EpisodeServer:
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self._last_request = time.monotonic()
-        self._sent.pop(request.protocol, None)
+        self._exchanges.pop(request.protocol, None)
         try:
             return await handler(request)
         except RequestRejected as error:
@@ -190,7 +190,7 @@ class EpisodeServer:
         address = transport.get_extra_info("sockname") if transport is not None else None
         return self.config.public_url.rstrip("/") or (format_url(*address[:2]) if address else self.url)
 
-    async def _complete(self, wire: Wire, request: web.Request) -> web.StreamResponse:
+    async def _complete(self, wire: AgentWire, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
         agent_request = wire.read(parse_json_object(await request.read()), request.headers, session.stored)
         exchange = session.ask(agent_request, is_retry=request.headers.get("x-stainless-retry-count", "0") != "0")
@@ -201,7 +201,7 @@ class EpisodeServer:
         except BaseException:  # the agent has closed its connection, or this task is cancelled because it has
             exchange.is_lost = True
             raise
-        self._sent[request.protocol] = exchange
+        self._exchanges[request.protocol] = exchange
         return response
 
     async def _step(self, request: web.Request) -> web.StreamResponse:
@@ -215,14 +215,14 @@ class EpisodeServer:
         return web.json_response(_answer(await self._session(request).step(FinishRequest())))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        model = self._described(MODEL)
+        model = self._model_card(MODEL)
         ends = {"first_id": MODEL, "last_id": MODEL, "has_more": False}
         return web.json_response({"object": "list", "data": [model], **ends})
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(self._described(request.match_info["model"]))
+        return web.json_response(self._model_card(request.match_info["model"]))
 
-    def _described(self, name: str) -> dict[str, JSON]:
+    def _model_card(self, name: str) -> dict[str, JSON]:
         """Returns a model in the forms of OpenAI and Anthropic."""
         own: dict[str, JSON] = {"id": name, "object": "model", "created": 0, "owned_by": "agentgym"}
         dated: dict[str, JSON] = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
@@ -235,12 +235,12 @@ class EpisodeServer:
 
     def _session(self, request: web.Request) -> AgentSession:
         """Returns the episode of a request: by its path, the header `X-Episode`, or the API key."""
-        named = request.match_info.get("episode") or request.headers.get("X-Episode")
-        session = self.loop.session(named or request_key(request))
+        name = request.match_info.get("episode") or request.headers.get("X-Episode")
+        session = self.loop.session(name or request_key(request))
         if session is None:
             how = "claim one with POST /episodes, and name it in the path, as the API key or in the header X-Episode"
-            if named:
-                raise RequestRejected(404, "not_found", f"there is no episode {named!r:.80}; {how}")
+            if name:
+                raise RequestRejected(404, "not_found", f"there is no episode {name!r:.80}; {how}")
             raise RequestRejected(401, "invalid_api_key", f"the API key is that of no episode; {how}")
         return session
 
@@ -258,11 +258,12 @@ def _refuse(request: web.Request, refusal: Refusal) -> web.Response:
 
 
 async def _send(
-    wire: Wire, request: web.Request, agent_request: AgentRequest, answer: Replies, session: AgentSession
+    wire: AgentWire, request: web.Request, agent_request: AgentRequest, answer: Replies, session: AgentSession
 ) -> web.StreamResponse:
     """Sends the replies to the last byte, whole or as a stream; raises if the agent has closed its connection."""
     if not agent_request.stream:
-        whole = web.json_response(wire.answer(agent_request, answer.replies, session.stored))
+        body = wire.answer(agent_request, answer.replies, session.stored)
+        whole = web.json_response(body, dumps=partial(json.dumps, default=dict))
         await whole.prepare(request)
         await whole.write_eof()
         return whole

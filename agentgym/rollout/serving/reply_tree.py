@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from agentgym.engines.protocol import Completion
 from agentgym.rollout.hosting.answer import EnvStep
-from agentgym.rollout.serving.agent_session import Exchange, StepAnswer
-from agentgym.rollout.serving.wires.wire import AgentRequest, UnreadableCall, digest, turn_name
+from agentgym.rollout.serving.agent_session import AgentExchange, StepAnswer
+from agentgym.rollout.serving.wires.wire import AgentRequest, UnreadableCall, json_digest, tools_digest, turn_name
 from agentgym.trajectory import Turn
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
-__all__ = ["Context", "Place", "Reply", "ReplyTree"]
+__all__ = ["Context", "Place", "ReplyTree", "SampledReply"]
 
 MAX_KEY = 256
 """The most characters of a message that the tree keeps to know it by; a longer one is known by its digest."""
@@ -25,13 +25,13 @@ MAX_KEY = 256
 class Context:
     """The messages before a reply: replies to equal requests are samples of one context."""
 
-    parent: Reply | None
+    parent: SampledReply | None
     """The reply that the messages continue; None for those that begin with a render of their own."""
     key: str
     """The name of the context in seeds, the same in whatever order requests arrive; empty where the environment alone
     has answered all replies before it."""
     messages: tuple[Message, ...]
-    """All messages, as the policy is shown them."""
+    """All messages, as the policy is views them."""
     tools: tuple[ToolSpec, ...]
     ids: tuple[int, ...]
     """The ids after the parent's reply, or the whole prompt if `begins_row`."""
@@ -41,14 +41,14 @@ class Context:
     is_env: bool = False
     """True if the environment gave the answer, or the opening."""
     label: str = ""
-    replies: list[Reply] = field(default_factory=list)
+    replies: list[SampledReply] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)
     """The number of samples that were asked for, by the settings of their requests."""
+    depth: int = field(init=False)
+    """The number of replies before."""
 
-    @property
-    def depth(self) -> int:
-        """The number of replies before."""
-        return 0 if self.parent is None else self.parent.context.depth + 1
+    def __post_init__(self) -> None:
+        self.depth = 0 if self.parent is None else self.parent.context.depth + 1
 
     @property
     def root(self) -> Context:
@@ -68,11 +68,14 @@ class Context:
                 break
             parts.append(context.parent.completion.ids)
             context = context.parent.context
-        return [token for part in reversed(parts) for token in part]
+        ids: list[int] = []
+        for part in reversed(parts):
+            ids.extend(part)
+        return ids
 
 
 @dataclass(slots=True, eq=False)
-class Reply:
+class SampledReply:
     """A reply that was sampled."""
 
     context: Context
@@ -98,7 +101,7 @@ class Reply:
     step: StepAnswer | None = None
     answer: EnvStep | None = None
     """The environment's answer."""
-    exchange: Exchange | None = None
+    exchange: AgentExchange | None = None
 
     def __post_init__(self) -> None:
         self.node = Node(self)
@@ -118,7 +121,7 @@ class Node:
 
     __slots__ = ("children", "context", "reply")
 
-    def __init__(self, reply: Reply | None = None) -> None:
+    def __init__(self, reply: SampledReply | None = None) -> None:
         self.children: dict[Hashable, Node] = {}
         self.context: Context | None = None
         """The context that ends here."""
@@ -131,7 +134,7 @@ class Place(NamedTuple):
 
     node: Node
     """The node of its last message."""
-    anchor: Reply | None
+    anchor: SampledReply | None
     """The last reply of ours in the longest prefix that is known."""
     new: tuple[Message, ...]
     """The messages after it, with its own ids and names of calls."""
@@ -148,7 +151,7 @@ class ReplyTree:
         self._roots: dict[str, Node] = {}
         self.contexts: list[Context] = []
         """The contexts without a parent, in the order of their first requests."""
-        self.replies: list[Reply] = []
+        self.replies: list[SampledReply] = []
         self.num_asked = 0
         """The number of replies that were asked for."""
         self.num_tokens = 0
@@ -157,11 +160,11 @@ class ReplyTree:
     def find(self, request: AgentRequest) -> Place:
         """Returns the place of a request."""
         turns = request.turns or ("",) * len(request.messages)
-        return self._walk(request.messages, turns, request.tools)
+        return self._walk(request.messages, turns, request.tools_key)
 
-    def _walk(self, messages: Sequence[Message], turns: Sequence[str], tools: Sequence[ToolSpec]) -> Place:
-        node = self._roots.setdefault(tools_key(tools), Node())
-        anchor: Reply | None = None
+    def _walk(self, messages: Sequence[Message], turns: Sequence[str], tools_key: str) -> Place:
+        node = self._roots.setdefault(tools_key, Node())
+        anchor: SampledReply | None = None
         num_old = 0
         calls: dict[str, int] = {}
         for index, (message, turn) in enumerate(zip(messages, turns, strict=True)):
@@ -177,12 +180,10 @@ class ReplyTree:
         new = messages[num_old:] if anchor is None else _with_own_ids(messages, num_old, anchor)
         return Place(node, anchor, tuple(new))
 
-    def add_root(
-        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], ids: Sequence[int], *, label: str = ""
-    ) -> Context:
+    def add_root(self, request: AgentRequest, messages: tuple[Message, ...], ids: Sequence[int]) -> Context:
         """Returns a new context with a render of its own."""
-        key = digest([tools_key(tools), [content_key(message) for message in messages]])
-        context = Context(None, key, messages, tools, tuple(ids), label=label)
+        key = json_digest([request.tools_key, [content_key(message) for message in messages]])
+        context = Context(None, key, messages, request.tools, tuple(ids), label=request.label)
         self.contexts.append(context)
         self.num_tokens += len(ids)
         return context
@@ -190,19 +191,19 @@ class ReplyTree:
     def add_opening(
         self,
         messages: Sequence[Message],
-        shown: Sequence[Message],
+        views: Sequence[Message],
         tools: tuple[ToolSpec, ...],
         ids: Sequence[int],
     ) -> None:
-        """Adds the environment's opening, as the agent is shown it."""
+        """Adds the environment's opening, as the agent is views it."""
         context = Context(None, "", tuple(messages), tools, tuple(ids), is_env=True)
         self.contexts.append(context)
         self.num_tokens += len(ids)
-        self._walk(shown, ("",) * len(shown), tools).node.context = context
+        self._walk(views, ("",) * len(views), tools_digest(tools)).node.context = context
 
     def add_child(
         self,
-        parent: Reply,
+        parent: SampledReply,
         messages: Sequence[Message],
         ids: Sequence[int],
         answer: EnvStep,
@@ -213,7 +214,7 @@ class ReplyTree:
         """Returns a new context that continues a reply."""
         is_plain = is_env and not parent.branch
         names = [content_key(message) for message in answer.messages]
-        key = "" if is_plain else digest([parent.branch, parent.context.depth, names])
+        key = "" if is_plain else json_digest([parent.branch, parent.context.depth, names])
         tools = parent.context.tools
         context = Context(parent, key, tuple(messages), tools, tuple(ids), begins_row, answer, is_env=is_env)
         if parent.contexts and not begins_row:
@@ -223,13 +224,13 @@ class ReplyTree:
         self.num_tokens += len(ids)
         return context
 
-    def show(self, context: Context, parent: Reply, shown: Sequence[Message], *, is_whole: bool) -> None:
-        """Makes a context known by the messages that the agent was shown after a reply, or as a whole conversation."""
+    def show(self, context: Context, parent: SampledReply, views: Sequence[Message], *, is_whole: bool) -> None:
+        """Makes a context known by the messages that the agent was views after a reply, or as a whole conversation."""
         if is_whole:
-            self._walk(shown, ("",) * len(shown), context.tools).node.context = context
+            self._walk(views, ("",) * len(views), tools_digest(context.tools)).node.context = context
             return
         node, calls = parent.node, {call.id: index for index, call in enumerate(parent.shown.tool_calls)}
-        for message in shown:
+        for message in views:
             node = node.children.setdefault(message_key(message, calls), Node())
         node.context = context
 
@@ -240,9 +241,9 @@ class ReplyTree:
         context.asked[request.settings_key] += 1
         if not (context.key or request.settings_key or ordinal):
             return ""
-        return digest([context.key, request.settings_key, ordinal])
+        return json_digest([context.key, request.settings_key, ordinal])
 
-    def add_reply(self, reply: Reply, known_at: Node) -> None:
+    def add_reply(self, reply: SampledReply, known_at: Node) -> None:
         """Adds a reply; it is known by its turn, and by its content unless an equal one is."""
         context = reply.context
         if context.replies:
@@ -267,13 +268,8 @@ def message_key(message: Message, calls: dict[str, int]) -> Hashable:
     position = calls.get(message.tool_call_id or "", -1) if message.role == "tool" else -1
     texts = (content, *others)
     if sum(map(len, texts)) > MAX_KEY:
-        texts = (digest(texts),)
+        texts = (json_digest(texts),)
     return (message.role, position, *texts)
-
-
-def tools_key(tools: Sequence[ToolSpec]) -> str:
-    """Returns a digest of tools, in their order."""
-    return digest([[tool.name, tool.description, tool.parameters] for tool in tools])
 
 
 def _call_texts(message: Message) -> list[str]:
@@ -286,7 +282,7 @@ def _call_texts(message: Message) -> list[str]:
     return texts
 
 
-def _with_own_ids(messages: Sequence[Message], start: int, anchor: Reply) -> list[Message]:
+def _with_own_ids(messages: Sequence[Message], start: int, anchor: SampledReply) -> list[Message]:
     """Returns the messages from `start` on; results of the anchor's calls have its ids, and the names of its tools."""
     positions = {call.id: index for index, call in enumerate(messages[start - 1].tool_calls)}
     own = anchor.shown.tool_calls

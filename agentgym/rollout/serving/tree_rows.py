@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from agentgym.rollout.episode.episode import answered_turn, policy_span
 from agentgym.rollout.hosting.answer import EnvStep
-from agentgym.rollout.serving.reply_tree import Context, Reply, ReplyTree
-from agentgym.trajectory import Origin, Row, Source, TokenSpan, Turn
+from agentgym.rollout.serving.reply_tree import Context, ReplyTree, SampledReply
+from agentgym.trajectory import Row, RowOrigin, Source, TokenSpan, Turn
 
 __all__ = ["rows_of"]
 
@@ -18,7 +18,7 @@ class _Start(NamedTuple):
     """A row to be written: the sample that it begins with (None for a prompt alone), and how it begins."""
 
     context: Context
-    reply: Reply | None
+    reply: SampledReply | None
     kind: Literal["root", "continued", "fork"]
     """`root` has a render of its own, `continued` too, after a row of the same branch; `fork` has another row's ids."""
 
@@ -38,9 +38,9 @@ class _Writer:
         self.tree, self.has_reward = tree, has_reward
         self.rows: list[Row] = []
         self.turns: list[Turn] = []
-        self.places: dict[Reply, tuple[int, int]] = {}
+        self.places: dict[SampledReply, tuple[int, int]] = {}
         """The row and the turn of each reply."""
-        self.sizes: Counter[Reply | Context] = Counter()
+        self.sizes: Counter[SampledReply | Context] = Counter()
         """The number of replies from each reply, or each context, on."""
         for reply in reversed(tree.replies):
             self.sizes[reply] += 1
@@ -65,7 +65,7 @@ class _Writer:
         roots.sort(key=lambda root: (not root.is_env, -self.sizes[root], root.key))
         return roots[:1] + sorted(roots[1:], key=_length)
 
-    def _samples(self, context: Context) -> list[Reply]:
+    def _samples(self, context: Context) -> list[SampledReply]:
         """Returns the samples of a context, the one with most replies after it first."""
         return sorted(context.replies, key=lambda reply: (-self.sizes[reply], reply.branch))
 
@@ -99,20 +99,20 @@ class _Writer:
         self.rows.append(Row(tuple(spans), start.context.messages, start.context.tools, origin))
         return [*starts, *forks]
 
-    def _origin(self, start: _Start) -> Origin | None:
+    def _origin(self, start: _Start) -> RowOrigin | None:
         context, parent = start.context, start.context.parent
         if start.kind == "continued" or (start.kind == "root" and context.is_env):
             return None
         if start.kind == "root":
-            return Origin(context.label or ("main" if context is self.roots[0] else "side"))
+            return RowOrigin(context.label or ("main" if context is self.roots[0] else "side"))
         label = "fork" if context.label in ("", "main") else context.label
         if parent is None:
-            return Origin(label, self.places[self._samples(context)[0]][0], None, len(context.messages))
+            return RowOrigin(label, self.places[self._samples(context)[0]][0], None, len(context.messages))
         if context.begins_row:
-            return Origin(label)
-        return Origin(label, *self.places[parent], len(context.messages) - len(context.answer.messages))
+            return RowOrigin(label)
+        return RowOrigin(label, *self.places[parent], len(context.messages) - len(context.answer.messages))
 
-    def _continuation(self, reply: Reply) -> Context | None:
+    def _continuation(self, reply: SampledReply) -> Context | None:
         """Returns the context that continues the reply's branch: the environment's, else the one with most replies."""
         by_env = next((context for context in reply.contexts if context.is_env), None)
         if by_env is not None or reply.answer is not None:
@@ -120,7 +120,7 @@ class _Writer:
         contexts = [context for context in reply.contexts if context.replies]
         return min(contexts, key=lambda context: (-self.sizes[context], context.key), default=None)
 
-    def _turn(self, reply: Reply, following: Context | None) -> Turn:
+    def _turn(self, reply: SampledReply, following: Context | None) -> Turn:
         turn = replace(reply.turn, order=reply.number)
         if reply.answer is not None:
             return answered_turn(turn, reply.answer, turn.timings.get("env_s", 0.0))
@@ -129,7 +129,7 @@ class _Writer:
         return answered_turn(turn, EnvStep("", ())) if self.has_reward or reply.is_followed else turn
 
 
-def _exclusion(reply: Reply) -> str:
+def _exclusion(reply: SampledReply) -> str:
     """Returns the reason why a reply is in no loss; empty if it is in one."""
     if reply.excluded or reply.is_followed:
         return reply.excluded

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from agentgym.rollout.serving.wires.wire import UnreadableCall
 from agentgym.types import AnyCall, MalformedCall, Message, ToolCall
 
-__all__ = ["Shown", "hide_stop", "visible_messages"]
+__all__ = ["AgentView", "hide_stop", "visible_messages"]
 
 BEFORE_ARGUMENTS = re.compile(r"\b(?:arguments|parameters?|args|input|inputs|params|kwargs)\b|\(")
 NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
@@ -19,8 +19,8 @@ CLOSING_MARKS = re.compile(r"(?:\s*<[/|][^<>]*>)+\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What an agent is shown of the calls in a reply: `Shown(frozenset({"look", "go"}))`."""
+class AgentView:
+    """What an agent is shown of the calls in a reply: `AgentView(frozenset({"look", "go"}))`."""
 
     tools: Collection[str]
     """The names of the tools that it has."""
@@ -34,7 +34,7 @@ class Shown:
         return call if call.name in self.tools or (self.unknown_as_calls and self.tools) else None
 
 
-def visible_messages(messages: Sequence[Message], shown: Shown) -> list[Message]:
+def visible_messages(messages: Sequence[Message], view: AgentView) -> list[Message]:
     """Returns the messages for an agent.
 
     A call of an offered tool whose arguments cannot be read stays a call: agents answer it with an error. Any other
@@ -53,7 +53,7 @@ def visible_messages(messages: Sequence[Message], shown: Shown) -> list[Message]
             visible += answers
             answers = []
         if message.role == "assistant":
-            views = [shown.of(call) for call in message.tool_calls]
+            views = [view.of(call) for call in message.tool_calls]
             lost = [call for call, view in zip(message.tool_calls, views, strict=True) if view is None]
             hidden = {call.id for call in lost}
             text = "\n".join(part for part in (message.content, *map(_text, lost)) if part)

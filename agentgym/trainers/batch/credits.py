@@ -230,12 +230,12 @@ def _trained_members(group: Group) -> Iterator[Trajectory]:
 def _tensors(episodes: Sequence[_Episode], inputs: CreditInputs, name: str) -> dict[str, Tensor]:
     """The tensors that the estimator `name` may take, as far as they are given."""
 
-    def timed(numbers: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    def sort_by_time(numbers: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         return [values[episode.by_time] for values, episode in zip(numbers, episodes, strict=True)]
 
     rewards = [episode.rewards for episode in episodes]
     if inputs.penalties is not None:
-        rewards = [earned - penalty for earned, penalty in zip(rewards, timed(inputs.penalties), strict=True)]
+        rewards = [earned - penalty for earned, penalty in zip(rewards, sort_by_time(inputs.penalties), strict=True)]
     names: dict[str, int] = {}
     states = [
         np.array([names.setdefault(state, len(names)) for state in episode.states])[episode.turns]
@@ -250,7 +250,7 @@ def _tensors(episodes: Sequence[_Episode], inputs: CreditInputs, name: str) -> d
     }
     for key, numbers in (("values_BT", inputs.values), ("proxy_BT", inputs.proxy)):
         if numbers is not None:
-            tensors[key] = _pad_arrays(timed(numbers), 0.0)
+            tensors[key] = _pad_arrays(sort_by_time(numbers), 0.0)
     if inputs.bootstrap is not None:
         tensors["bootstrap_B"] = torch.tensor(inputs.bootstrap, dtype=torch.float64)
     if inputs.greedy:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentgym.rollout.limits import Limits
-from agentgym.trajectory import Origin, Status, StopReason, Trajectory
+from agentgym.trajectory import RowOrigin, Status, StopReason, Trajectory
 
 RUN = {"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>\n{"name": "run", "arguments": {"n": SEED}}\n</tool_call>'
@@ -24,8 +24,8 @@ def labels(trajectory: Trajectory) -> list[str]:
 
 
 def message(completion: Any, index: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = completion["choices"][index]["message"]
-    return found
+    reply: dict[str, Any] = completion["choices"][index]["message"]
+    return reply
 
 
 def test_two_agents_that_take_turns_have_a_row_each(table: Any) -> None:
@@ -57,7 +57,7 @@ def test_a_request_from_the_middle_forks_and_what_it_shares_is_prompt(table: Any
 
     trajectory = table.play(agent, lambda prompt: "SEED and done" if "next 2" in prompt else "reply SEED")
     main, fork = trajectory.rows
-    assert fork.origin == Origin("fork", row=0, turn=1, num_shared=5)
+    assert fork.origin == RowOrigin("fork", row=0, turn=1, num_shared=5)
     shared = sum(len(span.ids) for span in main.spans[:4])
     assert fork.ids.tolist()[:shared] == main.ids.tolist()[:shared] and not fork.mask[:shared].any()
     assert trajectory.status is Status.COMPLETED and trajectory.reward == 0.5
@@ -88,7 +88,7 @@ def test_branches_have_the_same_ids_in_whatever_order_their_requests_arrive(tabl
     assert rows(first) == rows(second) and len(first.rows) == 4
 
 
-def test_samples_of_equal_requests_differ_and_those_that_nothing_follows_are_excluded(table: Any) -> None:
+def test_samples_of_equal_requests_differ_and_what_nothing_follows_is_excluded(table: Any) -> None:
     async def agent(caller: Any) -> None:
         messages = list(caller.opening["messages"])
         best = await caller.chat(messages, n=3)
@@ -129,7 +129,7 @@ def test_a_reply_with_calls_is_known_by_their_ids_or_else_by_what_it_says(table:
     assert [result.content for turn in trajectory.turns for result in turn.tool_results] == ["ran", "ran"]
 
 
-def test_a_call_with_unreadable_arguments_is_sent_as_a_call_and_its_answer_continues_the_row(table: Any) -> None:
+def test_a_call_with_unreadable_arguments_is_sent_as_a_call(table: Any) -> None:
     broken = '<tool_call>\n{"name": "run", "arguments": {"n": 3\n</tool_call>'
 
     async def agent(caller: Any) -> None:
@@ -192,9 +192,9 @@ def test_a_reply_that_no_agent_has_read_is_excluded(table: Any) -> None:
         await caller.post("/v1/chat/completions", {"messages": caller.opening["messages"]})
         await caller.post("/step", {})
         await caller.cut("/v1/chat/completions", {"messages": [user("lost")]})
-        await asyncio.sleep(0.1)
 
-    trajectory = table.play(agent, lambda prompt: "reply SEED", limits=Limits(max_turns=2), idle_s=0.3)
+    engine = table.engine(lambda prompt: "reply SEED", delay_s=0.5)  # the agent leaves before the reply
+    trajectory = table.play(agent, lambda prompt: "", limits=Limits(max_turns=2), idle_s=0.3, engine=engine)
     spans = [span for row in trajectory.rows for span in row.spans if span.source == "policy"]
     assert [span.excluded for span in spans] == ["", "unseen"]
 

@@ -545,7 +545,7 @@ def test_a_full_window_is_a_bad_request_and_shorter_messages_continue(renderer: 
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
-def test_an_agent_that_gives_up_at_a_full_window_has_a_reward_if_the_environment_saw_an_action(
+def test_giving_up_at_a_full_window_has_a_reward_if_there_was_an_action(
     renderer: Renderer, raw: Raw, num_steps: int
 ) -> None:
     async def run() -> Trajectory:

@@ -28,7 +28,7 @@ from agentgym.rollout.serving.agent_session import AgentSession, EpisodeEnded, S
 from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest, RequestRefused
 from agentgym.tools import tool
-from agentgym.trajectory import Origin, Source, Status, StopReason, Trajectory
+from agentgym.trajectory import RowOrigin, Source, Status, StopReason, Trajectory
 from agentgym.types import Message, Task, ToolSpec
 
 Raw = Callable[[str], list[int]]
@@ -260,7 +260,7 @@ def test_an_agent_with_a_prompt_and_tools_of_its_own_is_recorded_as_it_asks(
     assert policy_ids(trajectory) == [raw(text + END) for text in texts]
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 0.5, 0.5, 0.5]
     (row,) = trajectory.rows
-    assert row.origin == Origin("main") and "pirate" in renderer.decode(row.ids.tolist())
+    assert row.origin == RowOrigin("main") and "pirate" in renderer.decode(row.ids.tolist())
     assert [result.content for result in trajectory.turns[0].tool_results] == ["noon"]
     assert trajectory.turns[1].observation == "Now count."
     assert_sound(trajectory, tmp_path, renderer)

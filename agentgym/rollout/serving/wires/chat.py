@@ -13,15 +13,17 @@ from agentgym.rollout.serving.wires.wire import (
     MAX_SAMPLES,
     AgentReply,
     AgentRequest,
+    AgentWire,
     Event,
     FieldNotes,
     Refusal,
+    ResponseStore,
     SentCall,
-    Stored,
     ToolNames,
+    ToolSet,
     Transcript,
     UnsupportedValue,
-    Wire,
+    cached_tools,
     read_list,
     read_max_tokens,
     read_stops,
@@ -32,7 +34,7 @@ from agentgym.types import JSON, Message, ToolSpec
 
 __all__ = ["ChatWire", "read_message", "wire_messages"]
 
-KNOWN = frozenset(
+FIELDS = frozenset(
     "messages tools model max_tokens max_completion_tokens stop stream stream_options n logprobs top_logprobs "
     "tool_choice response_format".split()
 )
@@ -52,21 +54,20 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """The settings that are accepted with values that ask for nothing special. Any other unknown setting is ignored."""
 
 
-class ChatWire(Wire):
+class ChatWire(AgentWire):
     """`/v1/chat/completions`."""
 
     path = "/v1/chat/completions"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: Stored) -> AgentRequest:
-        """Returns the request of a body; see `Wire.read`."""
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
+        """Returns the request of a body; see `AgentWire.read`."""
         fields = {name: value for name, value in body.items() if value is not None}
         for name, value in fields.items():
             if name in NEUTRAL and value not in NEUTRAL[name]:
                 raise UnsupportedValue(name, value, NEUTRAL[name])
         if not isinstance(fields.get("messages"), list) or not fields["messages"]:
             raise WireError("messages is a list of at least one message", "messages")
-        names = ToolNames()
-        tools, left_out = read_tools(fields.get("tools"), names)
+        tools, names, left_out = read_tools(fields.get("tools"))
         transcript = Transcript()
         for index, value in enumerate(fields["messages"]):
             transcript.add(message_from_openai(_plain_calls(value), f"messages[{index}]"), f"messages[{index}]")
@@ -87,13 +88,13 @@ class ChatWire(Wire):
             names=names,
             notes=FieldNotes(
                 tuple(sorted(DECIDED & fields.keys())),
-                tuple(sorted(fields.keys() - KNOWN - IDLE - DECIDED - NEUTRAL.keys())),
+                tuple(sorted(fields.keys() - FIELDS - IDLE - DECIDED - NEUTRAL.keys())),
                 left_out,
             ),
             options={"model": fields.get("model"), "include_usage": include_usage},
         )
 
-    def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: Stored) -> Mapping[str, JSON]:
+    def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: ResponseStore) -> Mapping[str, JSON]:
         """Returns the body of the answer; one choice per reply."""
         choices: list[JSON] = [
             {
@@ -106,7 +107,7 @@ class ChatWire(Wire):
         ]
         return {**_head(request, replies[0], "chat.completion"), "choices": choices, "usage": _usage(replies)}
 
-    def events(self, request: AgentRequest, replies: Sequence[AgentReply], stored: Stored) -> Iterator[Event]:
+    def events(self, request: AgentRequest, replies: Sequence[AgentReply], stored: ResponseStore) -> Iterator[Event]:
         """Yields chunks: role, reasoning, content, each call in two parts, the reason; usage last if it is wanted."""
         head = _head(request, replies[0], "chat.completion.chunk")
         for index, reply in enumerate(replies):
@@ -142,8 +143,10 @@ def wire_messages(messages: Sequence[Message], turn: int) -> list[dict[str, JSON
     ]
 
 
-def read_tools(value: object, names: ToolNames) -> tuple[tuple[ToolSpec, ...], tuple[str, ...]]:
-    """Returns the tools that an agent runs, and the types of those that only OpenAI's servers can run."""
+@cached_tools
+def read_tools(value: object) -> ToolSet:
+    """Returns the tools of a request; raises WireError."""
+    names = ToolNames()
     tools: list[ToolSpec] = []
     left_out: list[str] = []
     for index, tool in enumerate(read_list(value, "tools")):
@@ -159,7 +162,7 @@ def read_tools(value: object, names: ToolNames) -> tuple[tuple[ToolSpec, ...], t
             tools.append(replace(spec, name=names.add(spec.name)))
         else:
             left_out.append(f"the tool {kind}")
-    return tuple(tools), tuple(left_out)
+    return tuple(tools), names, tuple(left_out)
 
 
 def read_choice(value: object, names: ToolNames) -> str:
@@ -168,7 +171,7 @@ def read_choice(value: object, names: ToolNames) -> str:
         return value
     if isinstance(value, Mapping) and value.get("type") in ("function", "custom"):
         inner = value.get(str(value["type"]), value)
-        name = names.joined(str(inner.get("name")), str(value.get("namespace") or ""))
+        name = names.policy_name(str(inner.get("name")), str(value.get("namespace") or ""))
         if name in names.kinds:
             return f"={name}"
     raise UnsupportedValue("tool_choice", value, ("auto", "none", "required"))

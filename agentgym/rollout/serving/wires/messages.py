@@ -11,14 +11,16 @@ from agentgym.rollout.serving.wires.wire import (
     CONTEXT_EXCEEDED,
     AgentReply,
     AgentRequest,
+    AgentWire,
     Event,
     FieldNotes,
     Refusal,
-    Stored,
+    ResponseStore,
     ToolNames,
+    ToolSet,
     Transcript,
     UnsupportedValue,
-    Wire,
+    cached_tools,
     named_turn,
     read_list,
     read_max_tokens,
@@ -29,7 +31,7 @@ from agentgym.types import JSON, Message, Role, ToolCall, ToolSpec
 
 __all__ = ["CountTokensWire", "MessagesWire"]
 
-KNOWN = frozenset("model messages system tools tool_choice max_tokens stream stop_sequences output_config".split())
+FIELDS = frozenset("model messages system tools tool_choice max_tokens stream stop_sequences output_config".split())
 IDLE = frozenset("metadata cache_control service_tier betas context_management container diagnostics".split())
 DECIDED = frozenset("temperature top_p top_k thinking".split())
 ROLES: Mapping[str, Role] = {"user": "user", "system": "system", "assistant": "assistant"}
@@ -39,18 +41,17 @@ UNREADABLE = "__unparsedToolInput"
 """The name under which Claude Code keeps the input of a call that is no JSON."""
 
 
-class MessagesWire(Wire):
+class MessagesWire(AgentWire):
     """`/v1/messages`."""
 
     path = "/v1/messages"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: Stored) -> AgentRequest:
-        """Returns the request of a body; see `Wire.read`."""
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
+        """Returns the request of a body; see `AgentWire.read`."""
         fields = {name: value for name, value in body.items() if value is not None}
         if not isinstance(fields.get("messages"), list) or not fields["messages"]:
             raise WireError("messages is a list of at least one message", "messages")
-        names = ToolNames()
-        tools, left_out = _tools(fields.get("tools"), names)
+        tools, names, left_out = _tools(fields.get("tools"))
         transcript = Transcript()
         if fields.get("system"):
             transcript.add(Message("system", read_text(fields["system"], "system")), "system")
@@ -73,18 +74,18 @@ class MessagesWire(Wire):
             stream=bool(fields.get("stream")),
             names=names,
             notes=FieldNotes(
-                tuple(sorted(decided)), tuple(sorted(fields.keys() - KNOWN - IDLE - DECIDED)), (*left_out, *hosted)
+                tuple(sorted(decided)), tuple(sorted(fields.keys() - FIELDS - IDLE - DECIDED)), (*left_out, *hosted)
             ),
             label=_label({*map(str.lower, headers)}),
             options={"model": fields.get("model")},
         )
 
-    def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: Stored) -> Mapping[str, JSON]:
+    def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: ResponseStore) -> Mapping[str, JSON]:
         """Returns the message of the reply."""
         (reply,) = replies
         return {**_head(request, reply), "content": [*_blocks(reply)], **_end(reply), "usage": _usage(reply)}
 
-    def events(self, request: AgentRequest, replies: Sequence[AgentReply], stored: Stored) -> Iterator[Event]:
+    def events(self, request: AgentRequest, replies: Sequence[AgentReply], stored: ResponseStore) -> Iterator[Event]:
         """Yields the events of a message: each block starts, grows and stops."""
         (reply,) = replies
         start: dict[str, JSON] = {"content": [], "stop_reason": None, "stop_sequence": None}
@@ -116,11 +117,11 @@ class CountTokensWire(MessagesWire):
 
     path = "/v1/messages/count_tokens"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: Stored) -> AgentRequest:
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
         """Returns the request, which only asks for the number of its tokens."""
         return replace(super().read(body, headers, stored), counts_only=True, stream=False)
 
-    def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: Stored) -> Mapping[str, JSON]:
+    def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: ResponseStore) -> Mapping[str, JSON]:
         """Returns the number of tokens of the prompt."""
         return {"input_tokens": replies[0].prompt_tokens}
 
@@ -190,8 +191,10 @@ def _read_reply(transcript: Transcript, blocks: Sequence[tuple[Any, str]], where
     transcript.add(Message("assistant", "\n".join(texts), reasoning, tuple(calls)), where, turn)
 
 
-def _tools(value: object, names: ToolNames) -> tuple[tuple[ToolSpec, ...], tuple[str, ...]]:
-    """Returns the tools that an agent describes, and the types of those that Anthropic defines."""
+@cached_tools
+def _tools(value: object) -> ToolSet:
+    """Returns the tools that an agent describes; those that Anthropic defines are left out. Raises WireError."""
+    names = ToolNames()
     tools: list[ToolSpec] = []
     left_out: list[str] = []
     for index, tool in enumerate(read_list(value, "tools")):
@@ -201,7 +204,7 @@ def _tools(value: object, names: ToolNames) -> tuple[tuple[ToolSpec, ...], tuple
             continue
         spec = tool_from_openai(tool, f"tools[{index}]")
         tools.append(replace(spec, name=names.add(spec.name)))
-    return tuple(tools), tuple(left_out)
+    return tuple(tools), names, tuple(left_out)
 
 
 def _choice(value: object, names: ToolNames) -> str:
@@ -210,7 +213,7 @@ def _choice(value: object, names: ToolNames) -> str:
         return CHOICES.get(str(kind), "auto")
     if isinstance(value, Mapping) and kind == "tool" and value.get("name") in names.kinds:
         return f"={value['name']}"
-    raise UnsupportedValue("tool_choice", value, [{"type": known} for known in CHOICES])
+    raise UnsupportedValue("tool_choice", value, [{"type": each} for each in CHOICES])
 
 
 def _schema(value: object) -> Mapping[str, JSON] | None:

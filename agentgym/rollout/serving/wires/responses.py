@@ -14,16 +14,16 @@ from agentgym.rollout.serving.wires.openai_errors import openai_error
 from agentgym.rollout.serving.wires.wire import (
     AgentReply,
     AgentRequest,
+    AgentWire,
     Event,
     FieldNotes,
     Refusal,
     RequestRefused,
+    ResponseStore,
     SentCall,
-    Stored,
     ToolNames,
     Transcript,
     UnsupportedValue,
-    Wire,
     named_turn,
     read_list,
     read_max_tokens,
@@ -33,7 +33,7 @@ from agentgym.types import JSON, AnyCall, MalformedCall, Message, Role, ToolCall
 
 __all__ = ["ResponsesWire"]
 
-KNOWN = frozenset(
+FIELDS = frozenset(
     "model input instructions tools tool_choice max_output_tokens stream previous_response_id store include text "
     "top_logprobs stream_options".split()
 )
@@ -50,13 +50,13 @@ CALLS = ("function_call", "custom_tool_call")
 RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
-class ResponsesWire(Wire):
+class ResponsesWire(AgentWire):
     """`/v1/responses`; a response is stored for the life of the episode, unless the request says `store: false`."""
 
     path = "/v1/responses"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: Stored) -> AgentRequest:
-        """Returns the request of a body, after the items of its `previous_response_id`; see `Wire.read`."""
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
+        """Returns the request of a body, after the items of its `previous_response_id`; see `AgentWire.read`."""
         fields = {name: value for name, value in body.items() if value is not None}
         for name in fields.keys() & {*NEUTRAL, *UNSUPPORTED}:
             if fields[name] not in NEUTRAL.get(name, ()):
@@ -66,8 +66,7 @@ class ResponsesWire(Wire):
         items = (*_before(fields.get("previous_response_id"), stored), *new)
         if not items:
             raise WireError("input is a text or a list of at least one item", "input")
-        names = ToolNames()
-        tools, left_out = read_tools(fields.get("tools"), names)
+        tools, names, left_out = read_tools(fields.get("tools"))
         reader = _ItemReader(names, stored)
         if fields.get("instructions"):
             text = read_text(fields["instructions"], "instructions")
@@ -88,23 +87,23 @@ class ResponsesWire(Wire):
             names=names,
             notes=FieldNotes(
                 tuple(sorted(DECIDED & fields.keys())),
-                tuple(sorted(fields.keys() - KNOWN - IDLE - DECIDED - NEUTRAL.keys() - set(UNSUPPORTED))),
+                tuple(sorted(fields.keys() - FIELDS - IDLE - DECIDED - NEUTRAL.keys() - set(UNSUPPORTED))),
                 (*left_out, *reader.left_out),
             ),
             label=_label(headers),
             options={"body": fields, "items": items},
         )
 
-    def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: Stored) -> Mapping[str, JSON]:
+    def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: ResponseStore) -> Mapping[str, JSON]:
         """Returns the response, and stores its items."""
         (reply,) = replies
         output = _items(reply, request)
         response_id = f"resp_{reply.id}"
         if request.options["body"].get("store") is not False:
-            stored[response_id] = (*request.options["items"], *output)
+            stored.add(response_id, (*request.options["items"], *output))
         return {**_response(reply, request, response_id), "output": output}
 
-    def events(self, request: AgentRequest, replies: Sequence[AgentReply], stored: Stored) -> Iterator[Event]:
+    def events(self, request: AgentRequest, replies: Sequence[AgentReply], stored: ResponseStore) -> Iterator[Event]:
         """Yields the events of a response: each item is added, grows and is done."""
         response = self.answer(request, replies, stored)
         started = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
@@ -122,7 +121,7 @@ class ResponsesWire(Wire):
 class _ItemReader:
     """Joins the items of each reply, its reasoning, text and calls, into a message."""
 
-    def __init__(self, names: ToolNames, stored: Stored) -> None:
+    def __init__(self, names: ToolNames, stored: ResponseStore) -> None:
         self.transcript = Transcript()
         self.left_out: list[str] = []
         self._names, self._stored = names, stored
@@ -138,7 +137,7 @@ class _ItemReader:
             raise WireError(f"{where} is an object, got {type(item).__name__}", where)
         kind, role = item.get("type") or "message", item.get("role")
         if kind == "item_reference":
-            self.read(self._referenced(item.get("id"), where), where)
+            self.read(self._find_item(item.get("id"), where), where)
         elif kind == "message" and role == "assistant":
             self._join(where, _item_turn(item))
             self._texts.append(read_text(item.get("content"), f"{where}.content", ""))
@@ -181,7 +180,7 @@ class _ItemReader:
         call_id, name = item.get("call_id"), item.get("name")
         if not isinstance(call_id, str) or not isinstance(name, str):
             raise WireError(f"{where} is a call with a call_id and a name", where)
-        name = self._names.joined(name, str(item.get("namespace") or ""))
+        name = self._names.policy_name(name, str(item.get("namespace") or ""))
         if item["type"] == "custom_tool_call":
             return ToolCall(call_id, name, {"input": str(item.get("input") or "")})
         try:
@@ -190,22 +189,22 @@ class _ItemReader:
             raw = json.dumps({"name": name, "arguments": item.get("arguments")}, ensure_ascii=False)
             return MalformedCall(call_id, raw, str(error))
 
-    def _referenced(self, item_id: object, where: str) -> object:
-        for items in reversed(self._stored.values()):
-            for item in items:
-                if isinstance(item, Mapping) and item.get("id") == item_id:
-                    return item
+    def _find_item(self, item_id: object, where: str) -> object:
+        item = self._stored.item(item_id)
+        if item is not None:
+            return item
         raise WireError(f"{where}: there is no item {item_id!r:.80} among the stored ones", where)
 
 
-def _before(response_id: object, stored: Stored) -> tuple[Any, ...]:
+def _before(response_id: object, stored: ResponseStore) -> tuple[Any, ...]:
     """Returns the items of a stored response; raises RequestRefused."""
     if response_id is None:
         return ()
-    if not isinstance(response_id, str) or response_id not in stored:
+    items = stored.items(response_id) if isinstance(response_id, str) else None
+    if items is None:
         text = f"Previous response with id {response_id!r:.80} not found."
         raise RequestRefused(text, "previous_response_not_found", "previous_response_id")
-    return stored[response_id]
+    return items
 
 
 def _item_turn(item: Mapping[str, Any]) -> str:
@@ -215,15 +214,15 @@ def _item_turn(item: Mapping[str, Any]) -> str:
 
 def _schema(text: object) -> Mapping[str, JSON] | None:
     """Returns the JSON Schema of `text.format`; None if any text will do."""
-    wanted = text.get("format") if isinstance(text, Mapping) else None
-    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
-    if wanted is None or kind == "text":
+    form = text.get("format") if isinstance(text, Mapping) else None
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if form is None or kind == "text":
         return None
     if kind == "json_object":
         return {"type": "object"}
-    if kind != "json_schema" or not isinstance(wanted, Mapping) or not isinstance(wanted.get("schema"), Mapping):
-        raise UnsupportedValue("text.format", wanted, ({"type": "text"},))
-    schema: Mapping[str, JSON] = wanted["schema"]
+    if kind != "json_schema" or not isinstance(form, Mapping) or not isinstance(form.get("schema"), Mapping):
+        raise UnsupportedValue("text.format", form, ({"type": "text"},))
+    schema: Mapping[str, JSON] = form["schema"]
     return schema
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import marshal
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -20,22 +21,27 @@ __all__ = [
     "CONTEXT_EXCEEDED",
     "AgentReply",
     "AgentRequest",
+    "AgentWire",
     "Event",
     "FieldNotes",
     "Refusal",
     "RequestRefused",
+    "ResponseStore",
     "SentCall",
-    "Stored",
     "ToolNames",
+    "ToolSet",
     "Transcript",
     "UnreadableCall",
     "UnsupportedValue",
-    "Wire",
+    "cached_tools",
+    "json_digest",
+    "named_turn",
     "read_list",
     "read_max_tokens",
     "read_stops",
     "read_text",
     "split_call_id",
+    "tools_digest",
     "turn_name",
 ]
 
@@ -47,8 +53,13 @@ TURN_NAME = re.compile(r"\A(turn\d+)\Z")
 CALL_ID = re.compile(r"\A(turn\d+)_(.+)\Z", re.DOTALL)
 Event: TypeAlias = tuple[str, Mapping[str, JSON]]
 """The name of an event of a stream, empty for one without a name, and its data."""
-Stored: TypeAlias = dict[str, tuple[Any, ...]]
-"""What a dialect keeps of an episode's replies, by response id."""
+
+
+ToolSet: TypeAlias = "tuple[tuple[ToolSpec, ...], ToolNames, tuple[str, ...]]"
+"""The tools that an agent runs, their names, and the types of those that only a provider's servers can run."""
+ReadTools: TypeAlias = Callable[[object], ToolSet]
+MAX_TOOL_SETS = 256
+"""The most tool sets that are cached."""
 
 
 class RequestRefused(AgentGymError, ValueError):
@@ -131,19 +142,21 @@ class ToolNames:
     """`function` or `custom`, by the policy's name."""
     wire_names: dict[str, tuple[str, str]] = field(default_factory=dict)
     """The namespace, empty for most, and the name on the wire, by the policy's name."""
+    digest: str = ""
+    """The digest of the tools, if it is known."""
 
     def add(self, name: str, namespace: str = "", kind: str = "function") -> str:
         """Returns the policy's name of a tool, which no other tool has."""
-        joined = self.joined(name, namespace)
+        joined = self.policy_name(name, namespace)
         while self.wire_names.get(joined, (namespace, name)) != (namespace, name):
             joined += "_"
         self.kinds[joined], self.wire_names[joined] = kind, (namespace, name)
         return joined
 
-    def joined(self, name: str, namespace: str = "") -> str:
+    def policy_name(self, name: str, namespace: str = "") -> str:
         """Returns the policy's name of a tool that is called."""
-        known = (joined for joined, parts in self.wire_names.items() if parts == (namespace, name)) if namespace else ()
-        return next(iter(known), f"{namespace}__{name}" if namespace else name)
+        offered = (tool for tool, parts in self.wire_names.items() if namespace and parts == (namespace, name))
+        return next(offered, f"{namespace}__{name}" if namespace else name)
 
     def on_wire(self, name: str) -> tuple[str, str, str]:
         """Returns the kind, the namespace and the name on the wire of a tool by its policy's name."""
@@ -196,14 +209,19 @@ class AgentRequest:
     def key(self) -> str:
         """The key of the request, equal for equal requests however they are sent: a retry has its original's key."""
         messages = [message_to_openai(message) for message in self.messages]
-        tools = [tool.to_openai() for tool in self.tools]
-        return digest([messages, self.turns, tools, self.settings_key, self.num_samples, self.counts_only])
+        settings = [self.settings_key, self.num_samples, self.counts_only]
+        return json_digest([messages, self.turns, self.tools_key, *settings])
+
+    @property
+    def tools_key(self) -> str:
+        """The digest of the tools, in their order."""
+        return self.names.digest or tools_digest(self.tools)
 
     @cached_property
     def settings_key(self) -> str:
         """The key of what the agent decides about the reply itself; empty if that is nothing."""
         settings = [self.max_tokens, self.stop, self.tool_choice, self.schema]
-        return "" if settings == [None, (), "auto", None] else digest(settings)
+        return "" if settings == [None, (), "auto", None] else json_digest(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +252,33 @@ class AgentReply:
         return turn_name(self.turn)
 
 
+class ResponseStore:
+    """The items of an episode's responses; equal items are held once, as an agent sends its whole history each time."""
+
+    def __init__(self) -> None:
+        self._items: dict[bytes, Any] = {}
+        self._by_response: dict[str, tuple[Any, ...]] = {}
+
+    def add(self, response_id: str, items: Sequence[Any]) -> None:
+        """Stores the items of a response: those of its input, then those of its output."""
+        keys = [json.dumps(item, default=dict).encode() for item in items]
+        self._by_response[response_id] = tuple(map(self._items.setdefault, keys, items))
+
+    def items(self, response_id: str) -> tuple[Any, ...] | None:
+        """Returns the items of a response, or None if it is not stored."""
+        return self._by_response.get(response_id)
+
+    def item(self, item_id: object) -> Mapping[str, Any] | None:
+        """Returns the item with an id, or None if none has it."""
+        items = (item for item in self._items.values() if isinstance(item, Mapping))
+        return next((item for item in items if item.get("id") == item_id), None)
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._items.clear()
+        self._by_response.clear()
+
+
 class Transcript:
     """Collects the messages of a request, each with the turn that it names; checks that results answer a call."""
 
@@ -255,8 +300,8 @@ class Transcript:
         calls: list[AnyCall] = []
         for call in message.tool_calls:
             self._calls[call.id] = call.name if isinstance(call, ToolCall) else ""
-            named, own = split_call_id(call.id)
-            turn = turn or named
+            turn_of_call, own = split_call_id(call.id)
+            turn = turn or turn_of_call
             calls.append(replace(call, id=own))
         self.messages.append(replace(message, tool_calls=tuple(calls)) if calls else message)
         self.turns.append(turn)
@@ -266,22 +311,22 @@ class Transcript:
         return {"messages": tuple(self.messages), "turns": tuple(self.turns)}
 
 
-class Wire(ABC):
+class AgentWire(ABC):
     """A dialect of HTTP in which agents ask for replies."""
 
     path: str
     """The path below the base URL, with `/v1`."""
 
     @abstractmethod
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: Stored) -> AgentRequest:
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
         """Returns the request of a body; raises WireError or RequestRefused, which name the field."""
 
     @abstractmethod
-    def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: Stored) -> Mapping[str, JSON]:
+    def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: ResponseStore) -> Mapping[str, JSON]:
         """Returns the body of the answer without streaming."""
 
     @abstractmethod
-    def events(self, request: AgentRequest, replies: Sequence[AgentReply], stored: Stored) -> Iterator[Event]:
+    def events(self, request: AgentRequest, replies: Sequence[AgentReply], stored: ResponseStore) -> Iterator[Event]:
         """Yields the answer as the events of a stream."""
 
     @abstractmethod
@@ -349,7 +394,28 @@ def read_stops(stop: object, name: str) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def digest(value: object) -> str:
+def cached_tools(reader: ReadTools) -> ReadTools:
+    """Returns a reader of tools that reads equal ones once: an agent sends them with each request."""
+    cache: dict[bytes, ToolSet] = {}
+
+    def read_cached(value: Any) -> ToolSet:
+        key = marshal.dumps(value, 2)
+        if key not in cache:
+            tools, names, left_out = reader(value)
+            if len(cache) >= MAX_TOOL_SETS:
+                cache.clear()
+            cache[key] = tools, replace(names, digest=tools_digest(tools)), left_out
+        return cache[key]
+
+    return read_cached
+
+
+def tools_digest(tools: Sequence[ToolSpec]) -> str:
+    """Returns a digest of tools, in their order."""
+    return json_digest([[tool.name, tool.description, tool.parameters] for tool in tools])
+
+
+def json_digest(value: object) -> str:
     """Returns a digest of a JSON value."""
     text = json.dumps(value, sort_keys=True, default=dict)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()

@@ -14,7 +14,7 @@ from agentgym.openai_wire import REASONING, WireError
 from agentgym.rollout.serving.wires.chat import ChatWire, read_message, wire_messages
 from agentgym.rollout.serving.wires.messages import MessagesWire
 from agentgym.rollout.serving.wires.responses import ResponsesWire
-from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest, Wire
+from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest, AgentWire, ResponseStore
 from agentgym.types import MalformedCall, Message, ToolCall
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -33,15 +33,15 @@ replies = st.builds(
 )
 THOUGHT = [{"type": "thinking", "thinking": "R"}]
 HELLO = {"role": "user", "content": "hello"}
-BODIES: dict[type[Wire], dict[str, Any]] = {
+BODIES: dict[type[AgentWire], dict[str, Any]] = {
     ChatWire: {"messages": [HELLO], "stream_options": {"include_usage": True}},
     ResponsesWire: {"input": [HELLO]},
     MessagesWire: {"messages": [HELLO], "max_tokens": 128_000},
 }
 
 
-def read(body: Any, wire: Wire | None = None) -> AgentRequest:
-    return (wire or ChatWire()).read(body, {}, {})
+def read(body: Any, wire: AgentWire | None = None) -> AgentRequest:
+    return (wire or ChatWire()).read(body, {}, ResponseStore())
 
 
 def joined(chunks: list[Any]) -> Any:
@@ -61,8 +61,10 @@ def joined(chunks: list[Any]) -> Any:
 @given(replies)
 def test_a_stream_spells_the_message_of_the_whole_reply(reply: AgentReply) -> None:
     request, wire = read(BODIES[ChatWire]), ChatWire()
-    whole: Any = json.loads(json.dumps(wire.answer(request, [reply], {})))
-    *chunks, last, usage = json.loads(json.dumps([event for _, event in wire.events(request, [reply], {})]))
+    whole: Any = json.loads(json.dumps(wire.answer(request, [reply], ResponseStore())))
+    *chunks, last, usage = json.loads(
+        json.dumps([event for _, event in wire.events(request, [reply], ResponseStore())])
+    )
     (choice,) = whole["choices"]
     spelled, message = joined(chunks), choice["message"]
     assert spelled["content"] == (message["content"] or "")
@@ -75,10 +77,8 @@ def test_a_stream_spells_the_message_of_the_whole_reply(reply: AgentReply) -> No
 
 @pytest.mark.parametrize("kind", BODIES)
 @given(reply=replies)
-def test_a_reply_that_is_sent_back_is_the_message_that_was_parsed_and_names_its_turn(
-    kind: type[Wire], reply: AgentReply
-) -> None:
-    wire, stored = kind(), {}
+def test_a_reply_that_comes_back_is_the_message_that_was_parsed(kind: type[AgentWire], reply: AgentReply) -> None:
+    wire, stored = kind(), ResponseStore()
     request = read(BODIES[kind], wire)
     answer: Any = json.loads(json.dumps(wire.answer(request, [reply], stored), default=dict))
     if kind is ChatWire:
@@ -87,7 +87,7 @@ def test_a_reply_that_is_sent_back_is_the_message_that_was_parsed_and_names_its_
         body = {"messages": [HELLO, {"role": "assistant", "content": answer["content"]}]}
     else:
         body = {"input": [HELLO, *answer["output"]]}
-        assert stored[answer["id"]] == (HELLO, *answer["output"])
+        assert stored.items(answer["id"]) == (HELLO, *answer["output"])
     back = read(body, wire)
     assert back.messages[1] == reply.message
     is_named = bool(reply.message.tool_calls) or kind is ResponsesWire
@@ -121,7 +121,7 @@ def test_settings_of_the_distribution_are_noted_and_those_without_meaning_are_no
     "body",
     [{}, {"messages": HELLO}, {"messages": [HELLO], "input": [HELLO], "tools": {}}, {"messages": [], "input": []}],
 )
-def test_a_body_that_asks_for_nothing_is_refused(wire: Wire, body: object) -> None:
+def test_a_body_that_asks_for_nothing_is_refused(wire: AgentWire, body: object) -> None:
     with pytest.raises(WireError):
         read(body, wire)
 
@@ -153,7 +153,7 @@ def test_custom_tools_and_their_calls_are_tools_with_one_input() -> None:
     assert request.messages[1].tool_calls == (ToolCall("call_0", "patch", {"input": "a\nb"}),)
     assert request.tools[0].parameters["required"] == ["input"]
     reply = AgentReply("x", 2, request.messages[1], "stop", 1, 1, 0)
-    answer: Any = ChatWire().answer(request, [reply], {})
+    answer: Any = ChatWire().answer(request, [reply], ResponseStore())
     assert answer["choices"][0]["message"]["tool_calls"] == [call]
 
 
