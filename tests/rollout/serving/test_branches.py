@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.rollout.limits import Limits
 from agentgym.trajectory import RowOrigin, Status, StopReason, Trajectory
 
@@ -61,6 +62,29 @@ def test_a_request_from_the_middle_forks_and_what_it_shares_is_prompt(table: Any
     shared = sum(len(span.ids) for span in main.spans[:4])
     assert fork.ids.tolist()[:shared] == main.ids.tolist()[:shared] and not fork.mask[:shared].any()
     assert trajectory.status is Status.COMPLETED and trajectory.reward == 0.5
+
+
+@pytest.mark.parametrize("damage", ["order", "excluded", "fork"])
+def test_verify_finds_a_reply_that_is_missing_or_recorded_twice(table: Any, damage: str) -> None:
+    async def agent(caller: Any) -> None:
+        start = list(caller.opening["messages"])
+        start += [message(await caller.chat(start)), user("on")]
+        for text in ("one", "two"):
+            await caller.chat([*start, message(await caller.chat(start)), user(text)])
+        await caller.finish()
+
+    table.play(agent, lambda prompt: "SEED done" if "two" in prompt else "reply SEED")
+    file = table.folder / "episodes.jsonl"
+    record = json.loads(file.read_text())
+    if damage == "order":
+        record["turns"][1]["order"] = 0
+    elif damage == "excluded":
+        record["rows"][0]["spans"][1]["excluded"] = 7
+    else:
+        record["rows"][1]["spans"][0]["ids"][5] += 1
+    file.write_text(json.dumps(record) + "\n")
+    failed = [verdict.about.name for verdict in verify_run(table.folder, table.renderer).verdicts if not verdict.ok]
+    assert "once" in failed
 
 
 def test_branches_have_the_same_ids_in_whatever_order_their_requests_arrive(table: Any) -> None:
