@@ -40,6 +40,7 @@ __all__ = [
     "is_loopback",
     "listen",
     "parse_json_object",
+    "request_key",
     "shown_token",
 ]
 
@@ -90,9 +91,9 @@ class HttpGuard:
       of `allowed_hosts`. A web page that has its own name resolve to this machine (DNS rebinding) is refused.
     - `Origin`, which browsers send, is the server's own. This holds for WebSockets too.
     - A body is `application/json`, and not compressed: a small one could take all memory.
-    - With a `token`, a request has it as `Authorization: Bearer TOKEN`, or as the password of `Authorization: Basic`.
-      `accepts_key` may accept other keys (an episode's own). A GET of `page_path` may have it as `?token=TOKEN`: what
-      opens a page in a browser sets no header.
+    - With a `token`, a request has it as `Authorization: Bearer TOKEN`, as the password of `Authorization: Basic`, or
+      as `x-api-key`. `accepts_key` may accept other keys (an episode's own). A GET of `page_path` may have it as
+      `?token=TOKEN`: what opens a page in a browser sets no header.
     - A request that is not sent completely ends after `limits`.
     """
 
@@ -212,7 +213,7 @@ class HttpGuard:
 
     def _key_of(self, request: web.BaseRequest) -> str:
         is_page = request.method == "GET" and request.path == self._page_path
-        return _key(request) or (request.query.get("token", "") if is_page else "")
+        return request_key(request) or (request.query.get("token", "") if is_page else "")
 
     def _is_known(self, key: str) -> bool:
         assert self.token is not None
@@ -347,15 +348,15 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _key(request: web.BaseRequest) -> str:
-    """Returns the token or key of the header `Authorization`."""
+def request_key(request: web.BaseRequest) -> str:
+    """Returns the token or key of the header `Authorization`, else of `x-api-key`."""
     scheme, _, rest = request.headers.get("Authorization", "").strip().partition(" ")
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(rest, validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):
             return ""
-    return rest.strip() if scheme.lower() == "bearer" else ""
+    return rest.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "").strip()
 
 
 def _host_name(header: str) -> str | None:

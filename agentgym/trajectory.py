@@ -13,6 +13,7 @@ from numbers import Real
 import numpy as np
 from numpy.typing import NDArray
 
+from agentgym.episode_status import Status, StopReason
 from agentgym.errors import InvalidTrajectory
 from agentgym.notebook.html_view import html_table, short_text
 from agentgym.notebook.speaker_rows import speaker_rows
@@ -24,6 +25,7 @@ __all__ = [
     "MAX_REWARD",
     "Group",
     "Row",
+    "RowOrigin",
     "Source",
     "Status",
     "StopReason",
@@ -54,60 +56,6 @@ class Source(StrEnum):
     ENV = "env"  # appended after a reply: the template's glue, tool results, observations
 
 
-class Status(StrEnum):
-    """The end of an episode, as far as training is concerned."""
-
-    COMPLETED = "completed"  # the environment terminated
-    TRUNCATED = "truncated"  # a budget ran out; PPO bootstraps it
-    ENV_ERROR = "env_error"
-    ENGINE_ERROR = "engine_error"
-    TIMEOUT = "timeout"
-    CANCELLED = "cancelled"
-
-    @property
-    def trainable(self) -> bool:
-        """True if the episode has a reward and may enter statistics and loss."""
-        return self in (Status.COMPLETED, Status.TRUNCATED)
-
-    @property
-    def reasons(self) -> frozenset[StopReason]:
-        """The reasons for which the last turn of such an episode may be the last."""
-        return _REASONS[self]
-
-
-class StopReason(StrEnum):
-    """The reason why the last turn was the last."""
-
-    TERMINATED = "terminated"
-    ENV_TRUNCATED = "env_truncated"  # the environment's own limit
-    MAX_TURNS = "max_turns"
-    TURN_TOKENS = "turn_tokens"
-    TRAJECTORY_TOKENS = "trajectory_tokens"
-    CONTEXT = "context"
-    ENV_ERROR = "env_error"
-    ENGINE_ERROR = "engine_error"
-    DEADLINE = "deadline"
-    CANCELLED = "cancelled"
-
-
-_REASONS: Mapping[Status, frozenset[StopReason]] = {
-    Status.COMPLETED: frozenset({StopReason.TERMINATED}),
-    Status.TRUNCATED: frozenset(
-        {
-            StopReason.ENV_TRUNCATED,
-            StopReason.MAX_TURNS,
-            StopReason.TURN_TOKENS,
-            StopReason.TRAJECTORY_TOKENS,
-            StopReason.CONTEXT,
-        }
-    ),
-    Status.ENV_ERROR: frozenset({StopReason.ENV_ERROR}),
-    Status.ENGINE_ERROR: frozenset({StopReason.ENGINE_ERROR}),
-    Status.TIMEOUT: frozenset({StopReason.DEADLINE}),
-    Status.CANCELLED: frozenset({StopReason.CANCELLED}),
-}
-
-
 def shortest_floats(values: Sequence[float] | NDArray[np.float32]) -> tuple[float, ...]:
     """Returns the numbers with the fewest digits that are equal as fp32, so that their text is half as long.
 
@@ -134,8 +82,10 @@ class TokenSpan:
     experts: RoutedExperts | None = None
     """The experts of a mixture that computed the tokens before the span's last one, which no span before has; `start`
     counts in the row. None unless the engine records them."""
-    excluded: bool = False
-    """Sampled, and kept out of the loss on purpose: a summary, where summaries are not trained."""
+    excluded: str = ""
+    """The reason why sampled ids are kept out of the loss on purpose: `summary`, where summaries are not trained,
+    `constrained`, `unused` (the agent went on with another sample of the same request) or `unseen` (it closed its
+    connection before the reply); empty if they are trained."""
 
     @property
     def is_trained(self) -> bool:
@@ -177,6 +127,25 @@ def _never_falls(values: Sequence[int]) -> bool:
     return values.count(values[0]) == len(values) or all(earlier <= later for earlier, later in pairwise(values))
 
 
+@dataclass(frozen=True, slots=True)
+class RowOrigin:
+    """The place where a row of a served episode begins: in another row, which it forks, or nowhere.
+
+    A fork's prompt is the ids of the row `row` up to the reply of the turn `turn`, all of them untrained there, and the
+    render of the messages after the first `num_shared`. Example: `RowOrigin("fork", row=0, turn=2, num_shared=6)`.
+    """
+
+    label: str = ""
+    """The kind of the branch: `main`, `sub-agent`, `title`, `summary`, `fork` or `side`."""
+    row: int | None = None
+    """The row that is forked; None for a row that has its own render of its messages."""
+    turn: int | None = None
+    """The turn, counted over the episode, whose reply is the last that both rows have; None if they share only the
+    prompt."""
+    num_shared: int = 0
+    """The number of messages that both rows have."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One training sequence: spans in the order the model saw them; arrays are derived, each of length `T`."""
@@ -186,6 +155,8 @@ class Row:
     """The messages that the prompt was rendered from; None if unknown."""
     tools: tuple[ToolSpec, ...] | None = field(default=None, hash=False)
     """The tools that the model was shown; None if unknown."""
+    origin: RowOrigin | None = field(default=None, hash=False)
+    """The branch of a served episode that the row is; None for the row of a conversation that we lead."""
 
     def __post_init__(self) -> None:
         if not self.spans or self.spans[0].source is not Source.PROMPT or not self.spans[0].ids:
@@ -268,6 +239,9 @@ class Turn:
     """The messages shown to the model as the answer, if they are neither the results nor the observation (nor both)."""
     stop: str = ""
     """The stop string that ended the reply, which the last of its ids completes; empty if something else did."""
+    order: int | None = None
+    """The position of the reply among all of the episode in time, where it is not the turn's own: turns are sorted by
+    row, and branches of a served episode are sampled side by side."""
     timings: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Seconds: `generate_s`, `env_s`. Wall-clock, so never part of equality and not stored in `episodes.jsonl`."""
 
@@ -327,6 +301,12 @@ class Trajectory:
     def has_ids(self) -> bool:
         """True if the exact ids of the replies are stored, as training needs them."""
         return bool(self.rows) or not self.turns
+
+    @property
+    def by_time(self) -> list[int]:
+        """The numbers of the turns in the order in which their replies were sampled."""
+        orders = [index if turn.order is None else turn.order for index, turn in enumerate(self.turns)]
+        return sorted(range(len(orders)), key=orders.__getitem__)
 
     def without_ids(self) -> Trajectory:
         """Returns the episode without its rows: `metrics` has the numbers of tokens, `info` the first messages."""

@@ -1,4 +1,4 @@
-"""`agentgym serve`: an evaluation whose episodes are played from outside, over OpenAI's chat completions."""
+"""`agentgym serve`: an evaluation whose episodes are played from outside, by agents over HTTP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ an agent, with the package `openai` (a whole one: examples/black_box_agent.py):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeOptions(EvalConfig):
-    """Serves held-out episodes to outside agents that speak OpenAI's chat completions, and records every token."""
+    """Serves held-out episodes to outside agents, and records every token.
+
+    Agents speak OpenAI's chat completions or Responses, or Anthropic's Messages."""
 
     policy: str = ""
     """The model that replies: `embedded`, `embedded-large`, a model folder, a GGUF file, or an id of the Hugging Face

@@ -177,7 +177,7 @@ def test_an_excluded_reply_is_read_by_the_others_and_has_no_gradient(tiny: Tiny,
     whole = [[row] for row in members(2, model, plain_logprobs)]
     (row,) = whole[3]
     last = row.spans[-1]
-    quiet = TokenSpan(last.ids, last.source, last.logprobs, last.policy_versions, excluded=True)
+    quiet = TokenSpan(last.ids, last.source, last.logprobs, last.policy_versions, excluded="summary")
     rows = [*whole[:3], [Row((*row.spans[:-1], quiet))]]
     group, credit = credited(rows)
     batch = build_batch([group], [credit], aggregation="token-mean")

@@ -126,13 +126,30 @@ class Basis:
             is_sound = self._sound_menus[digest] = menu_digest(self.menus[digest]) == digest
         return is_sound
 
-    def prompt(self, record: Record, row: int) -> Sequence[int]:
-        """Returns the render of a row's messages and tools; raises RenderError.
+    def shared_ids(self, record: Record, row: int) -> list[int] | None:
+        """Returns the ids that a fork has of another row, empty if there is no such place; None for any other row."""
+        origin = record["rows"][row].get("origin")
+        if origin is None or origin["row"] is None:
+            return None
+        spans = [span for span in self.spans(record) if span.row == origin["row"] < row]
+        turn, source = (-1, "prompt") if origin["turn"] is None else (origin["turn"], "policy")
+        for index, span in enumerate(spans):
+            if span.source == source and (source == "prompt" or span.turn == turn):
+                return [token for before in spans[: index + 1] for token in before.ids]
+        return []
 
-        The last ones are cached, because the episodes of a group have the same.
+    def prompt(self, record: Record, row: int) -> Sequence[int]:
+        """Returns the ids that a row begins with, by its messages and tools; raises RenderError.
+
+        They are a render, or for a fork what it shares and the render of the rest. The last ones are cached, because
+        the episodes of a group have the same.
         """
         assert self.renderer is not None
         stored = record["rows"][row]
+        shared = self.shared_ids(record, row)
+        if shared is not None:
+            new = [message_from_json(message) for message in stored["messages"][stored["origin"]["num_shared"] :]]
+            return [*shared, *self.renderer.extend(shared, new)] if new else shared
         key = marshal.dumps((stored["messages"], stored.get("tools")), 2)
         ids = self._prompts.get(key)
         if ids is None:

@@ -62,6 +62,28 @@ def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
         ledger.check("spans", problem)
 
 
+def _check_once(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
+    """Checks that replies are numbered without gaps, exclusions have reasons, and forks have what they share."""
+    problem = None
+    orders = [index if turn.get("order") is None else turn["order"] for index, turn in enumerate(record["turns"])]
+    if sorted(orders) != list(range(len(orders))):
+        text = f"the replies are numbered {sorted(orders)[:20]}, so one is missing or recorded twice"
+        problem = Violation(line, problem=text)
+    for span in basis.spans(record):
+        excluded = span.raw.get("excluded", "")
+        if not isinstance(excluded, str | bool):  # true is what earlier versions wrote
+            problem = Violation(line, span.row, span.turn, problem=f"ids are excluded for the reason {excluded!r:.80}")
+    for row, stored in enumerate(record["rows"]):
+        shared = basis.shared_ids(record, row)
+        ids = stored["spans"][0]["ids"] if stored["spans"] else []
+        if shared is None or problem is not None:
+            continue
+        if ids[: len(shared)] != shared or not shared:
+            token = first_difference(ids, shared)
+            problem = Violation(line, row, token=token, problem="the fork does not begin with the ids of its row")
+    ledger.check("once", problem)
+
+
 def _check_digests(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     for row, stored in enumerate(record["rows"]):
         expected_mask, stored_mask = mask_runs(stored["spans"]), stored.get("mask")
@@ -96,6 +118,8 @@ def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
     low, high = _version_bounds(record, basis.max_staleness)
     for span in basis.spans(record):
         logprobs, versions = span.raw.get("logprobs"), span.raw.get("policy_versions")
+        if span.start == 0 and record["rows"][span.row].get("origin") is not None:
+            last_version = 0  # branches are sampled side by side
         at = partial(Violation, line, span.row, span.turn if span.turn >= 0 else None)
         if span.source != "policy":
             stray = logprobs is not None or versions is not None
@@ -358,6 +382,7 @@ def _check_advantages(ledger: Ledger, line: int, record: Record, basis: Basis) -
 
 CHECKS: tuple[Check, ...] = (
     _check_spans,
+    _check_once,
     _check_digests,
     _check_samples,
     _check_ids,

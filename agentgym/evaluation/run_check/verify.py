@@ -50,12 +50,19 @@ PROPERTIES = (
         "the stored mask is 1 exactly where the policy emitted an id that is not excluded",
         "rows",
     ),
+    Property(
+        "once",
+        "every sampled id is in one row, trained, or excluded with a reason, and no reply is missing",
+        "episodes",
+    ),
     Property("digest", "the stored digest is that of the row's ids, sources, logprobs and versions", "rows"),
     Property("logprobs", "each sampled id has one finite logprob of at most 0, and no other id has one", "spans"),
-    Property("versions", "each sampled id has one policy version, and it never falls within an episode", "spans"),
+    Property("versions", "each sampled id has one policy version, and it never falls within a branch", "spans"),
     Property("vocabulary", "every id is the tokenizer's, or that of the model that sampled it", "spans", True),
     Property("tools", "the tools that a row names are recorded, as they were shown", "rows"),
-    Property("prompt", "a row's prompt is the render of the messages and tools that it was made from", "rows", True),
+    Property(
+        "prompt", "a row's prompt is the render of its messages and tools, or what it shares and the rest", "rows", True
+    ),
     Property("first_prompt", "episodes of one task begin with the same prompt ids", "episodes"),
     Property("prefix", "each prompt is the ids before it and the render of the recorded answer", "answers", True),
     Property("stop_token", "a reply ends with its one stop id or string, or was cut and has none", "replies", True),
@@ -334,9 +341,8 @@ class _Across:
         group.members[member] = line
         if record["reward"] is None:
             self._failed_lines.add(line)  # a resumed evaluation plays it again
-        if (
-            record["rows"] and record["task"]["kwargs"].get("opponent") != SELF
-        ):  # in self-play others may have moved before
+        is_plain = record["task"]["kwargs"].get("opponent") != SELF  # in self-play others may have moved before
+        if record["rows"] and is_plain and record["rows"][0].get("origin") is None:
             self._compare_prompt(ledger, line, task, record["rows"][0]["spans"][0]["ids"])
 
     def _compare_prompt(self, ledger: Ledger, line: int, task: str, ids: list[int]) -> None:

@@ -125,7 +125,7 @@ class ChatLoop(EpisodeLoop):
                     builder.end_turn(None)
                     return EpisodeEnd(Status.TRUNCATED, cut)
             answer = await self._act(env, builder, message)
-            ending = self._ending(answer, builder)
+            ending = self._ending(answer, len(builder.turns))
             if ending is not None:
                 return ending
             if answer.history is None:
@@ -175,7 +175,8 @@ class ChatLoop(EpisodeLoop):
             builder.begin_row(reply.prompt_ids)
         sampled = reply.ids, reply.logprobs, (0,) * len(reply.ids)
         completion = Completion(*sampled, reply.finish_reason, stop=stop)
-        builder.add_reply(completion, message, reply.latency_s, trained=not self.endpoint.config.strict_tools)
+        excluded = "constrained" if self.endpoint.config.strict_tools else ""
+        builder.add_reply(completion, message, reply.latency_s, excluded=excluded)
         return message
 
     def _read(self, reply: ChatReply, tools: tuple[ToolSpec, ...]) -> Message:

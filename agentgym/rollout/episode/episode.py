@@ -13,7 +13,7 @@ from agentgym.rollout.seeds import derive
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn, shortest_floats
 from agentgym.types import JSON, MalformedCall, Message, Task, ToolSpec
 
-__all__ = ["Episode", "EpisodeBuilder", "EpisodeEnd"]
+__all__ = ["Episode", "EpisodeBuilder", "EpisodeEnd", "answered_turn", "policy_span"]
 
 _RESULT_COUNTERS = {
     "unknown_tool": "unknown_tools",
@@ -45,12 +45,14 @@ class Episode:
         """The name of the episode's requests; no two live episodes share it."""
         return f"{self.phase}-{self.run_seed}-{self.step}-{self.group}-{self.member}"
 
-    def seed(self, turn: int, part: int = 0) -> int:
+    def seed(self, turn: int, part: int = 0, branch: str = "") -> int:
         """Returns the sampling seed of a turn; `part` counts the resumptions of its reply.
 
-        The phase does not change the seed.
+        `branch` names the branch of a served episode, empty for the conversation with the environment. The phase does
+        not change the seed.
         """
-        return derive(self.run_seed, self.step, self.group, self.member, turn, *((part,) if part else ()))
+        path = (*((branch,) if branch else ()), turn, *((part,) if part else ()))
+        return derive(self.run_seed, self.step, self.group, self.member, *path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,6 @@ class EpisodeBuilder:
     """
 
     __slots__ = (
-        "_answer",
         "_info",
         "_messages",
         "_metrics",
@@ -80,6 +81,7 @@ class EpisodeBuilder:
         "_rows",
         "_spans",
         "_tools",
+        "answer",
         "episode",
         "ids",
         "num_finished",
@@ -103,7 +105,8 @@ class EpisodeBuilder:
         self._messages: tuple[Message, ...] | None = None
         self._tools: tuple[ToolSpec, ...] | None = None
         self._reply: Turn | None = None
-        self._answer: EnvStep | None = None
+        self.answer: EnvStep | None = None
+        """The environment's last answer, whose info reports about the episode."""
         self._metrics: Mapping[str, float] = NOTHING
         self._info: Mapping[str, JSON] = NOTHING
         self._noted_metrics: Mapping[str, float] = NOTHING
@@ -133,27 +136,23 @@ class EpisodeBuilder:
             self.ids.extend(ids)
             self._spans.append(TokenSpan(tuple(ids), Source.ENV))
 
-    def add_reply(self, completion: Completion, message: Message, generate_s: float, *, trained: bool = True) -> None:
-        """Appends a reply, and opens its turn."""
-        self._add_sampled(completion, trained=trained)
+    def add_reply(self, completion: Completion, message: Message, generate_s: float, *, excluded: str = "") -> None:
+        """Appends a reply, and opens its turn; `excluded` is the reason if it is kept out of the loss."""
+        self._add_sampled(completion, excluded)
         self.begin_turn(message, completion.finish_reason, generate_s, completion.stop)
 
-    def _add_sampled(self, completion: Completion, *, trained: bool) -> None:
-        experts = completion.experts
-        if experts is not None:  # those that computed a token first, which sampled what follows it
-            experts = experts.since(max((span.experts.stop for span in self._spans if span.experts), default=0))
-        ids, sampled = completion.ids, (shortest_floats(completion.logprobs), completion.policy_versions, experts)
-        self._spans.append(TokenSpan(ids, Source.POLICY, *sampled, excluded=not trained))
-        self.ids.extend(ids)
+    def _add_sampled(self, completion: Completion, excluded: str) -> None:
+        self._spans.append(policy_span(completion, self._spans, excluded))
+        self.ids.extend(completion.ids)
 
     def begin_turn(self, message: Message, finish_reason: str, generate_s: float, stop: str = "") -> None:
         """Opens the turn of a reply without ids."""
         timings = {"generate_s": generate_s}
         self._reply = Turn(message, None, finish_reason=finish_reason, stop=stop, timings=timings)
 
-    def add_summary(self, completion: Completion, message: Message, request: str, *, trained: bool) -> None:
+    def add_summary(self, completion: Completion, message: Message, request: str, *, excluded: str = "") -> None:
         """Appends a reply that the rollout asked for, as a turn without an answer."""
-        self._add_sampled(completion, trained=trained)
+        self._add_sampled(completion, excluded)
         finish_reason, stop = completion.finish_reason, completion.stop
         self.turns.append(Turn(message, 0.0, finish_reason=finish_reason, asked=request, stop=stop))
         self.num_summaries += 1
@@ -161,22 +160,20 @@ class EpisodeBuilder:
     def end_turn(self, answer: EnvStep | None, env_s: float = 0.0) -> None:
         """Closes the turn with its answer, or with None (and reward 0) if the reply was never answered."""
         assert self._reply is not None
-        self._answer = answer or self._answer
+        self.answer = answer or self.answer
         turn, self._reply = self._reply, None
-        answer = answer or EnvStep("", ())
-        parts, messages = (answer.observation, answer.tool_results), answer.messages or None
-        if messages is not None and messages in plain_answers(*parts):
-            messages = None
-        observation, tool_results = parts
-        turn = replace(
-            turn, reward=answer.reward, observation=observation, tool_results=tool_results, messages=messages
-        )
-        self.turns.append(replace(turn, timings={**turn.timings, "env_s": env_s}))
+        self.turns.append(answered_turn(turn, answer or EnvStep("", ()), env_s))
 
     def keep_info(self) -> None:
         """Keeps what the last answer's info reports about the episode; raises EnvironmentFault for a non-number."""
-        if self._answer is not None:
-            self._metrics, self._info = self._answer.metrics(), self._answer.extras()
+        if self.answer is not None:
+            self._metrics, self._info = self.answer.metrics(), self.answer.extras()
+
+    def add_rows(self, rows: Sequence[Row], turns: Sequence[Turn]) -> None:
+        """Adds finished rows with their turns, those of a conversation that was recorded elsewhere."""
+        self._end_row()
+        self._rows += rows
+        self.turns += turns
 
     def forget_ids(self) -> None:
         """Drops all rows: an episode holds the ids of every reply, or none."""
@@ -214,6 +211,25 @@ class EpisodeBuilder:
             self._rows.append(Row(tuple(self._spans), self._messages, self._tools))
             self.num_finished += len(self.ids)
             self._spans, self.ids = [], []
+
+
+def policy_span(completion: Completion, before: Sequence[TokenSpan], excluded: str = "") -> TokenSpan:
+    """Returns the span of a reply after the spans `before` of its row."""
+    experts = completion.experts
+    if experts is not None:  # those that computed a token first, which sampled what follows it
+        experts = experts.since(max((span.experts.stop for span in before if span.experts), default=0))
+    sampled = (shortest_floats(completion.logprobs), completion.policy_versions, experts)
+    return TokenSpan(completion.ids, Source.POLICY, *sampled, excluded=excluded)
+
+
+def answered_turn(turn: Turn, answer: EnvStep, env_s: float = 0.0) -> Turn:
+    """Returns the turn with its answer and the seconds that the environment took."""
+    observation, tool_results, messages = answer.observation, answer.tool_results, answer.messages or None
+    if messages is not None and messages in plain_answers(observation, tool_results):
+        messages = None
+    timings = {**turn.timings, "env_s": env_s}
+    parts = replace(turn, observation=observation, tool_results=tool_results, messages=messages)
+    return replace(parts, reward=answer.reward, timings=timings)
 
 
 def call_counts(turns: Sequence[Turn]) -> dict[str, float]:

@@ -119,16 +119,19 @@ class EpisodeLoop(ABC):
     async def _act(self, env: HostedEnv, builder: EpisodeBuilder, message: Message) -> EnvStep:
         """Gives the reply to the environment and closes the turn with its answer."""
         started = time.perf_counter()
-        answer = await env.step(Action.from_message(message))
-        problem = reply_problem(message, self.end_thinking)
-        if problem is not None:
-            answer = answer.preceded_by(problem)
+        answer = await self._step_env(env, message)
         builder.end_turn(answer, time.perf_counter() - started)
         return answer
 
-    def _ending(self, answer: EnvStep, builder: EpisodeBuilder) -> EpisodeEnd | None:
+    async def _step_env(self, env: HostedEnv, message: Message) -> EnvStep:
+        """Returns the environment's answer to the reply, after a note on what is wrong with the reply."""
+        answer = await env.step(Action.from_message(message))
+        problem = reply_problem(message, self.end_thinking)
+        return answer if problem is None else answer.preceded_by(problem)
+
+    def _ending(self, answer: EnvStep, num_turns: int) -> EpisodeEnd | None:
         """Returns how the episode ends with this answer, or None if it continues."""
-        at_limit = len(builder.turns) - builder.num_summaries >= self.limits.max_turns
+        at_limit = num_turns >= self.limits.max_turns
         if not (answer.terminated or answer.truncated or at_limit):
             return None
         if answer.terminated:

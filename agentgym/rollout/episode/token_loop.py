@@ -24,7 +24,7 @@ from agentgym.routed_experts import RoutedExperts
 from agentgym.trajectory import Status, StopReason
 from agentgym.types import Message, ToolSpec
 
-__all__ = ["RolloutLoop"]
+__all__ = ["NextPrompt", "RolloutLoop", "SamplingPlace", "parse_completion"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,21 @@ NOTHING = Completion((), (), (), "abort")
 
 
 @dataclass(frozen=True, slots=True)
-class _NextPrompt:
+class SamplingPlace:
+    """The place of a reply in its episode, which gives its seeds and the engine's session."""
+
+    episode: Episode
+    session: str
+    turn: int
+    branch: str = ""
+
+    def seed(self, part: int = 0) -> int:
+        """Returns the seed of the reply, or of its resumption number `part`."""
+        return self.episode.seed(self.turn, part, self.branch)
+
+
+@dataclass(frozen=True, slots=True)
+class NextPrompt:
     """The ids before the next reply: those that continue the row, or the prompt of a new row."""
 
     ids: list[int]
@@ -86,7 +100,7 @@ class RolloutLoop(EpisodeLoop):
                 builder.end_turn(None)
                 return EpisodeEnd(Status.TRUNCATED, cut)
             answer = await self._act(env, builder, message)
-            ending = self._ending(answer, builder)
+            ending = self._ending(answer, len(builder.turns) - builder.num_summaries)
             if ending is not None:
                 return ending
             messages.append(message)
@@ -100,13 +114,17 @@ class RolloutLoop(EpisodeLoop):
     async def _open(self, env: HostedEnv, builder: EpisodeBuilder) -> tuple[list[Message], tuple[ToolSpec, ...]]:
         """Resets the environment and begins the first row; returns the messages and tools that it was rendered from."""
         messages, tools = await self._reset(env, builder)
+        builder.begin_row(await self._first_prompt(messages, tools), messages, tools)
+        return messages, tools
+
+    async def _first_prompt(self, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> list[int]:
+        """Returns the ids of an episode's first prompt; raises EnvironmentFault if it leaves no room for a reply."""
         prompt_ids = self._known_prompts.find(messages, tools)
         if prompt_ids is None:
             prompt_ids = await self._render_prompt(messages, tools)
             self._known_prompts.keep(messages, tools, prompt_ids)
         self._check_prompt(prompt_ids)
-        builder.begin_row(prompt_ids, messages, tools)
-        return messages, tools
+        return prompt_ids
 
     async def _render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         return await run_if_short(text_size(messages, tools), self.renderer.render, messages, tools)
@@ -138,29 +156,31 @@ class RolloutLoop(EpisodeLoop):
         started = time.perf_counter()
         max_tokens, cut = self._budget(len(builder.ids), builder.num_tokens)
         grammar = self._grammar(tools)
-        completion = await self._sample(builder, max_tokens, grammar)
-        message = await self._parse(completion, builder, tools)
-        builder.add_reply(completion, message, time.perf_counter() - started, trained=not grammar)
+        completion = await self._sample(builder.ids, max_tokens, _place(builder), grammar)
+        message = await parse_completion(self.renderer, completion, tools, builder.ids)
+        excluded = "constrained" if grammar else ""
+        builder.add_reply(completion, message, time.perf_counter() - started, excluded=excluded)
         return completion.finish_reason, message, cut
-
-    async def _parse(self, completion: Completion, builder: EpisodeBuilder, tools: Sequence[ToolSpec]) -> Message:
-        return await parse_completion(self.renderer, completion, tools, builder.ids)
 
     def _grammar(self, tools: tuple[ToolSpec, ...]) -> str:
         """Returns the grammar of the next reply (`Sampling.grammar`); with one, the reply is in no loss."""
         return ""
 
     async def _sample(
-        self, builder: EpisodeBuilder, max_tokens: int, grammar: str = "", stop: tuple[str, ...] = ()
+        self,
+        prompt_ids: list[int],
+        max_tokens: int,
+        place: SamplingPlace,
+        grammar: str = "",
+        stop: tuple[str, ...] = (),
     ) -> Completion:
         """Samples one whole reply; if the engine aborts it (for a weight update), continues from its exact ids.
 
         `stop` are stop strings of this reply, besides those of the settings.
         """
-        episode, turn = builder.episode, len(builder.turns)
-        sampling = self._sampling(max_tokens, episode.seed(turn), grammar)
+        sampling = self._sampling(max_tokens, place.seed(), grammar)
         sampling = replace(sampling, stop=(*sampling.stop, *stop)) if stop else sampling
-        whole = await self._generate(episode, builder.ids, sampling)
+        whole = await self._generate(place.session, prompt_ids, sampling)
         part = num_empty = 0
         while whole.finish_reason == "abort":
             if grammar:  # a grammar begins with the reply, and not in its middle
@@ -169,8 +189,8 @@ class RolloutLoop(EpisodeLoop):
             if left == 0:
                 return replace(whole, finish_reason="length")
             part += 1
-            sampling = replace(sampling, max_tokens=left, seed=episode.seed(turn, part))
-            rest = await self._generate(episode, [*builder.ids, *whole.ids], sampling)
+            sampling = replace(sampling, max_tokens=left, seed=place.seed(part))
+            rest = await self._generate(place.session, [*prompt_ids, *whole.ids], sampling)
             num_empty = 0 if rest.ids and not grammar else num_empty + 1
             if num_empty > MAX_EMPTY_RESUMPTIONS:
                 raise EngineError(f"the engine gave up the same reply {num_empty} times without a new id")
@@ -179,8 +199,8 @@ class RolloutLoop(EpisodeLoop):
             raise EngineError("the engine returned a reply without a single id")
         return whole
 
-    async def _generate(self, episode: Episode, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        completion = await self.engine.generate(prompt_ids, sampling, session=episode.session)
+    async def _generate(self, session: str, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        completion = await self.engine.generate(prompt_ids, sampling, session=session)
         await self.fair_gate.wait_turn()
         check_completion(completion, sampling, self.engine.vocab_size)
         if completion.finish_reason == "abort" and completion.ids and completion.ids[-1] in sampling.stop_ids:
@@ -200,7 +220,7 @@ class RolloutLoop(EpisodeLoop):
         self, builder: EpisodeBuilder, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
     ) -> StopReason | None:
         """Appends the whole answer, or returns the budget that would leave no room for a reply after it."""
-        next_prompt = await self._render_next(builder, answer, messages, tools)
+        next_prompt = await self._render_next(builder.ids, answer, messages, tools)
         row_tokens = len(next_prompt.ids) + (0 if next_prompt.begins_row else len(builder.ids))
         left, reason = self._budget(row_tokens, builder.num_tokens + len(next_prompt.ids))
         if left < 1:
@@ -212,33 +232,33 @@ class RolloutLoop(EpisodeLoop):
         return None
 
     async def _render_next(
-        self, builder: EpisodeBuilder, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
-    ) -> _NextPrompt:
+        self, ids: Sequence[int], answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+    ) -> NextPrompt:
         """Returns what `_next_prompt` does; a long text is rendered in a thread."""
         if self.history == "append" and answer.history is None:
             size = text_size(answer.messages)
         else:
-            size = text_size(messages, tools) + len(builder.ids)
-        return await run_if_short(size, self._next_prompt, builder, answer, messages, tools)
+            size = text_size(messages, tools) + len(ids)
+        return await run_if_short(size, self._next_prompt, ids, answer, messages, tools)
 
     def _next_prompt(
-        self, builder: EpisodeBuilder, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
-    ) -> _NextPrompt:
-        """Returns the ids before the next reply to `messages`, which end with `answer`."""
+        self, ids: Sequence[int], answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+    ) -> NextPrompt:
+        """Returns the ids before the next reply to `messages`, which end with `answer`; `ids` end with a reply."""
         if self.history == "append" and answer.history is None:
-            return _NextPrompt(self._answer_ids(builder, answer), begins_row=False)
+            return NextPrompt(self._answer_ids(ids, answer), begins_row=False)
         whole = self.renderer.rerender(messages, tools)
         try:
-            new = self.renderer.extend(builder.ids, answer.messages)
+            new = self.renderer.extend(ids, answer.messages)
         except RenderError:  # the template rewrites what came before: only its whole text is right
-            return _NextPrompt(whole, begins_row=True)
-        is_same = self.renderer.decode(whole) == self.renderer.decode([*builder.ids, *new])
-        return _NextPrompt(new, begins_row=False) if is_same else _NextPrompt(whole, begins_row=True)
+            return NextPrompt(whole, begins_row=True)
+        is_same = self.renderer.decode(whole) == self.renderer.decode([*ids, *new])
+        return NextPrompt(new, begins_row=False) if is_same else NextPrompt(whole, begins_row=True)
 
-    def _answer_ids(self, builder: EpisodeBuilder, answer: EnvStep) -> list[int]:
+    def _answer_ids(self, ids: Sequence[int], answer: EnvStep) -> list[int]:
         """Returns the ids of an answer after the sampled ones; raises RenderError if the template has none."""
         try:
-            return self.renderer.extend(builder.ids, answer.messages)
+            return self.renderer.extend(ids, answer.messages)
         except RenderError as error:
             how = 'with the history "rerender" the template renders the whole conversation at every turn'
             raise RenderError(f"{error}; {how}") from error
@@ -249,7 +269,7 @@ class RolloutLoop(EpisodeLoop):
         """Returns whether the next prompt exceeds the limit of compaction; False if the environment replaces it."""
         if self.compaction.at is None or answer.history is not None:
             return False
-        next_prompt = await self._render_next(builder, answer, [*messages, *answer.messages], tools)
+        next_prompt = await self._render_next(builder.ids, answer, [*messages, *answer.messages], tools)
         row_tokens = len(next_prompt.ids) + (0 if next_prompt.begins_row else len(builder.ids))
         return row_tokens > self.compaction.at * self.window
 
@@ -267,9 +287,9 @@ class RolloutLoop(EpisodeLoop):
         if await self._extend(builder, ask, conversation, tools) is not None:
             return answer
         max_tokens, _ = self._budget(len(builder.ids), builder.num_tokens)
-        completion = await self._sample(builder, min(max_tokens, self.compaction.tokens))
-        message = await self._parse(completion, builder, tools)
-        builder.add_summary(completion, message, ASK, trained=self.compaction.train)
+        completion = await self._sample(builder.ids, min(max_tokens, self.compaction.tokens), _place(builder))
+        message = await parse_completion(self.renderer, completion, tools, builder.ids)
+        builder.add_summary(completion, message, ASK, excluded="" if self.compaction.train else "summary")
         return replace(answer, history=compact_messages(opening, message.content, messages[-1], answer.messages))
 
     async def _end_session(self, session: str) -> None:
@@ -282,6 +302,11 @@ class RolloutLoop(EpisodeLoop):
     async def close(self) -> None:
         """Closes the engine."""
         await self.engine.close()
+
+
+def _place(builder: EpisodeBuilder) -> SamplingPlace:
+    """Returns the place of the builder's next reply."""
+    return SamplingPlace(builder.episode, builder.episode.session, len(builder.turns))
 
 
 def check_completion(completion: Completion, sampling: Sampling, vocab_size: int) -> None:

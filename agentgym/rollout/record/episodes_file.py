@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME, LineRead
 from agentgym.rollout.record.stored_fields import NO_EPISODE, check_fields, check_numbers, check_stored_ids
 from agentgym.rollout.record.tools_file import Menus, menu_digest, menu_lines, read_menus
 from agentgym.routed_experts import RoutedExperts
-from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
+from agentgym.trajectory import Row, RowOrigin, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, Task, ToolCall, ToolResult
 
 __all__ = [
@@ -269,13 +269,16 @@ def _row_to_json(row: Row) -> dict[str, JSON]:
         stored["tools"] = menu_digest(row.tools)
     if row.messages is not None:
         stored["messages"] = [_message_to_json(message) for message in row.messages]
+    if row.origin is not None:
+        stored["origin"] = asdict(row.origin)
     return stored
 
 
 def _row_from_json(row: Mapping[str, Any], menus: Menus) -> Row:
     messages = row.get("messages")
     messages_read = None if messages is None else tuple(map(message_from_json, messages))
-    return Row(tuple(_span_from_json(span) for span in row["spans"]), messages_read, menus.get(row.get("tools", "")))
+    spans, tools = tuple(_span_from_json(span) for span in row["spans"]), menus.get(row.get("tools", ""))
+    return Row(spans, messages_read, tools, None if row.get("origin") is None else RowOrigin(**row["origin"]))
 
 
 def _span_to_json(span: TokenSpan) -> dict[str, JSON]:
@@ -288,7 +291,7 @@ def _span_to_json(span: TokenSpan) -> dict[str, JSON]:
         "logprobs": span.logprobs,
         "policy_versions": span.policy_versions,
         **({} if span.experts is None else {"experts": span.experts.to_json()}),
-        **({"excluded": True} if span.excluded else {}),
+        **({"excluded": span.excluded} if span.excluded else {}),
     }
 
 
@@ -300,7 +303,8 @@ def _span_from_json(span: Mapping[str, Any]) -> TokenSpan:
     check_numbers(span["policy_versions"], (int,), "policy_versions")
     experts = RoutedExperts.from_json(span["experts"]) if "experts" in span else None
     sampled = (tuple(span["logprobs"]), tuple(span["policy_versions"]), experts)
-    return TokenSpan(tuple(span["ids"]), Source.POLICY, *sampled, excluded=span.get("excluded", False))
+    excluded = span.get("excluded", "")  # true in the files of earlier versions, which had no reasons
+    return TokenSpan(tuple(span["ids"]), Source.POLICY, *sampled, excluded=str(excluded) if excluded else "")
 
 
 def _turn_to_json(turn: Turn) -> dict[str, JSON]:
@@ -315,6 +319,7 @@ def _turn_to_json(turn: Turn) -> dict[str, JSON]:
         "finish_reason": turn.finish_reason,
         **({"stop": turn.stop} if turn.stop else {}),
         **({"asked": turn.asked} if turn.asked else {}),
+        **({} if turn.order is None else {"order": turn.order}),
         **({} if turn.messages is None else {"messages": [_message_to_json(message) for message in turn.messages]}),
     }
 
@@ -329,6 +334,7 @@ def _turn_from_json(turn: Mapping[str, Any]) -> Turn:
         turn.get("asked", ""),
         None if turn.get("messages") is None else tuple(map(message_from_json, turn["messages"])),
         turn.get("stop", ""),
+        turn.get("order"),
     )
 
 

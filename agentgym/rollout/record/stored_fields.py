@@ -23,15 +23,17 @@ _TURN: dict[str, Any] = {
     "reward": (*NUMBER, type(None)),
     "tool_results": [_ANSWER],
     "finish_reason": MAYBE,
+    "order": (int,),
     **dict.fromkeys(("observation", "asked", "stop"), TEXT),
 }
+_ORIGIN = {"label": TEXT, "num_shared": (int,), **dict.fromkeys(("row", "turn"), (int, type(None)))}
 _TASK = {"env_id": TEXT, "seed": (int,), "options": PLAIN, "kwargs": PLAIN}
 FIELDS: dict[str, Any] = {
     "task": _TASK,
     "metrics": PLAIN,
     "info": PLAIN,
     "error": MAYBE,
-    "rows": [{"messages": [_MESSAGE]}],
+    "rows": [{"messages": [_MESSAGE], "origin": _ORIGIN}],
     "turns": [_TURN],
     **dict.fromkeys(("phase", "group"), TEXT),
     **dict.fromkeys(("step", "member"), (int,)),

@@ -1,24 +1,26 @@
-"""The session of an outside agent that plays an episode: requests come one at a time, each is answered once."""
+"""The session of an outside agent that plays an episode: its requests, and which answers reached it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agentgym.errors import AgentGymError
-from agentgym.rollout.serving.chat_completion import ChatCompletion, ChatRequest
+from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest, ResponseStore
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import Message, ToolSpec
 
 __all__ = [
+    "AgentExchange",
     "AgentGone",
     "AgentSession",
+    "Answer",
     "EpisodeEnded",
+    "FinishRequest",
     "Opening",
-    "RequestRefused",
-    "SessionBusy",
+    "Replies",
     "StepAnswer",
     "StepRequest",
 ]
@@ -26,22 +28,6 @@ __all__ = [
 
 class AgentGone(AgentGymError, TimeoutError):
     """The agent of an episode has sent nothing for too long."""
-
-
-class RequestRefused(AgentGymError, ValueError):
-    """A request that cannot be played; the episode continues as if it had not been made."""
-
-    def __init__(self, message: str, code: str | None = None, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.param = param
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (RequestRefused, (str(self), self.code, self.param))
-
-
-class SessionBusy(AgentGymError, RuntimeError):
-    """Another request of the episode is in flight: an episode has one agent, which waits for its answers."""
 
 
 class EpisodeEnded(AgentGymError, RuntimeError):
@@ -66,9 +52,14 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """Gives the last reply to the environment; `message`, if there is one, must be that reply."""
+    """Gives a reply to the environment: the last one, or the one with `message`."""
 
     message: Message | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRequest:
+    """Ends the episode: the agent has ended, and its last reply is its final text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +78,57 @@ class StepAnswer:
     history: tuple[Message, ...] | None = None
 
 
-AgentRequest: TypeAlias = "ChatRequest | StepRequest"
-Answered: TypeAlias = "ChatCompletion | StepAnswer"
+@dataclass(frozen=True, slots=True)
+class Replies:
+    """The replies to a request for completions."""
+
+    replies: tuple[AgentReply, ...]
+
+
+Request: TypeAlias = "AgentRequest | StepRequest | FinishRequest"
+Answer: TypeAlias = "Replies | StepAnswer"
+
+
+@dataclass(slots=True, eq=False)
+class AgentExchange:
+    """A request, and the answer to it."""
+
+    key: str
+    request: Request | None
+    """The request; None when it is answered, as its messages are of no use any more."""
+    future: asyncio.Future[Answer | AgentGymError] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    is_lost: bool = False
+    """True if the agent closed its connection before the last byte of the answer."""
+
+    async def answer(self) -> Answer:
+        """Returns the answer, or raises it; the agent's leaving does not cancel it."""
+        try:
+            answer = await asyncio.shield(self.future)
+        except asyncio.CancelledError:
+            self.is_lost = True
+            raise
+        if isinstance(answer, AgentGymError):
+            raise answer
+        return answer
 
 
 class AgentSession:
     """The session of one episode's agent.
 
-    The agent's side calls `chat` and `step`; the episode's side calls `next_request` and `answer`. A request that
-    repeats the one in flight, or the last one that was answered, gets that one's answer: an agent that lost its
-    connection asks again, and nothing is sampled or stepped twice.
+    The agent's side calls `ask`; the episode's side calls `next_exchange` and `close`. Several requests may be in
+    flight. One that repeats another gets the recorded answer if the agent has not received it, or says that it retries:
+    any other is a new sample, as best-of-n and equal sub-agents want it.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.claimed = asyncio.Event()
+        self.stored = ResponseStore()
         self._opening: asyncio.Future[Opening | AgentGymError] = asyncio.get_running_loop().create_future()
-        self._current: tuple[str, AgentRequest, asyncio.Future[Answered | AgentGymError]] | None = None
-        self._last: tuple[str, Answered] | None = None
-        self._arrived = asyncio.Event()
+        self._exchanges: dict[str, list[AgentExchange]] = {}
+        self._arrivals: asyncio.Queue[AgentExchange] = asyncio.Queue()
         self._status: Status | None = None
         self._end = EpisodeEnded("")
 
@@ -123,38 +146,43 @@ class AgentSession:
             raise opening
         return opening
 
-    async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Returns the reply to a request; raises RequestRefused, SessionBusy or EpisodeEnded."""
-        answer = await self._ask(request.key, request)
-        assert isinstance(answer, ChatCompletion)
-        return answer
+    def ask(self, request: Request, *, is_retry: bool = False) -> AgentExchange:
+        """Returns the exchange of a request: a new one, or that of the request which it repeats."""
+        key = request.key if isinstance(request, AgentRequest) else type(request).__name__
+        same = self._exchanges.setdefault(key, [])
+        exchange = next((each for each in same if each.is_lost), same[-1] if is_retry and same else None)
+        if exchange is not None and isinstance(request, AgentRequest):
+            exchange.is_lost = False
+            return exchange
+        exchange = AgentExchange(key, request)
+        if self._status is not None:
+            exchange.future.set_result(self._after_the_end(request))
+            return exchange
+        same.append(exchange)
+        self._arrivals.put_nowait(exchange)
+        return exchange
 
-    async def step(self, request: StepRequest) -> StepAnswer:
-        """Returns the environment's answer to the last reply; raises RequestRefused, SessionBusy or EpisodeEnded."""
-        answer = await self._ask("step", request)
+    async def chat(self, request: AgentRequest) -> AgentReply:
+        """Returns the first reply to a request; raises RequestRefused or EpisodeEnded."""
+        answer = await self.ask(request).answer()
+        assert isinstance(answer, Replies)
+        return answer.replies[0]
+
+    async def step(self, request: StepRequest | FinishRequest) -> StepAnswer:
+        """Returns the environment's answer to a reply; raises RequestRefused or EpisodeEnded."""
+        answer = await self.ask(request).answer()
         assert isinstance(answer, StepAnswer)
         return answer
 
-    async def _ask(self, key: str, request: AgentRequest) -> Answered:
-        if self._last is not None and self._last[0] == key:
-            return self._last[1]
-        if self._current is None:
-            if self._status is not None:
-                return self._after_the_end(request)
-            self._current = (key, request, asyncio.get_running_loop().create_future())
-            self._arrived.set()
-        elif self._current[0] != key:
-            raise SessionBusy(f"episode {self.name!r} is at another request: an episode is played by one agent")
-        answer = await asyncio.shield(self._current[2])  # an agent that disconnects does not cancel the answer
-        if isinstance(answer, AgentGymError):
-            raise answer
-        return answer
-
-    def _after_the_end(self, request: AgentRequest) -> StepAnswer:
-        if isinstance(request, StepRequest) and self._status is not None and self._status.trainable:
+    def _after_the_end(self, request: Request) -> StepAnswer | EpisodeEnded:
+        if not isinstance(request, AgentRequest) and self._status is not None and self._status.trainable:
+            for exchange in reversed(self._exchanges.get(StepRequest.__name__, ())):
+                answer = exchange.future.result() if exchange.future.done() else None
+                if isinstance(answer, StepAnswer) and (answer.terminated or answer.truncated):
+                    return answer  # a step that is repeated because its answer was lost
             is_completed = self._status is Status.COMPLETED
             return StepAnswer((), 0.0, is_completed, not is_completed)
-        raise self._end
+        return self._end
 
     # The episode's side
 
@@ -162,35 +190,24 @@ class AgentSession:
         """Shows the agent the start of the episode."""
         self._opening.set_result(Opening(self.name, tuple(messages), tuple(tools)))
 
-    async def next_request(self, idle_s: float) -> AgentRequest:
-        """Returns the agent's next request; raises AgentGone if there is none for `idle_s` seconds."""
-        try:
-            async with asyncio.timeout(idle_s):
-                await self._arrived.wait()
-        except TimeoutError:
-            raise AgentGone(f"the agent asked for nothing within {idle_s:g} s (idle_s)") from None
-        self._arrived.clear()
-        assert self._current is not None
-        return self._current[1]
+    async def next_exchange(self) -> AgentExchange:
+        """Returns the agent's next request."""
+        return await self._arrivals.get()
 
-    def answer(self, answer: Answered | AgentGymError) -> None:
-        """Answers the current request; an error is raised in the agent's call."""
-        assert self._current is not None
-        (key, _, future), self._current = self._current, None
-        if not isinstance(answer, AgentGymError):
-            self._last = (key, answer)
-        future.set_result(answer)
+    def forget(self, exchange: AgentExchange) -> None:
+        """Forgets a request that was refused: sent again, it is looked at again."""
+        self._exchanges[exchange.key].remove(exchange)
 
     def close(self, trajectory: Trajectory | None) -> None:
-        """Ends the episode for its agent; None if it was given up."""
+        """Ends the episode for its agent; None if it was given up. Answers that were lost can still be had."""
         status = Status.CANCELLED if trajectory is None else trajectory.status
         reason = StopReason.CANCELLED if trajectory is None else trajectory.stop_reason
         error = f": {trajectory.error}" if trajectory is not None and trajectory.error else ""
         self._status, self._end = status, EpisodeEnded(f"episode {self.name!r} is over ({reason}){error}", reason)
         if not self._opening.done():
             self._opening.set_result(self._end)
-        if self._current is not None:
-            try:
-                self.answer(self._after_the_end(self._current[1]))
-            except EpisodeEnded as ended:
-                self.answer(ended)
+        for exchange in (exchange for same in self._exchanges.values() for exchange in same):
+            if not exchange.future.done() and exchange.request is not None:
+                exchange.future.set_result(self._after_the_end(exchange.request))
+            exchange.request = None
+        self.stored.clear()

@@ -1,37 +1,43 @@
-"""The HTTP server for served episodes: OpenAI's chat completions, and the few calls that play an environment."""
+"""The HTTP server for served episodes: the dialects of agents, and the few calls that play an environment."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from agentgym.errors import AgentGymError, ConfigError
-from agentgym.http_guard import HttpGuard, RequestRejected, format_url, is_loopback, listen, parse_json_object
+from agentgym.errors import ConfigError
+from agentgym.http_guard import (
+    HttpGuard,
+    RequestRejected,
+    format_url,
+    is_loopback,
+    listen,
+    parse_json_object,
+    request_key,
+)
 from agentgym.openai_wire import WireError, message_to_openai
 from agentgym.rollout.serving.agent_session import (
+    AgentExchange,
     AgentSession,
     EpisodeEnded,
+    FinishRequest,
     Opening,
-    RequestRefused,
-    SessionBusy,
+    Replies,
     StepAnswer,
     StepRequest,
 )
-from agentgym.rollout.serving.chat_completion import (
-    ChatCompletion,
-    ChatRequest,
-    chunks_to_openai,
-    read_chat_request,
-    read_message,
-    reply_to_openai,
-    wire_answer,
-)
-from agentgym.rollout.serving.served_loop import CONTEXT_EXCEEDED, ServedLoop
+from agentgym.rollout.serving.served_loop import ServedLoop
+from agentgym.rollout.serving.wires.chat import ChatWire, read_message, wire_messages
+from agentgym.rollout.serving.wires.messages import CountTokensWire, MessagesWire
+from agentgym.rollout.serving.wires.responses import ResponsesWire
+from agentgym.rollout.serving.wires.wire import CONTEXT_EXCEEDED, AgentRequest, AgentWire, Refusal, RequestRefused
 from agentgym.settings import check_above_zero, check_at_least
 from agentgym.settings.config_class import config_class
 from agentgym.trajectory import StopReason
@@ -39,6 +45,9 @@ from agentgym.types import JSON
 
 __all__ = ["EpisodeServer", "ServeConfig"]
 
+logger = logging.getLogger(__name__)
+
+WIRES: tuple[AgentWire, ...] = (ChatWire(), ResponsesWire(), CountTokensWire(), MessagesWire())
 MODEL = "policy"
 """The name under which the served model is listed; an agent may ask for any name."""
 MAX_BODY = 64 << 20
@@ -78,15 +87,17 @@ class ServeConfig:
 
 
 class EpisodeServer:
-    """Serves the episodes of a ServedLoop, from `async with` to its end; errors have OpenAI's form.
+    """Serves the episodes of a ServedLoop, from `async with` to its end; errors have the form of the dialect.
 
     | Call | Answer |
     |---|---|
     | `POST /episodes` | the next episode; 204: none yet, ask again; 410: the run is over |
-    | `POST /episodes/ID/v1/chat/completions` | the policy's reply, recorded |
-    | `POST /v1/chat/completions` | the same; the episode's id is the API key, or the header `X-Episode` |
+    | `POST /episodes/ID/v1/chat/completions`, `/v1/responses`, `/v1/messages` | the policy's reply, recorded |
+    | `POST /episodes/ID/v1/messages/count_tokens` | the number of tokens of a prompt |
+    | `POST /v1/...` | the same; the episode's id is the API key (`Bearer`, `x-api-key`), or the header `X-Episode` |
     | `POST /episodes/ID/step` | the environment's answer to the last reply |
-    | `GET /v1/models`, `GET /health` | the model's name; how many episodes wait and are played |
+    | `POST /episodes/ID/finish` | the environment's verdict: the agent has ended |
+    | `GET /v1/models`, `/v1/models/NAME`, `GET /health` | the model; how many episodes wait and are played |
     """
 
     def __init__(self, loop: ServedLoop, config: ServeConfig | None = None) -> None:
@@ -100,20 +111,26 @@ class EpisodeServer:
             allowed_hosts=(*self.config.allowed_hosts, urlsplit(self.config.public_url).hostname or ""),
             accepts_key=lambda key: loop.session(key) is not None,
         )
-        middlewares = [self._answer_errors, self._guard.middleware(_rejection_response)]
+        middlewares = [self._answer_errors, self._guard.middleware(_raise_rejection)]
         app = web.Application(client_max_size=MAX_BODY, middlewares=middlewares)
         app.router.add_post("/episodes", self._claim)
         app.router.add_post("/episodes/{episode}/step", self._step)
+        app.router.add_post("/episodes/{episode}/finish", self._finish)
         for prefix in ("", "/episodes/{episode}"):
-            app.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
+            for wire in WIRES:
+                app.router.add_post(prefix + wire.path, partial(self._complete, wire))
             app.router.add_get(f"{prefix}/v1/models", self._models)
+            app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)
         app.router.add_get("/health", self._health)
         # A claim whose agent has gone must not take an episode: its handler is cancelled.
         self._runner = self._guard.runner(app)
         self._last_request = 0.0
+        self._exchanges: dict[object, AgentExchange] = {}
+        """The exchange whose answer was sent last on each connection, until its next request."""
 
     async def __aenter__(self) -> EpisodeServer:
         await self._runner.setup()
+        self._watch_connections()
         self.url = await listen(self._runner, self._guard, self.config.host, self.config.port)
         return self
 
@@ -126,21 +143,38 @@ class EpisodeServer:
         finally:
             await self._runner.cleanup()
 
+    def _watch_connections(self) -> None:
+        """Marks an answer as lost whose connection the client resets: it has not read all of it."""
+        server = self._runner.server
+        assert server is not None
+        on_lost = server.connection_lost
+
+        def connection_lost(handler: web.RequestHandler, error: BaseException | None = None) -> None:
+            exchange = self._exchanges.pop(handler, None)
+            if exchange is not None and error is not None:
+                exchange.is_lost = True
+            on_lost(handler, error)
+
+        server.connection_lost = connection_lost  # type: ignore[method-assign,assignment]  # no hook
+
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self._last_request = time.monotonic()
+        self._exchanges.pop(request.protocol, None)
         try:
             return await handler(request)
-        except (WireError, RequestRefused) as error:
-            return _error(400, error, getattr(error, "code", None), getattr(error, "param", None))
-        except SessionBusy as error:
-            return _error(409, error, "episode_busy")
+        except RequestRejected as error:
+            return _refuse(request, Refusal(error.status, str(error), error.code))
+        except WireError as error:
+            return _refuse(request, Refusal(400, str(error), "invalid_value", error.param))
+        except RequestRefused as error:
+            return _refuse(request, Refusal(400, str(error), error.code, error.param))
         except EpisodeEnded as error:
             if error.code == StopReason.CONTEXT:
-                return _error(400, error, CONTEXT_EXCEEDED, "messages")
-            return _error(410, error, error.code)
+                return _refuse(request, Refusal(400, str(error), CONTEXT_EXCEEDED, "messages"))
+            return _refuse(request, Refusal(410, str(error), error.code))
         except web.HTTPException as error:
-            return _error(error.status, f"{request.method} {request.path}: {error.reason}")
+            return _refuse(request, Refusal(error.status, f"{request.method} {request.path}: {error.reason}"))
         finally:
             self._last_request = time.monotonic()
 
@@ -156,13 +190,19 @@ class EpisodeServer:
         address = transport.get_extra_info("sockname") if transport is not None else None
         return self.config.public_url.rstrip("/") or (format_url(*address[:2]) if address else self.url)
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _complete(self, wire: AgentWire, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
-        chat_request = read_chat_request(parse_json_object(await request.read()))
-        reply = await session.chat(chat_request)
-        if chat_request.stream:
-            return await _stream(request, chat_request, reply)
-        return web.json_response(reply_to_openai(reply, MODEL))
+        agent_request = wire.read(parse_json_object(await request.read()), request.headers, session.stored)
+        exchange = session.ask(agent_request, is_retry=request.headers.get("x-stainless-retry-count", "0") != "0")
+        answer = await exchange.answer()
+        assert isinstance(answer, Replies)
+        try:
+            response = await _send(wire, request, agent_request, answer, session)
+        except BaseException:  # the agent has closed its connection, or this task is cancelled because it has
+            exchange.is_lost = True
+            raise
+        self._exchanges[request.protocol] = exchange
+        return response
 
     async def _step(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
@@ -171,9 +211,22 @@ class EpisodeServer:
         step_request = StepRequest(None if message is None else read_message(message))
         return web.json_response(_answer(await session.step(step_request)))
 
+    async def _finish(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(_answer(await self._session(request).step(FinishRequest())))
+
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentgym"}
-        return web.json_response({"object": "list", "data": [model]})
+        model = self._model_card(MODEL)
+        ends = {"first_id": MODEL, "last_id": MODEL, "has_more": False}
+        return web.json_response({"object": "list", "data": [model], **ends})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(self._model_card(request.match_info["model"]))
+
+    def _model_card(self, name: str) -> dict[str, JSON]:
+        """Returns a model in the forms of OpenAI and Anthropic."""
+        own: dict[str, JSON] = {"id": name, "object": "model", "created": 0, "owned_by": "agentgym"}
+        dated: dict[str, JSON] = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        return {**own, **dated, "max_model_len": self.loop.window}
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         loop = self.loop
@@ -182,25 +235,45 @@ class EpisodeServer:
 
     def _session(self, request: web.Request) -> AgentSession:
         """Returns the episode of a request: by its path, the header `X-Episode`, or the API key."""
-        key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        name = request.match_info.get("episode") or request.headers.get("X-Episode") or key
-        session = self.loop.session(name)
+        name = request.match_info.get("episode") or request.headers.get("X-Episode")
+        session = self.loop.session(name or request_key(request))
         if session is None:
             how = "claim one with POST /episodes, and name it in the path, as the API key or in the header X-Episode"
-            raise web.HTTPNotFound(reason=f"there is no episode {name!r:.80}; {how}")
+            if name:
+                raise RequestRejected(404, "not_found", f"there is no episode {name!r:.80}; {how}")
+            raise RequestRejected(401, "invalid_api_key", f"the API key is that of no episode; {how}")
         return session
 
 
-def _rejection_response(refusal: RequestRejected) -> web.Response:
-    return _error(refusal.status, refusal, refusal.code)
+def _raise_rejection(refusal: RequestRejected) -> web.StreamResponse:
+    """Raises the guard's refusal, which is answered in the dialect of the request's path."""
+    raise refusal
 
 
-async def _stream(request: web.Request, chat_request: ChatRequest, reply: ChatCompletion) -> web.StreamResponse:
+def _refuse(request: web.Request, refusal: Refusal) -> web.Response:
+    """Returns an error in the dialect of the request's path, and logs it."""
+    wire = next((wire for wire in WIRES if request.path.endswith(wire.path)), WIRES[0])
+    logger.info("%s %s: refused with %d: %s", request.method, request.path, refusal.status, refusal.message)
+    return web.json_response(wire.error(refusal), status=refusal.status)
+
+
+async def _send(
+    wire: AgentWire, request: web.Request, agent_request: AgentRequest, answer: Replies, session: AgentSession
+) -> web.StreamResponse:
+    """Sends the replies to the last byte, whole or as a stream; raises if the agent has closed its connection."""
+    if not agent_request.stream:
+        body = wire.answer(agent_request, answer.replies, session.stored)
+        whole = web.json_response(body, dumps=partial(json.dumps, default=dict))
+        await whole.prepare(request)
+        await whole.write_eof()
+        return whole
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    for chunk in chunks_to_openai(reply, MODEL, include_usage=chat_request.include_usage):
-        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-    await response.write(b"data: [DONE]\n\n")
+    for name, event in wire.events(agent_request, answer.replies, session.stored):
+        head = f"event: {name}\n" if name else ""
+        await response.write(f"{head}data: {json.dumps(event, default=dict)}\n\n".encode())
+    if isinstance(wire, ChatWire):
+        await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
 
@@ -209,6 +282,7 @@ def _opening(opening: Opening, url: str) -> dict[str, JSON]:
     return {
         "episode": opening.episode,
         "base_url": f"{url}/episodes/{opening.episode}/v1",
+        "root_url": f"{url}/episodes/{opening.episode}",
         "messages": [message_to_openai(message) for message in opening.messages],
         "tools": [tool.to_openai() for tool in opening.tools],
     }
@@ -219,14 +293,8 @@ def _answer(answer: StepAnswer) -> dict[str, JSON]:
     instead = {} if history is None else {"history": [message_to_openai(message) for message in history]}
     return {
         **instead,
-        "messages": wire_answer(answer.messages, answer.turn),
+        "messages": wire_messages(answer.messages, answer.turn),
         "reward": answer.reward,
         "terminated": answer.terminated,
         "truncated": answer.truncated,
     }
-
-
-def _error(status: int, error: AgentGymError | str, code: str | None = None, param: str | None = None) -> web.Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    body = {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
-    return web.json_response(body, status=status)

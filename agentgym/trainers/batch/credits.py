@@ -162,9 +162,14 @@ def flat_credit(group: Group, advantages: Sequence[float | None]) -> GroupCredit
 
 @dataclass(frozen=True, eq=False)
 class _Episode:
-    """The sampled tokens of one episode, all rows end to end: one number each."""
+    """The sampled tokens of one episode in the order of time, all rows in one: one number each.
+
+    So what a branch did is credited with what came after it in any other.
+    """
 
     rows: tuple[Row, ...]
+    by_time: NDArray[np.int64]
+    """The position of each token among those of the rows end to end."""
     group: int
     rewards: NDArray[np.float64]
     mask: NDArray[np.bool_]
@@ -178,20 +183,26 @@ class _Episode:
     @classmethod
     def of(cls, trajectory: Trajectory, group: int) -> _Episode:
         lengths = [len(span.ids) for row in trajectory.rows for span in row.spans if span.source == "policy"]
-        turns = np.repeat(np.arange(len(lengths)), lengths)
+        order = trajectory.by_time
+        ends = [0, *accumulate(lengths)]
+        by_time = np.concatenate([np.arange(ends[turn], ends[turn + 1]) for turn in order] or [np.zeros(0, np.int64)])
+        turns = np.repeat(np.arange(len(lengths)), [lengths[turn] for turn in order])
         rewards = np.zeros(sum(lengths))
         for end, turn in zip(accumulate(lengths), trajectory.turns, strict=True):
             rewards[max(end, 1) - 1] += turn.reward or 0.0
         mask = np.concatenate([row.mask[row.sampled_mask] for row in trajectory.rows])
-        observations = ("", *(turn.observation for turn in trajectory.turns))
+        observations = ("", *(trajectory.turns[turn].observation for turn in order))
         states = observations[: len(lengths)]
         components = components_of(trajectory)
-        return cls(trajectory.rows, group, rewards, mask, turns, states, trajectory.group, components)
+        sampled = rewards[by_time], mask[by_time], turns, states
+        return cls(trajectory.rows, by_time, group, *sampled, trajectory.group, components)
 
     def cut(self, numbers_T: NDArray[np.float32]) -> Advantages:
         """The numbers of the episode's tokens, by row."""
         ends = [0, *accumulate(int(row.sampled_mask.sum()) for row in self.rows)]
-        return tuple(numbers_T[start:end] for start, end in pairwise(ends))
+        by_row_T = np.empty_like(numbers_T)
+        by_row_T[self.by_time] = numbers_T
+        return tuple(by_row_T[start:end] for start, end in pairwise(ends))
 
 
 def _cut(numbers_BT: Tensor, episodes: Sequence[_Episode]) -> list[Advantages]:
@@ -218,9 +229,13 @@ def _trained_members(group: Group) -> Iterator[Trajectory]:
 
 def _tensors(episodes: Sequence[_Episode], inputs: CreditInputs, name: str) -> dict[str, Tensor]:
     """The tensors that the estimator `name` may take, as far as they are given."""
+
+    def sort_by_time(numbers: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+        return [values[episode.by_time] for values, episode in zip(numbers, episodes, strict=True)]
+
     rewards = [episode.rewards for episode in episodes]
     if inputs.penalties is not None:
-        rewards = [earned - penalty for earned, penalty in zip(rewards, inputs.penalties, strict=True)]
+        rewards = [earned - penalty for earned, penalty in zip(rewards, sort_by_time(inputs.penalties), strict=True)]
     names: dict[str, int] = {}
     states = [
         np.array([names.setdefault(state, len(names)) for state in episode.states])[episode.turns]
@@ -235,7 +250,7 @@ def _tensors(episodes: Sequence[_Episode], inputs: CreditInputs, name: str) -> d
     }
     for key, numbers in (("values_BT", inputs.values), ("proxy_BT", inputs.proxy)):
         if numbers is not None:
-            tensors[key] = _pad_arrays(numbers, 0.0)
+            tensors[key] = _pad_arrays(sort_by_time(numbers), 0.0)
     if inputs.bootstrap is not None:
         tensors["bootstrap_B"] = torch.tensor(inputs.bootstrap, dtype=torch.float64)
     if inputs.greedy:

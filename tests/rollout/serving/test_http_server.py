@@ -32,7 +32,8 @@ from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import EpisodeWriter
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
-from agentgym.rollout.serving.served_loop import CONTEXT_EXCEEDED, ServedLoop
+from agentgym.rollout.serving.served_loop import ServedLoop
+from agentgym.rollout.serving.wires.wire import CONTEXT_EXCEEDED
 from agentgym.tools import tool
 from agentgym.trajectory import Source, Status, StopReason, Trajectory
 from agentgym.types import Task
@@ -260,24 +261,40 @@ def refusal(status: int, code: str | None) -> Callable[[HttpRefusal], bool]:
     return lambda error: error.status == status and (code is None or f'"code": "{code}"' in str(error))
 
 
-def test_a_request_that_is_repeated_gets_the_recorded_reply(renderer: Renderer, raw: Raw) -> None:
+def test_a_step_that_is_repeated_gets_the_recorded_answer(renderer: Renderer, raw: Raw) -> None:
     engine = dialling(raw)
 
     async def agent(client: Agent) -> None:
-        first, at_once = await asyncio.gather(client.ask(), client.ask())
-        assert first == at_once == await client.ask()
-        assert engine.num_requests == 1
-        client.messages.append(first["choices"][0]["message"])
+        client.messages.append((await client.ask())["choices"][0]["message"])
         answer = await client.step()
         assert answer == await client.step() == await client.step(message=client.messages[-1])
-        assert await client.http.post(f"/episodes/{client.opening['episode']}/step", {}) == answer
         client.messages += answer["messages"]
-        await client.play_on()
-        assert (await client.step())["truncated"] or (await client.step())["terminated"]
+        last = await client.play_on()
+        assert last == await client.step()
 
     trajectory = play(renderer, engine, Dial(), agent)
     assert len(trajectory.turns) == engine.num_requests
     assert len(trajectory.rows) == 1
+
+
+def test_equal_requests_are_samples_unless_a_header_says_that_one_is_a_retry(renderer: Renderer, raw: Raw) -> None:
+    engine = dialling(raw)
+
+    async def agent(client: Agent) -> None:
+        first, second = await asyncio.gather(client.ask(), client.ask())
+        assert first["id"] != second["id"] and engine.num_requests == 2
+        http = HttpClient(client.url, headers={"X-Stainless-Retry-Count": "1"})
+        path = f"/episodes/{client.opening['episode']}/v1/chat/completions"
+        assert await http.post(path, client.request()) == second and engine.num_requests == 2
+        await http.close()
+        client.messages.append(first["choices"][0]["message"])
+        client.messages += (await client.step(message=client.messages[-1]))["messages"]
+        await client.play_on()
+
+    trajectory = play(renderer, engine, Dial(), agent)
+    assert len(trajectory.turns) == engine.num_requests
+    spans = [span for row in trajectory.rows for span in row.spans if span.source is Source.POLICY]
+    assert [span.excluded for span in spans if span.excluded] == ["unused"]
 
 
 async def in_flight(engine: ScriptedEngine) -> None:
@@ -286,23 +303,26 @@ async def in_flight(engine: ScriptedEngine) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_second_agent_at_the_same_episode_is_refused(renderer: Renderer, raw: Raw) -> None:
+def test_requests_of_one_episode_are_in_flight_together(renderer: Renderer, raw: Raw) -> None:
     engine = dialling(raw)
 
     async def agent(client: Agent) -> None:
         await engine.pause()
         asking = asyncio.ensure_future(client.ask())
-        await in_flight(engine)
-        stranger_body = {"model": "policy", "messages": [{"role": "user", "content": "mine"}]}
-        for path, body in (("v1/chat/completions", stranger_body), ("step", {})):
-            with pytest.raises(HttpRefusal, check=refusal(409, "episode_busy")):
-                await client.http.post(f"/episodes/{client.opening['episode']}/{path}", body)
+        others = [{"model": "policy", "messages": [{"role": "user", "content": text}]} for text in ("one", "two")]
+        path = f"/episodes/{client.opening['episode']}/v1/chat/completions"
+        side = [asyncio.ensure_future(client.http.post(path, body)) for body in others]
+        while engine.num_requests < 3:
+            await asyncio.sleep(0.001)
         await engine.resume()
+        await asyncio.gather(*side)
         client.messages.append((await asking)["choices"][0]["message"])
-        client.messages += (await client.step())["messages"]
+        client.messages += (await client.step(message=client.messages[-1]))["messages"]
         await client.play_on()
 
-    assert play(renderer, engine, Dial(), agent).status.trainable
+    trajectory = play(renderer, engine, Dial(), agent)
+    assert [row.origin and row.origin.label for row in trajectory.rows] == [None, "side", "side"]
+    assert len(trajectory.turns) == engine.num_requests
 
 
 def test_an_agent_that_drops_its_connection_finds_its_reply_when_it_is_back(renderer: Renderer, raw: Raw) -> None:
@@ -369,12 +389,16 @@ def test_what_clients_do_to_an_assistant_message_on_its_way_back_rewrites_nothin
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"messages": [{"role": "tool", "tool_call_id": "call_9", "content": "done"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"content": "hello"}]}, "messages[0].role"),
         ({"stop": ["x", ""]}, "stop"),
         ({"stop": 3}, "stop"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "dial"}}}, "tool_choice"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{}]}, "tools[0]"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -424,8 +448,8 @@ def test_requests_that_make_no_sense_change_nothing(renderer: Renderer, raw: Raw
         await client.chat()
         with pytest.raises(HttpRefusal, check=refusal(400, "not_the_reply")):
             await client.step(message={"role": "assistant", "content": "open sesame"})
-        for path in ("/episodes/nobody/step", "/v1/chat/completions", "/nowhere"):
-            with pytest.raises(HttpRefusal, check=refusal(404, None)):
+        for path, status in (("/episodes/nobody/step", 404), ("/v1/chat/completions", 401), ("/nowhere", 404)):
+            with pytest.raises(HttpRefusal, check=refusal(status, None)):
                 await client.http.post(path, client.request())
         client.messages += (await client.step())["messages"]
         await client.play_on()
@@ -520,20 +544,26 @@ def test_a_full_window_is_a_bad_request_and_shorter_messages_continue(renderer: 
     assert trajectory.status is Status.COMPLETED
 
 
-def test_an_agent_that_gives_up_at_a_full_window_leaves_a_truncated_episode(renderer: Renderer, raw: Raw) -> None:
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_giving_up_at_a_full_window_has_a_reward_if_there_was_an_action(
+    renderer: Renderer, raw: Raw, num_steps: int
+) -> None:
     async def run() -> Trajectory:
         loop = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer, Limits(context_window=4096)), idle_s=0.2)
         async with EpisodeServer(loop, QUIET) as server, Agent(server.url) as client:
             playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", 7))))
             await client.claim()
             await client.chat()
+            for _ in range(num_steps):
+                client.messages += (await client.step())["messages"]
             client.messages.append({"role": "user", "content": "x" * 5000})
             with pytest.raises(HttpRefusal, check=refusal(400, CONTEXT_EXCEEDED)):
                 await client.chat()
             return await playing
 
     trajectory = asyncio.run(run())
-    assert (trajectory.status, trajectory.stop_reason) == (Status.TRUNCATED, StopReason.CONTEXT)
+    assert trajectory.status is (Status.TRUNCATED if num_steps else Status.UNPLAYED)
+    assert trajectory.stop_reason is StopReason.CONTEXT and trajectory.reward == (0.5 if num_steps else None)
 
 
 def test_episodes_cannot_be_guessed_and_their_address_is_not_the_callers(renderer: Renderer, raw: Raw) -> None:
@@ -639,7 +669,7 @@ def test_a_claim_whose_agent_has_gone_takes_no_episode(renderer: Renderer, raw: 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("header", ["Authorization", "X-Episode"])
+@pytest.mark.parametrize("header", ["Authorization", "X-Episode", "x-api-key"])
 def test_the_plain_address_takes_the_episode_from_the_api_key_or_a_header(
     renderer: Renderer, raw: Raw, header: str
 ) -> None:
@@ -647,7 +677,7 @@ def test_the_plain_address_takes_the_episode_from_the_api_key_or_a_header(
         name = player.opening["episode"]
         client = HttpClient(player.url, headers={header: f"Bearer {name}" if header == "Authorization" else name})
         completion = await client.post("/v1/chat/completions", player.request())
-        assert completion == await player.chat()
+        player.messages.append(completion["choices"][0]["message"])
         await client.close()
         player.messages += (await player.step())["messages"]
         await player.play_on()
@@ -672,8 +702,11 @@ def test_a_streamed_reply_is_the_same_reply_in_parts(renderer: Renderer, raw: Ra
 
     async def agent(client: Agent) -> None:
         chunks = await chunks_of(client, stream_options={"include_usage": True})
-        whole = await client.chat()
+        http = HttpClient(client.url, headers={"X-Stainless-Retry-Count": "1"})
+        whole = await http.post(f"/episodes/{client.opening['episode']}/v1/chat/completions", client.request())
+        await http.close()
         message = whole["choices"][0]["message"]
+        client.messages.append(message)
         assert {chunk["id"] for chunk in chunks} == {whole["id"]}
         assert chunks[-1]["usage"] == whole["usage"] and not chunks[-1]["choices"]
         assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls" == whole["choices"][0]["finish_reason"]
@@ -706,8 +739,8 @@ def test_the_official_client_streams_and_reads_errors(renderer: Renderer, raw: R
         async with AsyncOpenAI(base_url=player.opening["base_url"], api_key="none") as client:
             options = {"model": "policy", "messages": player.messages, "tools": player.opening["tools"]}
             with pytest.raises(BadRequestError) as caught:
-                await client.chat.completions.create(**options, n=2)
-            assert caught.value.param == "n" and caught.value.code == "unsupported_value"
+                await client.chat.completions.create(**options, logit_bias={"5": 1})
+            assert caught.value.param == "logit_bias" and caught.value.code == "unsupported_value"
             async with client.chat.completions.stream(**options) as stream:
                 whole = await stream.get_final_completion()
             message = whole.choices[0].message.model_dump(exclude_none=True)

@@ -24,11 +24,11 @@ from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import EpisodeWriter
 from agentgym.rollout.sampling.sampler import Sampler
-from agentgym.rollout.serving.agent_session import AgentSession, EpisodeEnded, RequestRefused, StepAnswer, StepRequest
-from agentgym.rollout.serving.chat_completion import ChatCompletion, ChatRequest
+from agentgym.rollout.serving.agent_session import AgentSession, EpisodeEnded, StepAnswer, StepRequest
 from agentgym.rollout.serving.served_loop import ServedLoop
+from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest, RequestRefused
 from agentgym.tools import tool
-from agentgym.trajectory import Source, Status, StopReason, Trajectory
+from agentgym.trajectory import RowOrigin, Source, Status, StopReason, Trajectory
 from agentgym.types import Message, Task, ToolSpec
 
 Raw = Callable[[str], list[int]]
@@ -86,8 +86,8 @@ class Player:
         assert session is not None
         self.session: AgentSession = session
 
-    async def chat(self) -> ChatCompletion:
-        reply = await self.session.chat(ChatRequest(tuple(self.messages), self.tools))
+    async def chat(self) -> AgentReply:
+        reply = await self.session.chat(AgentRequest(tuple(self.messages), self.tools))
         self.messages.append(reply.message)
         return reply
 
@@ -151,7 +151,9 @@ def assert_sound(trajectory: Trajectory, folder: Path, renderer: Renderer) -> No
 
 
 def policy_ids(trajectory: Trajectory) -> list[list[int]]:
-    return [list(span.ids) for row in trajectory.rows for span in row.spans if span.source is Source.POLICY]
+    """The ids of all replies, in the order in which they were sampled."""
+    replies = [list(span.ids) for row in trajectory.rows for span in row.spans if span.source is Source.POLICY]
+    return [replies[turn] for turn in trajectory.by_time]
 
 
 # ---- whatever an agent does
@@ -257,8 +259,8 @@ def test_an_agent_with_a_prompt_and_tools_of_its_own_is_recorded_as_it_asks(
     trajectory = play(RolloutLoop(scripted(raw, *texts), renderer), Chat(), agent)
     assert policy_ids(trajectory) == [raw(text + END) for text in texts]
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 0.5, 0.5, 0.5]
-    opening, row = trajectory.rows
-    assert not opening.num_trained_tokens and "pirate" in renderer.decode(row.ids.tolist())
+    (row,) = trajectory.rows
+    assert row.origin == RowOrigin("main") and "pirate" in renderer.decode(row.ids.tolist())
     assert [result.content for result in trajectory.turns[0].tool_results] == ["noon"]
     assert trajectory.turns[1].observation == "Now count."
     assert_sound(trajectory, tmp_path, renderer)

@@ -116,7 +116,7 @@ def test_turns_of_unequal_length_weigh_the_same_where_that_is_asked_for() -> Non
 
 
 def test_turns_kept_out_of_the_loss_do_not_count_as_turns() -> None:
-    summary = replace(policy(7, 8), excluded=True)
+    summary = replace(policy(7, 8), excluded="summary")
     spans = (prompt(1, 2), policy(3, 4), env(5), summary, env(9), policy(6))
     batch = batch_of(group_of(trajectory(0, 1.0, spans), trajectory(1, 0.0, SPANS)), aggregation="turn-mean")
     assert batch.select([0]).weight_N.tolist() == pytest.approx([0, 1 / 8, 1 / 8, 0, 0, 0, 0, 1 / 4])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ REWARDS = st.lists(st.one_of(st.none(), st.floats(-10, 10, width=16)), min_size=
 SIMPLE = ["grpo", "dr_grpo", "rloo", "opo"]
 
 
-def reply(length: int, *, excluded: bool = False) -> TokenSpan:
+def reply(length: int, *, excluded: str = "") -> TokenSpan:
     return TokenSpan((2,) * length, Source.POLICY, (-0.5,) * length, (0,) * length, excluded=excluded)
 
 
@@ -72,7 +73,7 @@ def test_grpo_is_the_z_score_with_the_sample_deviation() -> None:
 
 def test_each_row_has_a_number_for_every_id_that_was_sampled() -> None:
     """Two rows, a reply that the loss leaves out, and a member of another shape."""
-    long = episode(0, [0.0, 0.0, 1.0], [[PROMPT, reply(2), ENV, reply(3, excluded=True)], [PROMPT, reply(1)]])
+    long = episode(0, [0.0, 0.0, 1.0], [[PROMPT, reply(2), ENV, reply(3, excluded="summary")], [PROMPT, reply(1)]])
     credit = credit_of(group_of(long, episode(1, [0.0], [[PROMPT, reply(4)]])), "dr_grpo")
     assert tokens(credit, 0) == [[0.5, 0.5, 0.0, 0.0, 0.0], [0.5]]
     assert tokens(credit, 1) == [[-0.5] * 4]
@@ -87,6 +88,16 @@ def test_a_turns_reward_reaches_its_own_reply() -> None:
     assert tokens(credit, 1) == [[1.0, 2.0, 2.0]]
     group_credit = credit_of(group_of(first, second), "turn_group", normalize_by_std=False)
     assert tokens(group_credit, 0) == [[-0.5, -0.5, -1.0]] and tokens(group_credit, 1) == [[0.5, 1.0, 1.0]]
+
+
+def test_branches_are_credited_in_the_order_of_time() -> None:
+    """A side branch was asked between the two replies of the main one, whose last turn has the reward."""
+    branches = episode(0, [0.0, 1.0, 0.0], [[PROMPT, reply(1), ENV, reply(2)], [PROMPT, reply(3)]])
+    turns = tuple(replace(turn, order=order) for turn, order in zip(branches.turns, (0, 2, 1), strict=True))
+    credit = credit_of(
+        group_of(replace(branches, turns=turns), episode(1, [0.0], [[PROMPT, reply(1)]])), "turn_returns", gamma=0.5
+    )
+    assert tokens(credit, 0) == [[0.25, 1.0, 1.0], [0.5, 0.5, 0.5]]
 
 
 def test_turns_are_compared_where_the_environment_showed_the_same() -> None:
@@ -155,7 +166,7 @@ def test_the_batch_is_whitened_over_all_groups_of_a_step() -> None:
 
 
 def test_flat_credit_leaves_out_what_the_loss_does() -> None:
-    group = group_of(episode(0, [0.0, 1.0], [[PROMPT, reply(2, excluded=True), ENV, reply(1)]]))
+    group = group_of(episode(0, [0.0, 1.0], [[PROMPT, reply(2, excluded="summary"), ENV, reply(1)]]))
     (rows,) = flat_credit(group, [0.25]).members
     assert rows is not None and [row.tolist() for row in rows] == [[0.0, 0.0, 0.25]]
     assert flat_credit(group, [None]).members == (None,)

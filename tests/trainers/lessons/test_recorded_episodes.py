@@ -66,7 +66,7 @@ def test_a_least_reward_is_enough_and_the_best_of_each_task_are_kept_in_their_or
 
 
 def test_episodes_without_ids_or_without_a_trained_id_are_left_out() -> None:
-    aside = TokenSpan((66, 300), Source.POLICY, (-0.1, -0.2), (0, 0), excluded=True)
+    aside = TokenSpan((66, 300), Source.POLICY, (-0.1, -0.2), (0, 0), excluded="summary")
     played = [episode(1, 0, 1.0, rows=()), episode(1, 1, 1.0, rows=(Row((TokenSpan((5,), Source.PROMPT), aside)),))]
     reasons = choose_episodes(played).dropped
     assert Counter(reasons.values()) == {1: 2}
@@ -93,7 +93,7 @@ def test_rows_hold_the_recorded_ids_and_not_those_of_a_new_encoding(renderer: Re
     spelled = tuple(renderer.render([Message("user", "Hi")])[-3:])  # ids that nobody would get by encoding a reply
     sampled = TokenSpan(spelled, Source.POLICY, (-0.1,) * 3, (0,) * 3)
     answer = TokenSpan((7, 8), Source.ENV)
-    aside = TokenSpan((9,), Source.POLICY, (-0.1,), (0,), excluded=True)
+    aside = TokenSpan((9,), Source.POLICY, (-0.1,), (0,), excluded="summary")
     row = Row((TokenSpan(tuple(ids), Source.PROMPT), sampled, answer, aside, answer, sampled))
     trajectory = Trajectory(
         Task("Some-v0", 1), "g", 0, (row,), tuple(Turn(Message("assistant", "x"), 1.0) for _ in range(3)),

@@ -185,7 +185,7 @@ def test_an_estimator_that_credits_what_is_not_trained_changes_nothing(monkeypat
         return Credit(torch.ones_like(rewards_BT), torch.ones_like(rewards_BT))
 
     monkeypatch.setitem(vars(ADVANTAGES)["_entries"], "everywhere", everywhere)
-    summary = TokenSpan((9,), Source.POLICY, (-0.5,), (0,), excluded=True)
+    summary = TokenSpan((9,), Source.POLICY, (-0.5,), (0,), excluded="summary")
     spans = (TokenSpan((1,), Source.PROMPT), summary, TokenSpan((2,), Source.ENV), FIRST.rows[0].spans[1])
     odd = replace(FIRST, rows=(Row(spans),), turns=FIRST.turns[:2])
     (credit,) = credit_groups([replace(GROUP, trajectories=(odd,))], "everywhere")

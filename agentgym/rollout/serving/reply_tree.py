@@ -1,0 +1,299 @@
+"""The replies of a served episode as a tree: each continues the conversation that its request has as a prefix."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from agentgym.engines.protocol import Completion
+from agentgym.rollout.hosting.answer import EnvStep
+from agentgym.rollout.serving.agent_session import AgentExchange, StepAnswer
+from agentgym.rollout.serving.wires.wire import AgentRequest, UnreadableCall, json_digest, tools_digest, turn_name
+from agentgym.trajectory import Turn
+from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
+
+__all__ = ["Context", "Place", "ReplyTree", "SampledReply"]
+
+MAX_KEY = 256
+"""The most characters of a message that the tree keeps to know it by; a longer one is known by its digest."""
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """The messages before a reply: replies to equal requests are samples of one context."""
+
+    parent: SampledReply | None
+    """The reply that the messages continue; None for those that begin with a render of their own."""
+    key: str
+    """The name of the context in seeds, the same in whatever order requests arrive; empty where the environment alone
+    has answered all replies before it."""
+    messages: tuple[Message, ...]
+    """All messages, as the policy is views them."""
+    tools: tuple[ToolSpec, ...]
+    ids: tuple[int, ...]
+    """The ids after the parent's reply, or the whole prompt if `begins_row`."""
+    begins_row: bool = True
+    answer: EnvStep = field(default_factory=lambda: EnvStep("", ()))
+    """What answers the parent's reply."""
+    is_env: bool = False
+    """True if the environment gave the answer, or the opening."""
+    label: str = ""
+    replies: list[SampledReply] = field(default_factory=list)
+    asked: Counter[str] = field(default_factory=Counter)
+    """The number of samples that were asked for, by the settings of their requests."""
+    depth: int = field(init=False)
+    """The number of replies before."""
+
+    def __post_init__(self) -> None:
+        self.depth = 0 if self.parent is None else self.parent.context.depth + 1
+
+    @property
+    def root(self) -> Context:
+        """The context that the conversation began with."""
+        context = self
+        while context.parent is not None:
+            context = context.parent.context
+        return context
+
+    def prompt(self) -> list[int]:
+        """Returns all ids before the reply."""
+        parts: list[Sequence[int]] = []
+        context = self
+        while True:
+            parts.append(context.ids)
+            if context.begins_row or context.parent is None:
+                break
+            parts.append(context.parent.completion.ids)
+            context = context.parent.context
+        ids: list[int] = []
+        for part in reversed(parts):
+            ids.extend(part)
+        return ids
+
+
+@dataclass(slots=True, eq=False)
+class SampledReply:
+    """A reply that was sampled."""
+
+    context: Context
+    number: int
+    """The position of the reply in the episode, in time."""
+    branch: str
+    """The name of the reply in seeds; empty where the environment alone has answered all replies before it."""
+    session: str
+    """The engine's session."""
+    completion: Completion
+    message: Message
+    shown: Message
+    """The message as the agent sees it."""
+    turn: Turn
+    tool_names: frozenset[str]
+    """The tools that the agent could call."""
+    excluded: str = ""
+    node: Node = field(init=False)
+    contexts: list[Context] = field(default_factory=list)
+    """The conversations that continue it."""
+    is_followed: bool = False
+    """True if a later request has it, or the environment answered it."""
+    step: StepAnswer | None = None
+    answer: EnvStep | None = None
+    """The environment's answer."""
+    exchange: AgentExchange | None = None
+
+    def __post_init__(self) -> None:
+        self.node = Node(self)
+
+    @property
+    def is_open(self) -> bool:
+        """True if nothing has answered it."""
+        return self.answer is None and not self.is_followed
+
+    def prompt(self) -> list[int]:
+        """Returns all ids up to its end."""
+        return [*self.context.prompt(), *self.completion.ids]
+
+
+class Node:
+    """A message of the conversations that agents have sent or were shown."""
+
+    __slots__ = ("children", "context", "reply")
+
+    def __init__(self, reply: SampledReply | None = None) -> None:
+        self.children: dict[Hashable, Node] = {}
+        self.context: Context | None = None
+        """The context that ends here."""
+        self.reply = reply
+        """The reply that the message is."""
+
+
+class Place(NamedTuple):
+    """The place of a request in the tree."""
+
+    node: Node
+    """The node of its last message."""
+    anchor: SampledReply | None
+    """The last reply of ours in the longest prefix that is known."""
+    new: tuple[Message, ...]
+    """The messages after it, with its own ids and names of calls."""
+
+
+class ReplyTree:
+    """Finds the branch that a request continues, in time that grows with its messages alone.
+
+    A message is known by its role and content. A reply of ours is known by the turn that its calls' ids or its sealed
+    reasoning name, whatever a harness made of its arguments, else by its content and calls.
+    """
+
+    def __init__(self) -> None:
+        self._roots: dict[str, Node] = {}
+        self.contexts: list[Context] = []
+        """The contexts without a parent, in the order of their first requests."""
+        self.replies: list[SampledReply] = []
+        self.num_asked = 0
+        """The number of replies that were asked for."""
+        self.num_tokens = 0
+        """The number of ids of all rows."""
+
+    def find(self, request: AgentRequest) -> Place:
+        """Returns the place of a request."""
+        turns = request.turns or ("",) * len(request.messages)
+        return self._walk(request.messages, turns, request.tools_key)
+
+    def _walk(self, messages: Sequence[Message], turns: Sequence[str], tools_key: str) -> Place:
+        node = self._roots.setdefault(tools_key, Node())
+        anchor: SampledReply | None = None
+        num_old = 0
+        calls: dict[str, int] = {}
+        for index, (message, turn) in enumerate(zip(messages, turns, strict=True)):
+            key = message_key(message, calls)
+            child = (node.children.get(turn) if turn else None) or node.children.get(key)
+            if child is None:
+                child = node.children[key] = Node()
+            if message.role == "assistant":
+                calls = {call.id: position for position, call in enumerate(message.tool_calls)}
+            if child.reply is not None:
+                anchor, num_old = child.reply, index + 1
+            node = child
+        new = messages[num_old:] if anchor is None else _with_own_ids(messages, num_old, anchor)
+        return Place(node, anchor, tuple(new))
+
+    def add_root(self, request: AgentRequest, messages: tuple[Message, ...], ids: Sequence[int]) -> Context:
+        """Returns a new context with a render of its own."""
+        key = json_digest([request.tools_key, [content_key(message) for message in messages]])
+        context = Context(None, key, messages, request.tools, tuple(ids), label=request.label)
+        self.contexts.append(context)
+        self.num_tokens += len(ids)
+        return context
+
+    def add_opening(
+        self,
+        messages: Sequence[Message],
+        views: Sequence[Message],
+        tools: tuple[ToolSpec, ...],
+        ids: Sequence[int],
+    ) -> None:
+        """Adds the environment's opening, as the agent is views it."""
+        context = Context(None, "", tuple(messages), tools, tuple(ids), is_env=True)
+        self.contexts.append(context)
+        self.num_tokens += len(ids)
+        self._walk(views, ("",) * len(views), tools_digest(tools)).node.context = context
+
+    def add_child(
+        self,
+        parent: SampledReply,
+        messages: Sequence[Message],
+        ids: Sequence[int],
+        answer: EnvStep,
+        *,
+        begins_row: bool = False,
+        is_env: bool = False,
+    ) -> Context:
+        """Returns a new context that continues a reply."""
+        is_plain = is_env and not parent.branch
+        names = [content_key(message) for message in answer.messages]
+        key = "" if is_plain else json_digest([parent.branch, parent.context.depth, names])
+        tools = parent.context.tools
+        context = Context(parent, key, tuple(messages), tools, tuple(ids), begins_row, answer, is_env=is_env)
+        if parent.contexts and not begins_row:
+            self.num_tokens += len(parent.prompt())  # the row of a fork has what it shares
+        parent.contexts.append(context)
+        parent.is_followed = True
+        self.num_tokens += len(ids)
+        return context
+
+    def show(self, context: Context, parent: SampledReply, views: Sequence[Message], *, is_whole: bool) -> None:
+        """Makes a context known by the messages that the agent was views after a reply, or as a whole conversation."""
+        if is_whole:
+            self._walk(views, ("",) * len(views), tools_digest(context.tools)).node.context = context
+            return
+        node, calls = parent.node, {call.id: index for index, call in enumerate(parent.shown.tool_calls)}
+        for message in views:
+            node = node.children.setdefault(message_key(message, calls), Node())
+        node.context = context
+
+    def ask(self, context: Context, request: AgentRequest) -> str:
+        """Returns the branch of the context's next sample, by which its seed is derived."""
+        self.num_asked += 1
+        ordinal = context.asked[request.settings_key]
+        context.asked[request.settings_key] += 1
+        if not (context.key or request.settings_key or ordinal):
+            return ""
+        return json_digest([context.key, request.settings_key, ordinal])
+
+    def add_reply(self, reply: SampledReply, known_at: Node) -> None:
+        """Adds a reply; it is known by its turn, and by its content unless an equal one is."""
+        context = reply.context
+        if context.replies:
+            self.num_tokens += len(context.prompt())
+        context.replies.append(reply)
+        self.replies.append(reply)
+        self.num_tokens += len(reply.completion.ids)
+        known_at.children[turn_name(reply.number)] = reply.node
+        known_at.children.setdefault(message_key(reply.shown, {}), reply.node)
+
+
+def content_key(message: Message) -> list[object]:
+    """Returns what a message says, without ids, as JSON."""
+    return [message.role, message.content.strip(), _call_texts(message)]
+
+
+def message_key(message: Message, calls: dict[str, int]) -> Hashable:
+    """Returns the key by which a message is known; `calls` are the positions of the calls that results answer."""
+    content, others = message.content, _call_texts(message)
+    if message.role == "assistant":
+        content = content.strip()
+    position = calls.get(message.tool_call_id or "", -1) if message.role == "tool" else -1
+    texts = (content, *others)
+    if sum(map(len, texts)) > MAX_KEY:
+        texts = (json_digest(texts),)
+    return (message.role, position, *texts)
+
+
+def _call_texts(message: Message) -> list[str]:
+    texts = []
+    for call in message.tool_calls:
+        if isinstance(call, MalformedCall):
+            texts.append(call.arguments if isinstance(call, UnreadableCall) else call.raw)
+        else:
+            texts.append(f"{call.name} {json.dumps(call.arguments, sort_keys=True, default=dict)}")
+    return texts
+
+
+def _with_own_ids(messages: Sequence[Message], start: int, anchor: SampledReply) -> list[Message]:
+    """Returns the messages from `start` on; results of the anchor's calls have its ids, and the names of its tools."""
+    positions = {call.id: index for index, call in enumerate(messages[start - 1].tool_calls)}
+    own = anchor.shown.tool_calls
+    renamed: list[Message] = []
+    for message in messages[start:]:
+        if message.role == "assistant":
+            positions = {}
+        position = positions.get(message.tool_call_id or "", len(own))
+        if position < len(own):
+            call = own[position]
+            name = call.name if isinstance(call, ToolCall) else None
+            message = replace(message, tool_call_id=call.id, name=name)
+        renamed.append(message)
+    return renamed

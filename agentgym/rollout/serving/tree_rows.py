@@ -1,0 +1,143 @@
+"""The rows and turns of a tree of replies, in an order that does not depend on when requests arrived."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from agentgym.rollout.episode.episode import answered_turn, policy_span
+from agentgym.rollout.hosting.answer import EnvStep
+from agentgym.rollout.serving.reply_tree import Context, ReplyTree, SampledReply
+from agentgym.trajectory import Row, RowOrigin, Source, TokenSpan, Turn
+
+__all__ = ["rows_of"]
+
+
+class _Start(NamedTuple):
+    """A row to be written: the sample that it begins with (None for a prompt alone), and how it begins."""
+
+    context: Context
+    reply: SampledReply | None
+    kind: Literal["root", "continued", "fork"]
+    """`root` has a render of its own, `continued` too, after a row of the same branch; `fork` has another row's ids."""
+
+
+def rows_of(tree: ReplyTree, *, has_reward: bool) -> tuple[list[Row], list[Turn]]:
+    """Returns the rows of all branches, and their turns sorted by row.
+
+    Each reply is in the loss of one row: that of the branch it was sampled in. What forks from it has its ids as
+    prompt. A sample that nothing follows, while another one of its context is followed, is excluded. Without a reward,
+    what nothing answered has none.
+    """
+    return _Writer(tree, has_reward).write()
+
+
+class _Writer:
+    def __init__(self, tree: ReplyTree, has_reward: bool) -> None:
+        self.tree, self.has_reward = tree, has_reward
+        self.rows: list[Row] = []
+        self.turns: list[Turn] = []
+        self.places: dict[SampledReply, tuple[int, int]] = {}
+        """The row and the turn of each reply."""
+        self.sizes: Counter[SampledReply | Context] = Counter()
+        """The number of replies from each reply, or each context, on."""
+        for reply in reversed(tree.replies):
+            self.sizes[reply] += 1
+            self.sizes[reply.context] += self.sizes[reply]
+            if reply.context.parent is not None:
+                self.sizes[reply.context.parent] += self.sizes[reply]
+        self.roots = self._sorted_roots()
+
+    def write(self) -> tuple[list[Row], list[Turn]]:
+        stack = [start for root in self.roots for start in self._starts(root, "root")]
+        stack = stack[::-1] or [_Start(root, None, "root") for root in self.tree.contexts[:1]]
+        while stack:
+            stack += reversed(self._write_row(stack.pop()))
+        orders = [turn.order or 0 for turn in self.turns]
+        if orders == sorted(orders):
+            self.turns = [replace(turn, order=None) for turn in self.turns]
+        return self.rows, self.turns
+
+    def _sorted_roots(self) -> list[Context]:
+        """Returns the roots that have replies: the opening or else the largest one, then the others by length."""
+        roots = [root for root in self.tree.contexts if root.replies]
+        roots.sort(key=lambda root: (not root.is_env, -self.sizes[root], root.key))
+        return roots[:1] + sorted(roots[1:], key=_length)
+
+    def _samples(self, context: Context) -> list[SampledReply]:
+        """Returns the samples of a context, the one with most replies after it first."""
+        return sorted(context.replies, key=lambda reply: (-self.sizes[reply], reply.branch))
+
+    def _starts(self, context: Context, kind: Literal["root", "continued", "fork"]) -> list[_Start]:
+        """Returns the rows that begin with a context; all samples but the first fork."""
+        samples = self._samples(context)
+        return [_Start(context, sample, "fork" if index else kind) for index, sample in enumerate(samples)]
+
+    def _write_row(self, start: _Start) -> list[_Start]:
+        """Writes a row; returns those that begin in it."""
+        spans = [TokenSpan(tuple(start.context.prompt()), Source.PROMPT)]
+        origin = self._origin(start)
+        starts: list[_Start] = []
+        forks: list[_Start] = []
+        reply = start.reply
+        while reply is not None:
+            spans.append(policy_span(reply.completion, spans, _exclusion(reply)))
+            self.places[reply] = (len(self.rows), len(self.turns))
+            following = self._continuation(reply)
+            self.turns.append(self._turn(reply, following))
+            if reply is not start.reply:
+                forks += self._starts(reply.context, "fork")[1:]
+            for context in sorted(reply.contexts, key=lambda context: context.key):
+                forks += self._starts(context, "fork") if context is not following else []
+            reply = None
+            if following is not None and following.begins_row:
+                starts = self._starts(following, "continued")
+            elif following is not None:
+                spans += [TokenSpan(following.ids, Source.ENV)] if following.ids else []
+                reply = next(iter(self._samples(following)), None)
+        self.rows.append(Row(tuple(spans), start.context.messages, start.context.tools, origin))
+        return [*starts, *forks]
+
+    def _origin(self, start: _Start) -> RowOrigin | None:
+        context, parent = start.context, start.context.parent
+        if start.kind == "continued" or (start.kind == "root" and context.is_env):
+            return None
+        if start.kind == "root":
+            return RowOrigin(context.label or ("main" if context is self.roots[0] else "side"))
+        label = "fork" if context.label in ("", "main") else context.label
+        if parent is None:
+            return RowOrigin(label, self.places[self._samples(context)[0]][0], None, len(context.messages))
+        if context.begins_row:
+            return RowOrigin(label)
+        return RowOrigin(label, *self.places[parent], len(context.messages) - len(context.answer.messages))
+
+    def _continuation(self, reply: SampledReply) -> Context | None:
+        """Returns the context that continues the reply's branch: the environment's, else the one with most replies."""
+        by_env = next((context for context in reply.contexts if context.is_env), None)
+        if by_env is not None or reply.answer is not None:
+            return by_env
+        contexts = [context for context in reply.contexts if context.replies]
+        return min(contexts, key=lambda context: (-self.sizes[context], context.key), default=None)
+
+    def _turn(self, reply: SampledReply, following: Context | None) -> Turn:
+        turn = replace(reply.turn, order=reply.number)
+        if reply.answer is not None:
+            return answered_turn(turn, reply.answer, turn.timings.get("env_s", 0.0))
+        if following is not None:
+            return answered_turn(turn, following.answer)
+        return answered_turn(turn, EnvStep("", ())) if self.has_reward or reply.is_followed else turn
+
+
+def _exclusion(reply: SampledReply) -> str:
+    """Returns the reason why a reply is in no loss; empty if it is in one."""
+    if reply.excluded or reply.is_followed:
+        return reply.excluded
+    if any(sample.is_followed for sample in reply.context.replies):
+        return "unused"
+    return "unseen" if reply.exchange is not None and reply.exchange.is_lost else ""
+
+
+def _length(context: Context) -> tuple[int, int, str]:
+    num_replies = sum(message.role == "assistant" for message in context.messages)
+    return num_replies, len(context.messages), context.key
