@@ -74,19 +74,19 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    async def open(self, url: str, wanted: str = "document.body?.dataset.ready") -> None:
+    async def open(self, url: str, condition: str = "document.body?.dataset.ready") -> None:
         await self.call("Page.navigate", url=url)
-        await self.until(wanted)
+        await self.until(condition)
 
-    async def until(self, wanted: str) -> Any:
+    async def until(self, condition: str) -> Any:
         """Waits until an expression is true, and returns its value; the page may be another one meanwhile."""
         end = asyncio.get_running_loop().time() + WAIT_S
         while True:
             with contextlib.suppress(PageLeft):
-                if value := await self.evaluate(f"((value) => (value instanceof Node ? true : value))({wanted})"):
+                if value := await self.evaluate(f"((value) => (value instanceof Node ? true : value))({condition})"):
                     return value
                 text = await self.evaluate("document.body?.innerText.slice(0, 1500)")
-                assert asyncio.get_running_loop().time() < end, f"{wanted} was not so: {self.problems}\n{text}"
+                assert asyncio.get_running_loop().time() < end, f"{condition} was not so: {self.problems}\n{text}"
             await asyncio.sleep(0.05)
 
     async def press(self, key: str) -> None:

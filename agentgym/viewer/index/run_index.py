@@ -50,7 +50,7 @@ _INSERT = f"INSERT INTO episodes VALUES ({', '.join(f':{name}' for name in COLUM
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """How far the index has read the file: bytes, lines, and the lines that are no episodes, with the first's fault."""
+    """The progress of an index: bytes and lines that are read, those that are no episodes, and the first fault."""
 
     position: int = 0
     offset: int = 0
