@@ -79,10 +79,10 @@ async def _serve(options: ViewOptions, runs: Sequence[Path]) -> None:
     token, opening_key = choose_token("127.0.0.1", is_required=True) or "", secrets.token_urlsafe(24)
     views = [RunView(run, lambda path: _token_texts(path, options.tokenizer)) for run in runs]
     async with ViewServer(views, token, port=options.port, opening_key=opening_key) as server:
-        shown = shown_token(token)
-        say(f"the viewer is at {server.url}/?token={shown}    (Ctrl-C ends it)")
+        token_text = shown_token(token)
+        say(f"the viewer is at {server.url}/?token={token_text}    (Ctrl-C ends it)")
         if options.json:
-            show_json({"url": server.url, "token": shown, "runs": [str(run) for run in runs]})
+            show_json({"url": server.url, "token": token_text, "runs": [str(run) for run in runs]})
         # The key opens the page once: other users of the machine can read a program's arguments.
         key_url = f"{server.url}/?token={opening_key}"
         is_wanted = options.browser and not options.json and _has_display()

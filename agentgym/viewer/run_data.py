@@ -122,10 +122,10 @@ def read_run(run: Path) -> RunData:
     paths = _check_contents(run)
     metrics = tuple(finite_numbers(record) for _, _, record in _objects(paths[0]))
     episodes = tuple(_summary(paths[1], line, offset, record) for line, offset, record in _objects(paths[1], _UNREAD))
-    return RunData(run, metrics, episodes, repeat_scores(run / "result.json"))
+    return RunData(run, metrics, episodes, read_repeat_scores(run / "result.json"))
 
 
-def repeat_scores(path: Path) -> tuple[JSONObject, ...]:
+def read_repeat_scores(path: Path) -> tuple[JSONObject, ...]:
     """Returns the scores of repeated tasks in the result of a finished evaluation."""
     try:
         result: JSON = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

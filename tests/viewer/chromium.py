@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -22,6 +23,10 @@ FLAGS = (
 )  # fmt: skip
 KEY_CODES = {"Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowLeft": 37, "Tab": 9}
 WAIT_S = 60.0
+
+
+class PageLeft(Exception):
+    """The page was left for another one while an expression was evaluated."""
 
 
 def find_chromium() -> str:
@@ -58,6 +63,8 @@ class Page:
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
         answer = await asyncio.wait_for(self._answers[number], WAIT_S)
+        if "navigated" in str(answer.get("error")):
+            raise PageLeft(method)
         assert "error" not in answer, answer
         result: dict[str, Any] = answer["result"]
         return result
@@ -67,18 +74,20 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    async def open(self, url: str, wanted: str = "document.body?.dataset.ready") -> None:
+    async def open(self, url: str, condition: str = "document.body?.dataset.ready") -> None:
         await self.call("Page.navigate", url=url)
-        await self.until(wanted)
+        await self.until(condition)
 
-    async def until(self, wanted: str) -> Any:
-        """Waits until an expression is true, and returns its value."""
+    async def until(self, condition: str) -> Any:
+        """Waits until an expression is true, and returns its value; the page may be another one meanwhile."""
         end = asyncio.get_running_loop().time() + WAIT_S
-        while not (value := await self.evaluate(f"((value) => (value instanceof Node ? true : value))({wanted})")):
-            text = await self.evaluate("document.body?.innerText.slice(0, 1500)")
-            assert asyncio.get_running_loop().time() < end, f"{wanted} was not so: {self.problems}\n{text}"
+        while True:
+            with contextlib.suppress(PageLeft):
+                if value := await self.evaluate(f"((value) => (value instanceof Node ? true : value))({condition})"):
+                    return value
+                text = await self.evaluate("document.body?.innerText.slice(0, 1500)")
+                assert asyncio.get_running_loop().time() < end, f"{condition} was not so: {self.problems}\n{text}"
             await asyncio.sleep(0.05)
-        return value
 
     async def press(self, key: str) -> None:
         code = KEY_CODES.get(key, 0)

@@ -130,8 +130,8 @@ def test_a_click_on_a_head_sorts_and_a_group_is_beside_itself(look: Callable[...
         for direction, sign in (("ascending", 1), ("descending", -1)):
             await page.click("th button", "turns")
             await page.until(f"document.querySelector('th[aria-sort={direction}]')?.innerText.startsWith('turns')")
-            wanted = ",".join(map(str, sorted(lengths, key=lambda line, sign=sign: sign * lengths[line])))  # type: ignore[misc]
-            await page.until(f"{order} === '{wanted}'")
+            order_of_lines = ",".join(map(str, sorted(lengths, key=lambda line, sign=sign: sign * lengths[line])))  # type: ignore[misc]
+            await page.until(f"{order} === '{order_of_lines}'")
         await page.open(f"{url}/?token={TOKEN}#/0/group/5")
         await page.until("document.querySelectorAll('article').length === 2")
         rewards = {recorded(run)[line]["reward"] for line in (5, 6)}

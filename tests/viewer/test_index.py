@@ -214,3 +214,15 @@ def test_a_filter_names_what_it_does_not_know(run: Path) -> None:
             filter_from_json(value)
     with pytest.raises(ConfigError, match="no 'rewrd' to sort by: did you mean 'reward'"):
         numbers(updated(run), "rewrd")
+
+
+def test_an_index_that_another_process_writes_is_read_and_kept(make_run: MakeRun, cache: Path) -> None:
+    run = make_run()
+    updated(run).close()
+    (path,) = cache.glob("*.sqlite")
+    with sqlite3.connect(path, isolation_level=None) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        index = RunIndex(run)
+        assert numbers(index) == list(range(1, 57))
+        writer.execute("ROLLBACK")
+    assert numbers(index, contains="south") != []

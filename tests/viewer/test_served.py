@@ -36,9 +36,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def view(run: Path, decode: Callable[[int], str] | None = None) -> RunView:
-    shown = RunView(run, lambda _: TokenTexts(decode))
-    shown.index.update()
-    return shown
+    run_view = RunView(run, lambda _: TokenTexts(decode))
+    run_view.index.update()
+    return run_view
 
 
 def ask(runs: list[RunView], act: Callable[[aiohttp.ClientSession, str], Awaitable[None]]) -> None:
@@ -108,9 +108,9 @@ def test_a_mistake_is_one_line(make_run: MakeRun, name: str, request_body: dict[
 
 def test_an_episode_is_shown_as_it_was_recorded(make_run: MakeRun, vocabulary: Any) -> None:
     run = make_run()
-    shown = view(run, vocabulary.text)
+    run_view = view(run, vocabulary.text)
     for number, line in enumerate((run / "episodes.jsonl").read_text(encoding="utf-8").splitlines(), 1):
-        record, answer = json.loads(line), shown.episode({"line": number})
+        record, answer = json.loads(line), run_view.episode({"line": number})
         spans, spans_shown = record["rows"][0]["spans"], answer["rows"][0]  # type: ignore[index]
         assert [(("prompt", "policy", "env")[s[0]], s[1]) for s in spans_shown] == [
             (s["source"], s["ids"]) for s in spans
@@ -128,12 +128,12 @@ def test_a_huge_observation_is_cut_and_a_line_beyond_the_limit_refused(
 ) -> None:
     run = make_run()
     rewrite(run, lambda lines: lines[0]["turns"][0].update(observation="word " * 2_000_000))
-    shown = view(run)
-    answer = json.dumps(shown.episode({"line": 1}))
+    run_view = view(run)
+    answer = json.dumps(run_view.episode({"line": 1}))
     assert len(answer) < 300_000 and "9,900,000 more characters" in answer
     monkeypatch.setattr("agentgym.viewer.served.episode_view.MAX_LINE_BYTES", 1_000_000)
     with pytest.raises(RunFolderError, match=r"episode 1 cannot be shown: it has 10,\d+,\d+ bytes"):
-        shown.episode({"line": 1})
+        run_view.episode({"line": 1})
 
 
 def test_two_runs_have_the_numbers_of_compare(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
@@ -152,12 +152,12 @@ def test_two_runs_have_the_numbers_of_compare(make_run: MakeRun, tmp_path: Path,
     answer: Any = compare_runs(views)
     assert main(["compare", str(first), str(second), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)["runs"]
-    for shown, row in zip(answer["runs"], printed, strict=True):
-        assert (shown["last"]["success"], shown["last"]["success_interval"]) == (
+    for summary, row in zip(answer["runs"], printed, strict=True):
+        assert (summary["last"]["success"], summary["last"]["success_interval"]) == (
             row["success"],
             row["success_interval"],
         )
-        assert shown["over_first"] == row["over_first"]
+        assert summary["over_first"] == row["over_first"]
     assert answer["settings"] == [["algo", "grpo", "rloo"]]
     assert [task[1:3] for task in answer["runs"][1]["won"]] and not answer["runs"][1]["lost"]
 
@@ -165,8 +165,8 @@ def test_two_runs_have_the_numbers_of_compare(make_run: MakeRun, tmp_path: Path,
 def test_an_evaluation_has_the_numbers_of_its_summary(make_run: MakeRun) -> None:
     run = make_run()
     rewrite(run, lambda lines: [line["info"].update(task_digest=str(i % 3)) for i, line in enumerate(lines)])
-    shown, played = view(run), last_evaluation(run)
-    evaluation, summary = read_evaluation(shown.index, *last_played(shown.index) or ("", 0)), summarize(played)
+    run_view, played = view(run), last_evaluation(run)
+    evaluation, summary = read_evaluation(run_view.index, *last_played(run_view.index) or ("", 0)), summarize(played)
     assert evaluation.scores == scores_by_task(played) and paired_difference(evaluation.scores, evaluation.scores)
     assert summary.success_interval is not None
     numbers = evaluation.to_json()
@@ -178,16 +178,16 @@ def test_a_group_and_a_task_are_found_and_a_run_that_grows_is_read_on(make_run: 
     path = run / "episodes.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
-    shown = view(run)
-    before = shown.state()
-    lines = [row["line"] for row in shown.related({"line": 5, "kind": "group"})["rows"]]  # type: ignore[union-attr,index]
+    run_view = view(run)
+    before = run_view.state()
+    lines = [row["line"] for row in run_view.related_episodes({"line": 5, "kind": "group"})["rows"]]  # type: ignore[union-attr,index]
     assert lines == [5, 6]
-    tasks = shown.related({"line": 1, "kind": "task"})["rows"]
+    tasks = run_view.related_episodes({"line": 1, "kind": "task"})["rows"]
     assert {(row["phase"], row["step"]) for row in tasks} == {("eval_before", 0), ("train", 0)}  # type: ignore[union-attr,index]
     assert (before["num_episodes"], before["num_indexed_bytes"] == before["num_bytes"]) == (55, False)
     path.write_bytes(whole)
-    shown.index.update()
-    after = shown.state()
+    run_view.index.update()
+    after = run_view.state()
     assert after["num_episodes"] == 56 and after["version"] != before["version"]
 
 

@@ -39,13 +39,13 @@ def conversation_text(line: int, record: EpisodeRecord) -> str:
 def _message_lines(messages: Sequence[Message]) -> Iterator[str]:
     for message in messages:
         name = f"{message.role} {message.name}" if message.name else message.role
-        yield from _indented(name, message.content) if message.content or not message.tool_calls else ()
+        yield from _text_lines(name, message.content) if message.content or not message.tool_calls else ()
         if message.reasoning:
-            yield from _indented("reasoning", message.reasoning)
+            yield from _text_lines("reasoning", message.reasoning)
         yield from map(_call_line, message.tool_calls)
 
 
-def _indented(name: str, text: str) -> Iterator[str]:
+def _text_lines(name: str, text: str) -> Iterator[str]:
     first, *others = text.split("\n")
     yield f"{name}: {first}"
     yield from (f"{INDENT}{line}" for line in others)

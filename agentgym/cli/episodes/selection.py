@@ -35,7 +35,7 @@ class Selection:
     tool: str = ""
     """Only those that called a tool."""
     error: str = ""
-    """Only those with a call that was answered by this error, such as unknown_tool; any: by an error."""
+    """Only those with a call that was answered by this error, such as unvalues_tool; any: by an error."""
     stop: str = ""
     """Only those that ended for a reason, such as max_turns."""
     task: str = ""
@@ -51,7 +51,7 @@ class Selection:
     descending: bool = False
     """Sort the highest first."""
     number: Annotated[int | None, tyro.conf.arg(aliases=["-n"])] = None
-    """At most so many, the first ones."""
+    """The number of episodes, the first ones; all by default."""
 
     @property
     def is_any(self) -> bool:
@@ -63,7 +63,7 @@ def chosen_lines(selection: Selection, path: Path) -> Iterator[tuple[int, bytes]
     """Yields the lines of the episodes in their order; warns of lines that are no episodes, which are left out."""
     if selection.number is not None and selection.number < 1:
         raise ConfigError(f"--number is at least 1, got {selection.number}")
-    wanted = EpisodeFilter(
+    condition = EpisodeFilter(
         phase=selection.phase,
         first_step=selection.step,
         last_step=selection.step,
@@ -80,8 +80,8 @@ def chosen_lines(selection: Selection, path: Path) -> Iterator[tuple[int, bytes]
     with closing(RunIndex(path.parent)) as index:
         index.update()
         state = index.state()
-        _check_values(index, wanted)
-        matches = find_lines(index, wanted, selection.sort or "line", selection.descending, selection.number)
+        _check_values(index, condition)
+        matches = find_lines(index, condition, selection.sort or "line", selection.descending, selection.number)
     if state.faults:
         logger.warning("%s: %d lines are left out: %s", path, state.faults, state.fault)
     if not matches:
@@ -91,14 +91,14 @@ def chosen_lines(selection: Selection, path: Path) -> Iterator[tuple[int, bytes]
             yield number, lines.line_at(offset)
 
 
-def _check_values(index: RunIndex, wanted: EpisodeFilter) -> None:
+def _check_values(index: RunIndex, condition: EpisodeFilter) -> None:
     """Raises ConfigError for a phase, a stop reason, a tool or an error that no episode has."""
     counts = count_values(index)
     for name in ("phase", "stop", "tool", "error"):
-        value = getattr(wanted, name)
-        known = [each for each, _ in counts[name]] + ["any"] * (name == "error")
-        if value and value not in known:
-            listing = ", ".join(known) or "none"
+        value = getattr(condition, name)
+        values = [each for each, _ in counts[name]] + ["any"] * (name == "error")
+        if value and value not in values:
+            listing = ", ".join(values) or "none"
             raise ConfigError(
-                f"no episode has the {name} {value!r:.80}{nearest(value, known) or ':'} There is {listing}"
+                f"no episode has the {name} {value!r:.80}{nearest(value, values) or ':'} There is {listing}"
             )

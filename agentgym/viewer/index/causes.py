@@ -30,14 +30,14 @@ class FailureGroup:
     filter: dict[str, JSON]
 
 
-def failure_groups(index: RunIndex, wanted: EpisodeFilter, by: str = "observation") -> list[FailureGroup]:
+def failure_groups(index: RunIndex, condition: EpisodeFilter, by: str = "observation") -> list[FailureGroup]:
     """Returns the groups of the failed episodes that the filter fits, the largest first.
 
     Raises ConfigError if `by` is none of WAYS.
     """
     if by not in WAYS:
         raise ConfigError(f"failures are grouped by {', '.join(WAYS)}, got {by!r:.80}")
-    where, values = replace(wanted, failed=True).to_sql()
+    where, values = replace(condition, failed=True).to_sql()
     if by == "error":
         sql = f"SELECT tool_error, count(*), min(line) FROM episodes WHERE {where} GROUP BY 1 ORDER BY 2 DESC, 3"
         return [

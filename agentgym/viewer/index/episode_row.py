@@ -28,7 +28,7 @@ _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """What the index holds of an episode; `columns` are those of its table, by their names."""
+    """The parts of an episode that the index holds; `columns` are those of its table, by their names."""
 
     columns: Mapping[str, object]
     calls: Mapping[tuple[str, str], int]

@@ -141,14 +141,14 @@ def filter_from_json(value: Mapping[str, Any]) -> EpisodeFilter:
 
 
 def find_rows(
-    index: RunIndex, wanted: EpisodeFilter, sort: str = "line", descending: bool = False, *, offset: int, limit: int
+    index: RunIndex, condition: EpisodeFilter, sort: str = "line", descending: bool = False, *, offset: int, limit: int
 ) -> tuple[int, list[dict[str, JSON]]]:
     """Returns the number of the episodes that fit, and those from `offset` on, at most `limit`, by column.
 
     `sort` is one of SORT_NAMES or a metric. Raises ConfigError for a name that is neither.
     """
     order, order_values = _order(index, sort, descending)
-    where, values = wanted.to_sql()
+    where, values = condition.to_sql()
     number = index.query(f"SELECT count(*) FROM episodes WHERE {where}", values)[0][0]
     rows = index.query(
         f"SELECT {', '.join(COLUMNS)} FROM episodes WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
@@ -158,11 +158,11 @@ def find_rows(
 
 
 def find_lines(
-    index: RunIndex, wanted: EpisodeFilter, sort: str = "line", descending: bool = False, limit: int | None = None
+    index: RunIndex, condition: EpisodeFilter, sort: str = "line", descending: bool = False, limit: int | None = None
 ) -> list[tuple[int, int]]:
     """Returns the line and offset of the episodes that fit, in order."""
     order, order_values = _order(index, sort, descending)
-    where, values = wanted.to_sql()
+    where, values = condition.to_sql()
     sql = f"SELECT line, offset FROM episodes WHERE {where} ORDER BY {order} LIMIT ?"
     return [
         (line, offset) for line, offset in index.query(sql, [*values, *order_values, -1 if limit is None else limit])
@@ -194,9 +194,9 @@ def _order(index: RunIndex, sort: str, descending: bool) -> tuple[str, list[obje
         return f"episodes.{column} {direction}, line", []
     names = metric_names(index)
     if sort not in names:
-        known = ", ".join(dict.fromkeys([*SORT_NAMES, *ALIASES, *names]))
+        listing = ", ".join(dict.fromkeys([*SORT_NAMES, *ALIASES, *names]))
         raise ConfigError(
-            f"episodes have no {sort!r:.80} to sort by{nearest(sort, [*SORT_NAMES, *names]) or '.'} Known: {known}"
+            f"episodes have no {sort!r:.80} to sort by{nearest(sort, [*SORT_NAMES, *names]) or '.'} Known: {listing}"
         )
     return f"json_extract(metrics, ?) {direction}, line", [_metric_path(sort)]
 

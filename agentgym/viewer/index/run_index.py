@@ -50,7 +50,7 @@ _INSERT = f"INSERT INTO episodes VALUES ({', '.join(f':{name}' for name in COLUM
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """How far the index has read the file: bytes, lines, and the lines that are no episodes, with the first's fault."""
+    """The progress of an index: bytes and lines that are read, those that are no episodes, and the first fault."""
 
     position: int = 0
     offset: int = 0
@@ -193,7 +193,9 @@ class RunIndex:
             return connection
         try:
             connection = self._open()
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
+            if "locked" in str(error):  # another process writes it, and is not to lose it
+                raise
             self._discard()
             connection = self._open()
         self._local.connection, self._local.path = connection, self._path
@@ -204,6 +206,8 @@ class RunIndex:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = OFF")  # what a power cut damages is built again
         connection.execute("PRAGMA cache_size = -16000")
+        if connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
+            return connection
         with _transaction(connection):
             if connection.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                 for (name,) in connection.execute(

@@ -129,13 +129,13 @@ def _tokens(record: JSONObject, rows: Sequence[JSONObject], texts: TokenTexts) -
             check_stored_ids(span["ids"])
             ids.update(_list(span["ids"]))
             source = SOURCES.index(str(span["source"]))
-            spans.append([source, span["ids"], _rounded(span.get("logprobs")), span.get("policy_versions")])
+            spans.append([source, span["ids"], _round_values(span.get("logprobs")), span.get("policy_versions")])
         view_rows.append(spans)
     advantages = record.get("advantages")
     spelled = {each: texts.decode(each) if texts.decode else f"⟨{each}⟩" for each in sorted(ids)}
     return {
         "rows": view_rows,
-        "advantages": [_rounded(row) for row in advantages] if isinstance(advantages, list) else None,
+        "advantages": [_round_values(row) for row in advantages] if isinstance(advantages, list) else None,
         "texts": {str(token_id): visible(text) for token_id, text in spelled.items()},
         "special": [
             i for i, text in spelled.items() if i in texts.special_ids or (texts.decode and looks_special(text))
@@ -162,5 +162,5 @@ def _list(value: JSON) -> list[Any]:
     return value
 
 
-def _rounded(values: JSON) -> JSON:
+def _round_values(values: JSON) -> JSON:
     return [round(float(value), 5) for value in values] if isinstance(values, list) else None

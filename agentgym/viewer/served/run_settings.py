@@ -1,4 +1,4 @@
-"""What a run was made with: settings without secrets, command, environments, versions."""
+"""The settings of a run without secrets, its command, and the versions of its environments."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from agentgym.viewer.index.causes import failure_groups
 from agentgym.viewer.index.filters import EpisodeFilter, count_values, filter_from_json, find_rows, metric_names
 from agentgym.viewer.index.run_index import RunIndex
 from agentgym.viewer.metric_curves import EVALUATED, collapse_signs, metric_curves
-from agentgym.viewer.run_data import JSONObject, finite_numbers, objects, repeat_scores
+from agentgym.viewer.run_data import JSONObject, finite_numbers, objects, read_repeat_scores
 from agentgym.viewer.served.episode_view import episode_view, readable
 from agentgym.viewer.served.evaluations import Evaluation, last_played, read_evaluations
 from agentgym.viewer.served.run_settings import run_settings
@@ -64,7 +64,7 @@ class RunView:
     def state(self) -> dict[str, JSON]:
         """Returns how much of the run is indexed, and a version that changes with what the page shows."""
         state = self.index.state()
-        times = [_modified(path) for path in (find_episodes(self.path), self.path / METRICS) if path]
+        times = [_modification_time(path) for path in (find_episodes(self.path), self.path / METRICS) if path]
         return {
             "name": readable(self.name),
             "path": readable(str(self.path)),
@@ -92,9 +92,9 @@ class RunView:
         }
 
     def _last_failures(self, phase: str, step: int) -> dict[str, JSON]:
-        wanted = EpisodeFilter(phase=phase, first_step=step, last_step=step)
-        num_episodes = find_rows(self.index, wanted, offset=0, limit=0)[0]
-        num_failed = find_rows(self.index, filter_from_json({**_given(wanted), "failed": True}), offset=0, limit=0)[0]
+        condition = EpisodeFilter(phase=phase, first_step=step, last_step=step)
+        num_episodes = find_rows(self.index, condition, offset=0, limit=0)[0]
+        num_failed = find_rows(self.index, replace(condition, failed=True), offset=0, limit=0)[0]
         return {"phase": phase, "step": step, "num_episodes": num_episodes, "num_failed": num_failed}
 
     def evaluations(self) -> list[Evaluation]:
@@ -106,8 +106,8 @@ class RunView:
 
     def failures(self, request: Mapping[str, Any]) -> dict[str, JSON]:
         """Returns the groups of the failures that a filter fits."""
-        wanted = filter_from_json(_object(request, "filter"))
-        groups = failure_groups(self.index, wanted, str(request.get("by") or "observation"))
+        condition = filter_from_json(_object(request, "filter"))
+        groups = failure_groups(self.index, condition, str(request.get("by") or "observation"))
         return {
             "groups": [{**asdict(group), "text": readable(group.text)} for group in groups[:MAX_GROUPS]],
             "num_groups": len(groups),
@@ -115,11 +115,11 @@ class RunView:
 
     def episodes(self, request: Mapping[str, Any]) -> dict[str, JSON]:
         """Returns the rows of the table from `offset` on, and the number of all that the filter fits."""
-        wanted = filter_from_json(_object(request, "filter"))
+        condition = filter_from_json(_object(request, "filter"))
         sort, descending = str(request.get("sort") or "line"), bool(request.get("descending"))
         offset, limit = (_whole_number(request, name) for name in ("offset", "limit"))
-        number, rows = find_rows(self.index, wanted, sort, descending, offset=offset, limit=min(limit, MAX_ROWS))
-        return {"number": number, "rows": [_shown_row(row) for row in rows]}
+        number, rows = find_rows(self.index, condition, sort, descending, offset=offset, limit=min(limit, MAX_ROWS))
+        return {"number": number, "rows": [_page_row(row) for row in rows]}
 
     def episode(self, request: Mapping[str, Any]) -> dict[str, JSON]:
         """Returns one episode, its row of the table, and what the members of its group got."""
@@ -133,22 +133,22 @@ class RunView:
             view = episode_view(line, self.texts)
         except NO_EPISODE as error:
             raise RunFolderError(f"episode {row['line']} cannot be shown: {readable(str(error))[:300]}") from error
-        members = self._related(row, "group")
-        return {"row": _shown_row(row), **view, "group": [_shown_row(member) for member in members]}
+        members = self._related_rows(row, "group")
+        return {"row": _page_row(row), **view, "group": [_page_row(member) for member in members]}
 
-    def related(self, request: Mapping[str, Any]) -> dict[str, JSON]:
+    def related_episodes(self, request: Mapping[str, Any]) -> dict[str, JSON]:
         """Returns the episodes of the same group, or those of the same task in the order of the run."""
         kind = request.get("kind")
         if kind not in ("group", "task"):
             raise ConfigError(f"episodes are related by group or task, got {kind!r:.80}")
-        rows = self._related(self._row(_whole_number(request, "line")), kind)
-        return {"rows": [_shown_row(row) for row in rows[:MAX_RELATED]], "number": len(rows)}
+        rows = self._related_rows(self._row(_whole_number(request, "line")), kind)
+        return {"rows": [_page_row(row) for row in rows[:MAX_RELATED]], "number": len(rows)}
 
     def settings(self, _: Mapping[str, Any]) -> dict[str, JSON]:
-        """Returns what the run was made with."""
+        """Returns settings, command and versions of the run."""
         return run_settings(self.path)
 
-    def _related(self, row: Mapping[str, JSON], kind: str) -> list[dict[str, JSON]]:
+    def _related_rows(self, row: Mapping[str, JSON], kind: str) -> list[dict[str, JSON]]:
         if kind == "group":
             names: tuple[str, ...] = ("phase", "step", "grp")
         else:
@@ -189,21 +189,17 @@ class RunView:
 
     def _at_k(self) -> list[JSON]:
         try:
-            return list(repeat_scores(self.path / "result.json"))
+            return list(read_repeat_scores(self.path / "result.json"))
         except RunFolderError:
             return []
 
 
-def _shown_row(row: Mapping[str, JSON]) -> dict[str, JSON]:
+def _page_row(row: Mapping[str, JSON]) -> dict[str, JSON]:
     return {
         name: readable(value) if isinstance(value, str) else value
         for name, value in row.items()
         if name not in HIDDEN_COLUMNS
     }
-
-
-def _given(wanted: EpisodeFilter) -> dict[str, JSON]:
-    return {name: value for name, value in asdict(wanted).items() if value not in (None, "")}
 
 
 def _object(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -229,5 +225,5 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _modified(path: Path) -> float:
+def _modification_time(path: Path) -> float:
     return os.stat(path).st_mtime if path.is_file() else 0.0

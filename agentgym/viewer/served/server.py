@@ -31,7 +31,7 @@ METHODS: Mapping[str, Method] = {
     "failures": RunView.failures,
     "episodes": RunView.episodes,
     "episode": RunView.episode,
-    "related": RunView.related,
+    "related": RunView.related_episodes,
     "settings": RunView.settings,
 }
 
