@@ -13,13 +13,12 @@ from numbers import Real
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.episode_status import Status, StopReason
 from agentgym.errors import InvalidTrajectory
 from agentgym.notebook.html_view import html_table, short_text
 from agentgym.notebook.speaker_rows import speaker_rows
 from agentgym.openai_wire import message_to_openai
 from agentgym.routed_experts import RoutedExperts
-from agentgym.types import JSON, Message, Task, ToolResult, ToolSpec
+from agentgym.types import JSON, Message, Status, StopReason, Task, ToolResult, ToolSpec
 
 __all__ = [
     "MAX_REWARD",

@@ -1,15 +1,28 @@
-"""The types of a conversation: messages, tool calls, tool specifications, results, tasks."""
+"""The types of a conversation: messages, tool calls, tool specifications, results, tasks, how an episode ends."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from agentgym.errors import ConfigError
 
-__all__ = ["JSON", "AnyCall", "MalformedCall", "Message", "Role", "Task", "ToolCall", "ToolResult", "ToolSpec"]
+__all__ = [
+    "JSON",
+    "AnyCall",
+    "MalformedCall",
+    "Message",
+    "Role",
+    "Status",
+    "StopReason",
+    "Task",
+    "ToolCall",
+    "ToolResult",
+    "ToolSpec",
+]
 
 JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | Mapping[str, JSON]"
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -110,3 +123,63 @@ class Task:
         """A stable name for the task, equal for equal tasks."""
         parts = [json.dumps(dict(part), sort_keys=True) if part else "" for part in (self.kwargs, self.options)]
         return f"{self.env_id}{parts[0]}/{self.seed}{parts[1]}"
+
+
+class Status(StrEnum):
+    """The end of an episode, as far as training is concerned."""
+
+    COMPLETED = "completed"  # the environment terminated
+    TRUNCATED = "truncated"  # a budget ran out; PPO bootstraps it
+    ENV_ERROR = "env_error"
+    ENGINE_ERROR = "engine_error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    UNPLAYED = "unplayed"  # an outside agent ended, and the environment saw no action and gave no verdict
+
+    @property
+    def trainable(self) -> bool:
+        """True if the episode has a reward and may enter statistics and loss."""
+        return self in (Status.COMPLETED, Status.TRUNCATED)
+
+    @property
+    def reasons(self) -> frozenset[StopReason]:
+        """The reasons for which the last turn of such an episode may be the last."""
+        return _REASONS[self]
+
+
+class StopReason(StrEnum):
+    """The reason why the last turn was the last."""
+
+    TERMINATED = "terminated"
+    ENV_TRUNCATED = "env_truncated"  # the environment's own limit
+    MAX_TURNS = "max_turns"
+    TURN_TOKENS = "turn_tokens"
+    TRAJECTORY_TOKENS = "trajectory_tokens"
+    CONTEXT = "context"
+    ENV_ERROR = "env_error"
+    ENGINE_ERROR = "engine_error"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    AGENT = "agent"  # the outside agent ended
+
+
+_REASONS: Mapping[Status, frozenset[StopReason]] = {
+    Status.COMPLETED: frozenset({StopReason.TERMINATED}),
+    Status.TRUNCATED: frozenset(
+        {
+            StopReason.ENV_TRUNCATED,
+            StopReason.MAX_TURNS,
+            StopReason.TURN_TOKENS,
+            StopReason.TRAJECTORY_TOKENS,
+            StopReason.CONTEXT,
+            StopReason.AGENT,
+        }
+    ),
+    Status.ENV_ERROR: frozenset({StopReason.ENV_ERROR}),
+    Status.ENGINE_ERROR: frozenset({StopReason.ENGINE_ERROR}),
+    Status.TIMEOUT: frozenset({StopReason.DEADLINE}),
+    Status.CANCELLED: frozenset({StopReason.CANCELLED}),
+    Status.UNPLAYED: frozenset(
+        {StopReason.AGENT, StopReason.CONTEXT, StopReason.MAX_TURNS, StopReason.TRAJECTORY_TOKENS}
+    ),
+}

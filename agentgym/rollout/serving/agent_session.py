@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agentgym.errors import AgentGymError
-from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest, ResponseStore
+from agentgym.rollout.serving.wires.response_store import ResponseStore
+from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import Message, ToolSpec
 

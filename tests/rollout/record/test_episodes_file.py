@@ -58,7 +58,7 @@ def replies(draw: st.DrawFn) -> TokenSpan:
     sampled = draw(st.lists(st.tuples(token_ids, fp32_logprobs), min_size=1, max_size=5))
     versions = sorted(draw(st.lists(st.integers(0, 9), min_size=len(sampled), max_size=len(sampled))))
     ids, logprobs = zip(*sampled, strict=True)
-    return TokenSpan(ids, Source.POLICY, logprobs, tuple(versions), excluded=draw(st.booleans()))
+    return TokenSpan(ids, Source.POLICY, logprobs, tuple(versions), excluded=draw(st.sampled_from(["", "summary"])))
 
 
 tool_sets = st.none() | menus.map(tuple)

@@ -9,6 +9,7 @@ from typing import Any
 from agentgym.openai_wire import WireError, message_from_openai, message_to_openai, tool_from_openai
 from agentgym.rollout.serving.wires.custom_tools import custom_input, custom_tool
 from agentgym.rollout.serving.wires.openai_errors import openai_error
+from agentgym.rollout.serving.wires.response_store import ResponseStore
 from agentgym.rollout.serving.wires.wire import (
     MAX_SAMPLES,
     AgentReply,
@@ -17,7 +18,6 @@ from agentgym.rollout.serving.wires.wire import (
     Event,
     FieldNotes,
     Refusal,
-    ResponseStore,
     SentCall,
     ToolNames,
     ToolSet,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentgym.openai_wire import WireError, tool_from_openai
+from agentgym.rollout.serving.wires.response_store import ResponseStore
 from agentgym.rollout.serving.wires.wire import (
     CONTEXT_EXCEEDED,
     AgentReply,
@@ -15,7 +16,6 @@ from agentgym.rollout.serving.wires.wire import (
     Event,
     FieldNotes,
     Refusal,
-    ResponseStore,
     ToolNames,
     ToolSet,
     Transcript,

@@ -11,6 +11,7 @@ from agentgym.openai_wire import WireError
 from agentgym.rollout.serving.wires.chat import read_choice, read_tools
 from agentgym.rollout.serving.wires.custom_tools import custom_input
 from agentgym.rollout.serving.wires.openai_errors import openai_error
+from agentgym.rollout.serving.wires.response_store import ResponseStore
 from agentgym.rollout.serving.wires.wire import (
     AgentReply,
     AgentRequest,
@@ -19,7 +20,6 @@ from agentgym.rollout.serving.wires.wire import (
     FieldNotes,
     Refusal,
     RequestRefused,
-    ResponseStore,
     SentCall,
     ToolNames,
     Transcript,

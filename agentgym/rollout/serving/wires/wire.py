@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from agentgym.engines.protocol import FinishReason
 from agentgym.errors import AgentGymError
 from agentgym.openai_wire import MALFORMED, WireError, message_to_openai
+from agentgym.rollout.serving.wires.response_store import ResponseStore
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, ToolCall, ToolSpec
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "FieldNotes",
     "Refusal",
     "RequestRefused",
-    "ResponseStore",
     "SentCall",
     "ToolNames",
     "ToolSet",
@@ -250,33 +250,6 @@ class AgentReply:
     def name(self) -> str:
         """The turn's name, by which a message that comes back is known to be this reply."""
         return turn_name(self.turn)
-
-
-class ResponseStore:
-    """The items of an episode's responses; equal items are held once, as an agent sends its whole history each time."""
-
-    def __init__(self) -> None:
-        self._items: dict[bytes, Any] = {}
-        self._by_response: dict[str, tuple[Any, ...]] = {}
-
-    def add(self, response_id: str, items: Sequence[Any]) -> None:
-        """Stores the items of a response: those of its input, then those of its output."""
-        keys = [json.dumps(item, default=dict).encode() for item in items]
-        self._by_response[response_id] = tuple(map(self._items.setdefault, keys, items))
-
-    def items(self, response_id: str) -> tuple[Any, ...] | None:
-        """Returns the items of a response, or None if it is not stored."""
-        return self._by_response.get(response_id)
-
-    def item(self, item_id: object) -> Mapping[str, Any] | None:
-        """Returns the item with an id, or None if none has it."""
-        items = (item for item in self._items.values() if isinstance(item, Mapping))
-        return next((item for item in items if item.get("id") == item_id), None)
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self._items.clear()
-        self._by_response.clear()
 
 
 class Transcript:

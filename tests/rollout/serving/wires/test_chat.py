@@ -13,8 +13,9 @@ from agentgym.errors import AgentGymError
 from agentgym.openai_wire import REASONING, WireError
 from agentgym.rollout.serving.wires.chat import ChatWire, read_message, wire_messages
 from agentgym.rollout.serving.wires.messages import MessagesWire
+from agentgym.rollout.serving.wires.response_store import ResponseStore
 from agentgym.rollout.serving.wires.responses import ResponsesWire
-from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest, AgentWire, ResponseStore
+from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest, AgentWire
 from agentgym.types import MalformedCall, Message, ToolCall
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
