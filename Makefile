@@ -47,6 +47,6 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard startup/*)
 	@command -v $(PYTHON) >/dev/null || { echo 'there is no $(PYTHON) here: install Python 3.11 or newer, or run `make PYTHON=/path/to/python3`' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("agentgym needs Python 3.11 or newer, and $(PYTHON) is %d.%d: run `make PYTHON=python3.11`, or the path of a newer one" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch || { echo 'torch cannot be had from $(TORCH_INDEX): `make TORCH_INDEX=` takes the index that pip is set to' >&2; exit 1; })
+	$(if $(TORCH_INDEX),$(PIP) --retries 1 --timeout 20 --no-deps --index-url $(TORCH_INDEX) torch || echo 'torch cannot be had from $(TORCH_INDEX): it comes from the index that pip is set to' >&2)
 	$(PIP) -e '.[train,rewards,dev]'
 	@touch $@
