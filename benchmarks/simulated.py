@@ -128,7 +128,7 @@ class SimulatedLoop(EpisodeLoop):
             completion = await self.engine.generate(builder.ids, sampling, session=builder.episode.session)
             await self.fair_gate.wait_turn()
             builder.add_reply(completion, message, 0.0)
-            ending = self._ending(await self._act(env, builder, message), builder)
+            ending = self._ending(await self._act(env, builder, message), len(builder.turns))
             if ending is not None:
                 return ending
             builder.add_answer((4,))

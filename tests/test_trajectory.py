@@ -28,11 +28,18 @@ REASONS = {
         StopReason.TURN_TOKENS,
         StopReason.TRAJECTORY_TOKENS,
         StopReason.CONTEXT,
+        StopReason.AGENT,
     },
     Status.ENV_ERROR: {StopReason.ENV_ERROR},
     Status.ENGINE_ERROR: {StopReason.ENGINE_ERROR},
     Status.TIMEOUT: {StopReason.DEADLINE},
     Status.CANCELLED: {StopReason.CANCELLED},
+    Status.UNPLAYED: {
+        StopReason.AGENT,
+        StopReason.CONTEXT,
+        StopReason.MAX_TURNS,
+        StopReason.TRAJECTORY_TOKENS,
+    },
 }
 FAILED = [status for status in Status if not status.trainable]
 

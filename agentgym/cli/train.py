@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 import tyro
 
@@ -81,7 +80,9 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
     mixed = _mixed_envs(settings.get("practice"))
     has_tasks = bool(mixed) or bool({"env", "data"} & settings.keys())
     run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), "" if has_tasks else "?"), **settings})
-    return TrainOptions(run=run if has_tasks else replace(run, env=tyro.MISSING), config=path)
+    if not has_tasks:
+        object.__setattr__(run, "env", tyro.MISSING)  # no text: the option has to name it
+    return TrainOptions(run=run, config=path)
 
 
 def _fetch_run(args: Sequence[str]) -> None:

@@ -81,5 +81,5 @@ def test_the_commands_of_a_page_are_read(page: str, monkeypatch: pytest.MonkeyPa
 
 def test_most_commands_are_shown_somewhere() -> None:
     assert len(CASES) > 200
-    shown = {words_of(line)[0] for _, line in CASES if len(words_of(line)) > 0}
-    assert set(COMMANDS) - shown <= {"completion", "fake-server"}
+    names = {words_of(line)[0] for _, line in CASES if len(words_of(line)) > 0}
+    assert set(COMMANDS) - names <= {"completion", "fake-server"}

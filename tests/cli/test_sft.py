@@ -420,8 +420,8 @@ def test_conversations_are_learned(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "--env ID (demonstrations), --conversations FILE or --episodes RUN; got none"),
-        (("--env", "GuessNumber-v0", "--episodes", "."), "got --env and --episodes"),
+        ((), "env (demonstrations), conversations (files) or episodes (run folders); got none"),
+        (("--env", "GuessNumber-v0", "--episodes", "."), "got env and episodes"),
         (("--episodes", "2"), "--batch-size 2"),
         (("--episodes", "."), "episodes.jsonl' does not exist"),
         (("--env", "GuessNumber-v0", "--validation", "a.jsonl"), "goes with conversations or episodes"),

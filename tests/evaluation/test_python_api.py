@@ -47,7 +47,7 @@ def test_an_evaluation_takes_an_environment_and_a_policy_or_a_configuration(tmp_
     assert evaluation.summary.num_episodes == 3 and evaluation.config.env.endswith("guess_number:GuessNumber")
     config = agentgym.EvalConfig(env="GuessNumber-v0", num_tasks=3)
     assert agentgym.evaluate(config, "cheat", num_repeats=2, output=str(tmp_path / "b")).summary.num_episodes == 6
-    with pytest.raises(TypeError, match="num_taks"):
+    with pytest.raises(ConfigError, match="'num_taks': did you mean 'num_tasks'"):
         agentgym.evaluate("GuessNumber-v0", "oracle", num_taks=3)
 
 

@@ -17,6 +17,7 @@ REASONS = {
     Status.ENGINE_ERROR: StopReason.ENGINE_ERROR,
     Status.TIMEOUT: StopReason.DEADLINE,
     Status.CANCELLED: StopReason.CANCELLED,
+    Status.UNPLAYED: StopReason.AGENT,
 }
 
 

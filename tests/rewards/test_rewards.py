@@ -116,7 +116,7 @@ def test_a_failed_episode_is_not_scored(episode: Make) -> None:
     played = [episode("a", status=status) for status in Status]
     scored = score(count, played)
     assert seen == [2]
-    assert [trajectory.reward for trajectory in scored] == [1.0, 1.0, None, None, None, None]
+    assert [trajectory.reward for trajectory in scored] == [1.0, 1.0, *[None] * (len(Status) - 2)]
     assert scored[2:] == played[2:]
     assert score(lambda trajectory, task: 1.0, played)[2:] == played[2:]
     assert score(count, played[2:]) == played[2:]

@@ -17,7 +17,7 @@ def test_a_budget_of_nothing_is_refused(name: str) -> None:
 
 
 def test_an_unknown_way_to_treat_a_cut_reply_is_refused() -> None:
-    with pytest.raises(ConfigError, match='"truncate" or "answer"'):
+    with pytest.raises(ConfigError, match="'truncate' or 'answer'"):
         Limits(cut_reply="drop")  # type: ignore[arg-type]
 
 

@@ -114,6 +114,8 @@ class ModelEngine:
         tools = settings.get("tools", ())
         specs = tuple(tool if isinstance(tool, ToolSpec) else as_tool(tool).spec for tool in tools)
         changes = {name: value for name, value in settings.items() if name != "tools"}
+        if isinstance(stop := changes.get("stop"), str):
+            changes["stop"] = (stop,)
         return ReplyGenerator(self.engine, self.renderer, replace(config or GenerationConfig(), **changes), specs)
 
     async def _generate(

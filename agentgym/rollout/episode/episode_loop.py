@@ -119,13 +119,12 @@ class EpisodeLoop(ABC):
     async def _act(self, env: HostedEnv, builder: EpisodeBuilder, message: Message) -> EnvStep:
         """Gives the reply to the environment and closes the turn with its answer."""
         started = time.perf_counter()
-        answer = await self._step_env(env, message)
+        answer = self._with_note(await env.step(Action.from_message(message)), message)
         builder.end_turn(answer, time.perf_counter() - started)
         return answer
 
-    async def _step_env(self, env: HostedEnv, message: Message) -> EnvStep:
+    def _with_note(self, answer: EnvStep, message: Message) -> EnvStep:
         """Returns the environment's answer to the reply, after a note on what is wrong with the reply."""
-        answer = await env.step(Action.from_message(message))
         problem = reply_problem(message, self.end_thinking)
         return answer if problem is None else answer.preceded_by(problem)
 

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from agentgym.envs.base.action import Action
 from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.episode_loop import replay_info
 from agentgym.rollout.episode.token_loop import SamplingPlace, parse_completion
@@ -293,7 +294,7 @@ class ConversationLoop(BranchPrompts):
 
     async def _act_on(self, talk: _Talk, reply: SampledReply) -> EnvStep:
         started = time.perf_counter()
-        answer = await self._step_env(talk.env, reply.message)
+        answer = self._with_note(await talk.env.step(Action.from_message(reply.message)), reply.message)
         talk.builder.answer = reply.answer = answer
         reply.is_followed = True
         timings = {**reply.turn.timings, "env_s": time.perf_counter() - started}

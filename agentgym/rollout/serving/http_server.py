@@ -241,6 +241,8 @@ class EpisodeServer:
             how = "claim one with POST /episodes, and name it in the path, as the API key or in the header X-Episode"
             if name:
                 raise RequestRejected(404, "not_found", f"there is no episode {name!r:.80}; {how}")
+            if self.config.token is not None:  # the key is the server's own, or the guard had refused it
+                raise RequestRejected(404, "not_found", f"the request names no episode; {how}")
             raise RequestRejected(401, "invalid_api_key", f"the API key is that of no episode; {how}")
         return session
 

@@ -29,8 +29,8 @@ from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.serving.agent_session import StepAnswer, StepRequest
-from agentgym.rollout.serving.chat_completion import ChatRequest
 from agentgym.rollout.serving.served_loop import ServedLoop
+from agentgym.rollout.serving.wires.wire import AgentRequest
 from agentgym.tools import tool
 from agentgym.trajectory import Group, Source, Status, StopReason, Trajectory
 from agentgym.types import Message, Task
@@ -360,7 +360,7 @@ def test_an_external_agent_gets_the_rewritten_history(renderer: Renderer, raw: R
         assert seat is not None
         messages, first = list(opening.messages), None
         while True:
-            reply = await seat.chat(ChatRequest(tuple(messages), opening.tools))
+            reply = await seat.chat(AgentRequest(tuple(messages), opening.tools))
             answer = await seat.step(StepRequest())
             first = first or answer
             if answer.terminated:

@@ -43,4 +43,4 @@ def test_a_tool_is_called_within_seven_frames(renderer: Renderer, raw: Callable[
     assert trajectory.turns[0].observation == "It shows 7."
     frames = lock.frames[lock.frames.index("_converse") :]
     assert frames[-1] == "turn"
-    assert len(frames) <= MAX_FRAMES, frames
+    assert len(frames) <= MAX_FRAMES, " ".join(frames)
