@@ -370,7 +370,7 @@ def test_the_command_learns_writes_a_model_and_prints_a_summary(
     assert main([*words]) == 2
     assert "already holds a run" in capsys.readouterr().err
     assert main(["dpo"]) == 2
-    assert "--pairs FILE or --episodes RUN" in capsys.readouterr().err
+    assert "pairs (files) or episodes (run folders); got none" in capsys.readouterr().err
     assert main(["dpo", "--pairs", str(tmp_path / "none.jsonl")]) == 2
     assert "no file" in capsys.readouterr().err
 
