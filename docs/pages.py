@@ -187,7 +187,9 @@ def write_skill(target: Path) -> None:
     for page in (*folder.glob("*.md"), folder.parent / "ARCHITECTURE.md"):
         text = page.read_text(encoding="utf-8").replace("](../ARCHITECTURE.md", "](ARCHITECTURE.md")
         text = re.sub(r"\]\(docs/", "](", text)
-        text = re.sub(r"!?\[([^\]]*)\]\((?:\.\./[^)]*|[^)]*\.(?:png|svg))\)", r"\1", text)  # to what is not in the folder
+        text = re.sub(
+            r"!?\[([^\]]*)\]\((?:\.\./[^)]*|[^)]*\.(?:png|svg))\)", r"\1", text
+        )  # to what is not in the folder
         (references / page.name).write_text(text, encoding="utf-8")
     readme = (folder.parent / "README.md").read_text(encoding="utf-8")
     what, begin = readme.split("\n## ", 1)[0].partition("\n\n")[2], "## Play, evaluate, train\n"

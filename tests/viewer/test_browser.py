@@ -176,7 +176,7 @@ def test_an_episode_without_ids_is_shown_as_text(
     episode = json.loads(lines[0])
     opening = [{"role": "system", "content": "Find the <b>lamp</b>."}, {"role": "user", "content": "You stand here."}]
     episode.update(rows=[], advantages=None, info={"chat_endpoint": {"token_ids": False, "opening": opening}})
-    (run / "episodes.jsonl").write_text(json.dumps(episode) + "\n", encoding="utf-8")  # the one that the page opens
+    (run / "episodes.jsonl").write_text(json.dumps(episode) + "\n", encoding="utf-8")
     dom, console = browse(write_report(run))
     assert console == "" and shown_tokens(dom) == []
     assert "a chat endpoint that returns none played this episode" in dom and "cannot be trained on" in dom
