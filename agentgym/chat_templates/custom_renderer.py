@@ -9,7 +9,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.errors import ConfigError
 from agentgym.loading import Wanted, load_named
-from agentgym.settings import Contract, convert_function_errors
+from agentgym.settings.functions import Contract, convert_function_errors
 from agentgym.types import JSON
 
 __all__ = ["make_custom_renderer"]

@@ -7,8 +7,8 @@ from dataclasses import field
 from typing import Literal
 
 from agentgym.errors import ConfigError, MissingSetting, UnknownName, nearest
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 
 __all__ = ["COLUMNS", "DataConfig", "env_of_data"]
 

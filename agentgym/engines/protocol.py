@@ -10,7 +10,7 @@ from agentgym.engines.stop_strings import Decode, find_stop, stop_strings
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.published_weights import Weights
 from agentgym.routed_experts import RoutedExperts
-from agentgym.settings import check_at_least
+from agentgym.settings.functions import check_at_least
 
 __all__ = ["Completion", "Engine", "FinishReason", "Sampling", "WeightSync"]
 

@@ -17,10 +17,7 @@ MAX_LINES = 4
 
 
 class ProgressView:
-    """Shows what a call does: `say` a line, `count` episodes, `add` a point of each curve.
-
-    Thread-safe enough for one thread at a time.
-    """
+    """Shows what a call does: `say` a line, `count` episodes, `add` a point of each curve."""
 
     def __init__(self, title: str, *, is_shown: bool = True) -> None:
         self.title = title

@@ -13,8 +13,8 @@ from agentgym.rewards.learned import RewardModelConfig
 from agentgym.rewards.overlong import OverlongConfig
 from agentgym.rewards.remote import RemoteConfig
 from agentgym.rewards.weighted import WeightedPart, read_parts
-from agentgym.settings import check_above_zero, check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_above_zero, check_at_least
 
 __all__ = ["Manner", "RewardConfig"]
 

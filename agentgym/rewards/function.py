@@ -15,7 +15,7 @@ from agentgym.rewards.registry import REWARDS
 from agentgym.rewards.reply import ground_truth, whole_reply
 from agentgym.rewards.reward import InvalidReward
 from agentgym.rewards.trl_form import call_trl_reward, is_trl_reward, trl_reward_with_settings
-from agentgym.settings import check_setting_names, settings_of, with_settings
+from agentgym.settings.functions import check_setting_names, settings_of, with_settings
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 

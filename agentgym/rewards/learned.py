@@ -10,8 +10,8 @@ from agentgym.rewards.reply import conversation
 from agentgym.rewards.reward import RewardFailure
 from agentgym.rollout.hosting.env_code import attempt
 from agentgym.rollout.hosting.hosted_env import HostedEnv
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 from agentgym.tools.calling.worker import Worker
 from agentgym.trajectory import Trajectory
 

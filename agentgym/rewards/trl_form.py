@@ -12,7 +12,7 @@ from functools import partial
 from agentgym.openai_wire import message_to_openai
 from agentgym.rewards.reply import conversation, opening
 from agentgym.rewards.reward import InvalidReward
-from agentgym.settings import check_setting_names
+from agentgym.settings.functions import check_setting_names
 from agentgym.trajectory import Source, Trajectory
 from agentgym.types import JSON, Message
 

@@ -9,8 +9,8 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.stop_strings import stop_strings
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_above_zero
 
 __all__ = ["STALL_S", "Limits", "SamplingConfig"]
 

@@ -1,4 +1,4 @@
-"""Dataclasses of settings: names and types are checked when one is kind, and a notebook shows what was set."""
+"""Dataclasses of settings: names and types are checked when one is made, and a notebook shows what was set."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import SamplerConfig
-from agentgym.settings import check_above_zero, check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_above_zero, check_at_least
 from agentgym.tools.sandbox.service_settings import SandboxConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig

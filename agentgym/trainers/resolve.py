@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from agentgym.errors import ConfigError
 from agentgym.model.model_folder import count_parameters
-from agentgym.settings import is_bundled
+from agentgym.settings.functions import is_bundled
 from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.algorithms.estimators import check_estimator, check_penalized, needs_groups, needs_input
 from agentgym.trainers.algorithms.losses import LOSSES, traits_of

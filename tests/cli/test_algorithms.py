@@ -14,7 +14,7 @@ from pages import algorithms_page
 
 from agentgym.cli.main import main
 from agentgym.registry import Registry
-from agentgym.settings import is_bundled
+from agentgym.settings.functions import is_bundled
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_PENALTIES, LOSSES
 from agentgym.trainers.algorithms.catalog import all_algorithms
 from agentgym.trainers.algorithms.optimizers import OPTIMIZERS, SCHEDULES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from agentgym.errors import ConfigError, UserCodeFault, nearest
-from agentgym.settings import Contract, convert_function_errors, settings_of, with_settings
+from agentgym.settings.functions import Contract, convert_function_errors, settings_of, with_settings
 
 if TYPE_CHECKING:
     from decimal import Decimal

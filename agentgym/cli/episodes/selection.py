@@ -35,7 +35,7 @@ class Selection:
     tool: str = ""
     """Only those that called a tool."""
     error: str = ""
-    """Only those with a call that was answered by this error, such as unvalues_tool; any: by an error."""
+    """Only those with a call that was answered by this error, such as unknown_tool; any: by any error."""
     stop: str = ""
     """Only those that ended for a reason, such as max_turns."""
     task: str = ""

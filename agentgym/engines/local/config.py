@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 
 __all__ = ["LocalEngineConfig", "LocalSettings"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero, check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_above_zero, check_at_least
 from agentgym.url_credentials import check_variable, read_key, refuse_credentials
 
 __all__ = ["ChatEndpointConfig", "ModelRequestConfig", "RequestConfig", "endpoint_url", "is_url"]

@@ -14,8 +14,8 @@ import yaml
 from agentgym.engines.servers.http import check_addresses
 from agentgym.engines.servers.serving_settings import ServingSettings
 from agentgym.errors import ConfigError
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 
 __all__ = ["ServerConfig", "ServerLaunch"]
 

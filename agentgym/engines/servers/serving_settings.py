@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero, check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_above_zero, check_at_least
 
 __all__ = ["COMMAND_S", "EngineServing", "PauseMode", "ServingSettings"]
 

@@ -91,7 +91,7 @@ def evaluate(
     Takes a configuration, or an environment (its id, path or class) and a policy, with further settings of
     `EvalConfig`: `evaluate("TextGame-v0", "oracle", num_tasks=20)`.
 
-    ProgressView is a curve in a notebook, and lines on standard error in a script, unless `progress` is false. Without
+    Progress is a curve in a notebook, and lines on standard error in a script, unless `progress` is false. Without
     `output` the folder is a new one under `runs/`. With `resume` only missing or failed episodes are played.
     Raises ConfigError or UnknownName for what cannot be played, RunFolderError for a folder or model that is missing,
     taken or cannot be written, TrainingHalted if over half of the episodes fail.

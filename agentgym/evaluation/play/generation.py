@@ -18,8 +18,8 @@ from agentgym.rollout.episode.long_text import run_if_short, text_size
 from agentgym.rollout.episode.token_loop import check_completion, end_at_stop, parse_completion
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.seeds import derive
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 from agentgym.types import Message, ToolSpec
 
 __all__ = ["GenerationConfig", "Prompt", "Reply", "ReplyGenerator", "ReplySource", "messages_of_prompt", "no_reply"]

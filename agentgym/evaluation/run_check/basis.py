@@ -14,7 +14,7 @@ from agentgym.chat_templates.renderers.prompt_end import REACH
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.rollout.record.episodes_file import EpisodeRecord, message_from_json, record_from_json
 from agentgym.rollout.record.tools_file import Menus, menu_digest
-from agentgym.settings import is_bundled
+from agentgym.settings.functions import is_bundled
 from agentgym.types import Message, ToolSpec
 
 __all__ = ["Basis", "Memo", "Record", "StoredSpan"]

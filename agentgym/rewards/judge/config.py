@@ -15,8 +15,8 @@ from agentgym.engines.openai.config import ModelRequestConfig, endpoint_url
 from agentgym.errors import ConfigError
 from agentgym.rewards.judge.templates import GROUP, REPLY, RUBRIC, TURNS, check_template
 from agentgym.rewards.judge.verdicts import SCORE
-from agentgym.settings import check_pair
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_pair
 
 __all__ = ["Criterion", "JudgeConfig"]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Literal
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 from agentgym.types import Message
 
 __all__ = ["ASK", "CompactionConfig", "History", "compact_messages"]

@@ -18,8 +18,8 @@ from agentgym.rollout.hosting.env_threads import EnvThreads
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.rollout.hosting.hosted_env import Env
 from agentgym.rollout.sampling.call_check import describe_missing_calls
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 from agentgym.trajectory import Group, Status, StopReason, Trajectory
 from agentgym.types import Task, ToolResult
 

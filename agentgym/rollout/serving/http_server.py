@@ -38,8 +38,8 @@ from agentgym.rollout.serving.wires.chat import ChatWire, read_message, wire_mes
 from agentgym.rollout.serving.wires.messages import CountTokensWire, MessagesWire
 from agentgym.rollout.serving.wires.responses import ResponsesWire
 from agentgym.rollout.serving.wires.wire import CONTEXT_EXCEEDED, AgentRequest, AgentWire, Refusal, RequestRefused
-from agentgym.settings import check_above_zero, check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_above_zero, check_at_least
 from agentgym.trajectory import StopReason
 from agentgym.types import JSON
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast, get_args
 
 from agentgym.errors import ConfigError, UnknownName, nearest
-from agentgym.settings import check_above_zero
+from agentgym.settings.functions import check_above_zero
 from agentgym.types import JSON
 
 __all__ = ["FaultKind", "FaultPlan", "Faults"]

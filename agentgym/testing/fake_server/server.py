@@ -18,7 +18,7 @@ from typing import Any, Self
 from agentgym.engines.scripted import LogNormalDelay, Reply
 from agentgym.errors import AgentGymError, ConfigError, EngineError
 from agentgym.http_guard import HttpGuard, choose_token
-from agentgym.settings import check_at_least
+from agentgym.settings.functions import check_at_least
 from agentgym.testing.fake_server.chat import FakeChat
 from agentgym.testing.fake_server.control import FakeControl
 from agentgym.testing.fake_server.faults import Faults

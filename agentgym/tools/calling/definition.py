@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 from agentgym.errors import NOT_JSON, ConfigError, ToolSchemaError
 from agentgym.openai_wire import tool_schema
 from agentgym.registry import Registry
-from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings.functions import check_above_zero, check_at_least
 from agentgym.tools.calling.conversion import argument_converter
 from agentgym.tools.calling.docstring import summary
 from agentgym.tools.calling.schema import function_doc, function_fields, function_name, function_schema

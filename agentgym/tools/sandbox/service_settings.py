@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 from agentgym.url_credentials import read_key, refuse_credentials
 
 __all__ = ["CONCURRENCY", "KEY", "SandboxConfig", "backend_of_run", "is_service", "used_by_run", "variables_of_run"]

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.settings import Contract, convert_function_errors
+from agentgym.settings.functions import Contract, convert_function_errors
 
 __all__ = ["AGGREGATIONS", "RowCounts", "StepTotals", "check_aggregation", "turn_weights"]
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from agentgym.settings import settings_of
+from agentgym.settings.functions import settings_of
 from agentgym.trainers.algorithms.advantages import ADVANTAGES
 from agentgym.trainers.algorithms.aggregation import AGGREGATIONS
 from agentgym.trainers.algorithms.corrections import CORRECTION_INPUTS, CORRECTIONS

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.settings import Contract, with_inputs
+from agentgym.settings.functions import Contract, with_inputs
 from agentgym.trainers.algorithms.kl import MAX_LOG_RATIO
 from agentgym.trainers.algorithms.losses.policy_loss import check_shapes, require
 from agentgym.trainers.algorithms.sequences import Sequences

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentgym.errors import AgentGymError, ConfigError, InvalidTrajectory, TrainingHalted
-from agentgym.settings import convert_function_errors, settings_of, with_settings
+from agentgym.settings.functions import convert_function_errors, settings_of, with_settings
 from agentgym.trainers.algorithms.advantages.credit import Credit, check_rewards
 from agentgym.trainers.algorithms.advantages.registry import ADVANTAGES, ESTIMATOR_INPUTS
 

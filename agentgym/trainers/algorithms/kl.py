@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError
 from agentgym.registry import Registry
-from agentgym.settings import Contract, convert_function_errors
+from agentgym.settings.functions import Contract, convert_function_errors
 
 __all__ = [
     "KL_PENALTIES",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero, check_at_least
+from agentgym.settings.functions import check_above_zero, check_at_least
 
 __all__ = ["AdaptiveKL", "FixedKL", "KLController"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError
 from agentgym.registry import Registry
-from agentgym.settings import Contract, convert_function_errors, with_settings
+from agentgym.settings.functions import Contract, convert_function_errors, with_settings
 
 __all__ = ["BUILT_IN", "OPTIMIZERS", "SCHEDULES", "make_optimizer", "schedule_share"]
 

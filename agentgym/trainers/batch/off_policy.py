@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agentgym.errors import ConfigError, TrainingHalted
-from agentgym.settings import convert_function_errors, with_settings
+from agentgym.settings.functions import convert_function_errors, with_settings
 from agentgym.trainers.algorithms.corrections import CORRECTION_INPUTS, CORRECTIONS, Correction, proximal_logp
 from agentgym.trainers.batch.batch import TrainingBatch
 

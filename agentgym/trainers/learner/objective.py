@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentgym.settings import is_bundled
+from agentgym.settings.functions import is_bundled
 from agentgym.trainers.algorithms.corrections import CORRECTIONS
 from agentgym.trainers.algorithms.kl import penalty_of
 from agentgym.trainers.algorithms.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with, traits_of

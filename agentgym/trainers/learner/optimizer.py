@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import LanguageModel
-from agentgym.settings import convert_function_errors
+from agentgym.settings.functions import convert_function_errors
 from agentgym.trainers.algorithms.optimizers import BUILT_IN, OPTIMIZERS, make_optimizer, schedule_share
 from agentgym.trainers.learner.master_weights import MasterWeights
 from agentgym.trainers.learner.parameter_groups import divide_groups

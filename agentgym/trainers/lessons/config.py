@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 from agentgym.embedded import model_for
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.record.episodes_file import read_episodes
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.lessons.demonstrations import DemonstrationConfig
 from agentgym.trainers.settings.checkpoint import CheckpointConfig

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from agentgym.errors import ConfigError
 from agentgym.loading import Wanted, load_named
-from agentgym.settings import convert_function_errors
+from agentgym.settings.functions import convert_function_errors
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trajectory import Trajectory
 

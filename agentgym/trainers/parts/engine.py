@@ -31,7 +31,7 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import on_device, published_views
 from agentgym.model.policy import empty_policy, load_policy
 from agentgym.model.published_weights import Weights
-from agentgym.settings import convert_function_errors
+from agentgym.settings.functions import convert_function_errors
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.pass_tokens import fitting_tokens
 from agentgym.trainers.parallel.learner_ranks import is_large

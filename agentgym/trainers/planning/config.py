@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero, check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_above_zero, check_at_least
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig

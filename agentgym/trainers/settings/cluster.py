@@ -7,8 +7,8 @@ from dataclasses import field
 from typing import Literal, TypeAlias
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero, check_at_least, check_named_numbers
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_above_zero, check_at_least, check_named_numbers
 
 __all__ = ["ClusterConfig", "ModelRole", "Role"]
 

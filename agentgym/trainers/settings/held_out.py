@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 from agentgym.trainers.tasks.mix import read_mix
 
 __all__ = ["HeldOutConfig"]

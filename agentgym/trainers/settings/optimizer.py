@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_above_zero, check_pair
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_above_zero, check_pair
 
 __all__ = ["BIG", "OptimizerConfig", "UsualOptimizer"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_at_least
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least
 
 __all__ = ["ParityConfig"]
 

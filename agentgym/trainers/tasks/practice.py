@@ -7,8 +7,8 @@ from dataclasses import field
 from typing import Literal
 
 from agentgym.errors import ConfigError
-from agentgym.settings import check_at_least, check_pair, with_settings
 from agentgym.settings.config_class import config_class
+from agentgym.settings.functions import check_at_least, check_pair, with_settings
 from agentgym.trainers.tasks.curriculum import CURRICULA, Curriculum
 from agentgym.trainers.tasks.mix import read_mix
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from agentgym.errors import ConfigError
 from agentgym.loading import Wanted, load_named
-from agentgym.settings import convert_function_errors
+from agentgym.settings.functions import convert_function_errors
 from agentgym.trainers.tasks.source import TaskSource
 from agentgym.trajectory import Group
 from agentgym.types import JSON, Task

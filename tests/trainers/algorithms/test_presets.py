@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from agentgym.errors import ConfigError, UnknownName
-from agentgym.settings import with_settings
 from agentgym.settings.config_class import config_from_mapping
+from agentgym.settings.functions import with_settings
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, LOSSES
 from agentgym.trainers.algorithms.losses import loss_with
 from agentgym.trainers.algorithms.presets import PRESETS

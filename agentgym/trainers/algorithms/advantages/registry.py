@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from agentgym.registry import Registry
-from agentgym.settings import Contract
+from agentgym.settings.functions import Contract
 from agentgym.trainers.algorithms.advantages.credit import Credit
 
 __all__ = ["ADVANTAGES", "AdvantageEstimator"]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.settings import Contract, convert_function_errors, is_bundled, with_inputs, with_settings
+from agentgym.settings.functions import Contract, convert_function_errors, is_bundled, with_inputs, with_settings
 from agentgym.trainers.algorithms.kl import MAX_LOG_RATIO, k3
 from agentgym.trainers.algorithms.losses.pair_sums import PairSums
 
