@@ -41,7 +41,8 @@ def test_the_command_names_the_source(
 
 
 def test_no_message_or_page_names_a_distribution_that_no_index_has() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.*")]
+    examples = (path for path in (ROOT / "examples").rglob("*.*") if path.suffix != ".pyc")
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *examples]
     texts = {path: path.read_text(encoding="utf-8") for path in [*pages, *(ROOT / "agentgym").rglob("*.py")]}
     assert len(texts) > 500
     assert [path for path, text in texts.items() if re.search(r"pip install [^@\n]*agentgym-llm\b", text)] == []
