@@ -14,7 +14,6 @@ from typing import Annotated, cast
 
 import numpy as np
 import tyro
-import yaml
 
 from agentgym.cli.display.tables import show_table
 from agentgym.cli.options import parse_options
@@ -31,6 +30,7 @@ from agentgym.rollout.record.folder_digests import write_digests
 from agentgym.rollout.record.folder_lock import FolderLock
 from agentgym.rollout.record.line_reader import FILE_NAME, PACKED_NAME, find_episodes
 from agentgym.rollout.record.manifest import replace_file
+from agentgym.rollout.record.settings_file import settings_text
 from agentgym.rollout.record.task_names import task_names
 from agentgym.rollout.scores.intervals import SAME, ZERO_OR_ONE, Interval, difference_interval, mean_interval
 from agentgym.trajectory import Trajectory
@@ -116,7 +116,7 @@ def main(args: Sequence[str]) -> int:
     comparison, head = asyncio.run(_rescore(options, output, lock))
     result = {**comparison.to_json(), "output": str(output)}
     with name_write_errors(output):
-        replace_file(output / CONFIG, yaml.safe_dump(_settings(run, options.reward), sort_keys=False))
+        replace_file(output / CONFIG, settings_text(_settings(run, options.reward)))
         replace_file(output / RESULT, json.dumps(result, indent=2) + "\n")
         write_digests(output, {FILE_NAME: head}, (CONFIG, RESULT))
     lock.release()

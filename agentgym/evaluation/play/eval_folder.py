@@ -11,8 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.record import tools_file as tool_menus
@@ -23,6 +21,7 @@ from agentgym.rollout.record.folder_lock import LOCK_NAME, FolderLock
 from agentgym.rollout.record.json_pieces import PIECE
 from agentgym.rollout.record.line_reader import FILE_NAME
 from agentgym.rollout.record.manifest import replace_file
+from agentgym.rollout.record.settings_file import settings_text
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
@@ -57,7 +56,7 @@ class EvalFolder:
             with name_write_errors(path):
                 path.mkdir(parents=True, exist_ok=True)
                 self._lock.take()
-                replace_file(path / CONFIG, yaml.safe_dump(_plain(settings), sort_keys=False))
+                replace_file(path / CONFIG, settings_text(settings))
         discard_digests(path)
         self._writer = EpisodeWriter(path)
         self._thread = ThreadPoolExecutor(1, "agentgym-record")

@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agentgym.chat_templates import Renderer
 from agentgym.envs.catalog.resolve import stem_of
 from agentgym.errors import NOT_JSON, ConfigError, RunFolderError
@@ -22,6 +20,7 @@ from agentgym.rollout.record.environments_file import ENVIRONMENTS, record_envir
 from agentgym.rollout.record.folder_digests import discard_digests, file_digest, write_digests
 from agentgym.rollout.record.folder_lock import FolderLock
 from agentgym.rollout.record.manifest import replace_file
+from agentgym.rollout.record.settings_file import settings_text
 from agentgym.settings.config_class import config_from_mapping, flatten_settings
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint, copy_tokenizer, guard_writes
 from agentgym.trainers.checkpoints.writer import Checkpoints
@@ -69,11 +68,10 @@ class RunFolder:
         if config.is_lesson and path.exists() and any(path.iterdir()):
             raise RunFolderError(f"{str(path)!r} is taken already: give another --output, or remove it")
         folder = cls(path, config.checkpoint)
-        settings = yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False)
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.lock.take()
-            replace_file(path / "config.yaml", settings)
+            replace_file(path / "config.yaml", settings_text(asdict(config)))
             record_environments(path, _environments_of(config))
         except OSError as error:
             raise RunFolderError(f"cannot write a run to {str(path)!r}: {error}; give another --output") from error

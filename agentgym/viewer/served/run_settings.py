@@ -10,6 +10,7 @@ from typing import Any
 
 from agentgym.errors import AgentGymError
 from agentgym.rollout.record.environments_file import read_environments
+from agentgym.rollout.record.settings_file import made_with
 from agentgym.types import JSON
 from agentgym.url_credentials import SECRETS, URL, has_credentials
 from agentgym.viewer.served.episode_view import readable
@@ -46,7 +47,7 @@ def flat_settings(run: Path) -> tuple[dict[str, str], str]:
 
 
 def run_settings(run: Path) -> dict[str, JSON]:
-    """Returns settings, the command that makes such a run again, and the versions of its environments."""
+    """Returns settings, the command that makes such a run again, what it was made with, and its environments."""
     settings, reason = flat_settings(run)
     try:
         environments: dict[str, JSON] = {
@@ -59,6 +60,7 @@ def run_settings(run: Path) -> dict[str, JSON]:
         "settings": list(settings.items()),
         "reason": reason,
         "command": _command(run, settings),
+        "made_with": [readable(line) for line in made_with(run)],
         "environments": environments,
     }
 
