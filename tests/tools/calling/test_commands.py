@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.tools import read_calls
+from agentgym.tools.calling.commands import split_words
 from agentgym.types import MalformedCall, ToolCall, ToolSpec
 
 PARAMETERS: dict[str, Any] = {
@@ -96,10 +98,24 @@ def test_json_nested_beyond_reason_is_a_malformed_call() -> None:
         "<tool_call>" * 20_000,
         "<think>" * 20_000,
         "take " + "a=" * 100_000,
+        "take " + "a''b" * 50_000,
+        "take " + "\\" * 200_001,
+        "take " + '"' + "\\a" * 200_000,
     ],
-    ids=["blanks", "blocks", "thoughts", "values"],
+    ids=["blanks", "blocks", "thoughts", "values", "quotes", "backslashes", "an open quote"],
 )
 def test_a_long_text_is_read_in_a_time_in_proportion(text: str) -> None:
     before = time.thread_time()
     read_calls(text, TOOLS)
     assert time.thread_time() - before < 1.0
+
+
+@given(st.text(alphabet=" \t\r\n\f\u00a0a=é'\"\\"))
+def test_words_are_those_of_shlex(text: str) -> None:
+    try:
+        expected = shlex.split(text)
+    except ValueError:
+        with pytest.raises(ValueError, match="is not ended"):
+            split_words(text)
+    else:
+        assert split_words(text) == expected
