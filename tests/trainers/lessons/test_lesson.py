@@ -159,7 +159,7 @@ def test_steps_are_those_of_the_passes_unless_they_are_given() -> None:
         3,
         7,
     ]
-    assert SftConfig(env="GuessNumber-v0").num_steps(0) == 500
+    assert SftConfig(env="GuessNumber-v0").num_steps(0) == 400
 
 
 def test_validation_is_measured_after_every_pass_and_the_last_step() -> None:
