@@ -134,7 +134,7 @@ class Launcher:
             failure = playing.result()
         except Exception as error:  # noqa: BLE001 - the boundary around an agent: no program, no disk
             failure = f"the agent could not be run: {describe_error(error)}"
-        return FinishRequest(Status.AGENT_ERROR, failure) if failure else FinishRequest()
+        return FinishRequest(Status.AGENT_ERROR, failure) if failure else FinishRequest(is_exit=True)
 
 
 async def _end_agent(playing: asyncio.Task[str], folder: Path) -> None:

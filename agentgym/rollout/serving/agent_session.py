@@ -66,6 +66,8 @@ class FinishRequest:
     """The status of an episode whose agent crashed (`agent_error`) or took too long (`timeout`)."""
     error: str = ""
     """The line that names the failure."""
+    is_exit: bool = False
+    """True if the agent's process has exited: no call of its last reply is answered any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agentgym.envs.base.action import Action
@@ -333,7 +333,8 @@ class ConversationLoop(BranchPrompts):
             is_full = talk.is_full and bool(talk.tree.replies) and request.failure is Status.AGENT_ERROR
             if request.failure is not None and not is_full:
                 return StepAnswer((), 0.0, False, True), self._failed_agent(talk, request.failure, request.error)
-            reply = next((each for each in reversed(talk.tree.replies) if _is_final(each, talk.names)), None)
+            may_call = request.is_exit and not talk.names
+            reply = next((each for each in reversed(talk.tree.replies) if _is_final(each, may_call)), None)
             if reply is None or is_full:
                 reason = StopReason.CONTEXT if is_full else StopReason.AGENT
                 return StepAnswer((), 0.0, False, True), self._ended_by_agent(talk, reason)
@@ -371,9 +372,10 @@ def _reply_to_step(tree: ReplyTree, request: StepRequest) -> SampledReply:
     )
 
 
-def _is_final(reply: SampledReply, tools: Collection[str]) -> bool:
-    """Returns whether a reply may be the agent's final text, in an environment with these tools.
+def _is_final(reply: SampledReply, may_call: bool) -> bool:
+    """Returns whether a reply may be the agent's final text.
 
-    Without any, it may have calls: those are of the agent's own tools, and may end it (mini-swe-agent).
+    It may have calls if those are of the agent's own tools, of which one ends it (mini-swe-agent).
     """
-    return reply.is_open and not (reply.message.tool_calls and tools) and reply.context.root.label not in SIDE_LABELS
+    has_calls = bool(reply.message.tool_calls) and not may_call
+    return reply.is_open and not has_calls and reply.context.root.label not in SIDE_LABELS
