@@ -102,7 +102,7 @@ def _check_version(config: AgentConfig, harness: Harness, program: str) -> None:
     version = config.version or harness.version
     with tempfile.TemporaryDirectory(prefix="agentgym-agent-", ignore_cleanup_errors=True) as home:
         command = guard_command("server", [program, *harness.version_arguments])
-        environment = {**clean_variables(Path(home)), **harness.version_variables}
+        environment = clean_variables(Path(home))
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with subprocess.Popen(command, **streams, cwd=home, env=environment) as process:  # type: ignore[call-overload]
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentgym.rollout.agents.agent_episode import MODEL, AgentEpisode, Launch
@@ -37,7 +37,6 @@ class Harness:
     """True if it answers a call of a tool that it does not have with an error, and goes on."""
     version_arguments: tuple[str, ...] = ("--version",)
     """The arguments with which it prints its version."""
-    version_variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def _npm(package: str, version: str) -> str:

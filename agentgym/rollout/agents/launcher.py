@@ -63,6 +63,7 @@ async def launched_agents(loop: RolloutLoop, config: AgentConfig, folder: Path) 
 async def _check_reachable(url: str) -> None:
     address = urlsplit(url)
     try:
+        # An address may be bound, and lead nowhere: in a network namespace whose loopback is down.
         _, writer = await asyncio.wait_for(asyncio.open_connection(address.hostname, address.port), 10)
     except OSError as error:
         raise ConfigError(
@@ -96,7 +97,13 @@ class Launcher:
 
     async def _play(self, opening: Opening, session: AgentSession) -> None:
         """Has a new agent play the episode, and ends both."""
-        folder = Path(tempfile.mkdtemp(prefix="agentgym-agent-"))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="agentgym-agent-"))
+        except OSError as error:
+            await _finish(
+                session, FinishRequest(Status.AGENT_ERROR, f"no folder for an agent: {describe_error(error)}")
+            )
+            return
         episode = AgentEpisode(
             name=session.label,
             prompt="\n\n".join(message.content for message in opening.messages),

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, UnknownName
 from agentgym.rollout.agents.agents import check_agent
 from agentgym.rollout.agents.config import AgentConfig
@@ -33,6 +34,22 @@ import signal, subprocess, sys, time
 text = ask(sys.argv[1], os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
 """
 PYTHON = sys.executable
+
+
+class Long(TextEnv):
+    """Opens with a text."""
+
+    runs_inline = True
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        return self.text, {}
+
+    def step(self, action: str) -> StepResult:
+        return "", 0.0, True, False, {}
 
 
 @pytest.fixture
@@ -158,6 +175,20 @@ def test_an_agent_opens_its_own_episode_and_claims_none(stage: Any, function: Ca
         raise ValueError(error.code) from None"""
     (trajectory, _) = stage.play(function(code), num_episodes=2, parallel=1)
     assert trajectory.status is Status.AGENT_ERROR and "ValueError: 401" in str(trajectory.error)
+
+
+def test_an_agent_without_a_folder_is_an_agent_error(
+    stage: Any, function: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    (trajectory,) = stage.play(function("pass"))
+    assert trajectory.status is Status.AGENT_ERROR and "no folder for an agent" in str(trajectory.error)
+
+
+@pytest.mark.parametrize("text", ["x" * 140_000, "nul \0"], ids=["long", "nul"])
+def test_a_prompt_that_no_command_can_have_is_an_agent_error(text: str, stage: Any) -> None:
+    (trajectory,) = stage.play("true {prompt}", env=lambda: Long(text))
+    assert trajectory.status is Status.AGENT_ERROR, trajectory
 
 
 @pytest.mark.parametrize(
