@@ -12,7 +12,7 @@ GPU := $(wildcard /dev/nvidiactl /dev/dxg)
 TORCH_INDEX ?= $(if $(GPU),,$(if $(filter Linux,$(shell uname -s)),https://download.pytorch.org/whl/cpu))
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test long-tests engines adapters install check clean
+.PHONY: train test long-tests engines harnesses adapters install check clean
 
 train: $(STAMP)
 	$(BIN)/agentgym train --env TextGame-v0 --algo grpo $(ARGS)
@@ -22,13 +22,17 @@ test: $(STAMP)
 
 # What takes more than a second or two: whole runs, processes that are killed.
 long-tests: $(STAMP)
-	$(BIN)/python -m pytest -m "long and not slow and not engine and not adapter and not docker and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "long and not slow and not engine and not adapter and not harness and not docker and not gpu" $(ARGS)
 
 # The real engines on CPU, each in an environment of its own, for `.venv/bin/python -m pytest -m engine`.
 engines: $(STAMP)
 	PYTHON=$(BIN)/python tests/engines/environments/build.sh sglang vllm
 	@for name in sglang vllm; do echo "agentgym train --env TextGame-v0 --engine $$name --server.python \
 	$$(tests/engines/environments/build.sh --path $$name)"; done
+
+# The agents that `--agent` starts, in folders of their own, for `.venv/bin/python -m pytest -m harness`. It needs npm.
+harnesses: $(STAMP)
+	PYTHON=$(BIN)/python tests/rollout/agents/environments/build.sh
 
 # The libraries of other ecosystems, the reader of GGUF and a local S3, for `.venv/bin/python -m pytest -m adapter`. One library is compiled:
 # it needs a C compiler.

@@ -134,6 +134,7 @@ class Status(StrEnum):
     ENGINE_ERROR = "engine_error"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
+    AGENT_ERROR = "agent_error"  # a launched agent crashed
     UNPLAYED = "unplayed"  # an outside agent ended, and the environment saw no action and gave no verdict
 
     @property
@@ -179,6 +180,7 @@ _REASONS: Mapping[Status, frozenset[StopReason]] = {
     Status.ENGINE_ERROR: frozenset({StopReason.ENGINE_ERROR}),
     Status.TIMEOUT: frozenset({StopReason.DEADLINE}),
     Status.CANCELLED: frozenset({StopReason.CANCELLED}),
+    Status.AGENT_ERROR: frozenset({StopReason.AGENT}),
     Status.UNPLAYED: frozenset(
         {StopReason.AGENT, StopReason.CONTEXT, StopReason.MAX_TURNS, StopReason.TRAJECTORY_TOKENS}
     ),

@@ -34,6 +34,7 @@ REASONS = {
     Status.ENGINE_ERROR: {StopReason.ENGINE_ERROR},
     Status.TIMEOUT: {StopReason.DEADLINE},
     Status.CANCELLED: {StopReason.CANCELLED},
+    Status.AGENT_ERROR: {StopReason.AGENT},
     Status.UNPLAYED: {
         StopReason.AGENT,
         StopReason.CONTEXT,

@@ -32,7 +32,7 @@ Options = TypeVar("Options", bound=EvalConfig)
 REPEAT_COLUMNS = ("tasks", "k", "pass@k", "pass^k", "best@k", "")
 MAIN_SETTINGS = tuple(
     "env env_kwargs policy num_tasks num_repeats seed temperature top_p stop max_turns turn_tokens engine device "
-    "context_window concurrency output resume json".split()
+    "context_window concurrency agent.name output resume json".split()
 )
 """The settings that `--help` shows."""
 NO_PRICE = "no price is set (--endpoint.price-prompt, --endpoint.price-completion, per million tokens)"
@@ -56,7 +56,7 @@ class EvalOptions(EvalConfig):
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym eval ...`; exit code 1 when no episode could be played."""
-    args = with_full_names(env_as_option(args), {"--tools": "--data.tools"})
+    args = with_full_names(env_as_option(args), {"--tools": "--data.tools", "--agent": "--agent.name"})
     default = stored_options(EvalOptions, args)
     options = parse_options(EvalOptions, args, prog="agentgym eval", default=default, main_options=MAIN_SETTINGS)
     warn_of_idle("server", options.server, "engine", options.engine, SERVERS)

@@ -19,6 +19,7 @@ from agentgym.engines.openai.config import ChatEndpointConfig, is_url
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
 from agentgym.evaluation.play.evaluate import EvalConfig, open_evaluation
+from agentgym.rollout.agents.config import AgentConfig
 from agentgym.rollout.episode.history import CompactionConfig
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.tools.sandbox.service_settings import used_by_run
@@ -69,6 +70,7 @@ class ServeOptions(EvalConfig):
     public_url: str = ""
     """The URL at which agents reach the server, if they do not connect to it directly (a forwarded port)."""
     compaction: tyro.conf.Suppress[CompactionConfig] = field(default_factory=CompactionConfig)
+    agent: tyro.conf.Suppress[AgentConfig] = field(default_factory=AgentConfig)
     endpoint: tyro.conf.Suppress[ChatEndpointConfig] = field(default_factory=ChatEndpointConfig)
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the episodes and the result; by default a new one under runs/."""

@@ -32,7 +32,7 @@ from agentgym.trainers.tasks.mix import read_mix
 __all__ = ["main", "refuse_torchrun"]
 
 logger = logging.getLogger(__name__)
-SHORT_NAMES = {"--tools": "--data.tools", "--env-processes": "--sampler.env-processes"}
+SHORT_NAMES = {"--tools": "--data.tools", "--env-processes": "--sampler.env-processes", "--agent": "--agent.name"}
 """Options that other commands have without a prefix."""
 
 

@@ -77,11 +77,20 @@ def _recomputations(options: VerifyOptions, renderer: Renderer | None) -> list[R
     replay = import_module("agentgym.evaluation.run_check.replay").Replay  # the environments' libraries
     if "algo" not in settings:
         foreign = FOREIGN_REWARDS if "reward" in settings else ""  # an evaluation has it only where one is given
-        return [replay(foreign_rewards=foreign, end_thinking=end_thinking, share=share)]
+        return [
+            replay(
+                foreign_rewards=foreign,
+                end_thinking=end_thinking,
+                served=["eval"] if "agent" in settings else (),
+                share=share,
+            )
+        ]
     recompute = import_module("agentgym.trainers.checkpoints.recompute")  # torch, which the other checks do not need
     config = recompute.config_of(run)
     foreign = FOREIGN_REWARDS if config.reward.source_names or config.reward.overlong.buffer_tokens else ""
-    served = ("train",) if config.serve is not None else ()
+    served = [
+        name for name, is_served in (("train", config.is_played_outside), ("eval", config.agent.name)) if is_served
+    ]
     return [
         recompute.RecomputedAdvantages(config),
         recompute.RecomputedLogprobs(run, config),

@@ -17,6 +17,7 @@ from agentgym.errors import ConfigError
 from agentgym.loading import is_code_path
 from agentgym.model.architectures import check_backend
 from agentgym.rewards import RewardConfig
+from agentgym.rollout.agents.config import AgentConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampling.sampler import SamplerConfig
@@ -146,6 +147,7 @@ class TrainConfig:
     serve: int | None = None
     """The port (0 takes a free one) at which external agents play the episodes of training through OpenAI's chat
     completions; None plays them here. Evaluations are played here either way."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
     require_token: bool = False
     """Requires a token from external agents (serve). It is printed at the start, or read from AGENTGYM_TOKEN; setting
     that variable requires it too."""
@@ -194,8 +196,11 @@ class TrainConfig:
             from agentgym.rollout.serving.http_server import ServeConfig  # here: other settings need no server
 
             ServeConfig(port=self.serve)
+            if self.agent.name:
+                raise ConfigError("serve waits for agents that come by themselves, and agent starts one: leave one out")
             if self.compaction.at is not None:
                 raise ConfigError("an agent outside (serve) shortens its conversation itself: leave compaction.at out")
+        self.agent.check_compaction(self.compaction.at)
         self._check_practice()
         if self.executor == "ray":
             self._check_cluster()
@@ -273,8 +278,8 @@ class TrainConfig:
         if self.plays:
             check_at_least(1, self.ray, "engines", "workers", where="ray.")
         self.learner.check_shares(self.ray.learners)
-        if self.serve is not None:
-            raise ConfigError("executor ray has no door for agents outside: leave serve out")
+        if self.is_played_outside:
+            raise ConfigError("executor ray has no door for agents outside: leave serve and agent out")
         if self.learner.device != "cpu":
             raise ConfigError("learner.device is that of a run in one process: on a cluster give ray.gpus_per_learner")
         if self.ray.layout == "colocated" and self.max_staleness:
@@ -310,6 +315,11 @@ class TrainConfig:
                 "practice.filter leaves out groups whose episodes are all alike, and a group of one always is: use a"
                 " group_size of 2 or more, or filter off"
             )
+
+    @property
+    def is_played_outside(self) -> bool:
+        """True if agents play the episodes of training."""
+        return self.serve is not None or bool(self.agent.name)
 
     @property
     def episodes_per_step(self) -> int:

@@ -126,10 +126,10 @@ def _check_algorithm(config: TrainConfig) -> None:
             else f"the advantage {name} takes no values, so a critic would learn for nothing: leave"
             " learner.critic.trunk out, or take --algo ppo"
         )
-    if needs_input(name, "greedy_B") and (config.serve is not None or config.max_staleness):
+    if needs_input(name, "greedy_B") and (config.is_played_outside or config.max_staleness):
         raise ConfigError(
-            f"{name} plays a greedy episode of each task with the weights of the step: leave serve and"
-            " max_staleness out"
+            f"{name} plays a greedy episode of each task with the weights of the step: leave serve, agent"
+            " and max_staleness out"
         )
     if config.group_size == 1 and not config.allow_single and needs_groups(name):
         raise ConfigError(

@@ -207,7 +207,7 @@ def test_help_shows_the_settings_that_matter_in_the_width_of_the_terminal(
     assert main(["train", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[0] for line in lines if line.startswith("  --")]
-    assert names == [f"--{name.replace('_', '-')}" for name in MAIN_SETTINGS] and len(names) == 22
+    assert names == [f"--{name.replace('_', '-')}" for name in MAIN_SETTINGS] and len(names) == 23
     assert "      Tasks per step; each is played by one group. (default: 16)" in lines
     assert "All settings: agentgym train --help-all" in lines
 

@@ -17,6 +17,7 @@ REASONS = {
     Status.ENGINE_ERROR: StopReason.ENGINE_ERROR,
     Status.TIMEOUT: StopReason.DEADLINE,
     Status.CANCELLED: StopReason.CANCELLED,
+    Status.AGENT_ERROR: StopReason.AGENT,
     Status.UNPLAYED: StopReason.AGENT,
 }
 

@@ -58,7 +58,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no block": ({"reward": "nosuch"}, "setting 'reward' holds settings of its own: function,"),
     "text": ({"trackers": "tensorboard"}, "setting 'trackers' is a list, got 'tensorboard'"),
     "item": ({"trackers": ["tensorboard", 3]}, "setting 'trackers' is a text, got 3"),
-    "far": ({"zzz": 3}, "unknown setting 'zzz'. Known: advantage, aggregation, algo"),
+    "far": ({"zzz": 3}, "unknown setting 'zzz'. Known: advantage, agent, aggregation, algo"),
     "algo": ({"algo": "grpoo"}, "unknown algo 'grpoo': did you mean 'grpo'?"),
     "loss": ({"learner": {"loss": "gspoo"}}, "unknown policy loss 'gspoo': did you mean 'gspo'?"),
     "local": ({"env": type("Inner", (), {})}, "setting 'env': Inner cannot be found by its name"),

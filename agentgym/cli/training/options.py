@@ -14,8 +14,8 @@ __all__ = ["MAIN_SETTINGS", "TrainOptions"]
 
 MAIN_SETTINGS = tuple(
     "env env_kwargs model algo steps tasks group_size optimizer.learning_rate limits.turn_tokens seed eval.episodes "
-    "target_success engine executor learner.device learner.lora.rank output resume config print_config dry_run "
-    "json".split()
+    "target_success agent.name engine executor learner.device learner.lora.rank output resume config print_config "
+    "dry_run json".split()
 )
 """The settings that `--help` shows, and the options of the command itself."""
 

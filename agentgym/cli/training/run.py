@@ -24,6 +24,7 @@ from agentgym.cli.training.options import TrainOptions
 from agentgym.engines.server_kind import SERVERS
 from agentgym.envs.catalog.resolve import command_name
 from agentgym.errors import AgentGymError, ConfigError
+from agentgym.rollout.agents.agents import check_agent
 from agentgym.rollout.record.environments_file import read_environments
 from agentgym.rollout.record.line_reader import FILE_NAME, find_episodes
 from agentgym.rollout.scores.intervals import success_interval
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 def check_algorithm_and_envs(config: TrainConfig, *, is_resumed: bool = False) -> None:
     """Raises for an algorithm or environment that does not exist or cannot work; warns of settings without effect."""
+    check_agent(config.agent)
     resolve_config(
         config, is_resumed=is_resumed
     )  # an algorithm that cannot work is refused before an environment is made

@@ -17,6 +17,7 @@ from agentgym.errors import ConfigError
 from agentgym.evaluation.play.open_model import ModelOptions
 from agentgym.model.architectures import check_backend
 from agentgym.rewards import RewardConfig
+from agentgym.rollout.agents.config import AgentConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import STALL_S, SamplingConfig
 from agentgym.rollout.sampling.sampler import SamplerConfig
@@ -95,6 +96,7 @@ class EvalConfig(ModelOptions):
     reward: RewardConfig = field(default_factory=RewardConfig)
     """The source of an episode's reward, in place of the environment."""
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
 
     def __post_init__(self) -> None:
         refuse_credentials(self)
@@ -119,6 +121,9 @@ class EvalConfig(ModelOptions):
         check_date(self.date)
         if self.compaction.at is not None and (self.policy in POLICIES or is_url(self.policy)):
             raise ConfigError(f"{self.policy} is asked for no summary: leave compaction.at out, or evaluate a model")
+        if self.agent.name and (self.policy in POLICIES or is_url(self.policy)):
+            raise ConfigError(f"the agent {self.agent.name} needs a model that replies: {self.policy} is none")
+        self.agent.check_compaction(self.compaction.at)
         if self.history != "append" and is_url(self.policy):
             raise ConfigError("a chat endpoint renders the history itself, by its own template: leave history out")
         if (self.family is not None or self.chat_template or self.chat_template_kwargs) and is_url(self.policy):
@@ -143,6 +148,7 @@ class EvalConfig(ModelOptions):
         settings |= {"stop": [*self.stop]} if self.stop else {}
         for name, nothing in {"data": DataConfig(), "reward": RewardConfig(), "sandbox": SandboxConfig()}.items():
             settings |= {} if (part := getattr(self, name)) == nothing else {name: plain_settings(part)}
+        settings |= {"agent": self.agent.to_json()} if self.agent.name else {}
         if is_url(self.policy):
             endpoint: dict[str, JSON] = {"model": self.endpoint.model, "text_marks": self.endpoint.text_marks}
             return {**settings, "policy": endpoint_url(self.policy), "endpoint": endpoint}

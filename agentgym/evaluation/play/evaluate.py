@@ -37,6 +37,7 @@ from agentgym.model.decoder_config import folder_window
 from agentgym.model.model_name import names_model, with_digest
 from agentgym.notebook.progress_view import ProgressView
 from agentgym.rewards import RewardConfig, open_rewards
+from agentgym.rollout.agents.agents import check_agent
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.episode.token_loop import RolloutLoop
@@ -159,6 +160,7 @@ class EvalPlan:
             if on_episode is not None:
                 on_episode(trajectory)
 
+        driver = driver or (self._launch_agents if self.config.agent.name else None)
         stall_s = None if self.config.env_processes else self.config.stall_s
         with closing(self.folder), watch_calls(stall_s):
             played = run_async(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
@@ -168,6 +170,12 @@ class EvalPlan:
             result = EvalResult(self.config, summary, self.folder.path, ordered, endpoint_use(ordered))
             self.folder.finish(ordered, result.to_json())
         return result
+
+    def _launch_agents(self, loop: RolloutLoop) -> AbstractAsyncContextManager[RolloutLoop]:
+        """Starts an agent for each episode; see `launched_agents`."""
+        from agentgym.rollout.agents.launcher import launched_agents  # here: others need no server
+
+        return launched_agents(loop, self.config.agent, self.folder.path / "agents")
 
 
 def _reward_range(config: EvalConfig) -> tuple[float, float]:
@@ -325,6 +333,7 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
         opening = attempt(lambda: played_env(config.policy)(task))
         unwrap_user_outcome(opening, f"the {config.policy} policy of {config.env} cannot be made").close()
         return _with_chat_format(config, chat_folder(config.tokenizer, config.chat_template))
+    check_agent(config.agent)
     num_turns = turn_limit(config.env, config.env_kwargs)
     if not (names_model(config.policy) or isdir(expanduser(config.policy))):
         kinds = [*EMBEDDED_MODELS, *POLICIES]

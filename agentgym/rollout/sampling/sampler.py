@@ -34,7 +34,7 @@ MAX_LEAKED_THREADS = 64
 take the memory of the process."""
 NUMBER = re.compile(r"\d+")
 """The numbers in a message, such as bytes, ports and lines: failures that differ only in these are the same."""
-FAILED = (Status.ENV_ERROR, Status.ENGINE_ERROR, Status.TIMEOUT, Status.UNPLAYED)
+FAILED = (Status.ENV_ERROR, Status.ENGINE_ERROR, Status.TIMEOUT, Status.AGENT_ERROR, Status.UNPLAYED)
 
 
 @config_class

@@ -60,7 +60,14 @@ class StepRequest:
 
 @dataclass(frozen=True, slots=True)
 class FinishRequest:
-    """Ends the episode: the agent has ended, and its last reply is its final text."""
+    """Ends the episode: the agent has ended, and its last reply is its final text, unless it failed."""
+
+    failure: Status | None = None
+    """The status of an episode whose agent crashed (`agent_error`) or took too long (`timeout`)."""
+    error: str = ""
+    """The line that names the failure."""
+    is_exit: bool = False
+    """True if the agent's process has exited: no call of its last reply is answered any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +130,13 @@ class AgentSession:
     any other is a new sample, as best-of-n and equal sub-agents want it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, label: str = "") -> None:
         self.name = name
+        """The name of the episode for its agent: whoever knows it can play the episode."""
+        self.label = label
+        """The name without its secret."""
         self.claimed = asyncio.Event()
+        self.ended = asyncio.Event()
         self.stored = ResponseStore()
         self._opening: asyncio.Future[Opening | AgentGymError] = asyncio.get_running_loop().create_future()
         self._exchanges: dict[str, list[AgentExchange]] = {}
@@ -212,3 +223,4 @@ class AgentSession:
                 exchange.future.set_result(self._after_the_end(exchange.request))
             exchange.request = None
         self.stored.clear()
+        self.ended.set()

@@ -20,6 +20,7 @@ from agentgym.rollout.serving.agent_session import (
     AgentGone,
     AgentSession,
     Answer,
+    FinishRequest,
     Replies,
     StepAnswer,
     StepRequest,
@@ -158,7 +159,7 @@ class ConversationLoop(BranchPrompts):
             elif isinstance(request, StepRequest):
                 answer, ending = await self._step(talk, request)
             else:
-                answer, ending = await self._finish(talk)
+                answer, ending = await self._finish(talk, request or FinishRequest())
             talk.is_full, exchange.request = False, None if answer is not None else request
         except RequestRefused as refusal:
             talk.is_full = refusal.code == CONTEXT_EXCEEDED
@@ -174,7 +175,11 @@ class ConversationLoop(BranchPrompts):
         if talk.is_full and talk.tree.replies:
             return self._ended_by_agent(talk, StopReason.CONTEXT)
         gone = AgentGone(f"the agent asked for nothing within {self.idle_s:g} s (idle_s)")
-        return EpisodeEnd(Status.TIMEOUT, StopReason.DEADLINE, str(gone), replay_info(talk.episode))
+        return self._failed_agent(talk, Status.TIMEOUT, str(gone))
+
+    def _failed_agent(self, talk: _Talk, status: Status, error: str) -> EpisodeEnd:
+        reason = StopReason.DEADLINE if status is Status.TIMEOUT else StopReason.AGENT
+        return EpisodeEnd(status, reason, error, replay_info(talk.episode))
 
     def _ended_by_agent(self, talk: _Talk, reason: StopReason) -> EpisodeEnd:
         """Returns the ending of an episode whose agent cannot or does not go on, and whose environment goes on."""
@@ -319,13 +324,20 @@ class ConversationLoop(BranchPrompts):
         talk.tree.show(context, reply, views, is_whole=answer.history is not None)
         return None
 
-    async def _finish(self, talk: _Talk) -> tuple[Answer, EpisodeEnd]:
-        """Gives the agent's final text to the environment, and ends the episode with its verdict."""
+    async def _finish(self, talk: _Talk, request: FinishRequest) -> tuple[Answer, EpisodeEnd]:
+        """Gives the agent's final text to the environment, and ends the episode with its verdict.
+
+        An agent that fails at a full window (Codex) has no final text, and is no failure: the model filled it.
+        """
         async with talk.env_lock:
-            reply = next((each for each in reversed(talk.tree.replies) if _is_final(each)), None)
-            if reply is None:
-                ending = self._ended_by_agent(talk, StopReason.AGENT)
-                return StepAnswer((), 0.0, False, True), ending
+            is_full = talk.is_full and bool(talk.tree.replies) and request.failure is Status.AGENT_ERROR
+            if request.failure is not None and not is_full:
+                return StepAnswer((), 0.0, False, True), self._failed_agent(talk, request.failure, request.error)
+            may_call = request.is_exit and not talk.names
+            reply = next((each for each in reversed(talk.tree.replies) if _is_final(each, may_call)), None)
+            if reply is None or is_full:
+                reason = StopReason.CONTEXT if is_full else StopReason.AGENT
+                return StepAnswer((), 0.0, False, True), self._ended_by_agent(talk, reason)
             answer = await self._act_on(talk, reply)
             ending = self._ending(answer, 0) or self._ended_by_agent(talk, StopReason.AGENT)
             is_completed = ending.status is Status.COMPLETED
@@ -360,6 +372,10 @@ def _reply_to_step(tree: ReplyTree, request: StepRequest) -> SampledReply:
     )
 
 
-def _is_final(reply: SampledReply) -> bool:
-    """Returns whether a reply may be the agent's final text."""
-    return reply.is_open and not reply.message.tool_calls and reply.context.root.label not in SIDE_LABELS
+def _is_final(reply: SampledReply, may_call: bool) -> bool:
+    """Returns whether a reply may be the agent's final text.
+
+    It may have calls if those are of the agent's own tools, of which one ends it (mini-swe-agent).
+    """
+    has_calls = bool(reply.message.tool_calls) and not may_call
+    return reply.is_open and not has_calls and reply.context.root.label not in SIDE_LABELS

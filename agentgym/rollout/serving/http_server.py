@@ -179,6 +179,10 @@ class EpisodeServer:
             self._last_request = time.monotonic()
 
     async def _claim(self, request: web.Request) -> web.StreamResponse:
+        if self.config.token is not None and self.loop.session(request_key(request)) is not None:
+            raise RequestRejected(
+                401, "invalid_api_key", "an episode's key claims no other one: send the server's token"
+            )
         opening = await self.loop.claim(self.config.claim_s)
         if opening is None:
             return web.Response(status=204)

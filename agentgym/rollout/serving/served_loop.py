@@ -67,7 +67,8 @@ class ServedLoop(ConversationLoop):
 
     async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
         """Plays one episode, as `RolloutLoop.play` does, as soon as an agent has claimed it."""
-        session = AgentSession(_name(episode))
+        label = episode.session.replace("/", ".")
+        session = AgentSession(f"{label}-{secrets.token_urlsafe(16)}", label)
         self._sessions[session.name] = self._live[episode.session] = session
         self._offer(session)
         trajectory = None
@@ -171,11 +172,3 @@ class ServedLoop(ConversationLoop):
                 self.sampling.temperature,
             )
         self._warned_fields |= {*notes.ignored, *notes.left_out, *notes.decided}
-
-
-def _name(episode: Episode) -> str:
-    """Returns the episode's name in addresses.
-
-    It ends in a secret: anyone who knows the name can play the episode.
-    """
-    return f"{episode.session.replace('/', '.')}-{secrets.token_urlsafe(16)}"

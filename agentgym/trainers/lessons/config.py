@@ -25,7 +25,7 @@ __all__ = ["DpoConfig", "LessonConfig", "SftConfig", "config_kind"]
 
 PLAY_SETTINGS = (
     *("data", "practice", "algo", "advantage", "tasks", "group_size", "allow_single", "aggregation", "norm_tokens"),
-    *("truncated_episodes", "parity", "max_staleness", "serve", "require_token", "rival"),
+    *("truncated_episodes", "parity", "max_staleness", "serve", "agent", "require_token", "rival"),
     *("learner.epochs", "learner.minibatches", "learner.correction", "learner.critic"),
 )
 """Settings that only runs that learn from episodes of their own have a use for."""

@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from agentgym.http_guard import choose_token, shown_token
 from agentgym.rewards import Rewards
+from agentgym.rollout.agents.launcher import launched_agents
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.episode.token_loop import RolloutLoop
@@ -28,7 +30,7 @@ from agentgym.trainers.tasks.filtering import StepGroups, fill_step
 from agentgym.trainers.tasks.source import TaskSource
 from agentgym.trajectory import Group, Trajectory
 
-__all__ = ["Player", "open_player"]
+__all__ = ["Player", "Sources", "open_player"]
 
 logger = logging.getLogger(__name__)
 
@@ -162,17 +164,30 @@ class Player:
         return [GroupRequest(task, f"{step}/{place}", step) for place, task in zip(places, tasks, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The sources of a run's tasks."""
+
+    train: TaskSource
+    held_out: TaskSource
+    """The source of the tasks of evaluations."""
+
+
 async def open_player(
-    config: TrainConfig, stage: Stage, source: TaskSource, held_out: TaskSource, rewards: Rewards, stack: AsyncExitStack
+    config: TrainConfig, stage: Stage, sources: Sources, rewards: Rewards, folder: Path, stack: AsyncExitStack
 ) -> tuple[Player, Sequence[str]]:
-    """Creates the samplers of a run, which the stack closes.
+    """Creates the samplers of the run in `folder`, which the stack closes.
 
     Also returns lines to show: if agents play over HTTP, their URL and the token that they need.
     """
-    loop = stage.loop("train")
+    loop, eval_loop = stage.loop("train"), stage.loop("eval")
+    if config.agent.name:
+        assert isinstance(loop, RolloutLoop) and isinstance(eval_loop, RolloutLoop)
+        loop = await stack.enter_async_context(launched_agents(loop, config.agent, folder / "agents"))
+        eval_loop = await stack.enter_async_context(launched_agents(eval_loop, config.agent, folder / "agents"))
     sampler = stage.sampler(rewards.loop(loop))
     stack.callback(sampler.close)
-    evaluator = stage.sampler(rewards.loop(stage.loop("eval")), sampler.env_host)
+    evaluator = stage.sampler(rewards.loop(eval_loop), sampler.env_host)
     probe_sampler = stage.sampler(stage.loop("probe"), sampler.env_host)
     probe_sampler.checks_calls = False  # its replies are cut intentionally
     seats = trained_seats(config)
@@ -188,10 +203,10 @@ async def open_player(
             notices.append(f"token: {shown_token(token)}    (agents send it as their API key)")
         players = Sampler(rewards.loop(served), config=config.sampler, env_host=sampler.env_host)
     stream = None
-    if isinstance(source, AheadTasks):
+    if isinstance(sources.train, AheadTasks):
         stream = GroupStream(
             players,
-            source.requests(),
+            sources.train.requests(),
             group_size=config.group_size,
             groups_per_step=config.tasks,
             max_staleness=config.max_staleness,
@@ -200,7 +215,7 @@ async def open_player(
         stack.push_async_callback(stream.close)
     lengths = StepLengths(config.tasks, config.max_staleness)
     samplers = (sampler, evaluator, players, probe_sampler)
-    return Player(config, source, held_out, stage, rewards, seats, *samplers, stream, lengths), notices
+    return Player(config, sources.train, sources.held_out, stage, rewards, seats, *samplers, stream, lengths), notices
 
 
 def _open_self_play(config: TrainConfig, loop: EpisodeLoop, stack: AsyncExitStack) -> Sampler:

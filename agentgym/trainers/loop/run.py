@@ -30,7 +30,7 @@ from agentgym.trainers.loop.learn_step import learn_step, publish
 from agentgym.trainers.loop.lesson_step import lesson_step
 from agentgym.trainers.loop.observer import Observer
 from agentgym.trainers.loop.open_parts import open_parts
-from agentgym.trainers.loop.player import Player, open_player
+from agentgym.trainers.loop.player import Player, Sources, open_player
 from agentgym.trainers.loop.session import Progress, TrainingSession, WeightPublisher
 from agentgym.trainers.loop.train_result import RunEnd, TrainResult
 from agentgym.trainers.monitoring.halt import keep_episodes
@@ -169,7 +169,8 @@ class Run:
             parts.weights.load(self.checkpoint.path)
         configured = config.reward if self.reward is None else replace(config.reward, function=None)
         rewards = await stack.enter_async_context(open_rewards(configured, self.reward))
-        player, lines = await open_player(config, parts.stage, self.source, self.held_out, rewards, stack)
+        sources = Sources(self.source, self.held_out)
+        player, lines = await open_player(config, parts.stage, sources, rewards, self.folder.path, stack)
         for line in lines:
             self._show(line)
         if backend := backend_line(self.model, self.model_folder):

@@ -59,6 +59,7 @@ def trained_seats(config: TrainConfig) -> tuple[str, ...]:
         "data": config.data.has_files,
         "max_staleness": bool(config.max_staleness),
         "serve": config.serve is not None,
+        "agent": bool(config.agent.name),
         "sampler.env_processes": bool(config.sampler.env_processes),
         "executor ray": config.executor == "ray",
         f"the advantage {config.estimator}": needs_input(config.estimator, "greedy_B"),
