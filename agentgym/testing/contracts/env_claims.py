@@ -153,11 +153,11 @@ def _reward_range(make: EnvUnderTest) -> Iterator[Complaint]:
 def _leaks(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     env.close()
-    leaks: list[str] | None = env.leaks() if callable(getattr(env, "leaks", None)) else None
-    for leak in leaks or ():
+    find_leaks = getattr(env, "leaks", None)
+    for leak in find_leaks() if callable(find_leaks) else ():
         yield "error", f"the task gives its answer away: {leak}"
     subjects = _claiming(make, "secrets")
-    if not subjects and leaks is None:
+    if not subjects and not callable(find_leaks):
         yield "not claimed", "it has no method secrets(), whose texts nothing may show before the episode ends"
     for subject in subjects:
         for name, policy in _players(subject).items():
