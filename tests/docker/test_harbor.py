@@ -14,7 +14,15 @@ from agentgym.testing import examine_env
 from agentgym.tools.containers.daemon import Daemon
 from agentgym.tools.containers.pool import _pools
 from agentgym.tools.containers.python_image import host_image
-from tests.envs.adapters.harbor_folders import CONFIG, KEPT, call_shell, finish, open_task, play_policy, write_task
+from tests.envs.adapters.harbor_folders import (
+    CONFIG,
+    TASK_FOLDERS,
+    call_shell,
+    finish,
+    open_task,
+    play_policy,
+    write_task,
+)
 
 pytestmark = pytest.mark.docker
 BASE = ("python", "3.12-slim")
@@ -36,7 +44,7 @@ def base_image(docker_address: str) -> Iterator[None]:
         assert [tag for image in client.images.list() for tag in image.tags] == [name]
 
 
-@pytest.mark.parametrize("task", KEPT, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", TASK_FOLDERS, ids=lambda task: task.name)
 def test_a_kept_task_passes_its_checks_in_a_container(task: Path) -> None:
     only = ["oracle", "cheat", "reproducible", "answer leak"]
     verdicts = examine_env(f"harbor/{task}", {"backend": "docker", "max_turns": 1}, only=only)

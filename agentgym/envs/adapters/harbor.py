@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.envs.adapters.harbor_box import ROOT, NotInBox, read_setup
-from agentgym.envs.adapters.harbor_task import HarborTask, read_tasks, read_tree
+from agentgym.envs.adapters.harbor_task import HarborTask, read_harbor_tasks, read_tree
 from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.docker_env import DockerEnv
@@ -40,10 +40,10 @@ CANNOT_RUN = (126, 127)
 SIGNALED = 128
 MIN_LEAK = 24
 """The characters of the shortest text that counts as a copy of a solution or of tests."""
-KEPT = "bin boot dev etc lib lib32 lib64 media mnt proc run sbin sys usr var".split()
+SYSTEM_FOLDERS = "bin boot dev etc lib lib32 lib64 media mnt proc run sbin sys usr var".split()
 BUILD_END = f"""
 USER root
-RUN for folder in /*; do case "$folder" in {"|".join(f"/{name}" for name in KEPT)}) ;; \\
+RUN for folder in /*; do case "$folder" in {"|".join(f"/{name}" for name in SYSTEM_FOLDERS)}) ;; \\
     *) chown -R {NOBODY} "$folder" ;; esac; done; \\
     mkdir -p /logs/agent /logs/artifacts /logs/verifier /tests && chown {NOBODY} /logs/agent /logs/artifacts && \\
     chown -R 0:0 /tests /logs/verifier && chown 0:0 /logs
@@ -251,14 +251,14 @@ class Harbor(DockerEnv):
 
 
 def names() -> list[str]:
-    """None: tasks are named by their folders."""
+    """Returns no names: tasks are named by their folders."""
     return []
 
 
 @functools.lru_cache(maxsize=64)
 def _tasks_of(path: str, backend: str, packages: tuple[Path, ...]) -> list[HarborTask]:
     """Reads tasks once in a process; raises ConfigError if a box that was asked for can be none of their machines."""
-    tasks = read_tasks(path)
+    tasks = read_harbor_tasks(path)
     if backend not in ("auto", "docker"):
         reasons = {task.name: reason for task in tasks if (reason := _reason_against(task, packages, backend))}
         tasks = [task for task in tasks if task.name not in reasons]

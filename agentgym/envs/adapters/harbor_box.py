@@ -41,7 +41,7 @@ NEEDS_MORE = re.compile(
     r"useradd|adduser|groupadd|chown|mount|sudo|su|service|systemctl|ldconfig|mknod)(?![\w.-])"
 )
 """Programs that need a network, or root."""
-GIVEN = {
+BASIC_PACKAGES = {
     "python3",
     "python3-pip",
     "python3-minimal",
@@ -214,7 +214,7 @@ def _inside(path: str) -> str:
 def _has_package(name: str) -> bool:
     """Returns whether a package of the system, or its program, is on this machine, whose system the box has."""
     lists = (Path("/var/lib/dpkg/info") / f"{name}.list", *Path("/var/lib/dpkg/info").glob(f"{name}:*.list"))
-    return name in GIVEN or any(file.is_file() for file in lists) or _has_program(PROGRAMS.get(name, name))
+    return name in BASIC_PACKAGES or any(file.is_file() for file in lists) or _has_program(PROGRAMS.get(name, name))
 
 
 def _has_program(name: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentgym.errors import ConfigError
 
-__all__ = ["HarborTask", "read_tasks", "read_tree"]
+__all__ = ["HarborTask", "read_harbor_tasks", "read_tree"]
 
 _log = logging.getLogger(__name__)
 CONFIG, INSTRUCTION, TEST, SOLUTION = "task.toml", "instruction.md", "tests/test.sh", "solution/solve.sh"
@@ -26,7 +26,7 @@ COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 """A line that marks the origin of data, which an agent is not shown."""
 SIZES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
-KNOWN = {
+KEYS = {
     "": "schema_version version task metadata verifier agent environment solution source artifacts steps "
     "multi_step_reward_strategy",
     "agent": "timeout_sec user network_mode allowed_hosts",
@@ -91,7 +91,7 @@ class HarborTask:
         return file.read_text("utf-8", "replace") if file.is_file() else ""
 
 
-def read_tasks(path: str) -> list[HarborTask]:
+def read_harbor_tasks(path: str) -> list[HarborTask]:
     """Reads a task's folder, or every one in a folder of them, in the order of their names.
 
     Raises ConfigError, with the file and the key, for what is broken and for what cannot be played. In a folder of
@@ -181,11 +181,11 @@ def _check_tables(file: Path, config: Mapping[str, Any]) -> None:
     if version not in VERSIONS:
         raise ConfigError(f"{file}: schema_version: {version!r} is not read; {', '.join(VERSIONS)} are")
     unknown = []
-    for table, known in KNOWN.items():
+    for table, names in KEYS.items():
         values = config.get(table, {}) if table else config
         if not isinstance(values, dict):
             raise ConfigError(f"{file}: {table}: a table is expected, got {values!r:.80}")
-        unknown += [f"{table}.{key}".lstrip(".") for key in values if key not in known.split()]
+        unknown += [f"{table}.{key}".lstrip(".") for key in values if key not in names.split()]
         env = values.get("env", {})
         if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
             raise ConfigError(f"{file}: {table}.env: a table of texts is expected, got {env!r:.80}")

@@ -10,7 +10,7 @@ from agentgym.errors import EnvironmentFault, SandboxError
 from agentgym.tools import tool
 from agentgym.tools.calling.definition import Tool, ToolFunction
 from agentgym.tools.containers.pool import Kind, shared_pool
-from agentgym.tools.containers.workspace import MAX_COMMAND_BYTES, ContainerLimits, Machine, Ran, Workspace
+from agentgym.tools.containers.workspace import MAX_COMMAND_BYTES, ContainerLimits, Ran, ShellMachine, Workspace
 
 __all__ = ["DockerEnv"]
 
@@ -39,13 +39,13 @@ class DockerEnv(ToolEnv, abstract=True):
     """The number of started containers that wait for coming episodes."""
     own_split = True  # each draw of a task is a container: False has resets draw until a task is on its side
 
-    _container: Machine | None = None
+    _container: ShellMachine | None = None
 
     def __init__(self, render_mode: str | None = None, *, tools: Iterable[Tool | ToolFunction] = ()) -> None:
         super().__init__(render_mode, tools=tools)
 
     @property
-    def container(self) -> Machine:
+    def container(self) -> ShellMachine:
         """This episode's container."""
         if self._container is None or not self._container.is_open:
             raise EnvironmentFault(f"{type(self).__name__} has no container now: call self.begin() in start")

@@ -240,10 +240,7 @@ class Container:
 
     @_translate_errors
     def begin(self, command: Sequence[str], user: str, folder: str | None) -> tuple[str, ContainerStream]:
-        """Starts another process in it, which has no input; returns its ID, and the stream of its output.
-
-        `folder` is where it starts; None is the image's own working folder.
-        """
+        """Starts another process, without input, in a folder or the image's own; returns its ID, and its output."""
         response = self._api.exec_create(self.id, list(command), user=user, workdir=folder)
         return str(response["Id"]), ContainerStream(self._api.exec_start(response["Id"], socket=True))
 

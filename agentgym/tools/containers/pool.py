@@ -34,7 +34,7 @@ class Kind:
     dockerfile_text: str = ""
     """The text to build from, in place of the folder's file `Dockerfile`."""
     folder: str = FOLDER
-    """Where commands are run and files are named from; "/" is the image's own working folder, and the root."""
+    """The folder where commands are run and files are named from; `/` is the image's own one, and the root."""
     limits: ContainerLimits = field(default_factory=ContainerLimits)
     user: str = NOBODY
     """The `user:group`, as numbers, that runs commands; not root, who could end the first process."""

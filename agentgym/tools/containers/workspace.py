@@ -15,7 +15,7 @@ from agentgym.errors import ConfigError, SandboxError
 from agentgym.settings.config_class import config_class
 from agentgym.tools.containers.daemon import Container, ContainerPlan, ContainerStream, Daemon
 
-__all__ = ["FOLDER", "MAX_COMMAND_BYTES", "ContainerLimits", "Machine", "Ran", "Workspace"]
+__all__ = ["FOLDER", "MAX_COMMAND_BYTES", "ContainerLimits", "Ran", "ShellMachine", "Workspace"]
 
 FOLDER = "/work"
 """The folder where commands are run; files are named relative to it."""
@@ -74,7 +74,7 @@ class Ran:
     """True if the container is gone, because processes that the command started could not be ended."""
 
 
-class Machine(Protocol):
+class ShellMachine(Protocol):
     """A machine to work in, whatever isolates it: a container (`Workspace`) or a box (`BoxWorkspace`)."""
 
     @property

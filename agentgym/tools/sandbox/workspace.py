@@ -1,4 +1,4 @@
-"""A box to work in: the operations of a container (`Machine`) over a sandbox's sessions."""
+"""A box to work in: the operations of a container (`ShellMachine`) over a sandbox's sessions."""
 
 from __future__ import annotations
 

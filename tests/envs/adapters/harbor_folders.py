@@ -9,9 +9,9 @@ from agentgym.envs.base.cheater import tool_call_reply
 from agentgym.envs.base.text_env import StepResult
 from agentgym.types import Message
 
-__all__ = ["CONFIG", "KEPT", "call_shell", "finish", "open_task", "play_policy", "write_task"]
+__all__ = ["CONFIG", "TASK_FOLDERS", "call_shell", "finish", "open_task", "play_policy", "write_task"]
 
-KEPT = sorted((Path(__file__).parents[3] / "examples" / "harbor").iterdir())
+TASK_FOLDERS = sorted((Path(__file__).parents[3] / "examples" / "harbor").iterdir())
 CONFIG = 'schema_version = "1.4"\n[verifier]\ntimeout_sec = 20\n[environment]\nmemory_mb = 512\nstorage_mb = 32\n'
 TEST = """\
 #!/bin/sh

@@ -15,11 +15,19 @@ from agentgym.cli.main import main
 from agentgym.envs import Action, make_env, policy_for
 from agentgym.envs.adapters.harbor import Harbor
 from agentgym.envs.adapters.harbor_box import NotInBox, read_setup
-from agentgym.envs.adapters.harbor_task import REFUSED, VERSIONS, read_tasks
+from agentgym.envs.adapters.harbor_task import REFUSED, VERSIONS, read_harbor_tasks
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.testing import examine_env
 from agentgym.types import Message
-from tests.envs.adapters.harbor_folders import CONFIG, KEPT, call_shell, finish, open_task, play_policy, write_task
+from tests.envs.adapters.harbor_folders import (
+    CONFIG,
+    TASK_FOLDERS,
+    call_shell,
+    finish,
+    open_task,
+    play_policy,
+    write_task,
+)
 
 BOXES = ("namespaces", "landlock")
 REWARD = '"${AGENTGYM_ROOT-}/logs/verifier/reward.txt"'
@@ -78,9 +86,9 @@ def test_a_broken_file_is_one_line_with_file_and_key(tmp_path: Path, text: str) 
 def test_every_version_is_read_with_its_limits(tmp_path: Path) -> None:
     for version in VERSIONS:
         for key in ("version", "schema_version"):
-            text = f'{key} = "{version}"\n[environment]\nallow_internet = true\nmemory = "1G"\nstorage = "512M"\ncpus = 2\n'
-            write_task(tmp_path, task_toml=f"{text}[agent]\ntimeout_sec = 5\n")
-            (task,) = read_tasks(str(tmp_path))
+            sizes = 'allow_internet = true\nmemory = "1G"\nstorage = "512M"\ncpus = 2\n'
+            write_task(tmp_path, task_toml=f'{key} = "{version}"\n[environment]\n{sizes}[agent]\ntimeout_sec = 5\n')
+            (task,) = read_harbor_tasks(str(tmp_path))
             limits = (task.memory_mb, task.storage_mb, task.cpus, task.agent_timeout_s, task.verifier_timeout_s)
             assert limits == (1024, 512, 2.0, 5.0, 600.0)
 
@@ -88,22 +96,22 @@ def test_every_version_is_read_with_its_limits(tmp_path: Path) -> None:
 def test_unknown_keys_are_kept_and_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_task(tmp_path, task_toml=f"colour = 3\n{CONFIG}smell = 4\n")
     with caplog.at_level(logging.WARNING):
-        (task,) = read_tasks(str(tmp_path))
-        read_tasks(str(tmp_path))
+        (task,) = read_harbor_tasks(str(tmp_path))
+        read_harbor_tasks(str(tmp_path))
     assert task.config["colour"] == 3
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["colour, environment.smell"]
 
 
 def test_a_folder_without_its_parts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no folder"):
-        read_tasks(str(tmp_path / "nowhere"))
+        read_harbor_tasks(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"has no task\.toml, and none of its folders has one"):
-        read_tasks(str(tmp_path))
+        read_harbor_tasks(str(tmp_path))
     with pytest.raises(ConfigError, match=r"has no tests/test\.sh"):
-        read_tasks(str(write_task(tmp_path / "a", tests__test_sh=None)))
+        read_harbor_tasks(str(write_task(tmp_path / "a", tests__test_sh=None)))
     with pytest.raises(ConfigError, match=r"docker-compose\.yaml: several containers"):
-        read_tasks(str(write_task(tmp_path / "b", **{"environment__docker-compose.yaml": "services: {}"})))
-    tasks = read_tasks(str(write_task(tmp_path / "c").parent))
+        read_harbor_tasks(str(write_task(tmp_path / "b", **{"environment__docker-compose.yaml": "services: {}"})))
+    tasks = read_harbor_tasks(str(write_task(tmp_path / "c").parent))
     assert [task.name for task in tasks] == ["c"]  # the others are left out
 
 
@@ -112,12 +120,12 @@ def test_links_are_refused(tmp_path: Path, name: str) -> None:
     write_task(tmp_path)
     (tmp_path / name / "link").symlink_to("/etc/passwd")
     with pytest.raises(ConfigError, match="link is a link or a special file"):
-        read_tasks(str(tmp_path))
+        read_harbor_tasks(str(tmp_path))
 
 
 def test_the_line_of_a_data_set_is_not_shown(tmp_path: Path) -> None:
     write_task(tmp_path, instruction_md="<!-- canary GUID 1 -->\n# a canary too\n\nDo it.\n")
-    assert read_tasks(str(tmp_path))[0].instruction == "Do it.\n"
+    assert read_harbor_tasks(str(tmp_path))[0].instruction == "Do it.\n"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +150,7 @@ def test_the_line_of_a_data_set_is_not_shown(tmp_path: Path) -> None:
 def test_a_box_says_what_it_lacks_for_a_dockerfile(tmp_path: Path, lines: str, reason: str) -> None:
     write_task(tmp_path, environment__Dockerfile=lines, **{"environment__a.txt": "a"})
     with pytest.raises(NotInBox, match=reason.replace(".", r"\.")):
-        read_setup(read_tasks(str(tmp_path))[0], (), "namespaces")
+        read_setup(read_harbor_tasks(str(tmp_path))[0], (), "namespaces")
     with pytest.raises(ConfigError, match="namespaces can be the machine of no task of "):
         make_env(f"harbor/{tmp_path}", {"backend": "namespaces"})
 
@@ -332,7 +340,7 @@ def test_env_check_finds_tests_that_pass_before_and_files_that_give_the_answer_a
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", BOXES)
-@pytest.mark.parametrize("task", KEPT, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", TASK_FOLDERS, ids=lambda task: task.name)
 def test_env_check_passes_a_kept_task(task: Path, backend: str) -> None:
     only = ["oracle", "cheat", "canaries", "answer leak", "reproducible", "close releases"]
     verdicts = examine_env(f"harbor/{task}", {"backend": backend, "max_turns": 2}, only=only)
@@ -342,13 +350,13 @@ def test_env_check_passes_a_kept_task(task: Path, backend: str) -> None:
 
 
 def test_kept_tasks_are_what_the_export_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(KEPT) == 8
-    for kept in KEPT:
-        _, _, level, seed = kept.name.split("-")
-        folder = tmp_path / kept.name
+    assert len(TASK_FOLDERS) == 8
+    for task in TASK_FOLDERS:
+        _, _, level, seed = task.name.split("-")
+        folder = tmp_path / task.name
         words = ["env", "export", "Terminal-v0", str(folder), "--to", "harbor", "--tasks", "1", "--seed", seed]
         assert main([*words, "--env-kwargs", f"level={level}"]) == 0
-        assert _texts(folder / kept.name) == _texts(kept)
+        assert _texts(folder / task.name) == _texts(task)
     assert f"agentgym env check harbor/{folder}" in capsys.readouterr().out
     assert main(["env", "export", "TextGame-v0", str(tmp_path / "x"), "--to", "harbor"]) == 2
     assert "it has no method folder_task()" in capsys.readouterr().err and not (tmp_path / "x").exists()
