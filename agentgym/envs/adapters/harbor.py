@@ -40,11 +40,11 @@ CANNOT_RUN = (126, 127)
 SIGNALED = 128
 MIN_LEAK = 24
 """The characters of the shortest text that counts as a copy of a solution or of tests."""
-SYSTEM_FOLDERS = "bin boot dev etc lib lib32 lib64 media mnt proc run sbin sys usr var".split()
+SYSTEM_FOLDERS = "bin boot dev etc lib lib32 lib64 proc run sbin sys usr".split()
 BUILD_END = f"""
 USER root
 RUN for folder in /*; do case "$folder" in {"|".join(f"/{name}" for name in SYSTEM_FOLDERS)}) ;; \\
-    *) chown -R {NOBODY} "$folder" ;; esac; done; \\
+    *) chown -R {NOBODY} "$folder" ;; esac; done; [ "$PWD" = / ] || chown -R {NOBODY} .; \\
     mkdir -p /logs/agent /logs/artifacts /logs/verifier /tests && chown {NOBODY} /logs/agent /logs/artifacts && \\
     chown -R 0:0 /tests /logs/verifier && chown 0:0 /logs
 """
@@ -125,7 +125,7 @@ class Harbor(DockerEnv):
             command: One or more commands.
         """
         answer = super().shell(command)
-        if self._spent_s >= self.task.agent_timeout_s and self.container.is_open:
+        if self._spent_s >= self.task.agent_timeout_s and not self._over:
             return f"{answer}\n[the {self.task.agent_timeout_s:g} s of this task are used up. {self._judge()}]"
         return answer
 
@@ -157,13 +157,14 @@ class Harbor(DockerEnv):
         """Returns where a task's own files give away its solution or its tests."""
         return [leak for task in self._tasks for leak in _leaks_of(task)]
 
-    def kind(self) -> Kind:
+    def container_kind(self) -> Kind:
         """Returns what the container of this episode's task is made from."""
         environment = self.task.config.get("environment", {})
         text = self.task.text_of("environment/Dockerfile") or f"FROM {environment.get('docker_image', '')}\n"
         workdir = f"WORKDIR {environment['workdir']}\n" if environment.get("workdir") else ""
+        folder = self.task.folder / "environment"
         return Kind(
-            dockerfile=str(self.task.folder / "environment"),
+            dockerfile=str(folder if folder.is_dir() else self.task.folder),
             dockerfile_text=f"{text}{BUILD_END}{workdir}",
             folder="/",
             limits=self.limits,

@@ -79,9 +79,9 @@ class BoxSetup:
     def claim(self, path: str) -> None:
         """Adds the folder of the box that an absolute path is in; raises NotInBox for one that it cannot have."""
         parts = PurePosixPath(path).parts[1:]
-        if not parts or parts[0] == "tmp":  # the working folder of the box, and /tmp, are there
+        if parts[:1] == ("tmp",) and ".." not in parts:  # it is there
             return
-        if ".." in parts or parts[0] in SYSTEM or (parts[0] in DEEP and len(parts) < 2):
+        if not parts or ".." in parts or parts[0] in SYSTEM or (parts[0] in DEEP and len(parts) < 2):
             raise NotInBox(f"its Dockerfile writes to {path}")
         self.folders.add("/".join(parts[: 2 if parts[0] in DEEP else 1]))
 
@@ -89,7 +89,7 @@ class BoxSetup:
 def read_setup(task: HarborTask, packages: Sequence[Path], backend: str) -> BoxSetup:
     """Returns how to make the machine of a task in a box; raises NotInBox, with the reason, if a box cannot be it."""
     if not (text := task.text_of("environment/Dockerfile")):
-        raise NotInBox("it has no Dockerfile, but an image" if task.config.get("environment") else "no Dockerfile")
+        raise NotInBox("it has an image, and no Dockerfile")
     setup, files = BoxSetup(), read_tree(task.folder / "environment")
     for number, (word, rest) in enumerate(_instructions(text)):
         if (word == "FROM") != (number == 0):
@@ -99,7 +99,8 @@ def read_setup(task: HarborTask, packages: Sequence[Path], backend: str) -> BoxS
                 raise NotInBox(f"its image is {rest}")
         elif word == "WORKDIR":
             setup.workdir = str(PurePosixPath(setup.workdir) / _expand(rest, setup.env))
-            setup.claim(setup.workdir)
+            if setup.workdir != "/":
+                setup.claim(setup.workdir)
             setup.steps.append(f"mkdir -p {shlex.quote(_inside(setup.workdir))}")
         elif word in ("ENV", "ARG"):
             setup.env |= _variables(rest, setup.env)
@@ -110,8 +111,8 @@ def read_setup(task: HarborTask, packages: Sequence[Path], backend: str) -> BoxS
         elif word not in ("LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "SHELL", "STOPSIGNAL"):
             raise NotInBox(f"its Dockerfile has {word}")
     if workdir := task.config.get("environment", {}).get("workdir"):
-        setup.workdir = workdir
-        setup.claim(workdir)
+        setup.workdir = str(PurePosixPath("/") / workdir)
+        setup.claim(setup.workdir)
     if backend == "landlock" and (path := _absolute_path(task, setup)):
         raise NotInBox(f"landlock has no root of its own, and the task names {path}: ${ROOT} before it would do")
     return setup
@@ -161,7 +162,6 @@ def _copy(setup: BoxSetup, rest: str, files: Mapping[str, bytes]) -> None:
     if not sources or any(not option.startswith(("--chown=", "--chmod=")) for option in options):
         raise NotInBox(f"its Dockerfile has COPY {rest}")
     path = PurePosixPath(setup.workdir) / target
-    setup.claim(str(path))
     copies: dict[str, bytes] = {}
     for source in sources:
         name = str(PurePosixPath(source.lstrip("/")))
@@ -174,7 +174,9 @@ def _copy(setup: BoxSetup, rest: str, files: Mapping[str, bytes]) -> None:
             is_one = key == name
             goes_in = not is_one or target.endswith("/") or len(sources) > 1 or target in (".", "./")
             relative = PurePosixPath(key).name if is_one else str(PurePosixPath(key).relative_to(name))
-            copies[_inside(str(path / relative if goes_in else path))] = content
+            place = path / relative if goes_in else path
+            setup.claim(str(place.parent))
+            copies[_inside(str(place))] = content
     setup.steps.append(copies)
     for option in options:
         if option.startswith("--chmod="):

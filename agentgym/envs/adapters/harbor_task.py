@@ -18,7 +18,8 @@ from agentgym.errors import ConfigError
 __all__ = ["HarborTask", "read_harbor_tasks", "read_tree"]
 
 _log = logging.getLogger(__name__)
-CONFIG, INSTRUCTION, TEST, SOLUTION = "task.toml", "instruction.md", "tests/test.sh", "solution/solve.sh"
+CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "environment/Dockerfile"
+TEST, SOLUTION = "tests/test.sh", "solution/solve.sh"
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MAX_FILES, MAX_TREE_BYTES = 4096, 64 << 20
 """The most files, and bytes, of one folder that is copied into a machine."""
@@ -158,6 +159,8 @@ def _read_task(folder: Path) -> HarborTask:
         _list_tree(folder / name)
     if compose := next((name for name in COMPOSE if (folder / "environment" / name).exists()), None):
         raise ConfigError(f"{folder}/environment/{compose}: several containers cannot be played")
+    if not (folder / DOCKERFILE).is_file() and not config.get("environment", {}).get("docker_image"):
+        raise ConfigError(f"{folder} has no {DOCKERFILE}, and {CONFIG} names no environment.docker_image")
     instruction = _without_canary((folder / INSTRUCTION).read_text("utf-8", "replace"))
     if not instruction.strip():
         raise ConfigError(f"{folder / INSTRUCTION} is empty")

@@ -51,7 +51,7 @@ class DockerEnv(ToolEnv, abstract=True):
             raise EnvironmentFault(f"{type(self).__name__} has no container now: call self.begin() in start")
         return self._container
 
-    def kind(self) -> Kind:
+    def container_kind(self) -> Kind:
         """Returns what this environment's containers are made from."""
         return Kind(image=self.image, dockerfile=self.dockerfile, limits=self.limits, num_warm=self.num_warm)
 
@@ -71,7 +71,7 @@ class DockerEnv(ToolEnv, abstract=True):
                 raise EnvironmentFault(f"the setup of a task ended with {ran.exit_code}: {ran.output[-500:]}")
 
         try:
-            pool = shared_pool(self.kind())
+            pool = shared_pool(self.container_kind())
             if keeps:
                 self._container = pool.take_prepared(repr((sorted(contents.items()), setup)), prepare)
             else:
