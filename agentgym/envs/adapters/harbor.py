@@ -26,7 +26,7 @@ from agentgym.tools.containers.pool import NOBODY, Kind
 from agentgym.tools.containers.workspace import ContainerLimits, Ran
 from agentgym.tools.sandbox import BACKENDS, SandboxLimits
 from agentgym.tools.sandbox.workspace import BoxWorkspace
-from agentgym.types import JSON, Message
+from agentgym.types import JSON, AnyCall, Message, ToolCall
 
 __all__ = ["Harbor", "names"]
 
@@ -128,6 +128,12 @@ class Harbor(DockerEnv):
         if self._spent_s >= self.task.agent_timeout_s and not self._over:
             return f"{answer}\n[the {self.task.agent_timeout_s:g} s of this task are used up. {self._judge()}]"
         return answer
+
+    def parse_command(self, text: str) -> tuple[AnyCall, ...]:
+        """Reads a line that a person typed as a shell command; an empty one and `done` end the work."""
+        if (calls := super().parse_command(text)) or text.strip() in ("", "done"):
+            return calls
+        return (ToolCall("call_0", "shell", {"command": text}),)
 
     def on_message(self, text: str) -> str:
         """Ends the work: the task is judged."""

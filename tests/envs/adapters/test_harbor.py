@@ -378,6 +378,12 @@ def test_a_file_that_is_gone_is_a_fault_of_that_episode(tmp_path: Path) -> None:
             finish(env)
 
 
+def test_what_a_person_types_is_a_command_until_it_is_done(tmp_path: Path) -> None:
+    with contextlib.closing(open_task(write_task(tmp_path))) as env:
+        assert env.step("echo 42 > answer.txt && cat answer.txt")[:3] == ("42", 0.0, False)
+        assert env.step("done")[1:3] == (1.0, True)
+
+
 def test_a_message_of_a_model_ends_the_work_like_a_typed_one(tmp_path: Path) -> None:
     env = open_task(write_task(tmp_path))
     assert isinstance(env.unwrapped, Harbor)
