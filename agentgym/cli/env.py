@@ -39,7 +39,7 @@ def main(args: Sequence[str]) -> int:
         "check": Subcommand("play an environment and report what is wrong with it", partial(run_module, "env_check")),
         "serve": Subcommand("serve an environment over OpenEnv's protocol", partial(run_module, "env_serve")),
         "export": Subcommand(
-            "write a package of OpenEnv or verifiers that serves one", partial(run_module, "sharing.env_export")
+            "write a package of OpenEnv or verifiers, or tasks for Harbor", partial(run_module, "sharing.env_export")
         ),
         "new": Subcommand("write a small environment and its test, to start from", _new),
     }

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from agentgym.errors import ConfigError, EnvironmentFault, SandboxError
@@ -142,14 +143,16 @@ def format_outcome(outcome: Outcome, limits: SandboxLimits, language: Language) 
 
 
 _lock = threading.Lock()
-_sandboxes: dict[tuple[str, SandboxLimits, int], Sandbox] = {}
+_sandboxes: dict[tuple[object, ...], Sandbox] = {}
 
 
-def shared_sandbox(backend: str, limits: SandboxLimits) -> Sandbox:
-    """Returns the process's sandbox with these limits; it ends with the process."""
+def shared_sandbox(
+    backend: str, limits: SandboxLimits, *, packages: Sequence[Path] = (), folders: Sequence[str] = ()
+) -> Sandbox:
+    """Returns the process's sandbox with these limits and folders; it ends with the process."""
     with _lock:
         # A forked child must not use the streams of its parent's containers.
-        key = (backend_of_run(backend), limits, os.getpid())
+        key = (backend_of_run(backend), limits, tuple(packages), tuple(folders), os.getpid())
         if key not in _sandboxes:
-            _sandboxes[key] = open_sandbox(backend, limits=limits)
+            _sandboxes[key] = open_sandbox(backend, limits=limits, packages=packages, folders=folders)
         return _sandboxes[key]

@@ -1,7 +1,8 @@
-"""`agentgym env export`: writes a package of OpenEnv or verifiers that serves an environment there."""
+"""`agentgym env export`: writes a package of OpenEnv or verifiers that serves an environment, or tasks for Harbor."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import tyro
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.scaffold import fill_scaffold, write_files
+from agentgym.cli.sharing.harbor_folders import harbor_texts
 from agentgym.cli.terminal import say, show_json
 from agentgym.envs.adapters.namespaces import namespace_of
 from agentgym.envs.base.text_env import TextEnv
@@ -62,14 +64,19 @@ COMMANDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ExportEnvOptions:
-    """Writes a package that serves an environment in another library."""
+    """Writes a package that serves an environment in another library, or its tasks as folders."""
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """The id of a bundled or installed environment, or path/to/file.py:Class, whose file is copied."""
     output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The folder to write; it must be new or empty."""
-    to: Literal["openenv", "verifiers"]
-    """openenv: a FastAPI application with Dockerfile and client. verifiers: a module with load_environment, for 0.3."""
+    to: Literal["openenv", "verifiers", "harbor"]
+    """openenv: a FastAPI application with Dockerfile and client. verifiers: a module with load_environment, for 0.3.
+    harbor: a folder for each task, of an environment whose tasks are files to work on."""
+    tasks: int = 8
+    """The number of tasks for Harbor: those of the seeds from `--seed` on."""
+    seed: int = 0
+    """The seed of the first task for Harbor."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class that the package passes, such as level=2."""
     json: bool = False
@@ -81,10 +88,14 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(ExportEnvOptions, env_as_argument(args), prog="agentgym env export")
     if namespace_of(options.env) is not None:
         raise ConfigError(f"{options.env!r} is an environment of another library: only agentgym's own are exported")
+    if options.tasks < 1 or options.seed < 0:
+        raise ConfigError(f"tasks is at least 1 and seed at least 0, got {options.tasks} and {options.seed}")
     env = load_env(options.env, options.env_kwargs)
     env.close()
     if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
         raise ConfigError(f"{str(options.output)!r} exists already: name a new folder")
+    if options.to == "harbor":
+        return _write_tasks(options, env)
     module, _, thing = options.env.rpartition(":")
     file = Path(module) if module.endswith(".py") else None
     identity = identify_env(options.env)
@@ -113,6 +124,21 @@ def main(args: Sequence[str]) -> int:
         say(f"{'' if number else 'next:':<7}{command}")
     if options.json:
         show_json({"name": values["folder"], "files": [str(path) for path in texts], "commands": [*commands]})
+    return 0
+
+
+def _write_tasks(options: ExportEnvOptions, env: TextEnv) -> int:
+    seeds = range(options.seed, options.seed + options.tasks)
+    with contextlib.closing(env):
+        texts = harbor_texts(env, options.env, options.env_kwargs, seeds)
+    write_files({options.output / path: text for path, text in texts.items()}, options.output)
+    folder = f"harbor/{options.output}"
+    commands = [f"agentgym env check {shlex.quote(folder)}", f"agentgym play {shlex.quote(folder)}"]
+    say(f"wrote {options.output}: {options.tasks} tasks, {len(texts)} files")
+    for number, command in enumerate(commands):
+        say(f"{'' if number else 'next:':<7}{command}")
+    if options.json:
+        show_json({"name": str(options.output), "files": [str(path) for path in texts], "commands": [*commands]})
     return 0
 
 

@@ -89,6 +89,13 @@ NAMESPACES = {
         source="OpenEnv servers, by their URL",
         example="openenv/http://127.0.0.1:8000",
     ),
+    "harbor": Namespace(
+        module="harbor",
+        environment="Harbor",
+        keyword="path",
+        source="Harbor tasks, by their folder",
+        example="harbor/path/to/task",
+    ),
 }
 """Maps the namespace of an id to its adapter."""
 

@@ -10,7 +10,7 @@ from agentgym.errors import EnvironmentFault, SandboxError
 from agentgym.tools import tool
 from agentgym.tools.calling.definition import Tool, ToolFunction
 from agentgym.tools.containers.pool import Kind, shared_pool
-from agentgym.tools.containers.workspace import MAX_COMMAND_BYTES, ContainerLimits, Ran, Workspace
+from agentgym.tools.containers.workspace import MAX_COMMAND_BYTES, ContainerLimits, Ran, ShellMachine, Workspace
 
 __all__ = ["DockerEnv"]
 
@@ -39,17 +39,21 @@ class DockerEnv(ToolEnv, abstract=True):
     """The number of started containers that wait for coming episodes."""
     own_split = True  # each draw of a task is a container: False has resets draw until a task is on its side
 
-    _container: Workspace | None = None
+    _container: ShellMachine | None = None
 
     def __init__(self, render_mode: str | None = None, *, tools: Iterable[Tool | ToolFunction] = ()) -> None:
         super().__init__(render_mode, tools=tools)
 
     @property
-    def container(self) -> Workspace:
+    def container(self) -> ShellMachine:
         """This episode's container."""
         if self._container is None or not self._container.is_open:
             raise EnvironmentFault(f"{type(self).__name__} has no container now: call self.begin() in start")
         return self._container
+
+    def container_kind(self) -> Kind:
+        """Returns what this environment's containers are made from."""
+        return Kind(image=self.image, dockerfile=self.dockerfile, limits=self.limits, num_warm=self.num_warm)
 
     def begin(self, *, files: Mapping[str, bytes] | None = None, setup: str = "", keeps: bool = False) -> None:
         """Gives the episode a container with `files` in /work, in which the command `setup` has been run.
@@ -58,7 +62,6 @@ class DockerEnv(ToolEnv, abstract=True):
         starts: for tasks that take long to set up. Raises EnvironmentFault if Docker, or the setup, fails.
         """
         self._discard()
-        kind = Kind(image=self.image, dockerfile=self.dockerfile, limits=self.limits, num_warm=self.num_warm)
         contents = dict(files or {})
 
         def prepare(container: Workspace) -> None:
@@ -68,12 +71,12 @@ class DockerEnv(ToolEnv, abstract=True):
                 raise EnvironmentFault(f"the setup of a task ended with {ran.exit_code}: {ran.output[-500:]}")
 
         try:
-            pool = shared_pool(kind)
+            pool = shared_pool(self.container_kind())
             if keeps:
                 self._container = pool.take_prepared(repr((sorted(contents.items()), setup)), prepare)
             else:
-                self._container = pool.take()
-                prepare(self._container)
+                self._container = container = pool.take()
+                prepare(container)
         except SandboxError as error:
             self._discard()
             raise EnvironmentFault(f"{type(self).__name__} needs Docker: {error}") from error

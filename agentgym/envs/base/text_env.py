@@ -63,6 +63,8 @@ class TextEnv(gymnasium.Env[str, str]):
     split_failed: bool = False
     """True if no draw of this episode's reset was on the side of its seed: there are too few tasks, or their prompts
     do not distinguish them."""
+    num_tasks: int | None = None
+    """The number of its tasks; None if a seed may draw any number of them."""
     card: EnvCard | None = None
     """The claims of the environment about itself, which `agentgym env check` verifies."""
     close_timeout_s: float = 5.0

@@ -24,7 +24,7 @@ __all__ = ["ToolEnv"]
 TOO_MANY = "not run: at most {limit} calls are answered in one turn"
 UNPAID = "Training learns from the reward alone, so pay for a success: self.end(success=True, reward=1.0)"
 """The advice on a success whose episode earned nothing."""
-HOOKS = {"start": ["options"], "on_message": ["text"], "parse_command": ["text"], "release": []}
+HOOKS = {"start": ["options"], "on_message": ["text"], "on_last_turn": [], "parse_command": ["text"], "release": []}
 """The methods that a class may write, with the parameters that they are called with."""
 
 
@@ -113,6 +113,9 @@ class ToolEnv(TextEnv, abstract=True):
         """The answer to a reply without a tool call."""
         return f"Nothing was done: a reply must call a tool. Tools: {', '.join(self._runner.tools)}"
 
+    def on_last_turn(self) -> None:
+        """Called at the end of the last turn that `max_turns` allows, unless the episode is over; may call `end`."""
+
     def parse_command(self, text: str) -> tuple[AnyCall, ...]:
         """The calls in a text that a person typed; () when it is only text."""
         return read_calls(text, self._runner.specs)
@@ -184,8 +187,12 @@ class ToolEnv(TextEnv, abstract=True):
             return self._wait_for(ToolEnv.astep(self, action))
         self.reward = 0.0
         if not calls:
-            return self._text_result(self.on_message(action))
-        return self._calls_result(calls, self._runner.run_directly(calls[: self.max_calls_per_turn]))
+            answer, results = self.on_message(action), None
+        else:
+            answer, results = "", self._runner.run_directly(calls[: self.max_calls_per_turn])
+        if self._is_last_turn:
+            self.on_last_turn()
+        return self._text_result(answer) if results is None else self._calls_result(calls, results)
 
     async def astep(self, action: str) -> StepResult:
         """`step` for async callers."""
@@ -194,8 +201,12 @@ class ToolEnv(TextEnv, abstract=True):
             return ToolEnv.step(self, action)
         self.reward = 0.0
         if not calls:
-            return self._text_result(await self._call_hook(self.on_message, action))
-        return self._calls_result(calls, await self._runner.run(calls[: self.max_calls_per_turn]))
+            answer, results = await self._call_hook(self.on_message, action), None
+        else:
+            answer, results = "", await self._runner.run(calls[: self.max_calls_per_turn])
+        if self._is_last_turn:
+            await self._call_hook(self.on_last_turn)
+        return self._text_result(answer) if results is None else self._calls_result(calls, results)
 
     def close(self) -> None:
         """Releases the episode's state and the thread; a second call does nothing."""
@@ -218,8 +229,14 @@ class ToolEnv(TextEnv, abstract=True):
 
     @functools.cached_property
     def _is_inline(self) -> bool:
-        hooks = (self.start, self.on_message, self.release)
+        hooks = (self.start, self.on_message, self.on_last_turn, self.release)
         return self.runs_inline and not any(inspect.iscoroutinefunction(hook) for hook in hooks)
+
+    @property
+    def _is_last_turn(self) -> bool:
+        """True in the last turn of an episode that goes on, for a class that does something in it."""
+        limit_reached = self.max_turns is not None and self._turns >= self.max_turns
+        return limit_reached and not self._over and type(self).on_last_turn is not ToolEnv.on_last_turn
 
     async def _call_hook(self, hook: Callable[..., Any], *args: object) -> Any:
         """`hook(*args)`: awaited when it is async, on the environment's own thread when it is not."""

@@ -168,7 +168,11 @@ def _reproducible(make: EnvUnderTest) -> Iterator[Complaint]:
 
 def _uses_seed(make: EnvUnderTest) -> Iterator[Complaint]:
     episodes = {"\n".join(_transcript_of_new(make, seed, policy_seed=0)) for seed in SEEDS}
-    if len(episodes) == 1:
+    env = make()
+    env.close()
+    if env.num_tasks == 1:
+        yield "not claimed", "it has one task"
+    elif len(episodes) == 1:
         yield "error", f"{len(SEEDS)} seeds give the same episode; draw the task from self.np_random"
 
 

@@ -21,6 +21,8 @@ NO_CARD = "it has no card (agentgym.envs.EnvCard)"
 SEEDS = (*range(8), *range(EVAL_SEED_START, EVAL_SEED_START + 4))
 """The tasks that the oracle, the cheat and the canaries play, in every difficulty."""
 BASELINE_SEEDS = range(EVAL_SEED_START, EVAL_SEED_START + 60)
+REPEATS = 3
+"""The number of times that the one task of an environment is played."""
 MAX_ERRORS = 4.0
 """The number of standard errors by which a mean may differ from its claim."""
 ROUNDING = 1e-6
@@ -149,8 +151,13 @@ def _reward_range(make: EnvUnderTest) -> Iterator[Complaint]:
 
 
 def _leaks(make: EnvUnderTest) -> Iterator[Complaint]:
+    env = make()
+    env.close()
+    find_leaks = getattr(env, "leaks", None)
+    for leak in find_leaks() if callable(find_leaks) else ():
+        yield "error", f"the task gives its answer away: {leak}"
     subjects = _claiming(make, "secrets")
-    if not subjects:
+    if not subjects and not callable(find_leaks):
         yield "not claimed", "it has no method secrets(), whose texts nothing may show before the episode ends"
     for subject in subjects:
         for name, policy in _players(subject).items():
@@ -230,7 +237,7 @@ def _canary(name: str) -> PolicyFactory:
 def _episodes(make: EnvUnderTest, policy: PolicyFactory, seeds: Sequence[int]) -> Iterator[tuple[int, EpisodeResult]]:
     env = make()
     try:
-        for seed in seeds:
+        for seed in seeds[:REPEATS] if env.num_tasks == 1 else seeds:
             yield seed, play_episode(env, policy(env), seed)
     finally:
         env.close()

@@ -23,6 +23,10 @@ STRIDE = 7919
 
 def _held_out_tasks(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
+    if env.num_tasks == 1:
+        env.close()
+        yield "not claimed", "it has one task"
+        return
     held_out = _digests(env, range(EVAL_SEED_START, EVAL_SEED_START + NUM_HELD_OUT))
     training = _digests(env, range(0, STRIDE * NUM_TRAINING, STRIDE))
     env.close()

@@ -135,13 +135,13 @@ class Daemon:
             raise SandboxError(f"the Docker daemon did not take the image {name}")
 
     @_translate_errors
-    def build_image(self, folder: Path, name: str, labels: Mapping[str, str]) -> None:
-        """Builds an image from the Dockerfile in a folder."""
+    def build_image(self, folder: Path, name: str, labels: Mapping[str, str], text: str = "") -> None:
+        """Builds an image from the Dockerfile in a folder, or from `text` in place of that file."""
         import docker.errors
 
         # In memory: for a folder the SDK makes a temporary file, which stays if this process is killed meanwhile.
         lines = file.read_text().splitlines() if (file := folder / ".dockerignore").is_file() else []
-        tar = docker.utils.tar(str(folder), exclude=lines, dockerfile=("Dockerfile", None), fileobj=BytesIO())
+        tar = docker.utils.tar(str(folder), exclude=lines, dockerfile=("Dockerfile", text or None), fileobj=BytesIO())
         try:
             self._client.images.build(
                 fileobj=tar, custom_context=True, tag=name, labels={**labels}, rm=True, forcerm=True
@@ -239,8 +239,8 @@ class Container:
         self._api.start(self.id)
 
     @_translate_errors
-    def begin(self, command: Sequence[str], user: str, folder: str) -> tuple[str, ContainerStream]:
-        """Starts another process in it, which has no input; returns its ID, and the stream of its output."""
+    def begin(self, command: Sequence[str], user: str, folder: str | None) -> tuple[str, ContainerStream]:
+        """Starts another process, without input, in a folder or the image's own; returns its ID, and its output."""
         response = self._api.exec_create(self.id, list(command), user=user, workdir=folder)
         return str(response["Id"]), ContainerStream(self._api.exec_start(response["Id"], socket=True))
 

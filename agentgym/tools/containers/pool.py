@@ -16,7 +16,7 @@ from agentgym.errors import ConfigError, SandboxError
 from agentgym.tools.containers.daemon import Daemon
 from agentgym.tools.containers.owner import labels
 from agentgym.tools.containers.python_image import host_image
-from agentgym.tools.containers.workspace import ContainerLimits, Workspace
+from agentgym.tools.containers.workspace import FOLDER, ContainerLimits, Workspace
 
 __all__ = ["ContainerPool", "Kind", "shared_pool"]
 
@@ -31,6 +31,10 @@ class Kind:
     """An image in the daemon; by default one of this machine's own Python and shell."""
     dockerfile: str = ""
     """A folder with a Dockerfile, in place of an image."""
+    dockerfile_text: str = ""
+    """The text to build from, in place of the folder's file `Dockerfile`."""
+    folder: str = FOLDER
+    """The folder where commands are run and files are named from; `/` is the image's own one, and the root."""
     limits: ContainerLimits = field(default_factory=ContainerLimits)
     user: str = NOBODY
     """The `user:group`, as numbers, that runs commands; not root, who could end the first process."""
@@ -43,7 +47,7 @@ class Kind:
             raise ConfigError(f"user is 'user:group' in numbers, and not root, got {self.user!r}")
         if self.image and self.dockerfile:
             raise ConfigError("a container has an image or a Dockerfile, and both were given")
-        if self.dockerfile and not (Path(self.dockerfile) / "Dockerfile").is_file():
+        if self.dockerfile and not self.dockerfile_text and not (Path(self.dockerfile) / "Dockerfile").is_file():
             raise ConfigError(f"dockerfile is a folder that holds a Dockerfile; {self.dockerfile!r} holds none")
 
 
@@ -113,8 +117,8 @@ class ContainerPool:
         kind = self._kind
         if kind.dockerfile:
             folder = Path(kind.dockerfile).resolve()
-            name = f"agentgym-built:{_digest(folder)}-{self._id}"
-            self._daemon.build_image(folder, name, labels())
+            name = f"agentgym-built:{_digest(folder, kind.dockerfile_text)}-{self._id}"
+            self._daemon.build_image(folder, name, labels(), kind.dockerfile_text)
             self._snapshots.add(name)
             return name
         if kind.image and not self._daemon.has_image(kind.image):
@@ -122,7 +126,7 @@ class ContainerPool:
         return kind.image or host_image(self._daemon)
 
     def _start_container(self, image: str) -> Workspace:
-        return Workspace(self._daemon, image, self._kind.limits, self._kind.user)
+        return Workspace(self._daemon, image, self._kind.limits, self._kind.user, self._kind.folder)
 
     def _start_one(self) -> None:
         workspaces: list[Workspace] = []
@@ -136,8 +140,8 @@ class ContainerPool:
                 self._warm += workspaces
 
 
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
+def _digest(folder: Path, text: str) -> str:
+    digest = hashlib.sha256(text.encode())
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]

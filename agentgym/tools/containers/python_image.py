@@ -26,8 +26,8 @@ IMAGE = "agentgym-python"
 IMAGE_LABEL = "agentgym.image"
 """The label on our images: they are made again when they are needed."""
 COMMANDS = """
-awk base64 basename bash cat chmod cmp comm cp cut date dd df diff dirname du echo egrep env expand expr false fgrep
-find fold grep gunzip gzip head id install join ln ls md5sum mkdir mktemp mv nl od paste patch printf pwd readlink
+awk base64 basename bash cat chmod chown cmp comm cp cut date dd df diff dirname du echo egrep env expand expr false
+fgrep find fold grep gunzip gzip head id install join ln ls md5sum mkdir mktemp mv nl od paste patch printf pwd readlink
 realpath rm rmdir sed seq sh sha1sum sha256sum shuf sleep sort split stat sum tac tail tar tee test timeout touch tr
 true truncate uname uniq wc which whoami xargs yes zcat
 """

@@ -6,15 +6,16 @@ import contextlib
 import io
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Protocol
 
 from agentgym.errors import ConfigError, SandboxError
 from agentgym.settings.config_class import config_class
 from agentgym.tools.containers.daemon import Container, ContainerPlan, ContainerStream, Daemon
 
-__all__ = ["FOLDER", "MAX_COMMAND_BYTES", "ContainerLimits", "Ran", "Workspace"]
+__all__ = ["FOLDER", "MAX_COMMAND_BYTES", "ContainerLimits", "Ran", "ShellMachine", "Workspace"]
 
 FOLDER = "/work"
 """The folder where commands are run; files are named relative to it."""
@@ -64,6 +65,8 @@ class Ran:
     """Standard output and standard error, as they came."""
     exit_code: int
     """The exit code; 137 if a limit ended it."""
+    seconds: float = 0.0
+    """The wall-clock seconds that it took."""
     timed_out: bool = False
     is_cut: bool = False
     """True if it was ended because it wrote too much; `output` is the beginning."""
@@ -71,11 +74,43 @@ class Ran:
     """True if the container is gone, because processes that the command started could not be ended."""
 
 
-class Workspace:
-    """A running container of this process. Commands are run by an ordinary user in `/work`, which that user owns."""
+class ShellMachine(Protocol):
+    """A machine to work in, whatever isolates it: a container (`Workspace`) or a box (`BoxWorkspace`)."""
 
-    def __init__(self, daemon: Daemon, image: str, limits: ContainerLimits, user: str) -> None:
-        self._daemon, self._limits, self._user = daemon, limits, user
+    @property
+    def is_open(self) -> bool:
+        """False once it is closed or lost."""
+
+    def run(self, command: str, *, time_limit_s: float | None = None) -> Ran:
+        """Runs a shell command."""
+
+    def write(self, files: Mapping[str, bytes], *, is_protected: bool = False) -> None:
+        """Writes files, by paths relative to the machine's folder; protected ones are root's, where it has a root."""
+
+    def read(self, path: str, max_bytes: int = 1 << 20) -> bytes | None:
+        """Returns a regular file's content; None if there is none at the path, or a larger one."""
+
+    def end_processes(self) -> None:
+        """Ends every process that commands have left; raises SandboxError if it cannot."""
+
+    def renew(self, without: Sequence[str] = ()) -> None:
+        """Ends every process, and keeps the files, those in the folders `without` excepted that commands could write.
+
+        Raises SandboxError if it cannot.
+        """
+
+    def close(self) -> None:
+        """Ends the machine and everything in it; it may be called twice."""
+
+
+class Workspace:
+    """A running container of this process. Commands are run by an ordinary user in `/work`, which that user owns.
+
+    With `folder="/"` they are run in the image's own working folder, and files are named relative to the root.
+    """
+
+    def __init__(self, daemon: Daemon, image: str, limits: ContainerLimits, user: str, folder: str = FOLDER) -> None:
+        self._daemon, self._limits, self._user, self._folder = daemon, limits, user, folder
         self.is_open = True
         plan = ContainerPlan(
             image=image,
@@ -93,7 +128,8 @@ class Workspace:
         try:
             self._stream = self._container.attach()
             self._container.start()
-            self._put([_entry("work", self._user, None)])
+            if folder != "/":
+                self._put([_entry(folder.strip("/"), self._user, None)])
         except BaseException:
             self.close()
             raise
@@ -107,7 +143,9 @@ class Workspace:
             raise ConfigError(f"time_limit_s must be a positive number of seconds, got {seconds!r}")
         if len(command.encode("utf-8", "replace")) > MAX_COMMAND_BYTES:
             raise ConfigError(f"a command has at most {MAX_COMMAND_BYTES} bytes: write what is longer to a file")
-        execution, stream = self._container.begin([*COMMAND, f"{seconds:g}", command], self._user, FOLDER)
+        execution, stream = self._container.begin(
+            [*COMMAND, f"{seconds:g}", command], self._user, self._folder if self._folder != "/" else None
+        )
         with contextlib.closing(stream):
             started = time.monotonic()
             output, is_cut, is_late = _read(stream, started + seconds + GRACE_S, self._limits.output_kb * 1024)
@@ -116,24 +154,25 @@ class Workspace:
         is_lost = (timed_out or is_cut) and not self._kill_all()
         if is_lost:
             self.close()
-        text = output.decode("utf-8", "replace")
-        return Ran(output=text, exit_code=code, timed_out=timed_out, is_cut=is_cut, is_lost=is_lost)
+        text, took_s = output.decode("utf-8", "replace"), time.monotonic() - started
+        return Ran(output=text, exit_code=code, seconds=took_s, timed_out=timed_out, is_cut=is_cut, is_lost=is_lost)
 
-    def write(self, files: Mapping[str, bytes]) -> None:
-        """Writes files below `/work`, as the user's own; missing folders are created."""
+    def write(self, files: Mapping[str, bytes], *, is_protected: bool = False) -> None:
+        """Writes files below the folder, as the user's own or as root's; missing folders are created."""
+        top, owner = self._folder.strip("/"), "0:0" if is_protected else self._user
         entries: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
         for path, content in files.items():
             pure = PurePosixPath(path)
             if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
-                raise ConfigError(f"a file goes to a path relative to {FOLDER}, without '..', got {path!r}")
+                raise ConfigError(f"a file goes to a path relative to {self._folder}, without '..', got {path!r}")
             for parent in reversed(pure.parents[:-1]):
-                entries.setdefault(str(parent), _entry(f"work/{parent}", self._user, None))
-            entries[str(pure)] = _entry(f"work/{pure}", self._user, content)
+                entries.setdefault(str(parent), _entry(f"{top}/{parent}".strip("/"), owner, None))
+            entries[str(pure)] = _entry(f"{top}/{pure}".strip("/"), owner, content)
         self._put(list(entries.values()))
 
     def read(self, path: str, max_bytes: int = 1 << 20) -> bytes | None:
         """Returns a regular file's content; None if there is none at the path, or a larger one."""
-        archive = self._container.archive(str(PurePosixPath(FOLDER) / path), 2 * max_bytes + 10240)
+        archive = self._container.archive(str(PurePosixPath(self._folder) / path), 2 * max_bytes + 10240)
         if archive is None:
             return None
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -146,6 +185,15 @@ class Workspace:
     def snapshot(self, name: str) -> None:
         """Saves the container's files as an image, which is this process's; running processes are not saved."""
         self._container.commit(name)
+
+    def renew(self, without: Sequence[str] = ()) -> None:
+        """Ends every process, and keeps the files; folders that the image keeps for root need not be emptied."""
+        self.end_processes()
+
+    def end_processes(self) -> None:
+        """Ends every process but the first one, which is root's."""
+        if not self._kill_all():
+            raise SandboxError("the processes in a container could not be ended")
 
     def close(self) -> None:
         """Ends the container and everything in it; it may be called twice."""

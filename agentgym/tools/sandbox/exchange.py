@@ -19,7 +19,9 @@ TASK_DATA = Path(__file__).resolve().parents[2] / "envs" / "data"
 """The answers and tests of tasks: if agentgym is installed in Python's own folder, programs could read them."""
 
 
-def plan_of(backend: str, limits: SandboxLimits, packages: Sequence[str], scratch: str = "") -> Plan:
+def plan_of(
+    backend: str, limits: SandboxLimits, packages: Sequence[str], scratch: str = "", folders: Sequence[str] = ()
+) -> Plan:
     """Returns the plan of a box with these limits."""
     return Plan(
         backend=backend,
@@ -32,6 +34,7 @@ def plan_of(backend: str, limits: SandboxLimits, packages: Sequence[str], scratc
         time_limit_s=limits.time_limit_s,
         num_processes=limits.num_processes,
         num_open_files=limits.num_open_files,
+        folders=tuple(folders),
     )
 
 

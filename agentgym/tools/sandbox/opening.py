@@ -6,7 +6,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from agentgym.errors import ConfigError, SandboxError, UnknownName, nearest
 from agentgym.tools.sandbox.bare import BareSubprocess
@@ -27,6 +27,7 @@ def open_sandbox(
     limits: SandboxLimits | None = None,
     packages: Sequence[Path] = (),
     image: str | None = None,
+    folders: Sequence[str] = (),
     unsafe: bool = False,
 ) -> Sandbox:
     """Opens a sandbox of the kind `backend`; `auto` is the first of namespaces, landlock and docker that works here.
@@ -35,28 +36,27 @@ def open_sandbox(
 
     `packages` are folders that programs can import from, besides the standard library; programs can read them, so they
     must not contain secrets. `image` is an image in the Docker daemon, with Python 3.11 or newer; by default one is
-    made of this machine's Python. With `unsafe`, and only if no sandbox works, programs run as bare subprocesses.
+    made of this machine's Python. `folders`, such as home/user, are in the working folder, and in `namespaces` also at
+    /home/user. With `unsafe`, and only if no sandbox works, programs run as bare subprocesses.
 
     Raises SandboxError, with what each kind lacks.
     """
     backend = backend_of_run(backend)
     if is_service(backend):
-        return _open_service(backend, limits, packages, image)
+        return _open_service(backend, limits, packages, image, folders)
     if backend not in ("auto", *BACKENDS):
         near = nearest(backend, BACKENDS) or "."
         raise UnknownName(f"unknown sandbox {backend!r}{near} There are auto, {', '.join(BACKENDS)}")
-    for folder in packages:
-        if not folder.is_dir():
-            raise ConfigError(f"packages are folders that programs can import from; {str(folder)!r} is none")
+    _check_folders(folders, packages, backend)
     if image is not None and backend != "docker":
         raise ConfigError(f"an image is for the sandbox docker, and this is {backend!r}: give backend='docker'")
     limits = limits or SandboxLimits()
     faults = {}
-    for name in BACKENDS if backend == "auto" else (backend,):
+    for name in BACKENDS[: 2 if folders else 3] if backend == "auto" else (backend,):
         fault = _platform_fault()
         try:
             if fault is None:
-                return _open_backend(name, limits, packages, image)
+                return _open_backend(name, limits, packages, image, folders)
         except SandboxError as error:
             fault = str(error)
         faults[name] = fault
@@ -72,16 +72,33 @@ def open_sandbox(
     )
 
 
-def _open_service(url: str, limits: SandboxLimits | None, packages: Sequence[Path], image: str | None) -> Sandbox:
+def _check_folders(folders: Sequence[str], packages: Sequence[Path], backend: str) -> None:
+    for folder in packages:
+        if not folder.is_dir():
+            raise ConfigError(f"packages are folders that programs can import from; {str(folder)!r} is none")
+    if folders and backend == "docker":
+        raise ConfigError("the sandbox docker has one folder to write in: name namespaces or landlock for folders")
+    for name in folders:
+        if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\0" in name:
+            raise ConfigError(f"folders are paths relative to the root, without '..', such as home/user; got {name!r}")
+
+
+def _open_service(
+    url: str, limits: SandboxLimits | None, packages: Sequence[Path], image: str | None, folders: Sequence[str]
+) -> Sandbox:
+    if folders:
+        raise ConfigError("a code execution service keeps no folders: name a box of this machine, backend=namespaces")
     if packages or image is not None:
         raise ConfigError("a code execution service has its own image and packages: leave packages and image out")
     sandbox: Sandbox = import_module("agentgym.tools.sandbox.service").ServiceSandbox(url, limits or SandboxLimits())
     return sandbox
 
 
-def _open_backend(name: str, limits: SandboxLimits, packages: Sequence[Path], image: str | None) -> Sandbox:
+def _open_backend(
+    name: str, limits: SandboxLimits, packages: Sequence[Path], image: str | None, folders: Sequence[str]
+) -> Sandbox:
     if name != "docker":
-        return ServedSandbox(name, limits, packages)
+        return ServedSandbox(name, limits, packages, folders)
     docker = import_module("agentgym.tools.sandbox.docker")  # its libraries take a tenth of a second
     sandbox: Sandbox = docker.DockerSandbox(limits, packages, image)
     return sandbox

@@ -46,17 +46,20 @@ main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
 class ServedSandbox(Runner):
     """A sandbox of namespaces, or of Landlock. Its server is started at once, and restarted if it was killed."""
 
-    def __init__(self, backend: str, limits: SandboxLimits, packages: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, backend: str, limits: SandboxLimits, packages: Sequence[Path] = (), folders: Sequence[str] = ()
+    ) -> None:
         super().__init__(limits)
         self.backend = backend
         self._packages = tuple(str(folder.resolve()) for folder in packages)
+        self._folders = tuple(folders)
         self._lock = threading.Lock()
         self._closed = False
         self._server = _Server(self._plan())
 
     def _plan(self) -> Plan:
         scratch = tempfile.mkdtemp(prefix="agentgym-sandbox-") if self.backend == "landlock" else ""
-        return plan_of(self.backend, self.limits, self._packages, scratch)
+        return plan_of(self.backend, self.limits, self._packages, scratch, self._folders)
 
     def _execute(self, request: ExecutionRequest) -> Outcome:
         with contextlib.closing(self._connect()) as channel:

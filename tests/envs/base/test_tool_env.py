@@ -156,6 +156,32 @@ def test_calls_beyond_the_limit_of_a_turn_are_answered_but_not_run(env: Any) -> 
     assert [result.call_id for result in info["tool_results"]] == [str(number) for number in range(40)]
 
 
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_the_last_turn_may_end_the_episode_with_a_verdict(inline: bool, is_async: bool) -> None:
+    class Judged(Counter):
+        runs_inline = inline
+        max_turns = 2
+        if is_async:
+
+            async def on_last_turn(self) -> None:  # type: ignore[override]
+                self.end(success=True, reward=self.count)
+        else:
+
+            def on_last_turn(self) -> None:
+                self.end(success=True, reward=self.count)
+
+    env = Judged()
+    for reply, reward in (("add amount=2", 2.25), ("hm", 0.0)):
+        env.reset(seed=0, options={"goal": 9})
+        assert not env.step("hm")[2]
+        _, paid, terminated, truncated, info = env.step(reply)
+        assert (paid, terminated, truncated, info["metrics"]["success"]) == (reward, True, False, 1.0)
+    env.reset(seed=0, options={"goal": 1})
+    assert env.step("add")[2]  # an episode that is over has no last turn
+    env.close()
+
+
 def test_the_turn_limit_truncates_with_the_metrics_of_the_end(env: ToolEnv) -> None:
     env.reset(seed=0)
     for _ in range(4):

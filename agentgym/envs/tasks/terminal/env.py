@@ -6,6 +6,7 @@ from typing import Any
 
 from agentgym.envs.base.card import Difficulty, EnvCard
 from agentgym.envs.base.cheater import Trickster, tool_call_reply
+from agentgym.envs.base.folder_task import FolderTask
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
@@ -104,6 +105,11 @@ class Terminal(ToolEnv):
         success = self.task.is_done(outcome.files)
         self.end(success=success, reward=float(success))
         return "The files are as they should be." if success else "The files are not as they should be."
+
+    def folder_task(self, source: str) -> FolderTask:
+        """Returns this episode's task as a folder of files."""
+        task = self.task
+        return FolderTask(source=source, text=task.text, before=task.before, after=task.after, solution=task.solution)
 
     def release(self) -> None:
         """Closes the sandbox."""

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterable
 
-__all__ = ["empty_folder", "holds_too_much", "unlinked_bytes"]
+__all__ = ["empty_folder", "holds_too_much", "make_folders", "unlinked_bytes"]
 
 OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -38,6 +38,14 @@ def holds_too_much(folder: str, max_bytes: int, max_files: int) -> bool:
         if size > max_bytes or number > max_files or depth > MAX_DEPTH:
             return True
     return False
+
+
+def make_folders(top: str, names: Iterable[str]) -> None:
+    """Makes folders in which every user may write."""
+    for name in names:
+        path = os.path.join(top, name)
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, 0o777)
 
 
 def unlinked_bytes(pids: Iterable[int]) -> int:

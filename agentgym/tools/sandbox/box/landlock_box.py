@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 
 from agentgym.tools.sandbox.box import kernel
-from agentgym.tools.sandbox.box.folders import empty_folder, holds_too_much, unlinked_bytes
+from agentgym.tools.sandbox.box.folders import empty_folder, holds_too_much, make_folders, unlinked_bytes
 from agentgym.tools.sandbox.box.landlock import landlock_version, restrict_files
 from agentgym.tools.sandbox.box.plan import Plan, limit_resources, parts_without, readable_folders
 from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone, reap_children, stop_and_kill
@@ -49,6 +49,7 @@ class LandlockBox:
     def open(self) -> None:
         """Called by the supervisor: makes the execution's own folder, and a cgroup that counts its tasks."""
         self.home = tempfile.mkdtemp(dir=self._plan.scratch)
+        make_folders(self.home, self._plan.folders)
         self._task_count = TaskCount(self._plan.num_processes)
 
     def begin(self) -> None:

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Sequence
 
 from agentgym.tools.sandbox.box import kernel
+from agentgym.tools.sandbox.box.folders import make_folders
 from agentgym.tools.sandbox.box.plan import Plan, limit_resources, readable_folders
 from agentgym.tools.sandbox.box.processes import kill_until_gone, reap_children, stop_and_kill, visible_pids
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
@@ -118,6 +119,10 @@ class NamespaceBox:
         _add_accounts(root)
         for folder in ("/proc", HOME):
             os.makedirs(root + folder)
+        for name in self._plan.folders:
+            if any(f"{folder}/".startswith(f"/{name}/") for folder in folders):
+                raise OSError(f"/{name} holds Python or packages, and cannot be a folder of programs too")
+            os.makedirs(f"{root}/{name}", exist_ok=True)
         if not os.path.exists(f"{root}/tmp"):  # Python itself, or packages, may be below it
             os.symlink(HOME, f"{root}/tmp")
         kernel.mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -137,6 +142,9 @@ class NamespaceBox:
         """Called by the box's first process, which is PID 1 of the box."""
         options = f"mode=1777,size={self._plan.scratch_bytes},nr_inodes=16384"
         kernel.mount("tmpfs", HOME, "tmpfs", MS_NOSUID | MS_NODEV, options)
+        make_folders(HOME, self._plan.folders)
+        for name in self._plan.folders:
+            kernel.mount(f"{HOME}/{name}", f"/{name}", "", MS_BIND)
         kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=invisible,subset=pid")
         kernel.set_dumpable(False)
         os.chdir(HOME)

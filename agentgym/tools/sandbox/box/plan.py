@@ -29,6 +29,9 @@ class Plan:
     time_limit_s: float
     num_processes: int
     num_open_files: int
+    folders: tuple[str, ...] = ()
+    """The further folders where programs may write, such as home/user: below the working folder, and at the same path
+    below the root where a box has a root of its own."""
 
     def to_json(self) -> str:
         """Returns the plan as one argument of a command."""
@@ -38,7 +41,7 @@ class Plan:
     def from_json(cls, text: str) -> "Plan":
         """Reads a plan that `to_json` wrote."""
         settings = json.loads(text)
-        return cls(**{**settings, "packages": tuple(settings["packages"])})
+        return cls(**{**settings, "packages": tuple(settings["packages"]), "folders": tuple(settings["folders"])})
 
     def environment(self, home: str) -> dict[str, str]:
         """Returns the whole environment of a program: nothing in it comes from the process that started us."""

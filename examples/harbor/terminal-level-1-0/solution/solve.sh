@@ -1,0 +1,2 @@
+#!/bin/sh
+grep -c '' haven.txt > larch.txt

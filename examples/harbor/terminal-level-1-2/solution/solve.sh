@@ -1,0 +1,2 @@
+#!/bin/sh
+mv ocean.txt haven.txt

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's/\bmaple\b/plain/g' notes/*.md

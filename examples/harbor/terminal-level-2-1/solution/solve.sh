@@ -1,0 +1,2 @@
+#!/bin/sh
+cat logs/*.log | grep -w maple | LC_ALL=C sort -u > found.txt
