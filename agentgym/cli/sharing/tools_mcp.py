@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -85,12 +85,12 @@ async def _forward(http: aiohttp.ClientSession, url: str, line: bytes) -> None:
     try:
         async with http.post(url, data=line) as response:
             body = await response.read()
-            answer = json.loads(body) if body else None
+            answer: Any = json.loads(body) if body else None
             if number := response.headers.get("Mcp-Session-Id"):
                 version = answer["result"]["protocolVersion"]
                 http.headers.update({"Mcp-Session-Id": number, "MCP-Protocol-Version": version})
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
-        reason = f"{url} gave no answer: {error or type(error).__name__}"
+        reason = f"{url} gave no answer: {str(error) or type(error).__name__}"
         answer = {"jsonrpc": "2.0", "id": None, "error": {"code": NO_ANSWER, "message": reason}}
     if isinstance(answer, dict) and answer.get("id") is None:
         answer["id"] = _request_id(line)
