@@ -112,8 +112,8 @@ async def _result(session: AgentSession, method: str, params: Mapping[str, Any],
     if method == "tools/call":
         return await _call(session, params, key)
     if method not in ("initialize", "tools/list"):
-        known = "initialize, ping, tools/list, tools/call"
-        raise _Refused(METHOD_NOT_FOUND, f"there is no method {method!r:.80} here: {known}")
+        methods = "initialize, ping, tools/list, tools/call"
+        raise _Refused(METHOD_NOT_FOUND, f"there is no method {method!r:.80} here: {methods}")
     try:
         opening = await session.opening()
     except EpisodeEnded as error:

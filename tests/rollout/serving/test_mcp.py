@@ -90,9 +90,7 @@ def clients(stack: AsyncExitStack, url: str, transport: str) -> Any:
 
 
 @pytest.mark.parametrize("transport", ["http", "stdio"])
-def test_the_official_client_lists_and_calls_and_an_agent_that_knows_only_mcp_has_a_reward(
-    table: Any, transport: str
-) -> None:
+def test_an_agent_with_the_official_client_alone_has_a_reward(table: Any, transport: str) -> None:
     async def agent(caller: Any) -> None:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(clients(stack, f"{caller.root}/mcp", transport))
@@ -133,8 +131,8 @@ def test_a_call_rewards_the_reply_that_made_it_under_any_name_and_in_any_branch(
             messages.append(completion["choices"][0]["message"])
         for word in ("side", "main", "third"):
             result = await call(caller, "dial", word, digit=float(digits[word]))
-            made = threads[word][1]["tool_calls"][0]["id"]
-            threads[word].append({"role": "tool", "tool_call_id": made, "content": result["content"][0]["text"]})
+            sent_call = threads[word][1]["tool_calls"][0]["id"]
+            threads[word].append({"role": "tool", "tool_call_id": sent_call, "content": result["content"][0]["text"]})
             if word == "main":
                 await caller.chat(threads[word], tools=[offered(name)])
 
@@ -152,7 +150,7 @@ def test_a_call_rewards_the_reply_that_made_it_under_any_name_and_in_any_branch(
     assert trajectory.status is Status.COMPLETED and len(trajectory.rows) == 3
 
 
-def test_equal_calls_join_in_order_and_one_that_was_not_sampled_rewards_the_last_reply(table: Any) -> None:
+def test_equal_calls_join_in_order_and_others_reward_the_last_reply(table: Any) -> None:
     twice = "\n".join([CALL % ("look", "{}")] * 2)
 
     async def agent(caller: Any) -> None:
@@ -161,10 +159,10 @@ def test_equal_calls_join_in_order_and_one_that_was_not_sampled_rewards_the_last
         for number in range(2):
             reply = (await caller.chat(messages, tools=[offered("look")]))["choices"][0]["message"]
             messages.append(reply)
-            for position, made in enumerate(reply["tool_calls"]):
+            for position, sent_call in enumerate(reply["tool_calls"]):
                 result = await call(caller, "look", f"{number}-{position}")
                 text = result["content"][0]["text"]
-                messages.append({"role": "tool", "tool_call_id": made["id"], "content": text})
+                messages.append({"role": "tool", "tool_call_id": sent_call["id"], "content": text})
         await call(caller, "dial", 9, digit=2)
         status, answer = await caller.send("/step", {})
         assert status == 400 and answer["error"]["code"] == "no_reply", "its calls were run already"
@@ -325,7 +323,7 @@ def test_a_session_ends_with_delete_and_the_episode_does_not(table: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "tools", "known"),
+    ("name", "tools", "inner"),
     [
         ("look", {"look"}, "look"),
         ("mcp__game__look", {"look", "game__look"}, "game__look"),
@@ -334,5 +332,5 @@ def test_a_session_ends_with_delete_and_the_episode_does_not(table: Any) -> None
         ("loo", {"look"}, ""),
     ],
 )
-def test_a_tool_is_known_under_the_name_of_a_harness(name: str, tools: set[str], known: str) -> None:
-    assert tool_of(name, tools) == known
+def test_a_tool_is_known_under_the_name_of_a_harness(name: str, tools: set[str], inner: str) -> None:
+    assert tool_of(name, tools) == inner
