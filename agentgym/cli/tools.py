@@ -21,5 +21,8 @@ COMMANDS = {
     "parse": Subcommand(
         "read replies from standard input as a model family writes them", partial(run_module, "tools_parse")
     ),
+    "mcp": Subcommand(
+        "offer a served episode's tools to an agent that starts MCP servers", partial(run_module, "sharing.tools_mcp")
+    ),
     "families": Subcommand("show the model families whose replies can be read", partial(run_module, "tools_families")),
 }

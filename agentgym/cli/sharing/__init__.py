@@ -1,1 +1,1 @@
-"""`agentgym env export`: packages of other libraries that serve an environment there."""
+"""Environments for others: `agentgym env export` and `agentgym tools mcp`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ from agentgym.errors import AgentGymError
 from agentgym.rollout.serving.wires.response_store import ResponseStore
 from agentgym.rollout.serving.wires.wire import AgentReply, AgentRequest
 from agentgym.trajectory import Status, StopReason, Trajectory
-from agentgym.types import Message, ToolSpec
+from agentgym.types import JSON, Message, ToolSpec
 
 __all__ = [
     "AgentExchange",
@@ -24,6 +24,8 @@ __all__ = [
     "Replies",
     "StepAnswer",
     "StepRequest",
+    "ToolAnswer",
+    "ToolRequest",
 ]
 
 
@@ -71,6 +73,16 @@ class FinishRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolRequest:
+    """Calls a tool of the environment, which is one step of it."""
+
+    name: str
+    arguments: Mapping[str, JSON]
+    key: str = ""
+    """The name of the request, by which it is known if it is sent again; empty if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepAnswer:
     """The environment's answer.
 
@@ -87,14 +99,22 @@ class StepAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """The environment's answer to the call of a tool; `is_error` is True for a call that could not be run."""
+
+    text: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Replies:
     """The replies to a request for completions."""
 
     replies: tuple[AgentReply, ...]
 
 
-Request: TypeAlias = "AgentRequest | StepRequest | FinishRequest"
-Answer: TypeAlias = "Replies | StepAnswer"
+Request: TypeAlias = "AgentRequest | StepRequest | FinishRequest | ToolRequest"
+Answer: TypeAlias = "Replies | StepAnswer | ToolAnswer"
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +158,8 @@ class AgentSession:
         self.claimed = asyncio.Event()
         self.ended = asyncio.Event()
         self.stored = ResponseStore()
+        self.mcp_sessions: set[str] = set()
+        """The MCP sessions that the agent has begun and not ended."""
         self._opening: asyncio.Future[Opening | AgentGymError] = asyncio.get_running_loop().create_future()
         self._exchanges: dict[str, list[AgentExchange]] = {}
         self._arrivals: asyncio.Queue[AgentExchange] = asyncio.Queue()
@@ -160,10 +182,11 @@ class AgentSession:
 
     def ask(self, request: Request, *, is_retry: bool = False) -> AgentExchange:
         """Returns the exchange of a request: a new one, or that of the request which it repeats."""
-        key = request.key if isinstance(request, AgentRequest) else type(request).__name__
+        key = getattr(request, "key", "") or type(request).__name__
+        is_retry = is_retry or (isinstance(request, ToolRequest) and request.key != "")
         same = self._exchanges.setdefault(key, [])
         exchange = next((each for each in same if each.is_lost), same[-1] if is_retry and same else None)
-        if exchange is not None and isinstance(request, AgentRequest):
+        if exchange is not None and key != type(request).__name__:
             exchange.is_lost = False
             return exchange
         exchange = AgentExchange(key, request)
@@ -186,8 +209,15 @@ class AgentSession:
         assert isinstance(answer, StepAnswer)
         return answer
 
+    async def call_tool(self, request: ToolRequest) -> ToolAnswer:
+        """Returns the environment's answer to a call; raises EpisodeEnded."""
+        answer = await self.ask(request).answer()
+        assert isinstance(answer, ToolAnswer)
+        return answer
+
     def _after_the_end(self, request: Request) -> StepAnswer | EpisodeEnded:
-        if not isinstance(request, AgentRequest) and self._status is not None and self._status.trainable:
+        by_step = isinstance(request, StepRequest | FinishRequest)
+        if by_step and self._status is not None and self._status.trainable:
             for exchange in reversed(self._exchanges.get(StepRequest.__name__, ())):
                 answer = exchange.future.result() if exchange.future.done() else None
                 if isinstance(answer, StepAnswer) and (answer.terminated or answer.truncated):

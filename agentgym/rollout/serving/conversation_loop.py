@@ -6,14 +6,11 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from agentgym.envs.base.action import Action
+from agentgym.openai_wire import message_to_openai
 from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
-from agentgym.rollout.episode.episode_loop import replay_info
 from agentgym.rollout.episode.token_loop import SamplingPlace, parse_completion
-from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.serving.agent_session import (
     AgentExchange,
@@ -22,11 +19,11 @@ from agentgym.rollout.serving.agent_session import (
     Answer,
     FinishRequest,
     Replies,
-    StepAnswer,
     StepRequest,
+    ToolRequest,
 )
-from agentgym.rollout.serving.branch_prompts import BranchPrompts
-from agentgym.rollout.serving.reply_tree import Context, Node, ReplyTree, SampledReply
+from agentgym.rollout.serving.env_steps import EnvSteps, Talk
+from agentgym.rollout.serving.reply_tree import Context, Node, SampledReply
 from agentgym.rollout.serving.tree_rows import rows_of
 from agentgym.rollout.serving.visible_messages import AgentView, hide_stop, visible_messages
 from agentgym.rollout.serving.wires.wire import (
@@ -36,38 +33,11 @@ from agentgym.rollout.serving.wires.wire import (
     RequestRefused,
 )
 from agentgym.trajectory import Status, StopReason, Turn
-from agentgym.types import Message
+from agentgym.types import JSON, Message
 
 __all__ = ["ConversationLoop"]
 
 logger = logging.getLogger(__name__)
-
-SIDE_LABELS = ("sub-agent", "summary", "title")
-NO_ACTION = "the agent ended, and the environment saw no action of it and gave no verdict"
-
-
-@dataclass(slots=True, eq=False)
-class _Talk:
-    """The conversation of an episode."""
-
-    session: AgentSession
-    env: HostedEnv
-    builder: EpisodeBuilder
-    names: frozenset[str]
-    """The environment's tools."""
-    tree: ReplyTree = field(default_factory=ReplyTree)
-    env_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    prompt_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    sessions: dict[str, SampledReply | None] = field(default_factory=dict)
-    """The engine's sessions, each with its last reply; None while a request of it is in flight."""
-    num_actions: int = 0
-    """The number of replies that went to the environment while the agent played."""
-    is_full: bool = False
-    """True if the agent's last request did not fit into the window."""
-
-    @property
-    def episode(self) -> Episode:
-        return self.builder.episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +52,7 @@ class _Order:
     grammar: str
 
 
-class ConversationLoop(BranchPrompts):
+class ConversationLoop(EnvSteps):
     """A RolloutLoop whose conversations an outside agent leads; a subclass brings the agents together with episodes.
 
     What an agent sends is compared with the episode's conversations, message by message (`ReplyTree`). If it continues
@@ -92,8 +62,6 @@ class ConversationLoop(BranchPrompts):
     """
 
     idle_s: float
-    unknown_calls_as_text = True
-    """False if agents answer calls of tools that they do not have."""
 
     @abstractmethod
     def _session_of(self, episode: Episode) -> AgentSession:
@@ -107,7 +75,7 @@ class ConversationLoop(BranchPrompts):
         """Plays the conversation, until the environment, a budget or the agent ends it."""
         session = self._session_of(builder.episode)
         messages, tools = await self._reset(env, builder)
-        talk = _Talk(session, env, builder, frozenset(tool.name for tool in tools))
+        talk = Talk(session, env, builder, frozenset(tool.name for tool in tools))
         views = visible_messages(messages, AgentView(talk.names))
         talk.tree.add_opening(messages, views, tools, await self._first_prompt(messages, tools))
         session.open(views, tools)
@@ -117,14 +85,17 @@ class ConversationLoop(BranchPrompts):
             return ending
         finally:
             builder.add_rows(*rows_of(talk.tree, has_reward=ending is not None and ending.status.trainable))
+            if not talk.tree.replies and talk.tree.calls:
+                opening: list[JSON] = [message_to_openai(message) for message in messages]
+                builder.note({}, {"ids_left_out": {"opening": opening}})
             await self._end_branches(talk)
 
-    async def _end_branches(self, talk: _Talk) -> None:
+    async def _end_branches(self, talk: Talk) -> None:
         """Releases the engine's sessions of all branches; that of the episode itself is released after it."""
         others = [session for session in talk.sessions if session != talk.episode.session]
         await asyncio.gather(*map(self._end_session, others))
 
-    async def _serve(self, talk: _Talk) -> EpisodeEnd:
+    async def _serve(self, talk: Talk) -> EpisodeEnd:
         """Answers requests as they come, until one of them ends the episode."""
         tasks: list[asyncio.Task[EpisodeEnd | None]] = []
         arrival: asyncio.Task[AgentExchange] | None = None
@@ -149,7 +120,7 @@ class ConversationLoop(BranchPrompts):
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
-    async def _handle(self, talk: _Talk, exchange: AgentExchange) -> EpisodeEnd | None:
+    async def _handle(self, talk: Talk, exchange: AgentExchange) -> EpisodeEnd | None:
         """Answers a request; returns how the episode ends if it ends with it."""
         request = exchange.request
         answer: Answer | None
@@ -158,6 +129,8 @@ class ConversationLoop(BranchPrompts):
                 answer, ending = await self._chat(talk, exchange, request)
             elif isinstance(request, StepRequest):
                 answer, ending = await self._step(talk, request)
+            elif isinstance(request, ToolRequest):
+                answer, ending = await self._call_tool(talk, request)
             else:
                 answer, ending = await self._finish(talk, request or FinishRequest())
             talk.is_full, exchange.request = False, None if answer is not None else request
@@ -170,27 +143,17 @@ class ConversationLoop(BranchPrompts):
             exchange.future.set_result(answer)
         return ending
 
-    def _end_of_silence(self, talk: _Talk) -> EpisodeEnd:
+    def _end_of_silence(self, talk: Talk) -> EpisodeEnd:
         """Returns how an episode ends whose agent is silent; one that gave up at a full window ends as a loop does."""
         if talk.is_full and talk.tree.replies:
             return self._ended_by_agent(talk, StopReason.CONTEXT)
         gone = AgentGone(f"the agent asked for nothing within {self.idle_s:g} s (idle_s)")
         return self._failed_agent(talk, Status.TIMEOUT, str(gone))
 
-    def _failed_agent(self, talk: _Talk, status: Status, error: str) -> EpisodeEnd:
-        reason = StopReason.DEADLINE if status is Status.TIMEOUT else StopReason.AGENT
-        return EpisodeEnd(status, reason, error, replay_info(talk.episode))
-
-    def _ended_by_agent(self, talk: _Talk, reason: StopReason) -> EpisodeEnd:
-        """Returns the ending of an episode whose agent cannot or does not go on, and whose environment goes on."""
-        if talk.num_actions:
-            return EpisodeEnd(Status.TRUNCATED, reason)
-        return EpisodeEnd(Status.UNPLAYED, reason, NO_ACTION, replay_info(talk.episode))
-
     # Replies
 
     async def _chat(
-        self, talk: _Talk, exchange: AgentExchange, request: AgentRequest
+        self, talk: Talk, exchange: AgentExchange, request: AgentRequest
     ) -> tuple[Answer | None, EpisodeEnd | None]:
         """Samples, records and returns the replies to a request."""
         self._warn_of_fields(request)
@@ -224,7 +187,7 @@ class ConversationLoop(BranchPrompts):
             return answer, EpisodeEnd(Status.TRUNCATED, cut)
         return answer, None
 
-    def _place(self, talk: _Talk, context: Context, request: AgentRequest) -> SamplingPlace:
+    def _place(self, talk: Talk, context: Context, request: AgentRequest) -> SamplingPlace:
         """Returns the place of the context's next sample, in the session of the reply before it if that is free."""
         parent, own = context.parent, talk.episode.session
         before = own if parent is None else parent.session
@@ -233,7 +196,7 @@ class ConversationLoop(BranchPrompts):
         talk.sessions[session] = None
         return SamplingPlace(talk.episode, session, context.depth, talk.tree.ask(context, request))
 
-    async def _sample_reply(self, talk: _Talk, order: _Order, place: SamplingPlace) -> SampledReply:
+    async def _sample_reply(self, talk: Talk, order: _Order, place: SamplingPlace) -> SampledReply:
         """Samples a reply and adds it to the tree."""
         started, request, context, prompt_ids = time.perf_counter(), order.request, order.context, order.prompt_ids
         completion = await self._sample(prompt_ids, order.max_tokens, place, order.grammar, request.stop)
@@ -258,7 +221,7 @@ class ConversationLoop(BranchPrompts):
         talk.sessions[place.session] = reply
         return reply
 
-    def _agent_reply(self, talk: _Talk, request: AgentRequest, reply: SampledReply, num_prompt: int) -> AgentReply:
+    def _agent_reply(self, talk: Talk, request: AgentRequest, reply: SampledReply, num_prompt: int) -> AgentReply:
         completion = reply.completion
         texts = [self.renderer.decode([token]) for token in completion.ids] if request.logprobs else []
         return AgentReply(
@@ -272,110 +235,3 @@ class ConversationLoop(BranchPrompts):
             completion.stop if completion.stop in request.stop else "",
             tuple(zip(texts, completion.logprobs, strict=bool(texts))) if texts else (),
         )
-
-    # The environment
-
-    async def _step(self, talk: _Talk, request: StepRequest) -> tuple[Answer, EpisodeEnd | None]:
-        """Gives a reply to the environment, and its answer to the agent."""
-        async with talk.env_lock:
-            reply = _reply_to_step(talk.tree, request)
-            if reply.step is not None:
-                return reply.step, None
-            answer = await self._act_on(talk, reply)
-            talk.num_actions += 1
-            visible = visible_messages([reply.message, *answer.messages], self._view_of(reply))[1:]
-            ending = self._ending(answer, len(talk.tree.replies))
-            history: tuple[Message, ...] | None = None
-            if ending is None:
-                conversation = [*reply.context.messages, reply.message]
-                messages = self._conversation_after(talk.env, conversation, answer)
-                if answer.history is not None:
-                    history = tuple(visible_messages(messages, self._view_of(reply)))
-                ending = await self._lengthen(talk, reply, answer, messages, history or visible)
-            is_completed = ending is not None and ending.status is Status.COMPLETED
-            is_cut = ending is not None and not is_completed
-            reply.step = StepAnswer(tuple(visible), answer.reward, is_completed, is_cut, reply.number, history)
-            return reply.step, ending
-
-    async def _act_on(self, talk: _Talk, reply: SampledReply) -> EnvStep:
-        started = time.perf_counter()
-        answer = self._with_note(await talk.env.step(Action.from_message(reply.message)), reply.message)
-        talk.builder.answer = reply.answer = answer
-        reply.is_followed = True
-        timings = {**reply.turn.timings, "env_s": time.perf_counter() - started}
-        reply.turn = replace(reply.turn, timings=timings)
-        return answer
-
-    def _view_of(self, reply: SampledReply) -> AgentView:
-        return AgentView(reply.tool_names, not self.unknown_calls_as_text)
-
-    async def _lengthen(
-        self, talk: _Talk, reply: SampledReply, answer: EnvStep, messages: Sequence[Message], views: Sequence[Message]
-    ) -> EpisodeEnd | None:
-        """Adds the conversation after the environment's answer; returns an ending if a budget leaves no reply."""
-        before, tools = reply.prompt(), reply.context.tools
-        prompt = await self._render_next(before, answer, messages, tools)
-        row_tokens = len(prompt.ids) + (0 if prompt.begins_row else len(before))
-        left, reason = self._budget(row_tokens, talk.tree.num_tokens + len(prompt.ids))
-        if left < 1:
-            return EpisodeEnd(Status.TRUNCATED, reason)
-        begins_row = prompt.begins_row
-        context = talk.tree.add_child(reply, messages, prompt.ids, answer, begins_row=begins_row, is_env=True)
-        talk.tree.show(context, reply, views, is_whole=answer.history is not None)
-        return None
-
-    async def _finish(self, talk: _Talk, request: FinishRequest) -> tuple[Answer, EpisodeEnd]:
-        """Gives the agent's final text to the environment, and ends the episode with its verdict.
-
-        An agent that fails at a full window (Codex) has no final text, and is no failure: the model filled it.
-        """
-        async with talk.env_lock:
-            is_full = talk.is_full and bool(talk.tree.replies) and request.failure is Status.AGENT_ERROR
-            if request.failure is not None and not is_full:
-                return StepAnswer((), 0.0, False, True), self._failed_agent(talk, request.failure, request.error)
-            may_call = request.is_exit and not talk.names
-            reply = next((each for each in reversed(talk.tree.replies) if _is_final(each, may_call)), None)
-            if reply is None or is_full:
-                reason = StopReason.CONTEXT if is_full else StopReason.AGENT
-                return StepAnswer((), 0.0, False, True), self._ended_by_agent(talk, reason)
-            answer = await self._act_on(talk, reply)
-            ending = self._ending(answer, 0) or self._ended_by_agent(talk, StopReason.AGENT)
-            is_completed = ending.status is Status.COMPLETED
-            visible = visible_messages([reply.message, *answer.messages], self._view_of(reply))[1:]
-            return StepAnswer(tuple(visible), answer.reward, is_completed, not is_completed, reply.number), ending
-
-
-def is_same(message: Message, original: Message) -> bool:
-    """Returns whether a message that came back is the one that was given out."""
-    if message.role == original.role == "assistant":
-        reasoning = message.reasoning if message.reasoning is not None else original.reasoning
-        message = replace(message, content=message.content.strip(), reasoning=reasoning)
-        original = replace(original, content=original.content.strip())
-    return message == original
-
-
-def _reply_to_step(tree: ReplyTree, request: StepRequest) -> SampledReply:
-    """Returns the reply that a step gives to the environment, or gave; raises RequestRefused."""
-    newest = tree.replies[-1] if tree.replies else None
-    if request.message is None:
-        if newest is None or not (newest.is_open or newest.step is not None):
-            raise RequestRefused("there is no reply to step with: ask for a chat completion first", "no_reply")
-        return newest
-    same = [reply for reply in reversed(tree.replies) if is_same(request.message, reply.shown)]
-    for reply in same:
-        if reply.is_open or (reply is newest and reply.step is not None):
-            return reply
-    raise RequestRefused(
-        "the message is not a reply that waits for an answer: an episode is played with the replies that were sampled "
-        "here; leave `message` out, or send the last completion's message as it came",
-        "not_the_reply" if newest is not None else "no_reply",
-    )
-
-
-def _is_final(reply: SampledReply, may_call: bool) -> bool:
-    """Returns whether a reply may be the agent's final text.
-
-    It may have calls if those are of the agent's own tools, of which one ends it (mini-swe-agent).
-    """
-    has_calls = bool(reply.message.tool_calls) and not may_call
-    return reply.is_open and not has_calls and reply.context.root.label not in SIDE_LABELS

@@ -33,6 +33,7 @@ from agentgym.rollout.serving.agent_session import (
     StepAnswer,
     StepRequest,
 )
+from agentgym.rollout.serving.mcp_endpoint import MCP_PATH, answer_mcp, mcp_refusal
 from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.rollout.serving.wires.chat import ChatWire, read_message, wire_messages
 from agentgym.rollout.serving.wires.messages import CountTokensWire, MessagesWire
@@ -96,6 +97,7 @@ class EpisodeServer:
     | `POST /episodes/ID/v1/messages/count_tokens` | the number of tokens of a prompt |
     | `POST /v1/...` | the same; the episode's id is the API key (`Bearer`, `x-api-key`), or the header `X-Episode` |
     | `POST /episodes/ID/step` | the environment's answer to the last reply |
+    | `POST /episodes/ID/mcp`, `POST /mcp` | an answer of the environment's MCP server: a call of a tool is a step |
     | `POST /episodes/ID/finish` | the environment's verdict: the agent has ended |
     | `GET /v1/models`, `/v1/models/NAME`, `GET /health` | the model; how many episodes wait and are played |
     """
@@ -119,6 +121,7 @@ class EpisodeServer:
         for prefix in ("", "/episodes/{episode}"):
             for wire in WIRES:
                 app.router.add_post(prefix + wire.path, partial(self._complete, wire))
+            app.router.add_route("*", f"{prefix}{MCP_PATH}", self._mcp)
             app.router.add_get(f"{prefix}/v1/models", self._models)
             app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)
         app.router.add_get("/health", self._health)
@@ -218,6 +221,9 @@ class EpisodeServer:
     async def _finish(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(_answer(await self._session(request).step(FinishRequest())))
 
+    async def _mcp(self, request: web.Request) -> web.StreamResponse:
+        return await answer_mcp(self._session(request), request)
+
     async def _models(self, request: web.Request) -> web.StreamResponse:
         model = self._model_card(MODEL)
         ends = {"first_id": MODEL, "last_id": MODEL, "has_more": False}
@@ -258,8 +264,10 @@ def _raise_rejection(refusal: RequestRejected) -> web.StreamResponse:
 
 def _refuse(request: web.Request, refusal: Refusal) -> web.Response:
     """Returns an error in the dialect of the request's path, and logs it."""
-    wire = next((wire for wire in WIRES if request.path.endswith(wire.path)), WIRES[0])
     logger.info("%s %s: refused with %d: %s", request.method, request.path, refusal.status, refusal.message)
+    if request.path.endswith(MCP_PATH):
+        return web.json_response(mcp_refusal(refusal), status=refusal.status)
+    wire = next((wire for wire in WIRES if request.path.endswith(wire.path)), WIRES[0])
     return web.json_response(wire.error(refusal), status=refusal.status)
 
 

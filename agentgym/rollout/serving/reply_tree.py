@@ -101,6 +101,10 @@ class SampledReply:
     step: StepAnswer | None = None
     answer: EnvStep | None = None
     """The environment's answer."""
+    tool_answers: dict[int, EnvStep] = field(default_factory=dict)
+    """The environment's answers to calls that came over MCP, by the position of the call in the reply."""
+    loose_reward: float = 0.0
+    """The rewards of calls over MCP that no reply made."""
     exchange: AgentExchange | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +114,11 @@ class SampledReply:
     def is_open(self) -> bool:
         """True if nothing has answered it."""
         return self.answer is None and not self.is_followed
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the agent closed its connection before it had the reply."""
+        return self.exchange is not None and self.exchange.is_lost
 
     def prompt(self) -> list[int]:
         """Returns all ids up to its end."""
@@ -152,6 +161,8 @@ class ReplyTree:
         self.contexts: list[Context] = []
         """The contexts without a parent, in the order of their first requests."""
         self.replies: list[SampledReply] = []
+        self.calls: list[Turn] = []
+        """The calls over MCP before the first reply, with their answers."""
         self.num_asked = 0
         """The number of replies that were asked for."""
         self.num_tokens = 0
@@ -233,6 +244,13 @@ class ReplyTree:
         for message in views:
             node = node.children.setdefault(message_key(message, calls), Node())
         node.context = context
+
+    def add_call(self, turn: Turn) -> None:
+        """Adds a call over MCP that no reply made."""
+        if self.replies:
+            self.replies[-1].loose_reward += turn.reward or 0.0
+        else:
+            self.calls.append(turn)
 
     def ask(self, context: Context, request: AgentRequest) -> str:
         """Returns the branch of the context's next sample, by which its seed is derived."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -50,6 +51,8 @@ class _Writer:
         self.roots = self._sorted_roots()
 
     def write(self) -> tuple[list[Row], list[Turn]]:
+        if self.tree.calls and not self.tree.replies:
+            return [], self.tree.calls
         stack = [start for root in self.roots for start in self._starts(root, "root")]
         stack = stack[::-1] or [_Start(root, None, "root") for root in self.tree.contexts[:1]]
         while stack:
@@ -123,10 +126,16 @@ class _Writer:
     def _turn(self, reply: SampledReply, following: Context | None) -> Turn:
         turn = replace(reply.turn, order=reply.number)
         if reply.answer is not None:
-            return answered_turn(turn, reply.answer, turn.timings.get("env_s", 0.0))
-        if following is not None:
-            return answered_turn(turn, following.answer)
-        return answered_turn(turn, EnvStep("", ())) if self.has_reward or reply.is_followed else turn
+            turn = answered_turn(turn, reply.answer, turn.timings.get("env_s", 0.0))
+        elif following is not None:
+            turn = answered_turn(turn, following.answer)
+        elif self.has_reward or reply.is_followed:
+            turn = answered_turn(turn, _tool_answer(reply))
+        if turn.reward is None:
+            return turn
+        earned = [answer.reward for answer in reply.tool_answers.values()]
+        early = [call.reward or 0.0 for call in self.tree.calls if reply is self.tree.replies[-1]]
+        return replace(turn, reward=math.fsum([turn.reward, reply.loose_reward, *earned, *early]))
 
 
 def _exclusion(reply: SampledReply) -> str:
@@ -135,7 +144,15 @@ def _exclusion(reply: SampledReply) -> str:
         return reply.excluded
     if any(sample.is_followed for sample in reply.context.replies):
         return "unused"
-    return "unseen" if reply.exchange is not None and reply.exchange.is_lost else ""
+    return "unseen" if reply.is_lost else ""
+
+
+def _tool_answer(reply: SampledReply) -> EnvStep:
+    """Returns the answers to calls over MCP as one, for a reply whose results the agent has not sent back."""
+    answers = [answer for _, answer in sorted(reply.tool_answers.items(), key=lambda item: item[0])]
+    results = tuple(result for answer in answers for result in answer.tool_results)
+    messages = tuple(message for answer in answers for message in answer.messages)
+    return EnvStep("\n".join(answer.observation for answer in answers), messages, tool_results=results)
 
 
 def _length(context: Context) -> tuple[int, int, str]:

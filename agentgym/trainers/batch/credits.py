@@ -217,7 +217,7 @@ def _cut(numbers_BT: Tensor, episodes: Sequence[_Episode]) -> list[Advantages]:
 
 def _trained_members(group: Group) -> Iterator[Trajectory]:
     for trajectory in group.trajectories:
-        if trajectory.reward is None:
+        if trajectory.reward is None or "ids_left_out" in trajectory.info:  # an agent over MCP, which sampled nothing
             continue
         if not trajectory.has_ids:
             raise InvalidTrajectory(

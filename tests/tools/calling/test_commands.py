@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.tools import read_calls
-from agentgym.tools.calling.commands import split_words
+from agentgym.tools.calling.commands import split_line
 from agentgym.types import MalformedCall, ToolCall, ToolSpec
 
 PARAMETERS: dict[str, Any] = {
@@ -116,6 +116,6 @@ def test_words_are_those_of_shlex(text: str) -> None:
         expected = shlex.split(text)
     except ValueError:
         with pytest.raises(ValueError, match="is not ended"):
-            split_words(text)
+            split_line(text)
     else:
-        assert split_words(text) == expected
+        assert split_line(text) == expected

@@ -1,0 +1,255 @@
+"""The steps of a served environment: a reply that the agent gives to it, a call of one of its tools, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from agentgym.envs.base.action import Action
+from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd, answered_turn
+from agentgym.rollout.episode.episode_loop import replay_info
+from agentgym.rollout.hosting.answer import EnvStep
+from agentgym.rollout.hosting.hosted_env import HostedEnv
+from agentgym.rollout.serving.agent_session import (
+    AgentSession,
+    Answer,
+    FinishRequest,
+    StepAnswer,
+    StepRequest,
+    ToolAnswer,
+    ToolRequest,
+)
+from agentgym.rollout.serving.branch_prompts import BranchPrompts
+from agentgym.rollout.serving.reply_tree import ReplyTree, SampledReply
+from agentgym.rollout.serving.visible_messages import AgentView, visible_messages
+from agentgym.rollout.serving.wires.wire import RequestRefused
+from agentgym.trajectory import Status, StopReason, Turn
+from agentgym.types import JSON, MalformedCall, Message, ToolCall
+
+__all__ = ["SIDE_LABELS", "EnvSteps", "Talk", "tool_of"]
+
+SIDE_LABELS = ("sub-agent", "summary", "title")
+NO_ACTION = "the agent ended, and the environment saw no action of it and gave no verdict"
+
+
+@dataclass(slots=True, eq=False)
+class Talk:
+    """The conversation of an episode."""
+
+    session: AgentSession
+    env: HostedEnv
+    builder: EpisodeBuilder
+    names: frozenset[str]
+    """The environment's tools."""
+    tree: ReplyTree = field(default_factory=ReplyTree)
+    env_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    prompt_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sessions: dict[str, SampledReply | None] = field(default_factory=dict)
+    """The engine's sessions, each with its last reply; None while a request of it is in flight."""
+    num_actions: int = 0
+    """The number of steps of the environment while the agent played: replies, and calls of its tools."""
+    is_over: bool = False
+    """True if a step has ended the episode: no other may follow."""
+    is_full: bool = False
+    """True if the agent's last request did not fit into the window."""
+
+    @property
+    def episode(self) -> Episode:
+        return self.builder.episode
+
+
+class EnvSteps(BranchPrompts):
+    """A RolloutLoop whose environment an outside agent steps. Steps of an episode run one after the other."""
+
+    unknown_calls_as_text = True
+    """False if agents answer calls of tools that they do not have."""
+
+    def _ended_by_agent(self, talk: Talk, reason: StopReason) -> EpisodeEnd:
+        """Returns the ending of an episode whose agent cannot or does not go on, and whose environment goes on."""
+        if talk.num_actions:
+            return EpisodeEnd(Status.TRUNCATED, reason)
+        return EpisodeEnd(Status.UNPLAYED, reason, NO_ACTION, replay_info(talk.episode))
+
+    def _failed_agent(self, talk: Talk, status: Status, error: str) -> EpisodeEnd:
+        reason = StopReason.DEADLINE if status is Status.TIMEOUT else StopReason.AGENT
+        return EpisodeEnd(status, reason, error, replay_info(talk.episode))
+
+    async def _step(self, talk: Talk, request: StepRequest) -> tuple[Answer | None, EpisodeEnd | None]:
+        """Gives a reply to the environment, and its answer to the agent; None if the episode has ended meanwhile."""
+        async with talk.env_lock:
+            if talk.is_over:
+                return None, None
+            reply = _reply_to_step(talk.tree, request)
+            if reply.step is not None:
+                return reply.step, None
+            answer = await self._act_on(talk, reply)
+            talk.num_actions += 1
+            visible = visible_messages([reply.message, *answer.messages], self._view_of(reply))[1:]
+            ending = self._ending(answer, len(talk.tree.replies))
+            history: tuple[Message, ...] | None = None
+            if ending is None:
+                conversation = [*reply.context.messages, reply.message]
+                messages = self._conversation_after(talk.env, conversation, answer)
+                if answer.history is not None:
+                    history = tuple(visible_messages(messages, self._view_of(reply)))
+                ending = await self._lengthen(talk, reply, answer, messages, history or visible)
+            talk.is_over = ending is not None
+            is_completed = ending is not None and ending.status is Status.COMPLETED
+            is_cut = ending is not None and not is_completed
+            reply.step = StepAnswer(tuple(visible), answer.reward, is_completed, is_cut, reply.number, history)
+            return reply.step, ending
+
+    async def _act_on(self, talk: Talk, reply: SampledReply) -> EnvStep:
+        started = time.perf_counter()
+        answer = self._with_note(await talk.env.step(Action.from_message(reply.message)), reply.message)
+        talk.builder.answer = reply.answer = answer
+        reply.is_followed = True
+        timings = {**reply.turn.timings, "env_s": time.perf_counter() - started}
+        reply.turn = replace(reply.turn, timings=timings)
+        return answer
+
+    def _view_of(self, reply: SampledReply) -> AgentView:
+        return AgentView(reply.tool_names, not self.unknown_calls_as_text)
+
+    async def _lengthen(
+        self, talk: Talk, reply: SampledReply, answer: EnvStep, messages: Sequence[Message], views: Sequence[Message]
+    ) -> EpisodeEnd | None:
+        """Adds the conversation after the environment's answer; returns an ending if a budget leaves no reply."""
+        before, tools = reply.prompt(), reply.context.tools
+        prompt = await self._render_next(before, answer, messages, tools)
+        row_tokens = len(prompt.ids) + (0 if prompt.begins_row else len(before))
+        left, reason = self._budget(row_tokens, talk.tree.num_tokens + len(prompt.ids))
+        if left < 1:
+            return EpisodeEnd(Status.TRUNCATED, reason)
+        begins_row = prompt.begins_row
+        context = talk.tree.add_child(reply, messages, prompt.ids, answer, begins_row=begins_row, is_env=True)
+        talk.tree.show(context, reply, views, is_whole=answer.history is not None)
+        return None
+
+    async def _call_tool(self, talk: Talk, request: ToolRequest) -> tuple[Answer | None, EpisodeEnd | None]:
+        """Steps the environment with one call, and rewards the reply that made it; None if the episode has ended.
+
+        A call that was not sampled here rewards the last reply.
+        """
+        async with talk.env_lock:
+            if talk.is_over:
+                return None, None
+            reply, position = _find_call(talk.tree, request, talk.names)
+            call = ToolCall(f"call_{talk.num_actions}", request.name, request.arguments)
+            if reply is not None:
+                call = replace(call, id=reply.message.tool_calls[position].id)
+            message, started = Message("assistant", "", tool_calls=(call,)), time.perf_counter()
+            answer = talk.builder.answer = await talk.env.step(Action.from_message(message))
+            talk.num_actions += 1
+            if reply is not None:
+                reply.is_followed, reply.tool_answers[position] = True, answer
+            else:
+                turn = answered_turn(Turn(message, None), answer, time.perf_counter() - started)
+                talk.tree.add_call(turn)
+            ending = self._ending(answer, 0 if talk.tree.replies else talk.num_actions)
+            talk.is_over = ending is not None
+            text = "\n".join(message.content for message in answer.messages)
+            return ToolAnswer(text, any(result.error is not None for result in answer.tool_results)), ending
+
+    async def _finish(self, talk: Talk, request: FinishRequest) -> tuple[Answer | None, EpisodeEnd | None]:
+        """Gives the agent's final text to the environment, and ends the episode with its verdict.
+
+        An agent that fails at a full window (Codex) has no final text, and is no failure: the model filled it.
+        """
+        async with talk.env_lock:
+            if talk.is_over:
+                return None, None
+            talk.is_over = True
+            is_full = talk.is_full and bool(talk.tree.replies) and request.failure is Status.AGENT_ERROR
+            if request.failure is not None and not is_full:
+                return StepAnswer((), 0.0, False, True), self._failed_agent(talk, request.failure, request.error)
+            may_call = request.is_exit and not talk.names
+            reply = next((each for each in reversed(talk.tree.replies) if _is_final(each, may_call)), None)
+            if reply is None or is_full:
+                reason = StopReason.CONTEXT if is_full else StopReason.AGENT
+                return StepAnswer((), 0.0, False, True), self._ended_by_agent(talk, reason)
+            answer = await self._act_on(talk, reply)
+            ending = self._ending(answer, 0) or self._ended_by_agent(talk, StopReason.AGENT)
+            is_completed = ending.status is Status.COMPLETED
+            visible = visible_messages([reply.message, *answer.messages], self._view_of(reply))[1:]
+            return StepAnswer(tuple(visible), answer.reward, is_completed, not is_completed, reply.number), ending
+
+
+def is_same(message: Message, original: Message) -> bool:
+    """Returns whether a message that came back is the one that was given out."""
+    if message.role == original.role == "assistant":
+        reasoning = message.reasoning if message.reasoning is not None else original.reasoning
+        message = replace(message, content=message.content.strip(), reasoning=reasoning)
+        original = replace(original, content=original.content.strip())
+    return message == original
+
+
+def _reply_to_step(tree: ReplyTree, request: StepRequest) -> SampledReply:
+    """Returns the reply that a step gives to the environment, or gave; raises RequestRefused."""
+    newest = tree.replies[-1] if tree.replies else None
+    if request.message is None:
+        if newest is None or not (newest.is_open or newest.step is not None):
+            raise RequestRefused("there is no reply to step with: ask for a chat completion first", "no_reply")
+        return newest
+    same = [reply for reply in reversed(tree.replies) if is_same(request.message, reply.shown)]
+    for reply in same:
+        if reply.is_open or (reply is newest and reply.step is not None):
+            return reply
+    raise RequestRefused(
+        "the message is not a reply that waits for an answer: an episode is played with the replies that were sampled "
+        "here; leave `message` out, or send the last completion's message as it came",
+        "not_the_reply" if newest is not None else "no_reply",
+    )
+
+
+def _find_call(tree: ReplyTree, request: ToolRequest, names: Collection[str]) -> tuple[SampledReply | None, int]:
+    """Returns the first sampled call of the tool with equal arguments that was not run, as its reply and its position.
+
+    Calls whose results the agent has not sent yet are looked at before others.
+    """
+    key = _arguments_key(request.arguments)
+    waiting = sorted(tree.replies, key=lambda reply: (reply.is_lost, bool(reply.contexts)))
+    for reply in waiting:
+        for position, call in enumerate(reply.message.tool_calls if reply.answer is None else ()):
+            if isinstance(call, MalformedCall) or position in reply.tool_answers:
+                continue
+            if tool_of(call.name, names) == request.name and _arguments_key(call.arguments) == key:
+                return reply, position
+    return None, 0
+
+
+def tool_of(name: str, tools: Collection[str]) -> str:
+    """Returns the environment's tool that a harness offers under a name of its own; empty if it is none.
+
+    >>> tool_of("mcp__game__look", {"look", "go"}), tool_of("game_look", {"look"}), tool_of("overlook", {"look"})
+    ('look', 'look', '')
+    """
+    if name in tools:
+        return name
+    inner = [tool for tool in tools if name.endswith(tool) and not name[-len(tool) - 1].isalnum()]
+    return max(inner, key=len, default="")
+
+
+def _arguments_key(arguments: Mapping[str, JSON]) -> str:
+    """Returns the key of arguments: a harness may have written 2.0 as 2."""
+    return json.dumps(_plain(arguments), sort_keys=True)
+
+
+def _plain(value: JSON) -> JSON:
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(entry) for entry in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is_final(reply: SampledReply, may_call: bool) -> bool:
+    """Returns whether a reply may be the agent's final text.
+
+    It may have calls if those are of the agent's own tools, of which one ends it (mini-swe-agent).
+    """
+    has_calls = bool(reply.message.tool_calls) and not may_call
+    return reply.is_open and not has_calls and reply.context.root.label not in SIDE_LABELS
