@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from agentgym.envs.base.action import Action
@@ -25,9 +26,9 @@ from agentgym.rollout.serving.agent_session import (
 from agentgym.rollout.serving.branch_prompts import BranchPrompts
 from agentgym.rollout.serving.reply_tree import ReplyTree, SampledReply
 from agentgym.rollout.serving.visible_messages import AgentView, visible_messages
-from agentgym.rollout.serving.wires.wire import RequestRefused
+from agentgym.rollout.serving.wires.wire import RequestRefused, UnreadableCall
 from agentgym.trajectory import Status, StopReason, Turn
-from agentgym.types import JSON, MalformedCall, Message, ToolCall
+from agentgym.types import JSON, AnyCall, MalformedCall, Message, ToolCall
 
 __all__ = ["SIDE_LABELS", "EnvSteps", "Talk", "tool_of"]
 
@@ -179,12 +180,23 @@ class EnvSteps(BranchPrompts):
 
 
 def is_same(message: Message, original: Message) -> bool:
-    """Returns whether a message that came back is the one that was given out."""
+    """Returns whether a message that came back is the one that was given out; reasoning may be left out."""
     if message.role == original.role == "assistant":
         reasoning = message.reasoning if message.reasoning is not None else original.reasoning
         message = replace(message, content=message.content.strip(), reasoning=reasoning)
         original = replace(original, content=original.content.strip())
-    return message == original
+    calls, own = ([_call_key(call) for call in each.tool_calls] for each in (message, original))
+    return calls == own and replace(message, tool_calls=()) == replace(original, tool_calls=())
+
+
+def _call_key(call: AnyCall) -> Hashable:
+    """Returns the key of a call: one that cannot be read comes back as JSON text, its fields in any order."""
+    if not isinstance(call, MalformedCall):
+        return (call.id, call.name, _arguments_key(call.arguments))
+    fields: JSON = {"name": call.name, "arguments": call.arguments} if isinstance(call, UnreadableCall) else None
+    with suppress(ValueError):
+        fields = fields or json.loads(call.raw)
+    return (call.id, json.dumps(fields or call.raw, sort_keys=True))
 
 
 def _reply_to_step(tree: ReplyTree, request: StepRequest) -> SampledReply:
