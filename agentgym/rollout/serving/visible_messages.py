@@ -82,6 +82,8 @@ def _unreadable_call(call: MalformedCall, tools: Collection[str]) -> UnreadableC
     rest = CLOSING_MARKS.sub("", call.raw[match.end() :])
     start = rest.find("{")
     arguments = rest[start:] if start >= 0 else rest
+    if not arguments.strip():  # clients read an empty text as a call without arguments, and run it
+        arguments = call.raw
     return UnreadableCall(call.id, call.raw, call.error, call.truncated, name, arguments)
 
 

@@ -63,7 +63,7 @@ def _from_json(call_id: str, body: str) -> AnyCall:
 def _typed_arguments(rest: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
     properties = dict(parameters.get("properties", {}))
     try:
-        words = split_line(rest)
+        words = split_typed_words(rest)
     except ValueError:  # an apostrophe does not open a quote: "say it's me"
         words = rest.split()
     arguments: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def _typed_arguments(rest: str, parameters: Mapping[str, Any]) -> dict[str, Any]
     return arguments
 
 
-def split_line(text: str) -> list[str]:
+def split_typed_words(text: str) -> list[str]:
     """Returns the words of a line, as `shlex.split` does, but in a time in proportion to its length.
 
     Raises ValueError for a quote that is not closed, and for a backslash at the end.

@@ -153,14 +153,23 @@ def test_a_reply_with_calls_is_known_by_their_ids_or_else_by_what_it_says(table:
     assert [result.content for turn in trajectory.turns for result in turn.tool_results] == ["ran", "ran"]
 
 
-def test_a_call_with_unreadable_arguments_is_sent_as_a_call(table: Any) -> None:
-    broken = '<tool_call>\n{"name": "run", "arguments": {"n": 3\n</tool_call>'
+@pytest.mark.parametrize(
+    ("broken", "arguments"),
+    [
+        ('<tool_call>\n{"name": "run", "arguments": {"n": 3\n</tool_call>', '{"n": 3'),
+        (
+            "<tool_call>\nrun\n</tool_call>",
+            "<tool_call>\nrun\n</tool_call>",
+        ),  # an empty text would be a call without any
+    ],
+)
+def test_a_call_with_unreadable_arguments_is_sent_as_a_call(table: Any, broken: str, arguments: str) -> None:
 
     async def agent(caller: Any) -> None:
         messages = list(caller.opening["messages"])
         reply = message(await caller.chat(messages, tools=[RUN]))
         (call,) = reply["tool_calls"]
-        assert call["function"] == {"name": "run", "arguments": '{"n": 3'}
+        assert call["function"] == {"name": "run", "arguments": arguments}
         messages += [reply, {"role": "tool", "tool_call_id": call["id"], "content": "no JSON"}]
         await caller.chat(messages, tools=[RUN])
         await caller.finish()

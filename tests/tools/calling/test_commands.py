@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.tools import read_calls
-from agentgym.tools.calling.commands import split_line
+from agentgym.tools.calling.commands import split_typed_words
 from agentgym.types import MalformedCall, ToolCall, ToolSpec
 
 PARAMETERS: dict[str, Any] = {
@@ -116,6 +116,6 @@ def test_words_are_those_of_shlex(text: str) -> None:
         expected = shlex.split(text)
     except ValueError:
         with pytest.raises(ValueError, match="is not ended"):
-            split_line(text)
+            split_typed_words(text)
     else:
-        assert split_line(text) == expected
+        assert split_typed_words(text) == expected

@@ -8,7 +8,8 @@
 # $PYTHON is one that can import agentgym. Node 22, which one of them needs, is installed beside them.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-python="${PYTHON:-python3}"
+python="$(command -v "${PYTHON:-python3}")"
+python="$(cd "$(dirname "$python")" && pwd)/${python##*/}" # as it is named: of an environment, a link
 packages="$("$python" - <<'END'
 from agentgym.rollout.agents.harnesses import HARNESSES
 
