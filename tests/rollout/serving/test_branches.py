@@ -160,7 +160,7 @@ def test_a_reply_with_calls_is_known_by_their_ids_or_else_by_what_it_says(table:
         (
             "<tool_call>\nrun\n</tool_call>",
             "<tool_call>\nrun\n</tool_call>",
-        ),  # an empty text would be a call without any
+        ),  # not empty
     ],
 )
 def test_a_call_with_unreadable_arguments_is_sent_as_a_call(table: Any, broken: str, arguments: str) -> None:
