@@ -37,6 +37,7 @@ def test_the_page_of_examples_names_each_of_them() -> None:
     text = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     files = {path.relative_to(ROOT / "examples").as_posix() for path in (ROOT / "examples").rglob("*.*")}
     public = {name for name in files if name[0] != "_" and name.endswith((".py", ".sh", ".yaml"))}
+    public = {"harbor" if name.startswith("harbor/") else name for name in public}  # a folder of tasks is one example
     assert {name for name in public if f"]({name})" not in text} == set()
 
 

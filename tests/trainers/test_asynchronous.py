@@ -224,7 +224,7 @@ def test_the_engine_copies_the_weights_only_if_it_samples_during_training(
 
 
 def test_a_baseline_that_is_played_with_the_weights_of_the_step_is_refused() -> None:
-    with pytest.raises(ConfigError, match="leave serve and max_staleness out"):
+    with pytest.raises(ConfigError, match="leave serve, agent and max_staleness out"):
         resolve_config(TrainConfig(env="X", algo="remax", max_staleness=1))
     with pytest.raises(ConfigError, match="max_staleness must be at least 0, got -1"):
         TrainConfig(env="X", max_staleness=-1)

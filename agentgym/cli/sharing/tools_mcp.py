@@ -18,7 +18,7 @@ import tyro
 
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail
-from agentgym.errors import ConfigError
+from agentgym.errors import NOT_JSON, ConfigError
 from agentgym.http_guard import TOKEN_VARIABLE
 from agentgym.types import JSON
 
@@ -89,7 +89,7 @@ async def _forward(http: aiohttp.ClientSession, url: str, line: bytes) -> None:
             if number := response.headers.get("Mcp-Session-Id"):
                 version = answer["result"]["protocolVersion"]
                 http.headers.update({"Mcp-Session-Id": number, "MCP-Protocol-Version": version})
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+    except (aiohttp.ClientError, TimeoutError, *NOT_JSON, KeyError, TypeError) as error:
         reason = f"{url} gave no answer: {str(error) or type(error).__name__}"
         answer = {"jsonrpc": "2.0", "id": None, "error": {"code": NO_ANSWER, "message": reason}}
     if isinstance(answer, dict) and answer.get("id") is None:

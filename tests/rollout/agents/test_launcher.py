@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -76,22 +75,20 @@ def function(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def left_folders() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("agentgym-")}
-
-
 def test_a_command_has_nothing_of_our_environment_and_its_last_reply_is_judged(
-    stage: Any, command: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    stage: Any, command: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SECRET_KEY", "hidden")
-    before = left_folders()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     code = "print(text, *sorted(os.environ), os.listdir(), os.listdir(os.environ['HOME']), sys.stdin.read())"
     (trajectory,) = stage.play(command(code))
     assert (trajectory.status, trajectory.reward) == (Status.COMPLETED, 1.0)
     assert "You add numbers.\n\nWhat is 2 + 3?" in stage.prompts[0]
     assert stage.log().startswith("It is 5. ") and "OPENAI_API_KEY" in stage.log() and "[] []" in stage.log()
     assert "SECRET" not in stage.log() and "hidden" not in stage.log()
-    assert left_folders() <= before
+    assert [*temporary.iterdir()] == []
 
 
 @pytest.mark.parametrize(

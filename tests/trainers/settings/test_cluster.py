@@ -114,7 +114,7 @@ def test_shares_are_those_of_the_learner_ranks() -> None:
 
 
 def test_agents_outside_have_no_door_to_a_cluster() -> None:
-    with pytest.raises(ConfigError, match="leave serve out"):
+    with pytest.raises(ConfigError, match="leave serve and agent out"):
         TrainConfig(env="TextGame-v0", executor="ray", limits=Limits(max_turns=4), serve=0)
 
 
