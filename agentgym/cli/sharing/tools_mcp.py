@@ -105,6 +105,6 @@ async def _forward(http: aiohttp.ClientSession, url: str, line: bytes) -> None:
 def _request_id(line: bytes) -> JSON:
     try:
         request: JSON = json.loads(line)
-    except (ValueError, RecursionError):
+    except NOT_JSON:
         return None
     return request.get("id") if isinstance(request, dict) else None

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 import agentgym
+from agentgym.errors import describe_error
 
 __all__ = ["made_with", "settings_text"]
 
@@ -48,12 +49,17 @@ def _versions() -> str:
 
 
 def _commit() -> str:
-    """Returns the commit of the repository around the working folder, and whether tracked files differ from it."""
+    """Returns the commit of the repository around the working folder, and whether tracked files differ from it.
+
+    Where there is none, or git cannot tell, it returns the reason.
+    """
     try:
         commit = _git("rev-parse", "HEAD").strip()
         changes = " with changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
-    except (OSError, subprocess.SubprocessError):
-        return "in no git repository"
+    except subprocess.CalledProcessError as error:
+        return f"no commit is known: {(error.stderr.strip().splitlines() or [error])[0]}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"no commit is known: {describe_error(error)}"
     return f"commit {commit}{changes}"
 
 

@@ -26,7 +26,10 @@ def test_a_run_names_versions_and_the_commit_of_the_working_folder(
     (tmp_path / "config.yaml").write_text(outside, encoding="utf-8")
     versions, commit = made_with(tmp_path)
     assert versions.startswith(f"agentgym {agentgym.__version__}, Python 3.") and ", gymnasium " in versions
-    assert commit == "in no git repository"
+    assert commit.startswith("no commit is known: fatal: not a git repository")
+    with monkeypatch.context() as context:
+        context.setenv("PATH", str(tmp_path))
+        assert "No such file or directory: 'git'" in settings_text({}).splitlines()[1]
 
     def git(*words: str) -> str:
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
