@@ -16,6 +16,7 @@ import yaml
 from agentgym.cli.compare import last_evaluation
 from agentgym.cli.main import main
 from agentgym.errors import RunFolderError
+from agentgym.rollout.record.settings_file import settings_text
 from agentgym.rollout.scores.comparison import paired_difference, scores_by_task
 from agentgym.rollout.scores.statistics import summarize
 from agentgym.viewer import TokenTexts
@@ -205,6 +206,26 @@ def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:
     assert str(answer["command"]).startswith("agentgym train --config ")
     (tmp_path / "config.yaml").write_text("a: " + "[" * 200_000)
     assert "cannot be read" in str(run_settings(tmp_path)["reason"])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "command"),
+    [
+        ({"algo": "grpo"}, "train"),
+        ({"algo": "own.py:loss"}, "train"),
+        ({"algo": "sft"}, "sft"),
+        ({"algo": "dpo"}, "dpo"),
+        ({"kind": "eval"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_command_is_the_one_that_reads_the_settings(recorded: dict[str, str], command: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(settings_text(recorded), encoding="utf-8")
+    shown = {"digest": "0" * 32, "package": None, "version": None}
+    (tmp_path / "environments.json").write_text(json.dumps({"own.py:Own": shown}), encoding="utf-8")
+    answer = run_settings(tmp_path)
+    assert str(answer["command"]).split()[:2] == (["agentgym", command] if command else [])
+    assert "None" not in str(answer["environments"]) and str(answer["made_with"]).startswith("['agentgym ")
 
 
 def test_the_page_needs_nothing_else_and_runs_its_own_scripts_alone() -> None:

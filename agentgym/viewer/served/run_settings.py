@@ -51,7 +51,7 @@ def run_settings(run: Path) -> dict[str, JSON]:
     settings, reason = flat_settings(run)
     try:
         environments: dict[str, JSON] = {
-            readable(name): {readable(key): readable(str(value)) for key, value in card.items()}
+            readable(name): {readable(key): readable(_text(value)) for key, value in card.items()}
             for name, card in read_environments(run).items()
         }
     except AgentGymError as error:
@@ -75,7 +75,8 @@ def changed_settings(runs: list[Path]) -> list[list[str]]:
 
 def _command(run: Path, settings: Mapping[str, str]) -> str:
     """Returns the command that begins a run with these settings; "" for a run that no command reads its settings of."""
-    kind = settings.get("kind") or ("train" if "algo" in settings else "")
+    algo = settings.get("algo", "")
+    kind = settings.get("kind") or (algo if algo in ("sft", "dpo") else algo and "train")
     return (
         f"agentgym {kind} --config {shlex.quote(str(run / 'config.yaml'))}" if kind in ("train", "sft", "dpo") else ""
     )
