@@ -209,7 +209,7 @@ def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "command"),
+    ("settings", "command"),
     [
         ({"algo": "grpo"}, "train"),
         ({"algo": "own.py:loss"}, "train"),
@@ -219,10 +219,10 @@ def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:
         ({}, ""),
     ],
 )
-def test_the_command_is_the_one_that_reads_the_settings(recorded: dict[str, str], command: str, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(settings_text(recorded), encoding="utf-8")
-    shown = {"digest": "0" * 32, "package": None, "version": None}
-    (tmp_path / "environments.json").write_text(json.dumps({"own.py:Own": shown}), encoding="utf-8")
+def test_the_command_is_the_one_that_reads_the_settings(settings: dict[str, str], command: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(settings_text(settings), encoding="utf-8")
+    card = {"digest": "0" * 32, "package": None, "version": None}
+    (tmp_path / "environments.json").write_text(json.dumps({"own.py:Own": card}), encoding="utf-8")
     answer = run_settings(tmp_path)
     assert str(answer["command"]).split()[:2] == (["agentgym", command] if command else [])
     assert "None" not in str(answer["environments"]) and str(answer["made_with"]).startswith("['agentgym ")
