@@ -67,14 +67,15 @@ class GradientWorkers:
         if self.is_large:
             give_back_memory()
         reports: list[S] = []
-        with closing(self._compute(parts, compute, parameters)) as results:
+        with closing(self._compute(parts, compute, parameters)) as futures:
             for size in sizes or (len(parts),):
                 before = [parameter.grad for parameter in parameters]
                 for parameter in parameters:
                     parameter.grad = None
-                for gradients, report in islice(results, size):
+                for future in islice(futures, size):
+                    gradients, report = future.result()
                     _add(parameters, gradients)
-                    del gradients  # before the next ones are waited for
+                    del future, gradients  # before another part begins: either would keep the gradients
                     reports.append(report)
                 _add(parameters, before)
         if self.is_large:
@@ -83,8 +84,8 @@ class GradientWorkers:
 
     def _compute(
         self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
-    ) -> Generator[tuple[Sequence[Tensor | None], S]]:
-        """Yields the gradients and the report of each part; those of later parts are computed meanwhile.
+    ) -> Generator[Future[tuple[Sequence[Tensor | None], S]]]:
+        """Yields the future gradients and report of each part; those of later parts are computed meanwhile.
 
         Of a large model, a part is computed as it is asked for, and adds its gradients itself.
         """
@@ -103,7 +104,7 @@ class GradientWorkers:
             for _ in parts:
                 few = islice(rest, max_pending - len(pending))
                 pending.extend(self._pool.submit(compute_part, part) for part in few)
-                yield pending.popleft().result()
+                yield pending.popleft()
         finally:
             for future in pending:
                 future.cancel()
