@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {  # their types are in __init__.pyi
+        "AgentEpisode": "rollout",
         "EvalConfig": "evaluation",
         "TextEnv": "envs",
         "ToolEnv": "envs",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from agentgym.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from agentgym.rollout.agents.agent_episode import AgentEpisode
     from agentgym.rollout.episode.constrained import ConstrainedLoop
     from agentgym.rollout.episode.episode import Episode
     from agentgym.rollout.episode.replies import reply_ids
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from agentgym.rollout.seeds import derive
 
 __all__ = [
+    "AgentEpisode",
     "ConstrainedLoop",
     "Episode",
     "EpisodeRecord",
@@ -40,6 +42,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "AgentEpisode": "agents.agent_episode",
         "ConstrainedLoop": "episode.constrained",
         "Episode": "episode.episode",
         "EpisodeRecord": "record.episodes_file",
