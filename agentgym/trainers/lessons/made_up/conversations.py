@@ -1,4 +1,4 @@
-"""Conversations that are made up from a seed, in four kinds."""
+"""Conversations that are made up from a seed, in five kinds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.rollout.episode.replies import reply_ids
 from agentgym.trainers.lessons.demonstrations import Demonstration
 from agentgym.trainers.lessons.made_up.chain import chain
+from agentgym.trainers.lessons.made_up.desk import desk
 from agentgym.trainers.lessons.made_up.look_up import look_up
 from agentgym.trainers.lessons.made_up.toolbox import Dialogue, Parameter, Toolbox
 from agentgym.trainers.lessons.made_up.values import Values
@@ -41,7 +42,9 @@ def made_up_conversation(seed: int, pieces: Sequence[str] = (), *, is_easy: bool
         return fill(box)
     if kind < 0.38:
         return chain(box)
-    return look_up(box) if kind < 0.90 else say_again(box)
+    if kind < 0.64:
+        return look_up(box)
+    return desk(box) if kind < 0.92 else say_again(box)
 
 
 def fill(box: Toolbox) -> Dialogue:
