@@ -1,0 +1,298 @@
+"""The process that plays an environment of verifiers 0.4 for `verifiers/`; it exchanges lines of JSON over its pipes.
+
+It is run as a file by the interpreter that has verifiers, without its package. An environment of 0.4 is a taskset, and
+programs (harnesses) that play it. Here the program is a chat: the model's reply, the calls of the task's own tools, and
+the next request. Each line names an episode: `{"id": 1, "row": 3}`, `{"id": 1, "reply": {...}}` and `{"id": 1,
+"cancel": true}` come in; `asked`, `ended` and `fault` go out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TextIO
+
+import httpx
+from verifiers.v1.clients import EvalClientConfig, ModelContext
+from verifiers.v1.clients.client import Client
+from verifiers.v1.configs.agent import agent_config_fields
+from verifiers.v1.configs.env import default_agent_harness
+from verifiers.v1.configs.harness import HarnessConfig
+from verifiers.v1.dialects.chat import message_to_wire, parse_message
+from verifiers.v1.harness import Harness
+from verifiers.v1.harnesses.utils.mcp import connect_mcp, mcp_content_to_chat_content
+from verifiers.v1.interception import server as interception_server
+from verifiers.v1.runtimes import ProgramResult
+from verifiers.v1.runtimes import subprocess as subprocess_runtime
+from verifiers.v1.utils.loaders import harness_class, load_environment, resolve_env_config
+
+__all__ = ["AgentgymChat"]
+
+CHAT = "agentgym_chat"
+"""The name of the program, as of a module of verifiers."""
+CHATS = ("bash", "null")
+"""The programs of verifiers that the chat replaces: without a container, a model gets no shell."""
+READY = 0
+"""The number of the messages that are of no episode."""
+MAX_INFINITE_ROWS = 1000
+UNSCORED = ("setup_timeout", "finalize_timeout", "scoring_timeout")
+"""The ends of a rollout that leave no verdict."""
+
+
+class Refused(Exception):
+    """Raised for an environment that cannot be played; its text is for the user."""
+
+
+class Talk:
+    """The conversation of a rollout, as its program has it, and what the model is asked for it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.messages: list[dict[str, Any]] = []
+        self.tool_errors: list[str] = []
+        self.reply: asyncio.Future[dict[str, Any]] | None = None
+
+
+_talks: dict[str, Talk] = {}
+"""Maps the id of a trace to its conversation."""
+
+
+class AgentgymChat(Harness[HarnessConfig]):  # type: ignore[misc]  # the library has no types here
+    """A chat in this process, which verifiers' own would run as a program for each reply to a user."""
+
+    APPENDS_SYSTEM_PROMPT: ClassVar[bool] = True
+    SUPPORTS_MCP: ClassVar[bool] = True
+    SUPPORTS_RESUME: ClassVar[bool] = True
+    EXECUTES_CODE: ClassVar[bool] = False
+    NEEDS_CONTAINER: ClassVar[bool] = False
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: object,
+        endpoint: str,
+        secret: str,
+        mcp_urls: Mapping[str, str],
+        data: Any,
+        tool_interception_url: str | None = None,
+    ) -> Any:
+        """Asks the model, and runs the calls of its tools, until a reply calls none."""
+        talk = _talks[trace.id]
+        system, prompt = self.resolve_prompt(data)
+        texts = [("system", system)] if system else []
+        if isinstance(prompt, str):
+            texts.append(("user", prompt))
+        messages = talk.messages = [{"role": role, "content": content} for role, content in texts]
+        messages += [] if isinstance(prompt, str | None) else map(message_to_wire, prompt)
+        servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
+        async with contextlib.AsyncExitStack() as stack:
+            http = await stack.enter_async_context(httpx.AsyncClient(timeout=None, trust_env=False))
+            tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
+            while True:
+                body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
+                headers = {"Authorization": f"Bearer {secret}"}
+                answer = await http.post(f"{endpoint}/chat/completions", json=body, headers=headers)
+                if answer.status_code != 200:  # the task's own end, or a failure that the rollout has recorded
+                    return ProgramResult(exit_code=1, stdout="", stderr=answer.text)
+                message = answer.json()["choices"][0]["message"]
+                messages.append(message)
+                for call in message.get("tool_calls") or ():
+                    name, raw = call["function"]["name"], call["function"]["arguments"]
+                    content = await _call_tool(talk, connections, dispatch, name, raw)
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": content})
+                if not message.get("tool_calls"):
+                    return ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+async def _call_tool(
+    talk: Talk, connections: Mapping[str, Any], dispatch: Mapping[str, tuple[str, str]], name: str, raw: str
+) -> str | list[dict[str, Any]]:
+    try:
+        arguments = json.loads(raw or "{}")
+    except ValueError as error:
+        return f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
+    if not isinstance(arguments, dict) or name not in dispatch:
+        return f"error: unknown tool {name!r}" if name not in dispatch else "error: tool arguments are a JSON object"
+    server, own_name = dispatch[name]
+    result = await connections[server].run(lambda client: client.call_tool(own_name, arguments))
+    content: str | list[dict[str, Any]] = mcp_content_to_chat_content(result.content)
+    if result.is_error and isinstance(content, str):
+        talk.tool_errors.append(content)
+    return content
+
+
+class PipeClient(Client):  # type: ignore[misc]  # the library has no types here
+    """The model of all rollouts: a request goes out as a line, and the reply comes in as one."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+
+    async def get_response(
+        self, dialect: Any, body: dict[str, Any], sampling: object, session_id: str | None = None, *_: Any, **rest: Any
+    ) -> Any:
+        """Returns the reply as the response of a server."""
+        talk = _talks[session_id or ""]
+        request = dialect.parse_request(body)
+        asked = {
+            "messages": [message.model_dump(mode="json") for message in request.messages],
+            "tools": [tool.model_dump(mode="json") for tool in request.tools or ()],
+            "tool_errors": talk.tool_errors,
+        }
+        talk.reply = asyncio.get_running_loop().create_future()
+        self._lines.send(talk.number, asked=asked)
+        message = {"role": "assistant", **await talk.reply}
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
+        choice = {"index": 0, "finish_reason": reason, "message": message}
+        raw = {"id": CHAT, "object": "chat.completion", "created": 0, "model": CHAT, "choices": [choice]}
+        response = dialect.parse_response(dialect.validate_response(raw))
+        response.raw = raw
+        return response
+
+
+class Lines:
+    """The pipe out: a line for each message."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def send(self, number: int, **message: object) -> None:
+        """Writes a message of an episode; raises ValueError for a number that JSON does not have."""
+        self._out.write(json.dumps({"id": number, **message}, allow_nan=False) + "\n")
+        self._out.flush()
+
+
+class Player:
+    """The environment, and the rollouts that are under way."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any], lines: Lines) -> None:
+        self._name = name
+        self._lines = lines
+        self.environment = _make_environment(name, settings)
+        taskset = self.environment.taskset
+        self._tasks = list(taskset.take(MAX_INFINITE_ROWS) if not taskset.bounded else taskset)
+        if not self._tasks:
+            raise Refused(f"{name} has no tasks")
+        self.num_rows = len(self._tasks)
+        self._rollouts: dict[int, asyncio.Task[None]] = {}
+
+    def receive(self, message: Mapping[str, Any]) -> None:
+        """Begins a rollout, passes on a reply, or ends a rollout."""
+        number = message["id"]
+        if "row" in message:
+            self._rollouts[number] = asyncio.create_task(self._play(number, message["row"]))
+        elif "cancel" in message:
+            self._lines.send(number, cancelled=True)  # so an environment that blocks this loop is told from a slow one
+            if number in self._rollouts:
+                self._rollouts[number].cancel()
+        else:
+            for talk in _talks.values():
+                if talk.number == number and talk.reply is not None and not talk.reply.done():
+                    talk.reply.set_result(message["reply"])
+
+    async def end(self) -> None:
+        """Ends all rollouts."""
+        for rollout in self._rollouts.values():
+            rollout.cancel()
+        await asyncio.gather(*self._rollouts.values(), return_exceptions=True)
+
+    async def _play(self, number: int, row: int) -> None:
+        traces: list[Any] = []
+        context = ModelContext(model=CHAT, client=EvalClientConfig(base_url="http://127.0.0.1:9", api_key_var=CHAT))
+        note = functools.partial(self._note_trace, number, traces)
+        try:
+            episode = await self.environment.run_episode(self._tasks[row], context, on_trace=note)
+            self._lines.send(number, **_result(self._name, episode))
+        except Exception as error:  # noqa: BLE001  # the boundary: an environment is foreign code
+            self._lines.send(number, fault=f"{type(error).__name__}: {error}")
+        finally:
+            for trace in traces:
+                _talks.pop(trace.id, None)
+            self._rollouts.pop(number, None)
+
+    def _note_trace(self, number: int, traces: list[Any], trace: Any) -> None:
+        if traces:
+            raise RuntimeError(f"{self._name} runs its agent more than once in an episode; one conversation is played")
+        traces.append(trace)
+        _talks[trace.id] = Talk(number)
+
+
+def _result(name: str, episode: Any) -> dict[str, Any]:
+    """Returns the verdict of an episode, or why it has none: an error, an unscored end, no reward."""
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    if not episode.ok or not episode.traces:
+        return {"fault": "; ".join(f"{error.type}: {error.message}" for error in errors) or "it did not end well"}
+    (trace,) = episode.traces
+    unscored = sorted(reward for reward, value in trace.rewards.items() if value is None)
+    if trace.stop_condition in UNSCORED or unscored or not trace.rewards:
+        reason = trace.stop_condition if trace.stop_condition in UNSCORED else f"no value of {unscored}"
+        return {"fault": f"{name} gave no reward ({reason if trace.rewards else 'its tasks have none'})"}
+    talk = _talks[trace.id]
+    numbers = {**trace.metrics, **{reward: value.score for reward, value in trace.rewards.items()}}
+    return {
+        "ended": {
+            "messages": [message.model_dump(mode="json") for message in map(parse_message, talk.messages)]
+            or [message.model_dump(mode="json") for message in trace.messages],
+            "tool_errors": talk.tool_errors,
+            "reward": float(trace.reward),
+            "metrics": {key: float(value) for key, value in numbers.items() if value is not None},
+            "timed_out": bool(trace.is_timeout or trace.is_truncated),
+        }
+    }
+
+
+def _make_environment(name: str, settings: Mapping[str, Any]) -> Any:
+    """Returns the environment with its one agent in this process; raises Refused for what cannot be played."""
+    taskset = {"id": name, **settings}
+    agents = agent_config_fields(resolve_env_config({"taskset": taskset}))
+    if len(agents) != 1:
+        raise Refused(f"{name} has {len(agents)} agents ({', '.join(agents)}); one is played")
+    ((agent, spec),) = agents.items()
+    harness = (spec.harness or default_agent_harness(name)).id
+    kind = harness_class(harness)
+    if harness not in CHATS and (kind.EXECUTES_CODE or kind.NEEDS_CONTAINER):
+        raise Refused(f"{name} brings the program {harness!r}, which runs commands: only chats are played")
+    played = {"harness": {"id": CHAT if harness in CHATS else harness}, "runtime": {"type": "subprocess"}}
+    environment = load_environment(resolve_env_config({"taskset": taskset, agent: played}))
+    if environment.taskset.task_type().NEEDS_CONTAINER:
+        raise Refused(f"the tasks of {name} need a container, which is not played")
+    return environment
+
+
+async def _serve(requests: Sequence[str], lines: Lines) -> None:
+    name, settings = requests
+    try:
+        player = Player(name, json.loads(settings), lines)
+    except Exception as error:  # noqa: BLE001  # the boundary: an environment is foreign code
+        lines.send(READY, refused=str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")
+        return
+    interception_server.resolve_client = lambda config: PipeClient(lines)
+    reader = asyncio.StreamReader(limit=1 << 30)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async with player.environment.serving():
+        lines.send(READY, ready=player.num_rows)
+        while line := await reader.readline():
+            player.receive(json.loads(line))
+        await player.end()
+
+
+def main(words: Sequence[str]) -> None:
+    """Plays until standard input ends."""
+    sys.modules[CHAT] = sys.modules[__name__]  # where verifiers finds a program by its name
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory(prefix="agentgym-") as folder, os.fdopen(os.dup(1), "w") as out:
+        subprocess_runtime.CACHE_DIR = Path(folder)  # what a rollout writes ends with it
+        os.dup2(2, 1)  # what an environment prints is no message
+        asyncio.run(_serve(words, Lines(out)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
