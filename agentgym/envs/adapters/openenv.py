@@ -1,4 +1,4 @@
-"""`openenv/http://HOST:PORT`: an environment of an OpenEnv server; each episode is a WebSocket session."""
+"""`openenv/http://HOST:PORT`, or a folder: an environment of an OpenEnv server; each episode is a WebSocket session."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from agentgym.envs.adapters.openenv_folder import is_folder, url_of_folder
 from agentgym.envs.adapters.openenv_tools import LIST_TOOLS, call_of, result_text, takes_calls, tool_specs
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import EnvCard
@@ -49,7 +50,8 @@ class OpenEnv(ToolEnv):
     tool `act` has the server's schema of actions; if an action has one text, a reply without a call is that text. An
     observation is its one text, or else all of its fields as JSON. The reward is the server's, and so are
     `metadata.success` and `metadata.truncated`. A server that does not answer within `reply_timeout_s` has failed.
-    The environment variable `api_key_env` holds the server's token; OPENENV_API_KEY may be unset.
+    The environment variable `api_key_env` holds the server's token; OPENENV_API_KEY may be unset. A folder in place of
+    the URL has its server started by the interpreter `python`, or by this one.
     """
 
     max_turns = DEFAULT_TURNS
@@ -60,10 +62,11 @@ class OpenEnv(ToolEnv):
         render_mode: str | None = None,
         *,
         url: str,
+        python: str | None = None,
         reply_timeout_s: float = 60.0,
         api_key_env: str = KEY_VARIABLE,
     ) -> None:
-        self.url = _http(url)
+        self.url = _http(url_of_folder(url, python) if is_folder(url) else url)
         self._server = _Server(self.url, reply_timeout_s, api_key_env)
         self._session: _Session | None = None
         self._seed: int | None = None
@@ -321,7 +324,9 @@ def _http(url: str) -> str:
     """The URL of a server with http in place of ws, and without a slash at its end."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("http", "https", "ws", "wss") or not rest:
-        raise ConfigError(f"an OpenEnv server is named by its URL, such as openenv/http://127.0.0.1:8000; got {url!r}")
+        raise ConfigError(
+            f"an OpenEnv server is named by its URL (openenv/http://127.0.0.1:8000) or its folder; got {url!r}"
+        )
     return f"{scheme.replace('ws', 'http')}://{rest.rstrip('/')}"
 
 

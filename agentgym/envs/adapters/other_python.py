@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from agentgym.child_guard import Kind, guard_command
 from agentgym.errors import ConfigError
@@ -101,7 +101,7 @@ def check_python(python: str, library: str, version: str) -> None:
 
 
 def _start_reading(
-    stream: TextIO, last_lines: collections.deque[str] | None, on_line: Callable[[str | None], None]
+    stream: IO[str], last_lines: collections.deque[str] | None, on_line: Callable[[str | None], None]
 ) -> threading.Thread:
     """Reads a pipe on a thread, so that a process that prints much is not blocked."""
 

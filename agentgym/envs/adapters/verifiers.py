@@ -68,14 +68,14 @@ class Verifiers(TextEnv):
         self._bridge: Bridge | None = None
         self._rollout: Rollout | BridgedRollout | None = None
         self._messages: list[Any] = []
+        self._specs: tuple[ToolSpec, ...] = ()
         self._randomness: OwnRandomness | None = None
         if python is not None or _installed_version().startswith(VERSION):
             if rows != "train":
                 raise ConfigError(f"rows={rows!r} is of verifiers 0.3: a taskset of 0.4 has one set of rows")
             self._open_bridge = functools.partial(bridge_to, python, name, settings)
             self._bridge = self._open_bridge()
-            self._num_rows, self._specs = self._bridge.num_rows, ()
-            self.max_turns, self._pass_threshold = DEFAULT_TURNS, 1.0
+            self._num_rows, self.max_turns, self._pass_threshold = self._bridge.num_rows, DEFAULT_TURNS, 1.0
         else:
             self._environment = _load_environment(name, settings)
             self._dataset = _dataset(name, self._environment, rows)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
-import httpx
+import aiohttp
 from verifiers.v1.clients import EvalClientConfig, ModelContext
 from verifiers.v1.clients.client import Client
 from verifiers.v1.configs.agent import agent_config_fields
@@ -74,7 +74,7 @@ class AgentgymChat(Harness[HarnessConfig]):  # type: ignore[misc]  # the library
     EXECUTES_CODE: ClassVar[bool] = False
     NEEDS_CONTAINER: ClassVar[bool] = False
 
-    async def launch(
+    async def launch(  # noqa: PLR0913  # the library's own parameters
         self,
         ctx: Any,
         trace: Any,
@@ -95,15 +95,15 @@ class AgentgymChat(Harness[HarnessConfig]):  # type: ignore[misc]  # the library
         messages += [] if isinstance(prompt, str | None) else map(message_to_wire, prompt)
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         async with contextlib.AsyncExitStack() as stack:
-            http = await stack.enter_async_context(httpx.AsyncClient(timeout=None, trust_env=False))
+            headers, limits = {"Authorization": f"Bearer {secret}"}, aiohttp.ClientTimeout(total=None)
+            http = await stack.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=limits))
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
             while True:
                 body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
-                headers = {"Authorization": f"Bearer {secret}"}
-                answer = await http.post(f"{endpoint}/chat/completions", json=body, headers=headers)
-                if answer.status_code != 200:  # the task's own end, or a failure that the rollout has recorded
-                    return ProgramResult(exit_code=1, stdout="", stderr=answer.text)
-                message = answer.json()["choices"][0]["message"]
+                async with http.post(f"{endpoint}/chat/completions", json=body) as answer:
+                    if answer.status != 200:  # the task's own end, or a failure that the rollout has recorded
+                        return ProgramResult(exit_code=1, stdout="", stderr=await answer.text())
+                    message = (await answer.json())["choices"][0]["message"]
                 messages.append(message)
                 for call in message.get("tool_calls") or ():
                     name, raw = call["function"]["name"], call["function"]["arguments"]
