@@ -15,7 +15,8 @@ from agentgym.yaml_text import parse_yaml
 
 __all__ = ["is_folder", "url_of_folder"]
 
-VERSION = "0."
+VERSION = "0.10."
+"""The versions whose servers are started; one that runs may be older."""
 MANIFEST = "openenv.yaml"
 RUNTIME = "fastapi"
 START_S = 180.0

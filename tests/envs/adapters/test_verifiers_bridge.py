@@ -153,5 +153,5 @@ def test_an_interpreter_without_the_library_or_none_is_an_error() -> None:
         make(ECHO, Path(sys.executable))
     with pytest.raises(ConfigError, match="python='nowhere/python' is no interpreter that runs"):
         make(ECHO, Path("nowhere/python"))
-    with pytest.raises(ConfigError, match="Verifiers 0.4 may be in an environment of its own"):
+    with pytest.raises(ConfigError, match=r"Verifiers 0\.4 may be in an environment of its own"):
         make_env(f"verifiers/{ECHO}")

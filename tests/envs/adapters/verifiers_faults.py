@@ -72,4 +72,4 @@ class BoxTaskset(vf.Taskset[BoxTask, vf.TasksetConfig]):  # type: ignore[misc]
         return [BoxTask(vf.TaskData(prompt="Work."))]
 
 
-__all__ = os.environ.get("FAULTS", "FaultyTaskset").split()  # noqa: PLE0605  # a case of the tests names its own
+__all__ = os.environ.get("FAULTS", "FaultyTaskset").split()  # a case of the tests names its own
