@@ -66,8 +66,8 @@ class OpenEnv(ToolEnv):
         reply_timeout_s: float = 60.0,
         api_key_env: str = KEY_VARIABLE,
     ) -> None:
-        self.url = _http(url_of_folder(url, python) if is_folder(url) else url)
-        self._server = _Server(self.url, reply_timeout_s, api_key_env)
+        self._place = (url, python)
+        self._server = _Server(self._find_url(), reply_timeout_s, api_key_env)
         self._session: _Session | None = None
         self._seed: int | None = None
         self._verdict: Mapping[str, Any] = {}
@@ -89,7 +89,7 @@ class OpenEnv(ToolEnv):
                 Tool(spec=_action_spec(schema, own), fn=self._act, owner=self, timeout_s=None, on_error="raise")
             )
         self.card = EnvCard(
-            task=f"Play the environment that is served at {self.url}.",
+            task=f"Play the environment that is served at {url}.",
             tools=tuple(self.tools),
             reward="What the server pays.",
             reward_range=(-1e9, 1e9),
@@ -106,6 +106,7 @@ class OpenEnv(ToolEnv):
         seed = int(self.np_random.integers(2**31)) if self._seed is None else self._seed
         self._verdict = {}
         self._num_steps = self._num_rewards = 0
+        self._server.url = self._find_url()
         self._session, answer = run_sync(self._server.first_answer("reset", {**options, "seed": seed}))
         return self._read_answer(answer)
 
@@ -133,6 +134,12 @@ class OpenEnv(ToolEnv):
             if self._num_steps and not self._num_rewards and self.url not in _warned_urls:
                 _warned_urls.add(self.url)
                 _log.warning("the OpenEnv server at %s gave no reward in an episode; it counts as 0", self.url)
+
+    def _find_url(self) -> str:
+        """The URL; that of a folder changes with the process that serves it."""
+        url, python = self._place
+        self.url = _http(url_of_folder(url, python) if is_folder(url) else url)
+        return self.url
 
     def _act(self, **action: JSON) -> str:
         return self._send_action(action)
@@ -245,7 +252,7 @@ class _Server:
 
     def __init__(self, url: str, timeout_s: float, api_key_env: str) -> None:
         key = read_key(api_key_env, default=KEY_VARIABLE)
-        self._url = url
+        self.url = url
         self._proxy = proxy_options(url)
         self._timeout_s = timeout_s
         self._key_variable = api_key_env
@@ -255,12 +262,12 @@ class _Server:
         """The JSON Schema of the server's actions."""
         schema = (await self.get("/schema")).get("action")
         if not isinstance(schema, dict):
-            raise ConfigError(f"{self._url}/schema names no actions: that is no OpenEnv server, or one older than 0.2")
+            raise ConfigError(f"{self.url}/schema names no actions: that is no OpenEnv server, or one older than 0.2")
         return schema
 
     async def get(self, path: str) -> dict[str, Any]:
         """The object at a path; raises ConfigError if there is none."""
-        url = self._url + path
+        url = self.url + path
         try:
             async with (
                 aiohttp.ClientSession(
@@ -301,12 +308,12 @@ class _Server:
     async def _session(self) -> _Session:
         http = aiohttp.ClientSession(headers=self._headers)
         try:
-            connecting = http.ws_connect(f"{self._url}/ws", max_msg_size=0, **self._proxy)
+            connecting = http.ws_connect(f"{self.url}/ws", max_msg_size=0, **self._proxy)
             socket = await asyncio.wait_for(connecting, self._timeout_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await http.close()
             raise EnvironmentFault(
-                f"the OpenEnv server at {self._url} gives no session: {_format_error(error)}"
+                f"the OpenEnv server at {self.url} gives no session: {_format_error(error)}"
             ) from error
         return _Session(http, socket, self._timeout_s)
 

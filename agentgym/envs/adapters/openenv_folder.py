@@ -37,7 +37,7 @@ def url_of_folder(name: str, python: str | None) -> str:
 
     Raises ConfigError for a folder that is no environment, and for a server that does not start.
     """
-    key = (os.getpid(), python or sys.executable, Path(name).resolve())
+    key = (os.getpid(), os.path.expanduser(python or sys.executable), Path(name).resolve())
     with _starting:
         if key not in _servers or not _servers[key][0].is_alive:
             _servers[key] = _start(*key[1:])

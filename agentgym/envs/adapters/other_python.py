@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
 
 from agentgym.child_guard import Kind, guard_command
 from agentgym.errors import ConfigError
@@ -23,49 +22,29 @@ ASK_S = 60.0
 END_S = 10.0
 NUM_LINES = 5
 """The last lines that a process printed that its error shows."""
-MAX_LINE = 8 << 20
 
 
 class OtherProcess:
     """A guarded process; it ends with all that it started when it is closed, or when this process ends.
 
-    `on_line` gets each line of its output, and None at the end of it. What a `server` prints as an error is output too.
+    `on_line` gets each line that it prints, and None at the end. `folders` are those that it imports from.
     """
 
     def __init__(
-        self,
-        kind: Kind,
-        command: Sequence[str],
-        folders: Sequence[Path],
-        on_line: Callable[[str | None], None],
+        self, kind: Kind, command: Sequence[str], folders: Sequence[Path], on_line: Callable[[str | None], None]
     ) -> None:
         paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
         programs = [str(Path(command[0]).parent), os.environ.get("PATH", os.defpath)]
-        self._last_lines: collections.deque[str] = collections.deque(maxlen=NUM_LINES)
-        self._process = process = subprocess.Popen(
-            guard_command(kind, command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if kind == "server" else subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PATH": os.pathsep.join(programs), "PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,  # Ctrl-C is for this process: the episodes in flight still need it
+        variables = {"PATH": os.pathsep.join(programs), "PYTHONPATH": os.pathsep.join(paths)}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        # It has a session of its own as Ctrl-C is for this process: the episodes in flight still need it.
+        self._process: subprocess.Popen[str] = subprocess.Popen(
+            guard_command(kind, command), text=True, env={**os.environ, **variables}, start_new_session=True, **pipes
         )
-        assert process.stdout is not None
-        self._errors: threading.Thread | None = None
-        if process.stderr is not None:
-            self._errors = _start_reading(process.stderr, self._last_lines, lambda line: None)
-        errors, last_lines = self._errors, self._last_lines if kind == "server" else None
-
-        def pass_on(line: str | None) -> None:
-            if line is None and errors is not None:
-                errors.join(END_S)  # what it printed is complete before its end is known
-            on_line(line)
-
-        _start_reading(process.stdout, last_lines, pass_on)
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=NUM_LINES)
         self._sending = threading.Lock()
-        self.close = weakref.finalize(self, _end, process)
+        threading.Thread(target=_read, args=(self._process, self._last_lines, on_line), daemon=True).start()
+        self.close = weakref.finalize(self, _end, self._process)
         """Ends it; a second call does nothing."""
 
     @property
@@ -89,7 +68,6 @@ class OtherProcess:
 @functools.cache
 def check_python(python: str, library: str, version: str) -> None:
     """Raises ConfigError if the interpreter does not have the library in a version that begins with `version`."""
-    get = f"python -m venv FOLDER && FOLDER/bin/pip install '{library}=={version}*', and python=FOLDER/bin/python"
     try:
         command = [python, "-I", "-c", ASK, library]
         asked = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True)
@@ -97,30 +75,29 @@ def check_python(python: str, library: str, version: str) -> None:
         raise ConfigError(f"python={python!r} is no interpreter that runs: {error}") from error
     present = asked.stdout.strip()
     if not present.startswith(version):
+        get = f"python -m venv FOLDER && FOLDER/bin/pip install '{library}=={version}*', and python=FOLDER/bin/python"
         raise ConfigError(f"{python} has {library} {present or '(none)'}; {version}x is read: {get}")
 
 
-def _start_reading(
-    stream: IO[str], last_lines: collections.deque[str] | None, on_line: Callable[[str | None], None]
-) -> threading.Thread:
-    """Reads a pipe on a thread, so that a process that prints much is not blocked."""
+def _read(
+    process: subprocess.Popen[str], last_lines: collections.deque[str], on_line: Callable[[str | None], None]
+) -> None:
+    """Reads both pipes, so that a process that prints much is not blocked."""
 
-    def read() -> None:
-        with contextlib.suppress(ValueError):  # closed
-            while line := stream.readline(MAX_LINE):
-                if last_lines is not None and line.strip():
-                    last_lines.append(line.strip()[:200])
-                on_line(line)
-        on_line(None)
+    def drain(stream: object) -> None:
+        for line in stream:  # type: ignore[attr-defined]  # a pipe
+            last_lines.append(line.strip()[:200])
+            on_line(line)
 
-    thread = threading.Thread(target=read, name="agentgym-other-python", daemon=True)
-    thread.start()
-    return thread
+    errors = threading.Thread(target=drain, args=(process.stderr,), daemon=True)
+    errors.start()
+    drain(process.stdout)
+    errors.join(END_S)  # what it printed is complete before its end is known
+    on_line(None)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         process.stdin.close()  # the guard ends the program and what it started
-    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)

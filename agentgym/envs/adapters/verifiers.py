@@ -134,7 +134,7 @@ class Verifiers(TextEnv):
             return Rollout(self._environment, dict(self._dataset[row]), self._timeout_s)
         if not self._bridge.is_alive:
             self._bridge = self._open_bridge()
-        return self._bridge.begin(row, self._timeout_s)
+        return BridgedRollout(self._bridge, row, self._timeout_s)
 
     def _cancel(self) -> None:
         rollout, self._rollout = self._rollout, None

@@ -16,9 +16,10 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 import aiohttp
 from verifiers.v1.clients import EvalClientConfig, ModelContext
@@ -51,18 +52,25 @@ class Refused(Exception):
     """Raised for an environment that cannot be played; its text is for the user."""
 
 
+@dataclass
 class Talk:
     """The conversation of a rollout, as its program has it, and what the model is asked for it."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.messages: list[dict[str, Any]] = []
-        self.tool_errors: list[str] = []
-        self.reply: asyncio.Future[dict[str, Any]] | None = None
+    number: int
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tool_errors: list[str] = field(default_factory=list)
+    reply: asyncio.Future[dict[str, Any]] | None = None
 
 
 _talks: dict[str, Talk] = {}
 """Maps the id of a trace to its conversation."""
+_out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what an environment prints is no message
+
+
+def send(number: int, **message: object) -> None:
+    """Writes a message of an episode; raises ValueError for a number that JSON does not have."""
+    print(json.dumps({"id": number, **message}, allow_nan=False), file=_out, flush=True)
 
 
 class AgentgymChat(Harness[HarnessConfig]):  # type: ignore[misc]  # the library has no types here
@@ -74,58 +82,47 @@ class AgentgymChat(Harness[HarnessConfig]):  # type: ignore[misc]  # the library
     EXECUTES_CODE: ClassVar[bool] = False
     NEEDS_CONTAINER: ClassVar[bool] = False
 
-    async def launch(  # noqa: PLR0913  # the library's own parameters
-        self,
-        ctx: Any,
-        trace: Any,
-        runtime: object,
-        endpoint: str,
-        secret: str,
-        mcp_urls: Mapping[str, str],
-        data: Any,
-        tool_interception_url: str | None = None,
-    ) -> Any:
+    async def launch(self, *parameters: Any) -> Any:
         """Asks the model, and runs the calls of its tools, until a reply calls none."""
+        ctx, trace, _, endpoint, secret, mcp_urls, data = parameters
         talk = _talks[trace.id]
         system, prompt = self.resolve_prompt(data)
-        texts = [("system", system)] if system else []
-        if isinstance(prompt, str):
-            texts.append(("user", prompt))
-        messages = talk.messages = [{"role": role, "content": content} for role, content in texts]
-        messages += [] if isinstance(prompt, str | None) else map(message_to_wire, prompt)
+        messages = talk.messages = [{"role": "system", "content": system}] if system else []
+        messages += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt)
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
+        headers, limits = {"Authorization": f"Bearer {secret}"}, aiohttp.ClientTimeout(total=None)
         async with contextlib.AsyncExitStack() as stack:
-            headers, limits = {"Authorization": f"Bearer {secret}"}, aiohttp.ClientTimeout(total=None)
             http = await stack.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=limits))
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
-            while True:
+            calls = [{}]
+            while calls:
                 body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
                 async with http.post(f"{endpoint}/chat/completions", json=body) as answer:
                     if answer.status != 200:  # the task's own end, or a failure that the rollout has recorded
                         return ProgramResult(exit_code=1, stdout="", stderr=await answer.text())
-                    message = (await answer.json())["choices"][0]["message"]
-                messages.append(message)
-                for call in message.get("tool_calls") or ():
-                    name, raw = call["function"]["name"], call["function"]["arguments"]
-                    content = await _call_tool(talk, connections, dispatch, name, raw)
-                    messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": content})
-                if not message.get("tool_calls"):
-                    return ProgramResult(exit_code=0, stdout="", stderr="")
+                    messages.append((await answer.json())["choices"][0]["message"])
+                calls = messages[-1].get("tool_calls") or []
+                for call in calls:
+                    function = call["function"]
+                    content = await _call_tool(talk, connections, dispatch, **function)
+                    result = {"role": "tool", "tool_call_id": call["id"], "name": function["name"], "content": content}
+                    messages.append(result)
+        return ProgramResult(exit_code=0, stdout="", stderr="")
 
 
 async def _call_tool(
-    talk: Talk, connections: Mapping[str, Any], dispatch: Mapping[str, tuple[str, str]], name: str, raw: str
-) -> str | list[dict[str, Any]]:
+    talk: Talk, connections: Mapping[str, Any], dispatch: Mapping[str, tuple[str, str]], name: str, arguments: str
+) -> Any:
     try:
-        arguments = json.loads(raw or "{}")
+        values = json.loads(arguments or "{}")
     except ValueError as error:
         return f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
-    if not isinstance(arguments, dict) or name not in dispatch:
+    if not isinstance(values, dict) or name not in dispatch:
         return f"error: unknown tool {name!r}" if name not in dispatch else "error: tool arguments are a JSON object"
     server, own_name = dispatch[name]
-    result = await connections[server].run(lambda client: client.call_tool(own_name, arguments))
-    content: str | list[dict[str, Any]] = mcp_content_to_chat_content(result.content)
-    if result.is_error and isinstance(content, str):
+    result = await connections[server].run(lambda client: client.call_tool(own_name, values))
+    content = mcp_content_to_chat_content(result.content)
+    if result.is_error:
         talk.tool_errors.append(content)
     return content
 
@@ -133,22 +130,14 @@ async def _call_tool(
 class PipeClient(Client):  # type: ignore[misc]  # the library has no types here
     """The model of all rollouts: a request goes out as a line, and the reply comes in as one."""
 
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
-
     async def get_response(
-        self, dialect: Any, body: dict[str, Any], sampling: object, session_id: str | None = None, *_: Any, **rest: Any
+        self, dialect: Any, body: dict[str, Any], sampling: object, session_id: str, *_: Any, **rest: Any
     ) -> Any:
         """Returns the reply as the response of a server."""
-        talk = _talks[session_id or ""]
-        request = dialect.parse_request(body)
-        asked = {
-            "messages": [message.model_dump(mode="json") for message in request.messages],
-            "tools": [tool.model_dump(mode="json") for tool in request.tools or ()],
-            "tool_errors": talk.tool_errors,
-        }
+        talk, request = _talks[session_id], dialect.parse_request(body)
+        messages, tools = _plain(request.messages), _plain(request.tools or ())
         talk.reply = asyncio.get_running_loop().create_future()
-        self._lines.send(talk.number, asked=asked)
+        send(talk.number, asked={"messages": messages, "tools": tools, "tool_errors": talk.tool_errors})
         message = {"role": "assistant", **await talk.reply}
         reason = "tool_calls" if message.get("tool_calls") else "stop"
         choice = {"index": 0, "finish_reason": reason, "message": message}
@@ -158,61 +147,39 @@ class PipeClient(Client):  # type: ignore[misc]  # the library has no types here
         return response
 
 
-class Lines:
-    """The pipe out: a line for each message."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def send(self, number: int, **message: object) -> None:
-        """Writes a message of an episode; raises ValueError for a number that JSON does not have."""
-        self._out.write(json.dumps({"id": number, **message}, allow_nan=False) + "\n")
-        self._out.flush()
-
-
 class Player:
     """The environment, and the rollouts that are under way."""
 
-    def __init__(self, name: str, settings: Mapping[str, Any], lines: Lines) -> None:
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         self._name = name
-        self._lines = lines
         self.environment = _make_environment(name, settings)
         taskset = self.environment.taskset
-        self._tasks = list(taskset.take(MAX_INFINITE_ROWS) if not taskset.bounded else taskset)
-        if not self._tasks:
+        self.tasks = list(taskset if taskset.bounded else taskset.take(MAX_INFINITE_ROWS))
+        if not self.tasks:
             raise Refused(f"{name} has no tasks")
-        self.num_rows = len(self._tasks)
         self._rollouts: dict[int, asyncio.Task[None]] = {}
 
     def receive(self, message: Mapping[str, Any]) -> None:
         """Begins a rollout, passes on a reply, or ends a rollout."""
         number = message["id"]
         if "row" in message:
-            self._rollouts[number] = asyncio.create_task(self._play(number, message["row"]))
+            self._rollouts[number] = asyncio.create_task(self._play(number, self.tasks[message["row"]]))
         elif "cancel" in message:
-            self._lines.send(number, cancelled=True)  # so an environment that blocks this loop is told from a slow one
+            send(number, cancelled=True)  # so an environment that blocks this loop is told from a slow one
             if number in self._rollouts:
                 self._rollouts[number].cancel()
-        else:
-            for talk in _talks.values():
-                if talk.number == number and talk.reply is not None and not talk.reply.done():
-                    talk.reply.set_result(message["reply"])
+        for talk in _talks.values():
+            if "reply" in message and talk.number == number and talk.reply is not None and not talk.reply.done():
+                talk.reply.set_result(message["reply"])
 
-    async def end(self) -> None:
-        """Ends all rollouts."""
-        for rollout in self._rollouts.values():
-            rollout.cancel()
-        await asyncio.gather(*self._rollouts.values(), return_exceptions=True)
-
-    async def _play(self, number: int, row: int) -> None:
+    async def _play(self, number: int, task: Any) -> None:
         traces: list[Any] = []
         context = ModelContext(model=CHAT, client=EvalClientConfig(base_url="http://127.0.0.1:9", api_key_var=CHAT))
         note = functools.partial(self._note_trace, number, traces)
         try:
-            episode = await self.environment.run_episode(self._tasks[row], context, on_trace=note)
-            self._lines.send(number, **_result(self._name, episode))
+            send(number, **_result(self._name, await self.environment.run_episode(task, context, on_trace=note)))
         except Exception as error:  # noqa: BLE001  # the boundary: an environment is foreign code
-            self._lines.send(number, fault=f"{type(error).__name__}: {error}")
+            send(number, fault=f"{type(error).__name__}: {error}")
         finally:
             for trace in traces:
                 _talks.pop(trace.id, None)
@@ -225,28 +192,28 @@ class Player:
         _talks[trace.id] = Talk(number)
 
 
+def _plain(models: Iterable[Any]) -> list[Any]:
+    return [model.model_dump(mode="json") for model in models]
+
+
 def _result(name: str, episode: Any) -> dict[str, Any]:
     """Returns the verdict of an episode, or why it has none: an error, an unscored end, no reward."""
-    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok or not episode.traces:
-        return {"fault": "; ".join(f"{error.type}: {error.message}" for error in errors) or "it did not end well"}
+        errors = [error for part in (episode, *episode.traces) for error in part.errors]
+        return {"fault": "; ".join(f"{error.type}: {error.message}" for error in errors)}
     (trace,) = episode.traces
-    unscored = sorted(reward for reward, value in trace.rewards.items() if value is None)
-    if trace.stop_condition in UNSCORED or unscored or not trace.rewards:
-        reason = trace.stop_condition if trace.stop_condition in UNSCORED else f"no value of {unscored}"
-        return {"fault": f"{name} gave no reward ({reason if trace.rewards else 'its tasks have none'})"}
+    if trace.stop_condition in UNSCORED or None in trace.rewards.values() or not trace.rewards:
+        return {"fault": f"{name} gave no reward (its end: {trace.stop_condition})"}
     talk = _talks[trace.id]
     numbers = {**trace.metrics, **{reward: value.score for reward, value in trace.rewards.items()}}
-    return {
-        "ended": {
-            "messages": [message.model_dump(mode="json") for message in map(parse_message, talk.messages)]
-            or [message.model_dump(mode="json") for message in trace.messages],
-            "tool_errors": talk.tool_errors,
-            "reward": float(trace.reward),
-            "metrics": {key: float(value) for key, value in numbers.items() if value is not None},
-            "timed_out": bool(trace.is_timeout or trace.is_truncated),
-        }
+    verdict = {
+        "messages": _plain([*map(parse_message, talk.messages)] or trace.messages),
+        "tool_errors": talk.tool_errors,
+        "reward": float(trace.reward),
+        "metrics": {key: float(value) for key, value in numbers.items() if value is not None},
+        "timed_out": bool(trace.is_timeout or trace.is_truncated),
     }
+    return {"ended": verdict}
 
 
 def _make_environment(name: str, settings: Mapping[str, Any]) -> Any:
@@ -267,31 +234,28 @@ def _make_environment(name: str, settings: Mapping[str, Any]) -> Any:
     return environment
 
 
-async def _serve(requests: Sequence[str], lines: Lines) -> None:
-    name, settings = requests
+async def _serve(name: str, settings: str) -> None:
     try:
-        player = Player(name, json.loads(settings), lines)
+        player = Player(name, json.loads(settings))
     except Exception as error:  # noqa: BLE001  # the boundary: an environment is foreign code
-        lines.send(READY, refused=str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")
+        send(READY, refused=str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")
         return
-    interception_server.resolve_client = lambda config: PipeClient(lines)
+    interception_server.resolve_client = lambda config: PipeClient()
     reader = asyncio.StreamReader(limit=1 << 30)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with player.environment.serving():
-        lines.send(READY, ready=player.num_rows)
+        send(READY, ready=len(player.tasks))
         while line := await reader.readline():
             player.receive(json.loads(line))
-        await player.end()
 
 
 def main(words: Sequence[str]) -> None:
     """Plays until standard input ends."""
     sys.modules[CHAT] = sys.modules[__name__]  # where verifiers finds a program by its name
     logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory(prefix="agentgym-") as folder, os.fdopen(os.dup(1), "w") as out:
+    with tempfile.TemporaryDirectory(prefix="agentgym-") as folder:
         subprocess_runtime.CACHE_DIR = Path(folder)  # what a rollout writes ends with it
-        os.dup2(2, 1)  # what an environment prints is no message
-        asyncio.run(_serve(words, Lines(out)))
+        asyncio.run(_serve(*words))
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_a_failure_is_a_fault_of_its_episode_and_nothing_is_left(verifiers_0_4_p
     assert env.step("x")[1:3] == (1.0, True)
     env.reset(seed=0)
     env.close()
-    bridge_to(str(verifiers_0_4_python), str(FAULTS), {}).close()
+    bridge_to(str(verifiers_0_4_python), str(FAULTS), {}).process.close()
     until = time.monotonic() + 20
     while any("verifiers_faults" in command for command in processes()) and time.monotonic() < until:
         time.sleep(0.1)
