@@ -9,7 +9,7 @@ import os
 import subprocess
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from agentgym.child_guard import Kind, guard_command
@@ -70,10 +70,10 @@ def check_python(python: str, library: str, version: str) -> None:
     """Raises ConfigError if the interpreter does not have the library in a version that begins with `version`."""
     try:
         command = [python, "-I", "-c", ASK, library]
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"python={python!r} is no interpreter that runs: {error}") from error
-    present = asked.stdout.strip()
+    present = answer.stdout.strip()
     if not present.startswith(version):
         get = f"python -m venv FOLDER && FOLDER/bin/pip install '{library}=={version}*', and python=FOLDER/bin/python"
         raise ConfigError(f"{python} has {library} {present or '(none)'}; {version}x is read: {get}")
@@ -84,15 +84,17 @@ def _read(
 ) -> None:
     """Reads both pipes, so that a process that prints much is not blocked."""
 
-    def drain(stream: object) -> None:
-        for line in stream:  # type: ignore[attr-defined]  # a pipe
+    def drain(stream: Iterable[str]) -> None:
+        for line in stream:
             last_lines.append(line.strip()[:200])
             on_line(line)
 
-    errors = threading.Thread(target=drain, args=(process.stderr,), daemon=True)
-    errors.start()
-    drain(process.stdout)
-    errors.join(END_S)  # what it printed is complete before its end is known
+    assert process.stdout is not None and process.stderr is not None
+    with process.stdout, process.stderr:
+        errors = threading.Thread(target=drain, args=(process.stderr,), daemon=True)
+        errors.start()
+        drain(process.stdout)
+        errors.join()  # what it printed is complete before its end is known
     on_line(None)
 
 

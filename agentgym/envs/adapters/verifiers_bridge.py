@@ -51,7 +51,8 @@ class Bridge:
             answer = {"fault": f"it was not loaded within {START_S:g} s"}
         if "ready" not in answer:
             self.process.close()
-            raise ConfigError(f"verifiers cannot play {name}: {answer.get('refused') or answer['fault']}")
+            reason = " ".join((answer.get("refused") or answer["fault"]).split())
+            raise ConfigError(f"verifiers cannot play {name}: {reason}")
         self.num_rows = int(answer["ready"])
 
     @property
@@ -94,7 +95,7 @@ class BridgedRollout:
         if "asked" not in message:
             self.cancel()
         if "fault" in message:
-            raise EnvironmentFault(f"the rollout failed: {message['fault']}")
+            raise EnvironmentFault(f"the rollout failed: {' '.join(message['fault'].split())}")
         content = message.get("asked") or message["ended"]
         content["messages"] = [_message(each) for each in content["messages"]]
         content["tool_errors"] = tuple(content["tool_errors"])

@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Talk:
+class ChatRecord:
     """The conversation of a rollout, as its program has it, and what the model is asked for it."""
 
     number: int
@@ -62,13 +62,13 @@ class Talk:
     reply: asyncio.Future[dict[str, Any]] | None = None
 
 
-_talks: dict[str, Talk] = {}
+_talks: dict[str, ChatRecord] = {}
 """Maps the id of a trace to its conversation."""
 _out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what an environment prints is no message
 
 
-def send(number: int, **message: object) -> None:
+def write_message(number: int, **message: object) -> None:
     """Writes a message of an episode; raises ValueError for a number that JSON does not have."""
     print(json.dumps({"id": number, **message}, allow_nan=False), file=_out, flush=True)
 
@@ -111,7 +111,7 @@ class AgentgymChat(Harness[HarnessConfig]):  # type: ignore[misc]  # the library
 
 
 async def _call_tool(
-    talk: Talk, connections: Mapping[str, Any], dispatch: Mapping[str, tuple[str, str]], name: str, arguments: str
+    talk: ChatRecord, connections: Mapping[str, Any], dispatch: Mapping[str, tuple[str, str]], name: str, arguments: str
 ) -> Any:
     try:
         values = json.loads(arguments or "{}")
@@ -137,7 +137,7 @@ class PipeClient(Client):  # type: ignore[misc]  # the library has no types here
         talk, request = _talks[session_id], dialect.parse_request(body)
         messages, tools = _plain(request.messages), _plain(request.tools or ())
         talk.reply = asyncio.get_running_loop().create_future()
-        send(talk.number, asked={"messages": messages, "tools": tools, "tool_errors": talk.tool_errors})
+        write_message(talk.number, asked={"messages": messages, "tools": tools, "tool_errors": talk.tool_errors})
         message = {"role": "assistant", **await talk.reply}
         reason = "tool_calls" if message.get("tool_calls") else "stop"
         choice = {"index": 0, "finish_reason": reason, "message": message}
@@ -147,7 +147,7 @@ class PipeClient(Client):  # type: ignore[misc]  # the library has no types here
         return response
 
 
-class Player:
+class TasksetPlayer:
     """The environment, and the rollouts that are under way."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -165,7 +165,7 @@ class Player:
         if "row" in message:
             self._rollouts[number] = asyncio.create_task(self._play(number, self.tasks[message["row"]]))
         elif "cancel" in message:
-            send(number, cancelled=True)  # so an environment that blocks this loop is told from a slow one
+            write_message(number, cancelled=True)  # so an environment that blocks this loop is told from a slow one
             if number in self._rollouts:
                 self._rollouts[number].cancel()
         for talk in _talks.values():
@@ -177,9 +177,11 @@ class Player:
         context = ModelContext(model=CHAT, client=EvalClientConfig(base_url="http://127.0.0.1:9", api_key_var=CHAT))
         note = functools.partial(self._note_trace, number, traces)
         try:
-            send(number, **_result(self._name, await self.environment.run_episode(task, context, on_trace=note)))
+            write_message(
+                number, **_result(self._name, await self.environment.run_episode(task, context, on_trace=note))
+            )
         except Exception as error:  # noqa: BLE001  # the boundary: an environment is foreign code
-            send(number, fault=f"{type(error).__name__}: {error}")
+            write_message(number, fault=f"{type(error).__name__}: {error}")
         finally:
             for trace in traces:
                 _talks.pop(trace.id, None)
@@ -189,7 +191,7 @@ class Player:
         if traces:
             raise RuntimeError(f"{self._name} runs its agent more than once in an episode; one conversation is played")
         traces.append(trace)
-        _talks[trace.id] = Talk(number)
+        _talks[trace.id] = ChatRecord(number)
 
 
 def _plain(models: Iterable[Any]) -> list[Any]:
@@ -236,15 +238,15 @@ def _make_environment(name: str, settings: Mapping[str, Any]) -> Any:
 
 async def _serve(name: str, settings: str) -> None:
     try:
-        player = Player(name, json.loads(settings))
+        player = TasksetPlayer(name, json.loads(settings))
     except Exception as error:  # noqa: BLE001  # the boundary: an environment is foreign code
-        send(READY, refused=str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")
+        write_message(READY, refused=str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")
         return
     interception_server.resolve_client = lambda config: PipeClient()
     reader = asyncio.StreamReader(limit=1 << 30)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with player.environment.serving():
-        send(READY, ready=len(player.tasks))
+        write_message(READY, ready=len(player.tasks))
         while line := await reader.readline():
             player.receive(json.loads(line))
 

@@ -129,7 +129,7 @@ def test_what_cannot_be_played_is_refused_by_name(
 ) -> None:
     monkeypatch.setenv("FAULTS", names)
     with pytest.raises(ConfigError, match=rf"verifiers cannot play .*{reason}"):
-        make(FAULTS, verifiers_0_4_python, kinds=[names])
+        make(FAULTS, verifiers_0_4_python)
 
 
 @pytest.mark.adapter
