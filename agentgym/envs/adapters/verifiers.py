@@ -167,7 +167,8 @@ class Verifiers(TextEnv):
 
 def names() -> list[str]:
     """The environments that are installed: packages that require verifiers and are named after their module."""
-    _library()
+    if not _installed_version().startswith(VERSION):
+        _library()
     env_names = set()
     for distribution in importlib.metadata.distributions():
         name = str(distribution.metadata["Name"]).lower()
