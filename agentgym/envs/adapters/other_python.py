@@ -36,10 +36,15 @@ class OtherProcess:
         paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
         programs = [str(Path(command[0]).parent), os.environ.get("PATH", os.defpath)]
         variables = {"PATH": os.pathsep.join(programs), "PYTHONPATH": os.pathsep.join(paths)}
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        # It has a session of its own as Ctrl-C is for this process: the episodes in flight still need it.
-        self._process: subprocess.Popen[str] = subprocess.Popen(
-            guard_command(kind, command), text=True, env={**os.environ, **variables}, start_new_session=True, **pipes
+        self._process = subprocess.Popen(
+            guard_command(kind, command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, **variables},
+            start_new_session=True,  # Ctrl-C is for this process: the episodes in flight still need it
         )
         self._last_lines: collections.deque[str] = collections.deque(maxlen=NUM_LINES)
         self._sending = threading.Lock()

@@ -94,14 +94,15 @@ class AgentgymChat(Harness[HarnessConfig]):  # type: ignore[misc]  # the library
         async with contextlib.AsyncExitStack() as stack:
             http = await stack.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=limits))
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
-            calls = [{}]
-            while calls:
+            is_over = False
+            while not is_over:
                 body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
                 async with http.post(f"{endpoint}/chat/completions", json=body) as answer:
                     if answer.status != 200:  # the task's own end, or a failure that the rollout has recorded
                         return ProgramResult(exit_code=1, stdout="", stderr=await answer.text())
                     messages.append((await answer.json())["choices"][0]["message"])
                 calls = messages[-1].get("tool_calls") or []
+                is_over = not calls
                 for call in calls:
                     function = call["function"]
                     content = await _call_tool(talk, connections, dispatch, **function)

@@ -88,18 +88,11 @@ class ServedHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
     EXECUTES_CODE: ClassVar[bool] = False
     NEEDS_CONTAINER: ClassVar[bool] = False
 
-    async def launch(  # noqa: PLR0913  # the library's own parameters
-        self,
-        ctx: Any,
-        trace: Any,
-        runtime: object,
-        endpoint: str,
-        secret: str,
-        mcp_urls: object,
-        data: Any,
-    ) -> Any:
+    async def launch(self, *parameters: Any) -> Any:
         """Plays an episode."""
-        result = trace.info[RESULT] = {"reward": 0.0, "metrics": {}}
+        ctx, trace, _, endpoint, secret, _, data = parameters
+        result: dict[str, Any] = {"reward": 0.0, "metrics": {}}
+        trace.info[RESULT] = result
         env = resolve_env(data.env, data.env_kwargs)()
         headers, limits = {"Authorization": f"Bearer {secret}"}, aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(headers=headers, timeout=limits) as http:
