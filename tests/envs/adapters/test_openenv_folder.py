@@ -54,10 +54,11 @@ def test_examples_are_evaluated_and_trained_on(openenv_python: Path, tmp_path: P
     folder = GRID if example == "grid" else echo
     env = ["--env", f"openenv/{folder}", "--env-kwargs", f"python={openenv_python}"]
     run = str(tmp_path / "run")
-    more = ["--limits.turn-tokens", "32", "--limits.turns", "4"]
-    assert main(["eval", *env, "--policy", "embedded", "-n", "2", *more, "--output", str(tmp_path / "eval")]) == 0
+    short = ["--turn-tokens", "32", "--max-turns", "4", "--output", str(tmp_path / "eval")]
+    assert main(["eval", *env, "--policy", "embedded", "-n", "2", *short]) == 0
     sizes = ["--tasks", "1", "--group-size", "2", "--eval.episodes", "0"]
-    assert main(["train", *env, "--steps", "2", *sizes, *more, "--output", run]) == 0
+    short = ["--limits.turn-tokens", "32", "--limits.max-turns", "4", "--output", run]
+    assert main(["train", *env, "--steps", "2", *sizes, *short]) == 0
     steps = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
     assert [step["failed"] for step in steps] == [0, 0]
     assert main(["verify", run]) == 0

@@ -24,7 +24,7 @@ from tests.envs.adapters.conftest import running
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-ROOMS = f"{HERE / 'rooms.py'}:Rooms"
+ROOMS, HEARD = f"{HERE / 'rooms.py'}:Rooms", f"{HERE / 'rooms.py'}:Heard"
 
 
 @pytest.fixture
@@ -94,9 +94,8 @@ def test_calls_failures_and_another_history_are_those_of_the_environment(
 
 @pytest.mark.adapter
 def test_keywords_and_held_out_tasks_are_those_of_the_taskset(exported: Any, verifiers_0_4_python: Path) -> None:
-    module = exported(f"{HERE / 'rooms.py'}:Heard")
-    env = played(module, verifiers_0_4_python, num_tasks=2, held_out=True)
-    assert env.reset(seed=3)[0] == f"Say {EVAL_SEED_START + 1}."
+    env = played(exported(HEARD), verifiers_0_4_python, num_tasks=2, held_out=True)
+    assert env.reset(seed=3)[0] == make_env(HEARD).reset(seed=EVAL_SEED_START + 1)[0]
     env.close()
     with pytest.raises(ConfigError, match="does not take the keyword 'levl': did you mean 'level'"):
         played(exported("TextGame-v0"), verifiers_0_4_python, env_kwargs={"levl": 1})
@@ -104,7 +103,7 @@ def test_keywords_and_held_out_tasks_are_those_of_the_taskset(exported: Any, ver
 
 @pytest.mark.adapter
 def test_its_own_evaluation_plays_it_by_an_endpoint(exported: Any, verifiers_0_4_python: Path, tmp_path: Path) -> None:
-    module, port = exported(f"{HERE / 'rooms.py'}:Heard"), free_port()
+    module, port = exported(HEARD), free_port()
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(module.parent), str(ROOT)])}
     with running(sys.executable, "-m", "agentgym", "fake-server", "--port", str(port)):
         wait_for(f"http://127.0.0.1:{port}/health")
@@ -127,7 +126,8 @@ def test_its_own_evaluation_plays_it_by_an_endpoint(exported: Any, verifiers_0_4
     (results,) = tmp_path.rglob("traces.jsonl")
     traces = [trace for line in results.read_text().splitlines() for trace in json.loads(line)["traces"]]
     assert [trace["rewards"]["reward"]["score"] for trace in traces] == [0.5] * 6
-    assert sorted({trace["nodes"][0]["message"]["content"] for trace in traces}) == ["Say 0.", "Say 1."]
+    prompts = {trace["nodes"][0]["message"]["content"] for trace in traces}
+    assert prompts == {make_env(HEARD).reset(seed=seed)[0] for seed in range(2)}
 
 
 def wait_for(url: str) -> None:
