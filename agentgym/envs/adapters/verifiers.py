@@ -220,7 +220,7 @@ def _library() -> Any:
         return library()
     except ImportError as error:
         if version := _installed_version():
-            raise ConfigError(f"verifiers {version} is installed; 0.3 and 0.4 are read") from error
+            raise ConfigError(f"verifiers {version} cannot be imported ({error}); 0.3 and 0.4 are read") from error
         raise ConfigError(f"{needs('verifiers', 'verifiers', error)}. {ELSEWHERE}") from error
 
 
