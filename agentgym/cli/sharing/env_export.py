@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "verifiers": (
         "pip install {folder}",
-        "vf-eval {name} -m MODEL -b http://HOST:8000/v1 -n 20 -r 3",
+        "vf-eval {name} -m MODEL --client.base-url http://HOST:8000/v1 -n 20 -r 3 --no-push",
         "agentgym eval --env verifiers/{name} --policy http://HOST:8000/v1",
     ),
 }
@@ -71,7 +71,7 @@ class ExportEnvOptions:
     output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The folder to write; it must be new or empty."""
     to: Literal["openenv", "verifiers", "harbor"]
-    """openenv: a FastAPI application with Dockerfile and client. verifiers: a module with load_environment, for 0.3.
+    """openenv: a FastAPI application with Dockerfile and client. verifiers: a taskset and its program, for 0.4.
     harbor: a folder for each task, of an environment whose tasks are files to work on."""
     tasks: int = 8
     """The number of tasks for Harbor: those of the seeds from `--seed` on."""

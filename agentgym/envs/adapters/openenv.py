@@ -1,4 +1,4 @@
-"""`openenv/http://HOST:PORT`: an environment of an OpenEnv server; each episode is a WebSocket session."""
+"""`openenv/http://HOST:PORT`, or a folder: an environment of an OpenEnv server; each episode is a WebSocket session."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from agentgym.envs.adapters.openenv_folder import is_folder, url_of_folder
 from agentgym.envs.adapters.openenv_tools import LIST_TOOLS, call_of, result_text, takes_calls, tool_specs
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import EnvCard
@@ -49,7 +50,8 @@ class OpenEnv(ToolEnv):
     tool `act` has the server's schema of actions; if an action has one text, a reply without a call is that text. An
     observation is its one text, or else all of its fields as JSON. The reward is the server's, and so are
     `metadata.success` and `metadata.truncated`. A server that does not answer within `reply_timeout_s` has failed.
-    The environment variable `api_key_env` holds the server's token; OPENENV_API_KEY may be unset.
+    The environment variable `api_key_env` holds the server's token; OPENENV_API_KEY may be unset. A folder in place of
+    the URL has its server started by the interpreter `python`, or by this one.
     """
 
     max_turns = DEFAULT_TURNS
@@ -60,11 +62,12 @@ class OpenEnv(ToolEnv):
         render_mode: str | None = None,
         *,
         url: str,
+        python: str | None = None,
         reply_timeout_s: float = 60.0,
         api_key_env: str = KEY_VARIABLE,
     ) -> None:
-        self.url = _http(url)
-        self._server = _Server(self.url, reply_timeout_s, api_key_env)
+        self._place = (url, python)
+        self._server = _Server(self._find_url(), reply_timeout_s, api_key_env)
         self._session: _Session | None = None
         self._seed: int | None = None
         self._verdict: Mapping[str, Any] = {}
@@ -86,7 +89,7 @@ class OpenEnv(ToolEnv):
                 Tool(spec=_action_spec(schema, own), fn=self._act, owner=self, timeout_s=None, on_error="raise")
             )
         self.card = EnvCard(
-            task=f"Play the environment that is served at {self.url}.",
+            task=f"Play the environment that is served at {url}.",
             tools=tuple(self.tools),
             reward="What the server pays.",
             reward_range=(-1e9, 1e9),
@@ -103,6 +106,7 @@ class OpenEnv(ToolEnv):
         seed = int(self.np_random.integers(2**31)) if self._seed is None else self._seed
         self._verdict = {}
         self._num_steps = self._num_rewards = 0
+        self._server.url = self._find_url()
         self._session, answer = run_sync(self._server.first_answer("reset", {**options, "seed": seed}))
         return self._read_answer(answer)
 
@@ -130,6 +134,12 @@ class OpenEnv(ToolEnv):
             if self._num_steps and not self._num_rewards and self.url not in _warned_urls:
                 _warned_urls.add(self.url)
                 _log.warning("the OpenEnv server at %s gave no reward in an episode; it counts as 0", self.url)
+
+    def _find_url(self) -> str:
+        """The URL; that of a folder changes with the process that serves it."""
+        url, python = self._place
+        self.url = _http(url_of_folder(url, python) if is_folder(url) else url)
+        return self.url
 
     def _act(self, **action: JSON) -> str:
         return self._send_action(action)
@@ -242,7 +252,7 @@ class _Server:
 
     def __init__(self, url: str, timeout_s: float, api_key_env: str) -> None:
         key = read_key(api_key_env, default=KEY_VARIABLE)
-        self._url = url
+        self.url = url
         self._proxy = proxy_options(url)
         self._timeout_s = timeout_s
         self._key_variable = api_key_env
@@ -252,12 +262,12 @@ class _Server:
         """The JSON Schema of the server's actions."""
         schema = (await self.get("/schema")).get("action")
         if not isinstance(schema, dict):
-            raise ConfigError(f"{self._url}/schema names no actions: that is no OpenEnv server, or one older than 0.2")
+            raise ConfigError(f"{self.url}/schema names no actions: that is no OpenEnv server, or one older than 0.2")
         return schema
 
     async def get(self, path: str) -> dict[str, Any]:
         """The object at a path; raises ConfigError if there is none."""
-        url = self._url + path
+        url = self.url + path
         try:
             async with (
                 aiohttp.ClientSession(
@@ -298,12 +308,12 @@ class _Server:
     async def _session(self) -> _Session:
         http = aiohttp.ClientSession(headers=self._headers)
         try:
-            connecting = http.ws_connect(f"{self._url}/ws", max_msg_size=0, **self._proxy)
+            connecting = http.ws_connect(f"{self.url}/ws", max_msg_size=0, **self._proxy)
             socket = await asyncio.wait_for(connecting, self._timeout_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await http.close()
             raise EnvironmentFault(
-                f"the OpenEnv server at {self._url} gives no session: {_format_error(error)}"
+                f"the OpenEnv server at {self.url} gives no session: {_format_error(error)}"
             ) from error
         return _Session(http, socket, self._timeout_s)
 
@@ -321,7 +331,9 @@ def _http(url: str) -> str:
     """The URL of a server with http in place of ws, and without a slash at its end."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("http", "https", "ws", "wss") or not rest:
-        raise ConfigError(f"an OpenEnv server is named by its URL, such as openenv/http://127.0.0.1:8000; got {url!r}")
+        raise ConfigError(
+            f"an OpenEnv server is named by its URL (openenv/http://127.0.0.1:8000) or its folder; got {url!r}"
+        )
     return f"{scheme.replace('ws', 'http')}://{rest.rstrip('/')}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -13,6 +14,7 @@ from typing import Any
 from agentgym.call_json import read_arguments
 from agentgym.envs.adapters.namespaces import needs, unknown_name
 from agentgym.envs.adapters.own_randomness import OwnRandomness
+from agentgym.envs.adapters.verifiers_bridge import VERSION, Bridge, BridgedRollout, bridge_to
 from agentgym.envs.adapters.verifiers_rollout import Asked, Rollout, RolloutEnded, library, watch
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import EnvCard
@@ -30,6 +32,7 @@ NOT_RUN = "not run: the episode is over"
 ROWS = ("train", "eval")
 DEFAULT_TURNS = 100
 """The turns after which an environment without a limit of its own is truncated."""
+ELSEWHERE = "Verifiers 0.4 may be in an environment of its own: --env-kwargs python=FOLDER/bin/python"
 MODULE = Wanted(noun="environment", example="load_environment", hint="Its module has a function load_environment.")
 
 
@@ -39,6 +42,9 @@ class Verifiers(TextEnv):
     Seed S plays row S of its dataset, modulo the number of rows; `rows="eval"` plays its evaluation dataset, and
     `reset(options={"row": 3})` a row by its number. Where its code draws no random numbers, `side_by_side=True` lets
     episodes wait for judges and tools of theirs at the same time. Further keywords are those of `load_environment`.
+
+    Verifiers 0.4 runs in a process of its own, of the interpreter `python`, or of this one if it has 0.4. There all
+    episodes are side by side, rows are those of the taskset, and further keywords are those of its config.
     """
 
     own_split = True  # a seed gives the same task as in the library itself
@@ -50,6 +56,7 @@ class Verifiers(TextEnv):
         name: str,
         rows: str = "train",
         side_by_side: bool = False,
+        python: str | None = None,
         reply_timeout_s: float = 600.0,
         **settings: Any,
     ) -> None:
@@ -58,19 +65,31 @@ class Verifiers(TextEnv):
             raise ConfigError(f"rows is one of {', '.join(ROWS)}, got {rows!r}")
         self.name = name
         self._timeout_s = reply_timeout_s
-        self._environment = _load_environment(name, settings)
-        self._dataset = _dataset(name, self._environment, rows)
-        self._randomness = None if side_by_side else OwnRandomness()
-        self.max_turns = None if getattr(self._environment, "max_turns", -1) > 0 else DEFAULT_TURNS
-        self._rollout: Rollout | None = None
+        self._bridge: Bridge | None = None
+        self._rollout: Rollout | BridgedRollout | None = None
         self._messages: list[Any] = []
-        self._specs = _specs(getattr(self._environment, "tool_defs", None) or ())
+        self._specs: tuple[ToolSpec, ...] = ()
+        self._randomness: OwnRandomness | None = None
+        if python is not None or _installed_version().startswith(VERSION):
+            if rows != "train":
+                raise ConfigError(f"rows={rows!r} is of verifiers 0.3: a taskset of 0.4 has one set of rows")
+            self._open_bridge = functools.partial(bridge_to, python, name, settings)
+            self._bridge = self._open_bridge()
+            self._num_rows, self.max_turns, self._pass_threshold = self._bridge.num_rows, DEFAULT_TURNS, 1.0
+        else:
+            self._environment = _load_environment(name, settings)
+            self._dataset = _dataset(name, self._environment, rows)
+            self._num_rows = len(self._dataset)
+            self._randomness = None if side_by_side else OwnRandomness()
+            self.max_turns = None if getattr(self._environment, "max_turns", -1) > 0 else DEFAULT_TURNS
+            self._pass_threshold = float(getattr(self._environment, "pass_threshold", 1.0))
+            self._specs = _specs(getattr(self._environment, "tool_defs", None) or ())
         self.card = EnvCard(
             task=f"Play {name}, an environment of verifiers.",
             tools=tuple(spec.name for spec in self._specs),
             reward="What its rubric says at the end.",
             reward_range=(-1e9, 1e9),
-            data=f"{len(self._dataset)} rows of its dataset, by the reset seed",
+            data=f"{self._num_rows} rows of its dataset, by the reset seed",
         )
 
     @property
@@ -82,9 +101,9 @@ class Verifiers(TextEnv):
         """Begins a rollout of a row."""
         self._cancel()
         drawn = int(self.np_random.integers(LARGEST_SEED)) if seed is None else seed
-        row = dict(self._dataset[_row_number(options, drawn, len(self._dataset))])
+        row = _row_number(options, drawn, self._num_rows)
         with contextlib.nullcontext() if self._randomness is None else self._randomness.start_stream(drawn):
-            self._rollout = Rollout(self._environment, row, self._timeout_s)
+            self._rollout = self._begin(row)
             event = self._rollout.next_event()
         if isinstance(event, RolloutEnded):
             raise EnvironmentFault(f"{self.name} was over before the model was asked")
@@ -110,6 +129,13 @@ class Verifiers(TextEnv):
         self._cancel()
         super().close()
 
+    def _begin(self, row: int) -> Rollout | BridgedRollout:
+        if self._bridge is None:
+            return Rollout(self._environment, dict(self._dataset[row]), self._timeout_s)
+        if not self._bridge.is_alive:
+            self._bridge = self._open_bridge()
+        return BridgedRollout(self._bridge, row, self._timeout_s)
+
     def _cancel(self) -> None:
         rollout, self._rollout = self._rollout, None
         if rollout is not None:
@@ -132,8 +158,7 @@ class Verifiers(TextEnv):
                 info["history"] = tuple(_message(message) for message in new)
                 observation = info["history"][-1].content
             return observation, 0.0, False, False, info
-        threshold = float(getattr(self._environment, "pass_threshold", 1.0))
-        info["metrics"] = {**event.metrics, "success": float(event.reward >= threshold)}
+        info["metrics"] = {**event.metrics, "success": float(event.reward >= self._pass_threshold)}
         observation = observation or f"Reward: {event.reward:g}."
         if not info["messages"]:
             info["messages"] = (Message("user", observation),)
@@ -142,7 +167,8 @@ class Verifiers(TextEnv):
 
 def names() -> list[str]:
     """The environments that are installed: packages that require verifiers and are named after their module."""
-    _library()
+    if not _installed_version().startswith(VERSION):
+        _library()
     env_names = set()
     for distribution in importlib.metadata.distributions():
         name = str(distribution.metadata["Name"]).lower()
@@ -182,11 +208,20 @@ def _make_environment(vf: Any, name: str, settings: dict[str, Any]) -> Any:
     return environment
 
 
+def _installed_version() -> str:
+    try:
+        return importlib.metadata.version("verifiers")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def _library() -> Any:
     try:
         return library()
     except ImportError as error:
-        raise needs("verifiers", "verifiers", error) from error
+        if version := _installed_version():
+            raise ConfigError(f"verifiers {version} cannot be imported ({error}); 0.3 and 0.4 are read") from error
+        raise ConfigError(f"{needs('verifiers', 'verifiers', error)}. {ELSEWHERE}") from error
 
 
 def _is_module(name: str) -> bool:

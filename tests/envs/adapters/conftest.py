@@ -64,3 +64,9 @@ def openenv_python() -> Path:
 def verifiers_python() -> Path:
     """An interpreter with the verifiers library and all that this one has."""
     return python_with("verifiers", over_ours=True)
+
+
+@pytest.fixture(scope="session")
+def verifiers_0_4_python() -> Path:
+    """An interpreter with the verifiers library of the new kind and all that this one has."""
+    return python_with("verifiers-0.4", over_ours=True)
