@@ -54,7 +54,7 @@ class BranchPrompts(RolloutLoop):
                 continue
             self._check_room(len(prompt.ids) + (0 if prompt.begins_row else len(before)))
             child = tree.add_child(anchor, conversation, prompt.ids, answer, begins_row=prompt.begins_row)
-            child.label = request.label
+            child.label, child.client = request.label, request.client
             return child
         return None
 

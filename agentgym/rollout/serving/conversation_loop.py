@@ -62,6 +62,7 @@ class ConversationLoop(EnvSteps):
     """
 
     idle_s: float
+    credit: tuple[str, ...]
 
     @abstractmethod
     def _session_of(self, episode: Episode) -> AgentSession:
@@ -84,7 +85,8 @@ class ConversationLoop(EnvSteps):
             ending = await self._serve(talk)
             return ending
         finally:
-            builder.add_rows(*rows_of(talk.tree, has_reward=ending is not None and ending.status.trainable))
+            has_reward = ending is not None and ending.status.trainable
+            builder.add_rows(*rows_of(talk.tree, has_reward=has_reward, credit=self.credit))
             if not talk.tree.replies and talk.tree.calls:
                 opening: list[JSON] = [message_to_openai(message) for message in messages]
                 builder.note({}, {"ids_left_out": {"opening": opening}})

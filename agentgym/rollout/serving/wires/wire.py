@@ -202,6 +202,8 @@ class AgentRequest:
     notes: FieldNotes = field(default_factory=FieldNotes)
     label: str = ""
     """The kind of the branch, where the agent's headers give it."""
+    client: str = ""
+    """The dialect, and the program that sent the request."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect itself needs for its answer."""
 
@@ -291,7 +293,7 @@ class AgentWire(ABC):
     """The path below the base URL, with `/v1`."""
 
     @abstractmethod
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
+    def read(self, body: Mapping[str, Any], stored: ResponseStore) -> AgentRequest:
         """Returns the request of a body; raises WireError or RequestRefused, which name the field."""
 
     @abstractmethod
