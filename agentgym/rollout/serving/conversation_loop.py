@@ -166,7 +166,7 @@ class ConversationLoop(EnvSteps):
         if request.counts_only:
             message = Message("assistant", "")
             return Replies((AgentReply("", 0, message, "stop", len(prompt_ids), 0, 0),)), None
-        self._check_room(len(prompt_ids))
+        self.check_room(len(prompt_ids))
         max_tokens, cut = self._budget(len(prompt_ids), talk.tree.num_tokens)
         if max_tokens < 1 and talk.tree.replies:
             return None, self._ended_by_agent(talk, cut)

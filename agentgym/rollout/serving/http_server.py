@@ -201,7 +201,12 @@ class EpisodeServer:
 
     async def _complete(self, wire: AgentWire, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
-        agent_request = wire.read(parse_json_object(await request.read()), session.stored)
+        body = parse_json_object(await request.read())
+        # Each message and tool has a token at least, and a million of them take long to read.
+        self.loop.check_room(
+            max((len(value) for value in body.values() if isinstance(value, list)), default=0), "at least "
+        )
+        agent_request = wire.read(body, session.stored)
         label = header_label(request.headers, agent_request)
         agent_request = replace(agent_request, label=label, client=client_name(request.headers, wire.path))
         exchange = session.ask(agent_request, is_retry=request.headers.get("x-stainless-retry-count", "0") != "0")

@@ -60,6 +60,8 @@ ToolSet: TypeAlias = "tuple[tuple[ToolSpec, ...], ToolNames, tuple[str, ...]]"
 ReadTools: TypeAlias = Callable[[object], ToolSet]
 MAX_TOOL_SETS = 256
 """The most tool sets that are cached."""
+MAX_TOOL_BYTES = 1 << 20
+"""The most bytes of a tool set beside which others are cached."""
 
 
 class RequestRefused(AgentGymError, ValueError):
@@ -377,7 +379,7 @@ def cached_tools(reader: ReadTools) -> ReadTools:
         key = marshal.dumps(value, 2)
         if key not in cache:
             tools, names, left_out = reader(value)
-            if len(cache) >= MAX_TOOL_SETS:
+            if len(cache) >= MAX_TOOL_SETS or len(key) > MAX_TOOL_BYTES:
                 cache.clear()
             cache[key] = tools, replace(names, digest=tools_digest(tools)), left_out
         return cache[key]
