@@ -81,7 +81,7 @@ class TimedEngine(ScriptedEngine):
     watch: Stopwatch
 
     async def generate(self, *args: Any, **keywords: Any) -> Any:
-        """See `Engine.generate`."""
+        """Measures a reply."""
         started = time.thread_time()
         try:
             return await super().generate(*args, **keywords)
@@ -97,9 +97,9 @@ class TimedRenderer:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._renderer, name)
-        return self._timed(value) if name in ("render", "rerender", "extend", "parse", "decode") else value
+        return self._with_watch(value) if name in ("render", "rerender", "extend", "parse", "decode") else value
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **keywords: Any) -> Any:
             started = time.thread_time()
             try:
@@ -187,7 +187,7 @@ async def empty_handler(dialect: str, size: str, num_requests: int) -> float:
     return cost
 
 
-async def served(dialect: str, size: str, num_requests: int, watch: Stopwatch | None = None) -> tuple[float, int]:
+async def serve_agent(dialect: str, size: str, num_requests: int, watch: Stopwatch | None = None) -> tuple[float, int]:
     """The medians of the CPU milliseconds and bytes of a request; a stopwatch measures rendering and the engine."""
     tokenizer = ChatTokenizer.load(embedded_folder())
     renderer = renderer_for(tokenizer)
@@ -211,7 +211,7 @@ async def served(dialect: str, size: str, num_requests: int, watch: Stopwatch | 
 def rendering_of(dialect: str, size: str, num_requests: int) -> float:
     """The mean CPU milliseconds of rendering, parsing and the engine for a request."""
     watch = Stopwatch()
-    asyncio.run(served(dialect, size, num_requests, watch))
+    asyncio.run(serve_agent(dialect, size, num_requests, watch))
     return 1e3 * watch.spent_s / num_requests
 
 
@@ -225,7 +225,7 @@ def main() -> int:
     for size, target in TARGETS_MS.items():
         for dialect in PATHS:
             empty = min(asyncio.run(empty_handler(dialect, size, options.requests)) for _ in range(REPEATS))
-            ours, length = min(asyncio.run(served(dialect, size, options.requests)) for _ in range(REPEATS))
+            ours, length = min(asyncio.run(serve_agent(dialect, size, options.requests)) for _ in range(REPEATS))
             rendering = min(rendering_of(dialect, size, options.requests) for _ in range(REPEATS))
             beyond = ours - rendering - empty
             missed = missed or beyond > target

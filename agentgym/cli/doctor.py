@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from agentgym.cli.display.installed_agents import agent_rows, installed_agents
 from agentgym.cli.display.tables import show_table
 from agentgym.cli.installation import (
     DISTRIBUTION,
@@ -26,7 +27,6 @@ from agentgym.cli.installation import (
     torch_build,
     unfit,
 )
-from agentgym.cli.installed_agents import agent_rows, installed_agents
 from agentgym.cli.machine import Docker, Gpu, Machine, docker, gpus, machine
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json

@@ -32,7 +32,7 @@ def test_folders_of_killed_runs_are_removed_and_those_of_others_are_kept(
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", OWNER, str(tmp_path)]
     with subprocess.Popen(command, **streams) as alive, subprocess.Popen(command, **streams) as killed:  # type: ignore[call-overload]
-        kept, left = (Path(owner.stdout.readline().strip()) for owner in (alive, killed))
+        live, left = (Path(owner.stdout.readline().strip()) for owner in (alive, killed))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         foreign, link = tmp_path / f"{PREFIX}foreign", tmp_path / f"{PREFIX}link"
@@ -43,10 +43,10 @@ def test_folders_of_killed_runs_are_removed_and_those_of_others_are_kept(
         assert left.is_dir()
         with agents_folder() as own:
             assert not left.exists()
-            assert all(folder.is_dir() for folder in (own, kept, kept / "work", foreign, link))
+            assert all(folder.is_dir() for folder in (own, live, live / "work", foreign, link))
         assert not own.exists()
         alive.stdin.close()
-    assert not kept.exists() and foreign.is_dir()
+    assert not live.exists() and foreign.is_dir()
 
 
 def test_no_room_for_a_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
