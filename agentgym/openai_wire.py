@@ -39,6 +39,7 @@ _OTHER_SCHEMAS = (
 """The keys under which tools of other libraries have their schema; the last two count within a function alone."""
 MALFORMED = "malformed_call"
 """The name of a malformed call; its arguments are then `{"raw": ..., "error": ...}`, which any server reads."""
+_PLAIN = frozenset(("role", "content", "tool_calls"))
 _ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -97,11 +98,12 @@ def message_from_openai(value: object, where: str = "message") -> Message:
     call_id = value.get("tool_call_id") if role == "tool" else None
     if role == "tool" and not isinstance(call_id, str):
         raise WireError(f"{where}.tool_call_id names the call that is answered, got {call_id!r}", where)
-    is_reply = role == "assistant"
+    content, is_reply = value.get("content"), role == "assistant"
+    is_plain = isinstance(content, str) and value.keys() <= _PLAIN  # as most are, and the search for reasoning is slow
     return Message(
         _ROLES[role],
-        _text(value.get("content"), f"{where}.content", skip_thoughts=is_reply),
-        _reasoning(value, where) if is_reply else None,
+        _text(content, f"{where}.content", skip_thoughts=is_reply),
+        _reasoning(value, where) if is_reply and not is_plain else None,
         tuple(_call_from_openai(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)),
         call_id if isinstance(call_id, str) else None,
     )

@@ -21,6 +21,7 @@ from agentgym.routed_experts import RoutedExperts
 from agentgym.types import JSON, Message, Status, StopReason, Task, ToolResult, ToolSpec
 
 __all__ = [
+    "BRANCH_LABELS",
     "MAX_REWARD",
     "Group",
     "Row",
@@ -35,6 +36,8 @@ __all__ = [
     "shortest_floats",
 ]
 
+BRANCH_LABELS = ("main", "sub-agent", "fork", "side", "summary", "title")
+"""The kinds of the branches of a served episode."""
 MAX_REWARD = 1e100
 """The largest reward: sums and squares of rewards stay finite."""
 
@@ -83,8 +86,9 @@ class TokenSpan:
     counts in the row. None unless the engine records them."""
     excluded: str = ""
     """The reason why sampled ids are kept out of the loss on purpose: `summary`, where summaries are not trained,
-    `constrained`, `unused` (the agent went on with another sample of the same request) or `unseen` (it closed its
-    connection before the reply); empty if they are trained."""
+    `constrained`, `unused` (the agent went on with another sample of the same request), `unseen` (it closed its
+    connection before the reply), or the label of the row's branch, where that has no credit; empty if they are
+    trained."""
 
     @property
     def is_trained(self) -> bool:
@@ -135,7 +139,7 @@ class RowOrigin:
     """
 
     label: str = ""
-    """The kind of the branch: `main`, `sub-agent`, `title`, `summary`, `fork` or `side`."""
+    """The kind of the branch, one of BRANCH_LABELS."""
     row: int | None = None
     """The row that is forked; None for a row that has its own render of its messages."""
     turn: int | None = None
@@ -143,6 +147,8 @@ class RowOrigin:
     prompt."""
     num_shared: int = 0
     """The number of messages that both rows have."""
+    client: str = ""
+    """The dialect of the branch's first request, and the program that sent it: `responses codex_exec/0.171.0`."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from agentgym.cli.display.installed_agents import agent_rows, installed_agents
 from agentgym.cli.display.tables import show_table
 from agentgym.cli.installation import (
     DISTRIBUTION,
@@ -113,6 +114,8 @@ def main(args: Sequence[str]) -> int:
     show_table(["part", "version", "for"], _library_rows(findings))
     show_table(["engine", "usable", "how"], [[name, "yes" if ok else "no", how] for name, (ok, how) in engines.items()])
     show_table(["machine", ""], _machine_rows(findings))
+    agents = installed_agents()
+    show_table(["agent", "version", ""], agent_rows(agents))
     show_table(["sandbox", "usable", "what it lacks"], _sandbox_rows(boxes))
     for item in todo:
         say(str(item))
@@ -121,7 +124,7 @@ def main(args: Sequence[str]) -> int:
     ok = all(item.kind == "optional" for item in todo)
     if options.json:
         usable: list[JSON] = [name for name, fault in boxes.items() if fault is None]
-        show_json({**_report(findings, engines, todo, ok), "sandboxes": usable})
+        show_json({**_report(findings, engines, todo, ok), "sandboxes": usable, "agents": agents})
     return 0 if ok else 1
 
 

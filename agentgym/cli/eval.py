@@ -20,6 +20,7 @@ from agentgym.errors import AgentGymError, RunFolderError
 from agentgym.evaluation.play.endpoint import EndpointUse, Quantiles
 from agentgym.evaluation.play.evaluate import Driver, EvalConfig, EvalPlan, EvalResult, open_evaluation
 from agentgym.rewards import RewardConfig
+from agentgym.rollout.record.branches import BRANCH_COLUMNS, branch_table
 from agentgym.rollout.scores.intervals import SAME, Interval
 from agentgym.rollout.scores.pass_at_k import AtK, RepeatScores
 from agentgym.rollout.scores.statistics import FAILED_CALLS, EvalSummary
@@ -135,6 +136,8 @@ def _show(result: EvalResult) -> None:
         show_table(
             REPEAT_COLUMNS, rows, title="of k episodes: one succeeds, all succeed, the best reward (95%, by task)"
         )
+    if rows := branch_table(trajectory.rows for trajectory in result.trajectories):
+        show_table(BRANCH_COLUMNS, rows)
     for line in failure_lines(result):
         say(line)
     unpaid = [trajectory for trajectory in result.trajectories if trajectory.success and trajectory.reward == 0.0]

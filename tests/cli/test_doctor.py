@@ -86,6 +86,17 @@ def test_what_is_missing_for_training_is_optional_and_has_its_command(
     assert f"optional: {fix['what']} ({fix['why']})\n    {fix['command']}\n" in done.text
 
 
+def test_it_lists_the_harnesses_with_their_versions_and_the_tested_ones(agentgym: Command, home: Path) -> None:
+    program(home, "codex", "echo codex-cli 0.171.0")
+    program(home, "claude", "echo '1.0.7 (Claude Code)'")
+    program(home, "pi", "echo no version; exit 3")
+    done = agentgym("doctor", "--json")
+    versions = {"codex": "0.171.0", "claude-code": "1.0.7", "opencode": None, "pi": "?", "mini-swe-agent": None}
+    assert done.json["agents"] == versions
+    assert re.search(r"codex +0\.171\.0 +the tested one", done.text)
+    assert re.search(r"opencode +missing +tested: npm install -g opencode-ai@", done.text)
+
+
 def test_the_suggested_torch_is_the_one_that_is_tested() -> None:
     assert f"torch=={TESTED_TORCH}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
 

@@ -162,6 +162,67 @@ def test_a_run_that_goes_on_is_shown_as_it_grows(look: Callable[..., None], make
     look(act, run)
 
 
+def make_tree(make_run: MakeRun) -> Path:
+    """A run whose last episode has a fork, and a title that is in no loss; an agent's name is hostile."""
+    run = make_run()
+    *others, last = recorded(run).values()
+    spans = last["rows"][0]["spans"]
+    row = {"spans": [spans[0], {**spans[1], "excluded": "title"}], "messages": []}
+    fork = {**row, "spans": [{"source": "prompt", "ids": spans[0]["ids"] + spans[1]["ids"]}, spans[1]]}
+    client = "chat <img src=x onerror=alert(1)>\u202e"
+    last["rows"] += [
+        {**fork, "origin": {"label": "fork", "row": 0, "turn": 1, "num_shared": 3, "client": ""}},
+        {**row, "origin": {"label": "title", "row": None, "turn": None, "num_shared": 0, "client": client}},
+    ]
+    last["turns"] += last["turns"][:2]
+    lines = [*others, last]
+    (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return run
+
+
+def test_an_episode_shows_its_branches_and_why_a_token_is_in_no_loss(
+    look: Callable[..., None], make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_tree(make_run)
+    line = len(recorded(run))
+    spans = recorded(run)[line]["rows"][0]["spans"]
+    size, start = len(spans[1]["ids"]), len(spans[0]["ids"])
+
+    async def act(page: Page, url: str) -> None:
+        await page.open(f"{url}/#/{run.name}/episode/{line}")
+        await page.until("document.querySelector('.branches')")
+        cells = await page.evaluate(
+            "[...document.querySelectorAll('.branches tbody tr')].map((r) => [...r.cells].map((td) => td.innerText))"
+        )
+        count = len(recorded(run)[line]["turns"]) - 2
+        assert cells[0][:4] == ["0", "main", "–", f"0–{count - 1}"]
+        assert cells[1] == [
+            "1",
+            "fork",
+            "row 0, after turn 1",
+            str(count),
+            *map(str, (start + 2 * size, size, size)),
+            "–",
+            "–",
+        ]
+        costs = [str(start + size), str(size), "0", f"{size} title", "chat <img src=x onerror=alert(1)>\\u202e"]
+        assert cells[2] == ["2", "title", "–", str(count + 1), *costs]
+        assert ["row 1: fork", "row 2: title"] == await page.evaluate(
+            "[...document.querySelectorAll('.chat .aside')].map((p) => p.innerText).filter((text) => /^row/.test(text))"
+        )
+        await page.resize(1300, 900)
+        await page.picture(tmp_path / "branches.png")
+        await page.press("t")
+        await page.until("document.querySelectorAll('.t').length")
+        await page.evaluate("[...document.querySelectorAll('.t')].at(-1).click()")
+        assert "no: title" in await page.until("document.querySelector('aside.side dl')?.innerText")
+        await page.open(f"{url}/#/{run.name}/episode/{line - 1}")
+        await page.until("document.querySelector('.facts')")
+        assert not await page.evaluate("document.querySelectorAll('.branches').length")
+
+    look(act, run)
+
+
 def test_runs_are_beside_each_other_and_a_page_without_token_asks_for_it(
     look: Callable[..., None], make_run: MakeRun
 ) -> None:

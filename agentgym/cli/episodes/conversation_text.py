@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from agentgym.rewards.reply import conversation
+from agentgym.rollout.record.branches import branch_lines, is_tree
 from agentgym.rollout.record.episodes_file import EpisodeRecord
 from agentgym.types import AnyCall, MalformedCall, Message
 
@@ -33,6 +34,8 @@ def conversation_text(line: int, record: EpisodeRecord) -> str:
     lines = [f"=== {' | '.join(facts)}"]
     if episode.error:
         lines.append(f"error: {episode.error}")
+    if is_tree(episode.rows):
+        lines += branch_lines(episode.rows)
     return "\n".join([*lines, *_message_lines(conversation(episode)), ""])
 
 

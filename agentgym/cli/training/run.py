@@ -25,7 +25,9 @@ from agentgym.engines.server_kind import SERVERS
 from agentgym.envs.catalog.resolve import command_name
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout.agents.agents import check_agent
+from agentgym.rollout.record.branches import BRANCH_COLUMNS, branch_table
 from agentgym.rollout.record.environments_file import read_environments
+from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.record.line_reader import FILE_NAME, find_episodes
 from agentgym.rollout.scores.intervals import success_interval
 from agentgym.trainers.checkpoints.run_folder import check_new_run, free_run_folder, read_settings
@@ -118,6 +120,10 @@ def report(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
     scored = [("before", result.before), ("after", result.after)]
     if rows := [row for name, score in scored for row in score_rows(name, score)]:
         show_table(["held-out", "success", "95% interval", "reward", "episodes"], rows)
+    if config.is_played_outside and episodes.is_file():
+        played = (record.trajectory.rows for record in read_episodes(episodes) if record.phase == "train")
+        if rows := branch_table(played):
+            show_table(BRANCH_COLUMNS, rows)
     explain_zero(result.after.success if result.after else None)
     peak = f"peak memory {result.peak_memory_mb:,.0f} MB"
     say(f"{result.steps} steps in {result.train_s / 60:.1f} minutes of training, {peak}")

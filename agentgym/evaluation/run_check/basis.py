@@ -61,12 +61,18 @@ class Basis:
     """The run's chat format, if any, and its tool sets by digest."""
 
     def __init__(
-        self, renderer: Renderer | None = None, menus: Menus | None = None, max_staleness: int | None = None
+        self,
+        renderer: Renderer | None = None,
+        menus: Menus | None = None,
+        max_staleness: int | None = None,
+        credit: frozenset[str] | None = None,
     ) -> None:
         self.renderer = renderer
         self.menus: Menus = {} if menus is None else menus
         self.max_staleness = max_staleness
         """The number of updates by which a training run's tokens may be older than its weights; None for others."""
+        self.credit = credit
+        """The labels of the branches that are trained; None if that is not known."""
         self._sound_menus: dict[str, bool] = {}
         self._prompts: Memo[list[int]] = Memo(MAX_PROMPT_IDS)
         self.sound_turns: Memo[None] = Memo(MAX_TURN_BYTES)

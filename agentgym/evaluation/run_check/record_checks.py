@@ -13,6 +13,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.stop_strings import find_stop
 from agentgym.errors import InvalidTrajectory, RenderError
 from agentgym.evaluation.run_check.basis import Basis, Record, StoredSpan
+from agentgym.evaluation.run_check.once_check import check_once
 from agentgym.rollout.hosting.answer import plain_answers
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
 from agentgym.rollout.record.episodes_file import message_from_json
@@ -60,28 +61,6 @@ def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
         if problem is None and row == len(record["rows"]) - 1 and turn + 1 != len(record["turns"]):
             problem = Violation(line, row, problem=f"{turn + 1} replies, but {len(record['turns'])} turns")
         ledger.check("spans", problem)
-
-
-def _check_once(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
-    """Checks that replies are numbered without gaps, exclusions have reasons, and forks have what they share."""
-    problem = None
-    orders = [index if turn.get("order") is None else turn["order"] for index, turn in enumerate(record["turns"])]
-    if sorted(orders) != list(range(len(orders))):
-        text = f"the replies are numbered {sorted(orders)[:20]}, so one is missing or recorded twice"
-        problem = Violation(line, problem=text)
-    for span in basis.spans(record):
-        excluded = span.raw.get("excluded", "")
-        if not isinstance(excluded, str | bool):  # true is what earlier versions wrote
-            problem = Violation(line, span.row, span.turn, problem=f"ids are excluded for the reason {excluded!r:.80}")
-    for row, stored in enumerate(record["rows"]):
-        shared = basis.shared_ids(record, row)
-        ids = stored["spans"][0]["ids"] if stored["spans"] else []
-        if shared is None or problem is not None:
-            continue
-        if ids[: len(shared)] != shared or not shared:
-            token = first_difference(ids, shared)
-            problem = Violation(line, row, token=token, problem="the fork does not begin with the ids of its row")
-    ledger.check("once", problem)
 
 
 def _check_digests(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
@@ -382,7 +361,7 @@ def _check_advantages(ledger: Ledger, line: int, record: Record, basis: Basis) -
 
 CHECKS: tuple[Check, ...] = (
     _check_spans,
-    _check_once,
+    check_once,
     _check_digests,
     _check_samples,
     _check_ids,

@@ -14,7 +14,7 @@ from agentgym.rollout.record.manifest import MANIFEST, what_is_torn
 from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
 
-__all__ = ["ChainCheck", "RunChecks", "max_staleness_of"]
+__all__ = ["ChainCheck", "RunChecks", "credit_of", "max_staleness_of", "train_settings_of"]
 
 EPISODES, METRICS, CONFIG = "episodes.jsonl", "metrics.jsonl", "config.yaml"
 NO_DIGESTS = f"there is no {DIGESTS}: the run goes on, was killed, or is of an earlier version"
@@ -139,17 +139,27 @@ class RunChecks:
             self._check("report", f"report.html: {problem}" if problem else "")
 
 
-def max_staleness_of(run: Path) -> int | None:
-    """Returns the setting `max_staleness` of a training run, by its config.yaml; None for other folders."""
+def train_settings_of(run: Path) -> Mapping[str, object]:
+    """Returns the settings of a training run, by its config.yaml; none for other folders."""
     path = run / CONFIG
     try:
         settings = parse_yaml(path.read_text(encoding="utf-8")) if path.is_file() else None
     except ValueError:
-        return None  # the property `settings` reports it
-    if not isinstance(settings, dict) or "algo" not in settings:
-        return None
-    staleness = settings.get("max_staleness", 0)
+        return {}  # the property `settings` reports it
+    return {"max_staleness": 0, **settings} if isinstance(settings, dict) and "algo" in settings else {}
+
+
+def max_staleness_of(settings: Mapping[str, object]) -> int | None:
+    """Returns the setting `max_staleness` of a training run; None for other folders."""
+    staleness = settings.get("max_staleness")
     return staleness if isinstance(staleness, int) else None
+
+
+def credit_of(settings: Mapping[str, object]) -> frozenset[str] | None:
+    """Returns the labels of the branches that a training run trains (agent.credit); None if that is not known."""
+    agent = settings.get("agent")
+    labels = agent.get("credit") if isinstance(agent, Mapping) else None
+    return frozenset(map(str, labels)) if isinstance(labels, list | tuple) else None
 
 
 def _file_problem(path: Path, digest: str) -> str:

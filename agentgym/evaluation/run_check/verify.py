@@ -19,7 +19,9 @@ from agentgym.evaluation.run_check.run_checks import (
     NO_DIGESTS,
     ChainCheck,
     RunChecks,
+    credit_of,
     max_staleness_of,
+    train_settings_of,
 )
 from agentgym.evaluation.run_check.step_checks import StepChecks
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
@@ -205,8 +207,8 @@ def verify_run(
     """
     path = _episodes_of(run)
     ledger = Ledger()
-    staleness = max_staleness_of(run)
-    basis = Basis(renderer, read_menus(run), staleness)
+    settings = train_settings_of(run)
+    basis = Basis(renderer, read_menus(run), max_staleness_of(settings), credit_of(settings))
     across, steps = _Across(), StepChecks()
     chains = {name: ChainCheck(name) for name in (EPISODES, METRICS)}
     whole = RunChecks(run, ledger, chains)
@@ -230,7 +232,7 @@ def verify_run(
         chains[METRICS].add(ledger, line, raw)
         whole.add_step(raw)
         steps.check(ledger, line, raw)
-    if staleness is not None:
+    if basis.max_staleness is not None:
         steps.close(ledger)
     whole.close()
     for recomputation in recomputations:

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,12 @@ from agentgym.child_guard import guard_command
 from agentgym.errors import ConfigError
 from agentgym.rollout.agents.agent_episode import AgentEpisode, Launch
 from agentgym.rollout.agents.agent_process import clean_variables, run_program
+from agentgym.rollout.agents.agents_folder import agents_folder
 from agentgym.rollout.agents.config import PROMPT, AgentConfig
 from agentgym.rollout.agents.function_agent import FunctionAgent
 from agentgym.rollout.agents.harnesses import HARNESSES, Harness
 
-__all__ = ["Agent", "check_agent", "open_agent"]
+__all__ = ["Agent", "check_agent", "open_agent", "read_versions"]
 
 VERSION_S = 60.0
 """The seconds that a program may take to print its version."""
@@ -97,22 +97,26 @@ def _find_program(name: str, problem: str, advice: str) -> str:
     return os.path.abspath(program)
 
 
-def _check_version(config: AgentConfig, harness: Harness, program: str) -> None:
-    """Raises ConfigError unless the program prints the version that is wanted."""
-    version = config.version or harness.version
-    with tempfile.TemporaryDirectory(prefix="agentgym-agent-", ignore_cleanup_errors=True) as home:
+def read_versions(program: str, harness: Harness, limit_s: float = VERSION_S) -> list[str]:
+    """Returns the versions that a harness's program prints; raises OSError if it cannot be started."""
+    with agents_folder() as home:
         command = guard_command("server", [program, *harness.version_arguments])
-        environment = clean_variables(Path(home))
+        environment = clean_variables(home)
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with subprocess.Popen(command, **streams, cwd=home, env=environment) as process:  # type: ignore[call-overload]
             try:
                 # Not `communicate`, which closes the input, and with it ends the program.
-                timer = threading.Timer(VERSION_S, process.stdin.close)
+                timer = threading.Timer(limit_s, process.stdin.close)
                 timer.start()
                 printed = process.stdout.read(1 << 16).decode(errors="replace")
             finally:
                 timer.cancel()
-    versions = re.findall(r"\b\d+\.\d+\.\d+\b", printed)
+    return re.findall(r"\b\d+\.\d+\.\d+\b", printed)
+
+
+def _check_version(config: AgentConfig, harness: Harness, program: str) -> None:
+    """Raises ConfigError unless the program prints the version that is wanted."""
+    version, versions = config.version or harness.version, read_versions(program, harness)
     if version in versions:
         return
     what = f"has version {versions[0]}" if versions else "prints no version"

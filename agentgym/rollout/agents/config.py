@@ -7,6 +7,7 @@ from agentgym.loading import is_code_path
 from agentgym.rollout.agents.harnesses import HARNESSES
 from agentgym.settings.config_class import config_class
 from agentgym.settings.functions import check_above_zero, check_at_least
+from agentgym.trajectory import BRANCH_LABELS
 from agentgym.types import JSON
 
 __all__ = ["PROMPT", "AgentConfig"]
@@ -33,10 +34,16 @@ class AgentConfig:
     limits.deadline_s."""
     parallel: int = 8
     """The agents that run at the same time."""
+    credit: tuple[str, ...] = BRANCH_LABELS
+    """The labels of the branches that are trained, with --serve too; replies of others are recorded as excluded."""
 
     def __post_init__(self) -> None:
         check_above_zero(self, "timeout_s", where="agent.")
         check_at_least(1, self, "parallel", where="agent.")
+        if unknown := sorted({*self.credit} - {*BRANCH_LABELS}):
+            raise ConfigError(f"agent.credit has no {unknown[0]!r}: the labels are {', '.join(BRANCH_LABELS)}")
+        if not self.credit:
+            raise ConfigError("agent.credit names at least one label: nothing would be trained")
         if self.name in HARNESSES:
             return
         if self.program or self.version:

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from agentgym.errors import AgentGymError, ConfigError, describe_error
 from agentgym.openai_wire import message_to_openai
 from agentgym.rollout.agents.agent_episode import AgentEpisode
 from agentgym.rollout.agents.agents import Agent, open_agent
+from agentgym.rollout.agents.agents_folder import agents_folder
 from agentgym.rollout.agents.config import AgentConfig
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.serving.agent_session import AgentSession, EpisodeEnded, FinishRequest, Opening
@@ -43,13 +44,20 @@ async def launched_agents(loop: RolloutLoop, config: AgentConfig, folder: Path) 
     ConfigError if agents cannot reach the server.
     """
     agent = open_agent(config)
-    served = ServedLoop(loop, idle_s=2 * config.timeout_s, unknown_calls_as_text=not agent.answers_unknown_calls)
+    served = ServedLoop(
+        loop,
+        idle_s=2 * config.timeout_s,
+        unknown_calls_as_text=not agent.answers_unknown_calls,
+        credit=config.credit,
+    )
     served.limits = replace(served.limits, deadline_s=config.timeout_s + RESET_S)
     # Only we know the token: an agent can play its own episode and claim none.
     settings = ServeConfig(port=0, token=secrets.token_urlsafe(), idle_s=served.idle_s, quiet_s=0.0)
-    async with EpisodeServer(served, settings) as server:
+    async with AsyncExitStack() as stack:
+        homes = stack.enter_context(agents_folder())
+        server = await stack.enter_async_context(EpisodeServer(served, settings))
         await _check_reachable(server.url)
-        launcher = Launcher(served, agent, server.url, config.timeout_s, folder)
+        launcher = Launcher(served, agent, server.url, config.timeout_s, folder, homes)
         workers = [asyncio.create_task(launcher.work()) for _ in range(config.parallel)]
         try:
             yield served
@@ -75,8 +83,10 @@ async def _check_reachable(url: str) -> None:
 class Launcher:
     """Claims episodes, and has an agent play each."""
 
-    def __init__(self, served: ServedLoop, agent: Agent, url: str, timeout_s: float, folder: Path) -> None:
-        self.served, self.agent, self.url, self.timeout_s, self.folder = served, agent, url, timeout_s, folder
+    def __init__(self, served: ServedLoop, agent: Agent, url: str, timeout_s: float, folder: Path, homes: Path) -> None:
+        """`folder` has what agents print, and `homes` a folder for each while it plays."""
+        self.served, self.agent, self.url, self.timeout_s = served, agent, url, timeout_s
+        self.folder, self.homes = folder, homes
         self._cleanups: set[asyncio.Task[None]] = set()
         """The agents that are being ended."""
 
@@ -98,7 +108,7 @@ class Launcher:
     async def _play(self, opening: Opening, session: AgentSession) -> None:
         """Has a new agent play the episode, and ends both."""
         try:
-            folder = Path(tempfile.mkdtemp(prefix="agentgym-agent-"))
+            folder = Path(tempfile.mkdtemp(dir=self.homes))
         except OSError as error:
             await _finish(
                 session, FinishRequest(Status.AGENT_ERROR, f"no folder for an agent: {describe_error(error)}")

@@ -97,7 +97,7 @@ def trajectory_from_json(line: Mapping[str, Any], menus: Menus | None = None) ->
         task=Task(**line["task"]),
         group=line["group"],
         member=line["member"],
-        rows=tuple(_row_from_json(row, menus or {}) for row in line["rows"]),
+        rows=tuple(row_from_json(row, menus or {}) for row in line["rows"]),
         turns=tuple(_turn_from_json(turn) for turn in line["turns"]),
         status=Status(line["status"]),
         stop_reason=StopReason(line["stop_reason"]),
@@ -274,7 +274,8 @@ def _row_to_json(row: Row) -> dict[str, JSON]:
     return stored
 
 
-def _row_from_json(row: Mapping[str, Any], menus: Menus) -> Row:
+def row_from_json(row: Mapping[str, Any], menus: Menus) -> Row:
+    """Returns a stored row; raises one of NO_EPISODE if it is none."""
     messages = row.get("messages")
     messages_read = None if messages is None else tuple(map(message_from_json, messages))
     spans, tools = tuple(_span_from_json(span) for span in row["spans"]), menus.get(row.get("tools", ""))

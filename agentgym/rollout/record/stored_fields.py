@@ -26,7 +26,7 @@ _TURN: dict[str, Any] = {
     "order": (int,),
     **dict.fromkeys(("observation", "asked", "stop"), TEXT),
 }
-_ORIGIN = {"label": TEXT, "num_shared": (int,), **dict.fromkeys(("row", "turn"), (int, type(None)))}
+_ORIGIN = {"label": TEXT, "client": TEXT, "num_shared": (int,), **dict.fromkeys(("row", "turn"), (int, type(None)))}
 _TASK = {"env_id": TEXT, "seed": (int,), "options": PLAIN, "kwargs": PLAIN}
 FIELDS: dict[str, Any] = {
     "task": _TASK,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
-from agentgym.chat_templates.protocol import GrammarRenderer
+from agentgym.chat_templates.protocol import GrammarRenderer, Renderer
 from agentgym.errors import RenderError
+from agentgym.rollout.episode.long_text import text_size
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.serving.plain_roles import plain_roles
@@ -16,9 +19,15 @@ from agentgym.types import Message, ToolResult, ToolSpec
 
 __all__ = ["BranchPrompts"]
 
+MAX_UNCHECKED = 1 << 20
+"""The most characters of a prompt that is rendered without a look at whether it can fit into the window."""
+
 
 class BranchPrompts(RolloutLoop):
     """A RolloutLoop that finds the prompt of a request in an episode's tree, and the grammar that holds its reply."""
+
+    _longest_token = 0
+    """The most characters of a token; 0 until a long request asks for it."""
 
     async def _context(self, tree: ReplyTree, request: AgentRequest) -> tuple[Context, Node]:
         """Returns the context of a request, with its prompt rendered; raises RequestRefused."""
@@ -30,7 +39,7 @@ class BranchPrompts(RolloutLoop):
         context = await self._continue(tree, request, place)
         if context is None:
             messages, ids = await self._render(request.messages, request.tools)
-            self._check_room(len(ids))
+            self.check_room(len(ids))
             context = tree.add_root(request, messages, ids)
             if place.anchor is not None:
                 place.anchor.is_followed = True
@@ -43,6 +52,7 @@ class BranchPrompts(RolloutLoop):
         if anchor is None or any(message.role == "assistant" for message in new):
             return None
         before = anchor.prompt()
+        await self._check_length(new, len(before))
         for messages in (new, plain_roles((anchor.message, *new))[1:]):
             answer, conversation = (
                 _agents_answer(anchor, messages),
@@ -52,9 +62,9 @@ class BranchPrompts(RolloutLoop):
                 prompt = await self._render_next(before, answer, conversation, anchor.context.tools)
             except RenderError:
                 continue
-            self._check_room(len(prompt.ids) + (0 if prompt.begins_row else len(before)))
+            self.check_room(len(prompt.ids) + (0 if prompt.begins_row else len(before)))
             child = tree.add_child(anchor, conversation, prompt.ids, answer, begins_row=prompt.begins_row)
-            child.label = request.label
+            child.label, child.client = request.label, request.client
             return child
         return None
 
@@ -62,6 +72,7 @@ class BranchPrompts(RolloutLoop):
         self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]
     ) -> tuple[tuple[Message, ...], list[int]]:
         """Returns the messages in the form that the chat template takes, and their ids; raises RequestRefused."""
+        await self._check_length(messages, tools=tools)
         try:
             return messages, await self._render_prompt(messages, tools)
         except RenderError as error:
@@ -72,12 +83,28 @@ class BranchPrompts(RolloutLoop):
                 text = f"these messages cannot be rendered: {error}"
                 raise RequestRefused(text, "not_renderable", "messages") from error
 
-    def _check_room(self, num_tokens: int) -> None:
+    async def _check_length(
+        self, messages: Sequence[Message], num_before: int = 0, tools: Sequence[ToolSpec] = ()
+    ) -> None:
+        """Raises RequestRefused for texts that fill the window after `num_before` tokens even in the longest tokens.
+
+        It costs nothing beside a render of so much text. Reasoning does not count: templates leave it out.
+        """
+        size = text_size(replace(message, reasoning=None, content=message.content.strip()) for message in messages)
+        size += sum(len(tool.description) + len(str(tool.parameters)) for tool in tools)
+        if size <= MAX_UNCHECKED:
+            return
+        if not self._longest_token:
+            self._longest_token = await asyncio.to_thread(_longest_token, self.renderer)
+        self.check_room(num_before + size // self._longest_token, "at least ")
+
+    def check_room(self, num_tokens: int, bound: str = "") -> None:
         """Raises RequestRefused, in OpenAI's words, if a row so long leaves no token of the window for a reply."""
         if num_tokens >= self.window:
             raise RequestRefused(
                 f"This model's maximum context length is {self.window} tokens. However, your messages resulted in "
-                f"{num_tokens} tokens, which leaves none for the reply. Please reduce the length of the messages.",
+                f"{bound}{num_tokens} tokens, which leaves none for the reply. Please reduce the length of the "
+                "messages.",
                 CONTEXT_EXCEEDED,
                 "messages",
             )
@@ -106,6 +133,11 @@ class BranchPrompts(RolloutLoop):
             raise UnsupportedValue(request.constraint, value, reason="There are no tools.")
         body = parts[0] if len(parts) == 1 else {"type": "or", "elements": parts}
         return json.dumps({"type": "structural_tag", "format": body}, ensure_ascii=False, default=dict)
+
+
+def _longest_token(renderer: Renderer) -> int:
+    """Returns the most characters of a token, and one for a space that a token alone is shown without."""
+    return 1 + max(len(renderer.decode([token])) for token in range(renderer.vocab_size))
 
 
 def _agents_answer(reply: SampledReply, new: Sequence[Message]) -> EnvStep:

@@ -62,6 +62,7 @@ class ConversationLoop(EnvSteps):
     """
 
     idle_s: float
+    credit: tuple[str, ...]
 
     @abstractmethod
     def _session_of(self, episode: Episode) -> AgentSession:
@@ -84,7 +85,8 @@ class ConversationLoop(EnvSteps):
             ending = await self._serve(talk)
             return ending
         finally:
-            builder.add_rows(*rows_of(talk.tree, has_reward=ending is not None and ending.status.trainable))
+            has_reward = ending is not None and ending.status.trainable
+            builder.add_rows(*rows_of(talk.tree, has_reward=has_reward, credit=self.credit))
             if not talk.tree.replies and talk.tree.calls:
                 opening: list[JSON] = [message_to_openai(message) for message in messages]
                 builder.note({}, {"ids_left_out": {"opening": opening}})
@@ -164,7 +166,7 @@ class ConversationLoop(EnvSteps):
         if request.counts_only:
             message = Message("assistant", "")
             return Replies((AgentReply("", 0, message, "stop", len(prompt_ids), 0, 0),)), None
-        self._check_room(len(prompt_ids))
+        self.check_room(len(prompt_ids))
         max_tokens, cut = self._budget(len(prompt_ids), talk.tree.num_tokens)
         if max_tokens < 1 and talk.tree.replies:
             return None, self._ended_by_agent(talk, cut)

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -33,6 +34,7 @@ from agentgym.rollout.serving.agent_session import (
     StepAnswer,
     StepRequest,
 )
+from agentgym.rollout.serving.branch_label import client_name, header_label
 from agentgym.rollout.serving.mcp_endpoint import MCP_PATH, answer_mcp, mcp_refusal
 from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.rollout.serving.wires.chat import ChatWire, read_message, wire_messages
@@ -199,7 +201,14 @@ class EpisodeServer:
 
     async def _complete(self, wire: AgentWire, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
-        agent_request = wire.read(parse_json_object(await request.read()), request.headers, session.stored)
+        body = parse_json_object(await request.read())
+        # Each message and tool has a token at least, and a million of them take long to read.
+        self.loop.check_room(
+            max((len(value) for value in body.values() if isinstance(value, list)), default=0), "at least "
+        )
+        agent_request = wire.read(body, session.stored)
+        label = header_label(request.headers, agent_request)
+        agent_request = replace(agent_request, label=label, client=client_name(request.headers, wire.path))
         exchange = session.ask(agent_request, is_retry=request.headers.get("x-stainless-retry-count", "0") != "0")
         answer = await exchange.answer()
         assert isinstance(answer, Replies)

@@ -41,6 +41,9 @@ class Context:
     is_env: bool = False
     """True if the environment gave the answer, or the opening."""
     label: str = ""
+    """The kind of the branch, where the agent's headers give it."""
+    client: str = ""
+    """The dialect of the first request, and the program that sent it."""
     replies: list[SampledReply] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)
     """The number of samples that were asked for, by the settings of their requests."""
@@ -194,7 +197,7 @@ class ReplyTree:
     def add_root(self, request: AgentRequest, messages: tuple[Message, ...], ids: Sequence[int]) -> Context:
         """Returns a new context with a render of its own."""
         key = json_digest([request.tools_key, [content_key(message) for message in messages]])
-        context = Context(None, key, messages, request.tools, tuple(ids), label=request.label)
+        context = Context(None, key, messages, request.tools, tuple(ids), label=request.label, client=request.client)
         self.contexts.append(context)
         self.num_tokens += len(ids)
         return context

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from agentgym.rollout.episode.episode import answered_turn, policy_span
 from agentgym.rollout.hosting.answer import EnvStep
+from agentgym.rollout.serving.branch_label import shape_label, texts_of_calls
 from agentgym.rollout.serving.reply_tree import Context, ReplyTree, SampledReply
-from agentgym.trajectory import Row, RowOrigin, Source, TokenSpan, Turn
+from agentgym.trajectory import BRANCH_LABELS, Row, RowOrigin, Source, TokenSpan, Turn
+from agentgym.types import Message
 
 __all__ = ["rows_of"]
 
@@ -22,21 +25,25 @@ class _Start(NamedTuple):
     reply: SampledReply | None
     kind: Literal["root", "continued", "fork"]
     """`root` has a render of its own, `continued` too, after a row of the same branch; `fork` has another row's ids."""
+    label: str = "main"
+    """The label of a row without an origin: that of the branch that it continues."""
 
 
-def rows_of(tree: ReplyTree, *, has_reward: bool) -> tuple[list[Row], list[Turn]]:
+def rows_of(
+    tree: ReplyTree, *, has_reward: bool, credit: Collection[str] = BRANCH_LABELS
+) -> tuple[list[Row], list[Turn]]:
     """Returns the rows of all branches, and their turns sorted by row.
 
     Each reply is in the loss of one row: that of the branch it was sampled in. What forks from it has its ids as
-    prompt. A sample that nothing follows, while another one of its context is followed, is excluded. Without a reward,
-    what nothing answered has none.
+    prompt. A sample that nothing follows, while another one of its context is followed, is excluded, and so are the
+    replies of branches whose label is not in `credit`. Without a reward, what nothing answered has none.
     """
-    return _Writer(tree, has_reward).write()
+    return _Writer(tree, has_reward, credit).write()
 
 
 class _Writer:
-    def __init__(self, tree: ReplyTree, has_reward: bool) -> None:
-        self.tree, self.has_reward = tree, has_reward
+    def __init__(self, tree: ReplyTree, has_reward: bool, credit: Collection[str]) -> None:
+        self.tree, self.has_reward, self.credit = tree, has_reward, credit
         self.rows: list[Row] = []
         self.turns: list[Turn] = []
         self.places: dict[SampledReply, tuple[int, int]] = {}
@@ -49,6 +56,7 @@ class _Writer:
             if reply.context.parent is not None:
                 self.sizes[reply.context.parent] += self.sizes[reply]
         self.roots = self._sorted_roots()
+        self.call_texts = texts_of_calls([reply.message for reply in tree.replies])
 
     def write(self) -> tuple[list[Row], list[Turn]]:
         if self.tree.calls and not self.tree.replies:
@@ -81,11 +89,13 @@ class _Writer:
         """Writes a row; returns those that begin in it."""
         spans = [TokenSpan(tuple(start.context.prompt()), Source.PROMPT)]
         origin = self._origin(start)
+        label = start.label if origin is None else origin.label
+        no_credit = "" if label in self.credit else label
         starts: list[_Start] = []
         forks: list[_Start] = []
         reply = start.reply
         while reply is not None:
-            spans.append(policy_span(reply.completion, spans, _exclusion(reply)))
+            spans.append(policy_span(reply.completion, spans, _exclusion(reply) or no_credit))
             self.places[reply] = (len(self.rows), len(self.turns))
             following = self._continuation(reply)
             self.turns.append(self._turn(reply, following))
@@ -95,7 +105,7 @@ class _Writer:
                 forks += self._starts(context, "fork") if context is not following else []
             reply = None
             if following is not None and following.begins_row:
-                starts = self._starts(following, "continued")
+                starts = [each._replace(label=label) for each in self._starts(following, "continued")]
             elif following is not None:
                 spans += [TokenSpan(following.ids, Source.ENV)] if following.ids else []
                 reply = next(iter(self._samples(following)), None)
@@ -107,13 +117,24 @@ class _Writer:
         if start.kind == "continued" or (start.kind == "root" and context.is_env):
             return None
         if start.kind == "root":
-            return RowOrigin(context.label or ("main" if context is self.roots[0] else "side"))
-        label = "fork" if context.label in ("", "main") else context.label
+            is_main = context is self.roots[0]
+            label = context.label or ("main" if is_main else self._shape_label(start, context.messages) or "side")
+            return RowOrigin(label, client=context.client)
+        label = "" if context.label == "main" else context.label
+        label = label or self._shape_label(start, context.answer.messages) or "fork"
+        origin = RowOrigin(label, client=context.client)
         if parent is None:
-            return RowOrigin(label, self.places[self._samples(context)[0]][0], None, len(context.messages))
+            return replace(origin, row=self.places[self._samples(context)[0]][0], num_shared=len(context.messages))
         if context.begins_row:
-            return RowOrigin(label)
-        return RowOrigin(label, *self.places[parent], len(context.messages) - len(context.answer.messages))
+            return origin
+        row, turn = self.places[parent]
+        num_shared = len(context.messages) - len(context.answer.messages)
+        return replace(origin, row=row, turn=turn, num_shared=num_shared)
+
+    def _shape_label(self, start: _Start, new: Sequence[Message]) -> str:
+        reply = start.reply
+        is_single = reply is not None and self.sizes[reply] == 1 and not reply.message.tool_calls
+        return shape_label(new, self.call_texts, is_single=is_single, has_tools=bool(start.context.tools))
 
     def _continuation(self, reply: SampledReply) -> Context | None:
         """Returns the context that continues the reply's branch: the environment's, else the one with most replies."""

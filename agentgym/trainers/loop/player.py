@@ -195,7 +195,7 @@ async def open_player(
     notices: list[str] = []
     if config.serve is not None:
         assert isinstance(loop, RolloutLoop)
-        served = ServedLoop(loop)
+        served = ServedLoop(loop, credit=config.agent.credit)
         token = choose_token("127.0.0.1", is_required=config.require_token)
         server = await stack.enter_async_context(EpisodeServer(served, ServeConfig(port=config.serve, token=token)))
         notices.append(f"serving the episodes of training at {server.url}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from agentgym.rollout.record.stored_fields import check_stored_ids
+from agentgym.rollout.record.branches import branches_of
+from agentgym.rollout.record.episodes_file import row_from_json
+from agentgym.rollout.record.stored_fields import NO_EPISODE, check_stored_ids
 from agentgym.types import JSON
 from agentgym.viewer.index.episode_row import MAX_LINE_BYTES
 from agentgym.viewer.run_data import JSONObject, object_of, objects
@@ -45,6 +48,7 @@ def episode_view(line: bytes, texts: TokenTexts) -> dict[str, JSON]:
         "token_reason": texts.reason,
         **{name: _readable_value(record.get(name)) for name in ("task", "metrics", "error", "info")},
     }
+    view["branches"] = _branches(rows)
     if num_tokens <= MAX_TOKENS:
         view |= _tokens(record, rows, texts)
     return view
@@ -119,8 +123,19 @@ def _plain_message(message: JSONObject) -> JSON:
     return {"role": str(message.get("role")), "content": readable(text), "reasoning": None, "calls": []}
 
 
+def _branches(rows: Sequence[JSONObject]) -> JSON:
+    """Returns the branches of an episode whose rows are a tree; empty for others, and for rows that cannot be read."""
+    if len(rows) == 1 and not any(span.get("excluded") for span in objects(rows[0]["spans"])):
+        return []
+    try:
+        branches = branches_of([row_from_json(row, {}) for row in rows])
+    except NO_EPISODE:
+        return []
+    return [_readable_value({**asdict(branch), "num_trained": branch.num_trained}) for branch in branches]
+
+
 def _tokens(record: JSONObject, rows: Sequence[JSONObject], texts: TokenTexts) -> dict[str, JSON]:
-    """Returns the rows as spans of [source, ids, logprobs, versions], the advantages, and the text of each id."""
+    """Returns the rows as spans of [source, ids, logprobs, versions, exclusion], the advantages, and the ids' texts."""
     ids: set[int] = set()
     view_rows: list[JSON] = []
     for row in rows:
@@ -129,7 +144,8 @@ def _tokens(record: JSONObject, rows: Sequence[JSONObject], texts: TokenTexts) -
             check_stored_ids(span["ids"])
             ids.update(_list(span["ids"]))
             source = SOURCES.index(str(span["source"]))
-            spans.append([source, span["ids"], _round_values(span.get("logprobs")), span.get("policy_versions")])
+            logprobs, reason = _round_values(span.get("logprobs")), readable(str(span.get("excluded") or ""))
+            spans.append([source, span["ids"], logprobs, span.get("policy_versions"), reason])
         view_rows.append(spans)
     advantages = record.get("advantages")
     spelled = {each: texts.decode(each) if texts.decode else f"⟨{each}⟩" for each in sorted(ids)}

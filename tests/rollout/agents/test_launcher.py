@@ -174,11 +174,9 @@ def test_an_agent_opens_its_own_episode_and_claims_none(stage: Any, function: Ca
     assert trajectory.status is Status.AGENT_ERROR and "ValueError: 401" in str(trajectory.error)
 
 
-def test_an_agent_without_a_folder_is_an_agent_error(
-    stage: Any, function: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    (trajectory,) = stage.play(function("pass"))
+def test_an_agent_without_a_folder_is_an_agent_error(stage: Any, function: Callable[[str], str]) -> None:
+    code = "import shutil; shutil.rmtree(episode.folder.parent)"
+    (_, trajectory) = stage.play(function(code), num_episodes=2, parallel=1)
     assert trajectory.status is Status.AGENT_ERROR and "no folder for an agent" in str(trajectory.error)
 
 

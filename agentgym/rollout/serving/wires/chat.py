@@ -59,7 +59,7 @@ class ChatWire(AgentWire):
 
     path = "/v1/chat/completions"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
+    def read(self, body: Mapping[str, Any], stored: ResponseStore) -> AgentRequest:
         """Returns the request of a body; see `AgentWire.read`."""
         fields = {name: value for name, value in body.items() if value is not None}
         for name, value in fields.items():

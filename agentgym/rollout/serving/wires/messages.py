@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,7 @@ class MessagesWire(AgentWire):
 
     path = "/v1/messages"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
+    def read(self, body: Mapping[str, Any], stored: ResponseStore) -> AgentRequest:
         """Returns the request of a body; see `AgentWire.read`."""
         fields = {name: value for name, value in body.items() if value is not None}
         if not isinstance(fields.get("messages"), list) or not fields["messages"]:
@@ -76,7 +76,6 @@ class MessagesWire(AgentWire):
             notes=FieldNotes(
                 tuple(sorted(decided)), tuple(sorted(fields.keys() - FIELDS - IDLE - DECIDED)), (*left_out, *hosted)
             ),
-            label=_label({*map(str.lower, headers)}),
             options={"model": fields.get("model")},
         )
 
@@ -117,20 +116,13 @@ class CountTokensWire(MessagesWire):
 
     path = "/v1/messages/count_tokens"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
+    def read(self, body: Mapping[str, Any], stored: ResponseStore) -> AgentRequest:
         """Returns the request, which only asks for the number of its tokens."""
-        return replace(super().read(body, headers, stored), counts_only=True, stream=False)
+        return replace(super().read(body, stored), counts_only=True, stream=False)
 
     def answer(self, request: AgentRequest, replies: Sequence[AgentReply], stored: ResponseStore) -> Mapping[str, JSON]:
         """Returns the number of tokens of the prompt."""
         return {"input_tokens": replies[0].prompt_tokens}
-
-
-def _label(headers: Collection[str]) -> str:
-    """Returns the kind of Claude Code's branch by its headers; empty if they do not give it."""
-    if "x-claude-code-agent-id" in headers:
-        return "sub-agent"
-    return "main" if "x-claude-code-session-id" in headers else ""
 
 
 def _read_message(transcript: Transcript, value: object, where: str) -> None:

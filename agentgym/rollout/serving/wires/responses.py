@@ -55,7 +55,7 @@ class ResponsesWire(AgentWire):
 
     path = "/v1/responses"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
+    def read(self, body: Mapping[str, Any], stored: ResponseStore) -> AgentRequest:
         """Returns the request of a body, after the items of its `previous_response_id`; see `AgentWire.read`."""
         fields = {name: value for name, value in body.items() if value is not None}
         for name in fields.keys() & {*NEUTRAL, *UNSUPPORTED}:
@@ -90,7 +90,6 @@ class ResponsesWire(AgentWire):
                 tuple(sorted(fields.keys() - FIELDS - IDLE - DECIDED - NEUTRAL.keys() - set(UNSUPPORTED))),
                 (*left_out, *reader.left_out),
             ),
-            label=_label(headers),
             options={"body": fields, "items": items},
         )
 
@@ -224,16 +223,6 @@ def _schema(text: object) -> Mapping[str, JSON] | None:
         raise UnsupportedValue("text.format", form, ({"type": "text"},))
     schema: Mapping[str, JSON] = form["schema"]
     return schema
-
-
-def _label(headers: Mapping[str, str]) -> str:
-    """Returns the kind of Codex's branch by its headers; empty if they do not give it."""
-    names = {*map(str.lower, headers)}
-    if {"x-codex-parent-thread-id", "x-openai-subagent"} & names:
-        return "sub-agent"
-    if '"request_kind":"compaction"' in headers.get("x-codex-turn-metadata", "").replace(" ", ""):
-        return "summary"
-    return "main" if "x-codex-turn-metadata" in names else ""
 
 
 def _items(reply: AgentReply, request: AgentRequest) -> list[dict[str, JSON]]:

@@ -60,6 +60,8 @@ ToolSet: TypeAlias = "tuple[tuple[ToolSpec, ...], ToolNames, tuple[str, ...]]"
 ReadTools: TypeAlias = Callable[[object], ToolSet]
 MAX_TOOL_SETS = 256
 """The most tool sets that are cached."""
+MAX_TOOL_BYTES = 1 << 20
+"""The most bytes of a tool set beside which others are cached."""
 
 
 class RequestRefused(AgentGymError, ValueError):
@@ -202,6 +204,8 @@ class AgentRequest:
     notes: FieldNotes = field(default_factory=FieldNotes)
     label: str = ""
     """The kind of the branch, where the agent's headers give it."""
+    client: str = ""
+    """The dialect, and the program that sent the request."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect itself needs for its answer."""
 
@@ -291,7 +295,7 @@ class AgentWire(ABC):
     """The path below the base URL, with `/v1`."""
 
     @abstractmethod
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str], stored: ResponseStore) -> AgentRequest:
+    def read(self, body: Mapping[str, Any], stored: ResponseStore) -> AgentRequest:
         """Returns the request of a body; raises WireError or RequestRefused, which name the field."""
 
     @abstractmethod
@@ -375,7 +379,7 @@ def cached_tools(reader: ReadTools) -> ReadTools:
         key = marshal.dumps(value, 2)
         if key not in cache:
             tools, names, left_out = reader(value)
-            if len(cache) >= MAX_TOOL_SETS:
+            if len(cache) >= MAX_TOOL_SETS or len(key) > MAX_TOOL_BYTES:
                 cache.clear()
             cache[key] = tools, replace(names, digest=tools_digest(tools)), left_out
         return cache[key]

@@ -21,17 +21,21 @@ function TurnView({ turn, index, words }) {
     ${turn.observation && !shown.has(turn.observation) && html`<div class="message user"><div class="role">environment</div><div class="said"><${Text} text=${turn.observation} words=${words} /></div></div>`}
     ${turn.reward !== 0 && turn.reward !== null && html`<p class="aside">reward <b class=${turn.reward > 0 ? 'good' : 'bad'}>${signed(turn.reward)}</b></p>`}`;
 }
+function branchHead(branches, turn) {
+  const row = branches.findIndex((branch) => branch.num_turns && branch.first_turn === turn);
+  return row > 0 ? html`<p class="aside">row ${row}: ${branches[row].label || 'main'}</p>` : null;
+}
 const Chat = ({ episode, words, from = 0, hasOpening = true }) => html`<div class="chat">${hasOpening && episode.opening.map((message) => html`<${MessageView} message=${message} words=${words} />`)}
-  ${episode.turns.slice(from).map((turn, i) => html`<${TurnView} turn=${turn} index=${from + i} words=${words} />`)}</div>`;
+  ${episode.turns.slice(from).map((turn, i) => html`${branchHead(episode.branches, from + i)}<${TurnView} turn=${turn} index=${from + i} words=${words} />`)}</div>`;
 
 function listTokens(episode) {
   const special = new Set(episode.special), tokens = [];
   let turn = -1;
   episode.rows.forEach((spans, row) => {
     let position = 0, sampled = 0;
-    for (const [source, ids, logprobs, versions] of spans) {
+    for (const [source, ids, logprobs, versions, excluded] of spans) {
       if (source === 1) turn += 1;
-      ids.forEach((id, i) => tokens.push({ id, source, row, turn, position: position + i, starts: i === 0, isSpecial: special.has(id), text: episode.texts[id] || '∅', logprob: logprobs?.[i] ?? null, version: versions?.[i] ?? null, advantage: source === 1 ? episode.advantages?.[row]?.[sampled + i] ?? null : null }));
+      ids.forEach((id, i) => tokens.push({ id, source, row, turn, position: position + i, starts: i === 0, isSpecial: special.has(id), text: episode.texts[id] || '∅', logprob: logprobs?.[i] ?? null, version: versions?.[i] ?? null, excluded, advantage: source === 1 ? episode.advantages?.[row]?.[sampled + i] ?? null : null }));
       position += ids.length;
       if (source === 1) sampled += ids.length;
     }
@@ -60,7 +64,7 @@ class TokenFlow extends Component {
 }
 function TokenFacts({ token }) {
   if (!token) return html`<aside class="side soft">Point at a token, or use the arrow keys ← →, to see its logprob, advantage and policy version.</aside>`;
-  const facts = [['id', token.id], ['source', SOURCE[token.source]], ['trained', token.source === 1 ? 'yes' : 'no'], ['turn', token.turn < 0 ? 'before the first' : token.turn], ['position', token.position], ['logprob', token.logprob ?? '–'], ['probability', token.logprob === null ? '–' : `${(100 * Math.exp(token.logprob)).toPrecision(3)}%`], ['advantage', signed(token.advantage)], ['policy version', token.version ?? '–']];
+  const facts = [['id', token.id], ['source', SOURCE[token.source]], ['trained', token.source !== 1 ? 'no' : token.excluded ? `no: ${token.excluded}` : 'yes'], ['turn', token.turn < 0 ? 'before the first' : token.turn], ['position', token.position], ['logprob', token.logprob ?? '–'], ['probability', token.logprob === null ? '–' : `${(100 * Math.exp(token.logprob)).toPrecision(3)}%`], ['advantage', signed(token.advantage)], ['policy version', token.version ?? '–']];
   return html`<aside class="side" aria-live="polite"><h3 dir="auto">${token.text}</h3><dl>${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl></aside>`;
 }
 function Tokens({ episode, mode, setMode }) {
@@ -91,6 +95,13 @@ function signal(rows) {
   if (rows.length < 2 || rows[0].phase !== 'train') return null;
   return rewards.length === 1 ? `all ${rows.length} of its group got ${number(rewards[0])}: there is nothing to learn from it` : `its group of ${rows.length} got ${number(Math.min(...rewards))} to ${number(Math.max(...rewards))}`;
 }
+const BRANCH_HEAD = ['row', 'branch', 'begins at', 'turns', 'tokens', 'sampled', 'trained', 'excluded', 'asked by'];
+const COUNTS = new Set(['tokens', 'sampled', 'trained']);
+const reasons = (excluded) => Object.entries(excluded).map(([reason, count]) => `${number(count)} ${reason}`).join(', ');
+const turnsOf = ({ first_turn: first, num_turns: count }) => (count > 1 ? `${first}–${first + count - 1}` : count ? first : '–');
+const Branches = ({ branches }) => html`<div class="table"><table class="branches"><caption class="hidden">branches</caption><thead><tr>${BRANCH_HEAD.map((name) => html`<th class=${COUNTS.has(name) ? 'n' : ''}>${name}</th>`)}</tr></thead>
+  <tbody>${branches.map((branch, row) => html`<tr><td>${row}</td><td>${branch.label || 'main'}</td><td>${branch.start || '–'}</td><td>${turnsOf(branch)}</td>
+    <td class="n">${number(branch.num_tokens)}</td><td class="n">${number(branch.num_sampled)}</td><td class="n">${number(branch.num_trained)}</td><td>${reasons(branch.excluded) || '–'}</td><td dir="auto">${branch.client || '–'}</td></tr>`)}</tbody></table></div>`;
 let colourMode = 'source';
 function EpisodePage({ run, line, params, version }) {
   const { data, error, isStale } = useApi('episode', { run, line }, '');
@@ -112,6 +123,7 @@ function EpisodePage({ run, line, params, version }) {
     <p class="facts small"><span dir="auto">${row.task}</span><span>${phaseName(row.phase)}, step <b>${row.step}</b></span><span>${row.status}, stopped by <b>${row.stop}</b></span><span><b>${row.turns}</b> turns</span><span><b>${number(row.tokens)}</b> tokens, ${number(row.trained)} sampled</span>
       ${note && html`<span>${note}</span>`}</p>
     ${data.error && html`<p class="note" dir="auto"><b class="bad">error</b> ${data.error}</p>`}
+    ${data.branches.length > 0 && html`<${Branches} branches=${data.branches} />`}
     ${isTokens ? html`<${Tokens} key=${line} episode=${data} mode=${mode} setMode=${setMode} />` : html`<${Chat} key=${line} episode=${data} words=${words} />`}
     <details class="raw"><summary>task, metrics and info</summary><pre dir="auto">${JSON.stringify(extras, null, 2)}</pre></details>`;
 }

@@ -42,7 +42,7 @@ BODIES: dict[type[AgentWire], dict[str, Any]] = {
 
 
 def read(body: Any, wire: AgentWire | None = None) -> AgentRequest:
-    return (wire or ChatWire()).read(body, {}, ResponseStore())
+    return (wire or ChatWire()).read(body, ResponseStore())
 
 
 def joined(chunks: list[Any]) -> Any:

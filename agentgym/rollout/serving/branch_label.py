@@ -1,0 +1,69 @@
+"""The labels of an episode's branches: what an agent's headers say of a request, else the shape of what it asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from agentgym.rollout.serving.wires.wire import AgentRequest
+from agentgym.types import JSON, Message, ToolCall
+
+__all__ = ["client_name", "header_label", "shape_label", "texts_of_calls"]
+
+TASK_WORDS = re.compile(r"\b(?:(title)|summar\w*|compact\w*)\b", re.IGNORECASE)
+"""The words by which an agent asks for a title, or for a summary of its conversation."""
+MIN_TASK = 8
+"""The fewest characters of a call's argument that is recognized as a sub-agent's task."""
+
+
+def header_label(headers: Mapping[str, str], request: AgentRequest) -> str:
+    """Returns the label that the headers of Codex, Claude Code or OpenCode give a request; empty if they give none."""
+    names = {*map(str.lower, headers)}
+    if {"x-codex-parent-thread-id", "x-openai-subagent", "x-claude-code-agent-id", "x-parent-session-id"} & names:
+        return "sub-agent"
+    if '"request_kind":"compaction"' in headers.get("x-codex-turn-metadata", "").replace(" ", ""):
+        return "summary"
+    if "x-session-affinity" in names and not request.tools:  # OpenCode
+        return "summary" if any(message.role == "assistant" for message in request.messages) else "title"
+    return "main" if {"x-codex-turn-metadata", "x-claude-code-session-id", "x-session-affinity"} & names else ""
+
+
+def client_name(headers: Mapping[str, str], path: str) -> str:
+    """Returns the dialect of a request and the program that sent it.
+
+    >>> client_name({"User-Agent": "codex_exec/0.171.0 (Linux)"}, "/v1/responses")
+    'responses codex_exec/0.171.0'
+    """
+    program = "".join(filter(str.isprintable, headers.get("User-Agent", ""))).partition(" ")[0][:60]
+    return f"{path.split('/')[2]} {program}".strip()
+
+
+def shape_label(new: Sequence[Message], calls: Collection[str], *, is_single: bool, has_tools: bool) -> str:
+    """Returns the label of a side branch or a fork without headers; empty if nothing in it shows one.
+
+    `new` are the messages that begin it, and `calls` the arguments of all calls in the episode: a sub-agent's task is
+    one of them. `is_single` is True if it has a single reply, without calls.
+    """
+    requests = [message.content.strip() for message in new if message.role == "user"]
+    if any(len(text) >= MIN_TASK and text in calls for text in requests):
+        return "sub-agent"
+    texts = requests[-1:] if has_tools else [message.content for message in new]
+    match = next(filter(None, map(TASK_WORDS.search, texts)), None) if is_single else None
+    return "" if match is None else "title" if match[1] else "summary"
+
+
+def texts_of_calls(messages: Sequence[Message]) -> frozenset[str]:
+    """Returns the texts among the arguments of all calls."""
+    calls = (call for message in messages for call in message.tool_calls if isinstance(call, ToolCall))
+    return frozenset(text.strip() for call in calls for text in _texts(call.arguments))
+
+
+def _texts(value: JSON) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _texts(entry)
+    elif isinstance(value, Sequence):
+        for entry in value:
+            yield from _texts(entry)
