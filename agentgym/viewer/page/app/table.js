@@ -21,12 +21,12 @@ function EpisodeTable({ run, rows, sort, descending, onSort, params = {} }) {
   const cell = (row, name) => ({
     success: () => html`<${Outcome} row=${row} />`, reward: () => number(row.reward),
     line: () => html`<a href=${address(run, 'episode', row.line)} onFocus=${() => setChosen(rows.indexOf(row))}>${row.line}</a>`,
-    tool_error: () => html`<span class="bad">${row.tool_error}</span>`,
+    tool_error: () => row.tool_error && html`<span class="bad">${row.tool_error}</span>`,
   })[name]?.() ?? (typeof row[name] === 'number' ? number(row[name]) : row[name]);
-  return html`<div class="table" tabindex="-1"><table>
+  return html`<${Table}>
     <thead><tr>${COLUMNS.map(([name, title]) => head(name, title))}</tr></thead>
     <tbody ref=${body}>${rows.map((row, i) => html`<tr key=${row.line} class=${i === chosen ? 'chosen' : ''} onClick=${(event) => event.target.closest('a') || go(run, 'episode', row.line)}>
-      ${COLUMNS.map(([name]) => html`<td class=${NUMERIC.has(name) ? 'n' : 'wide'} title=${name === 'cause' || name === 'task' ? row[name] : undefined} dir="auto">${cell(row, name)}</td>`)}</tr>`)}</tbody></table></div>`;
+      ${COLUMNS.map(([name]) => html`<td class=${NUMERIC.has(name) ? 'n' : 'wide'} title=${name === 'cause' || name === 'task' ? row[name] : undefined} dir="auto">${cell(row, name)}</td>`)}</tr>`)}</tbody><//>`;
 }
 const VIEW = ['sort', 'descending', 'page'];
 const filterOf = (params) => Object.fromEntries(Object.entries(params).filter(([name]) => !VIEW.includes(name)));
