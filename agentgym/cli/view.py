@@ -14,9 +14,7 @@ from typing import Annotated
 
 import tyro
 
-from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.options import parse_options
-from agentgym.cli.run_folder import model_folder_of_run, open_here
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.viewer import TokenText, TokenTexts, check_run_folder, read_run, write_page
@@ -112,6 +110,10 @@ def _newest_runs() -> list[Path]:
 
 def _token_texts(run: Path, tokenizer: str | None) -> TokenTexts:
     """Returns the texts of a run's tokens, without a request to any address; `reason` says why there are none."""
+    # Here, and not above: the page is served before the first token is looked at.
+    from agentgym.chat_templates.tokenizer import ChatTokenizer
+    from agentgym.cli.run_folder import model_folder_of_run, open_here
+
     folder, reason = open_here(model_folder_of_run, run, tokenizer)
     if folder is None:
         return TokenTexts(reason=reason or "no tokenizer is known; --tokenizer FOLDER (of the model) names it")

@@ -112,7 +112,9 @@ def test_the_keyboard_alone_finds_reads_and_compares(look: Callable[..., None], 
         await page.press("Escape")
         await page.until("!document.querySelector('dialog[open]')")
         await page.press("/")
-        await page.type("pearl")
+        await page.type("pe")
+        await page.evaluate("dispatchEvent(new Event('hashchange'))")  # as a run that goes on has the page drawn again
+        await page.type("arl")
         await page.until(f"{TITLE}?.includes('1 episode')")
         await page.press("Tab")
         assert await page.evaluate("document.activeElement.tagName") == "SELECT"
@@ -122,6 +124,7 @@ def test_the_keyboard_alone_finds_reads_and_compares(look: Callable[..., None], 
 
 def test_a_click_on_a_head_sorts_and_a_group_is_beside_itself(look: Callable[..., None], make_run: MakeRun) -> None:
     run = make_failing(make_run)
+    (run / "config.yaml").write_text(f"model: {'long-name-' * 40}\n")
     lengths = {line: len(episode["turns"]) for line, episode in recorded(run).items()}
 
     async def act(page: Page, url: str) -> None:
@@ -139,10 +142,13 @@ def test_a_click_on_a_head_sorts_and_a_group_is_beside_itself(look: Callable[...
         assert ("this group has no signal" in text) == (len(rewards) == 1)
         for width, dark in ((400, True), (1440, False), (3840, False)):
             await page.resize(width, 900, dark=dark)
-            for place in ("overview", "episodes", "episode/5", "episode/5?view=tokens", "group/5", "settings"):
+            for place in "overview episodes episode/5 episode/5?view=tokens group/5 task/5 settings".split():
                 await page.evaluate(f"location.hash = '#/0/{place}'")
                 await page.until("document.querySelector('main h1')")
+                await page.until("!document.querySelector('main').innerText.includes('Loading')")
                 assert await page.evaluate("document.documentElement.scrollWidth") <= width, place
+                is_wide = "(table) => table.scrollWidth > table.clientWidth"
+                assert not await page.evaluate(f"[...document.querySelectorAll('.table')].some({is_wide})"), place
 
     look(act, run)
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from agentgym.envs.catalog.identity import identify_env
 from agentgym.errors import RunFolderError
 from agentgym.rollout.record.manifest import replace_file
 from agentgym.types import JSON
@@ -22,6 +21,8 @@ Environments = Mapping[str, Mapping[str, JSON]]
 
 def record_environments(folder: Path, names: Iterable[str]) -> None:
     """Writes the file of a new run. In a run that goes on, warns of environments that have changed since it began."""
+    from agentgym.envs.catalog.identity import identify_env  # here, and not above: reading needs no environment
+
     cards: Environments = {name: identify_env(name).to_json() for name in sorted(set(names))}
     stored = read_environments(folder)
     if not stored:

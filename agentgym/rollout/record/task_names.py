@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from agentgym.trajectory import Trajectory
 from agentgym.types import Task
+
+if TYPE_CHECKING:  # records are named without numpy, which trajectories hold their ids in
+    from agentgym.trajectory import Trajectory
 
 __all__ = ["TaskIdentity", "distinct_names", "task_names"]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from agentgym.rollout.record.task_names import task_names
 from agentgym.rollout.scores.intervals import ZERO_OR_ONE, Interval, difference_interval, mean_interval
-from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
+
+if TYPE_CHECKING:  # a record's scores are compared without numpy, which trajectories hold their ids in
+    from agentgym.trajectory import Trajectory
 
 __all__ = ["Difference", "Scores", "paired_difference", "scores_by_task"]
 

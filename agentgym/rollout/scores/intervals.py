@@ -6,9 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agentgym.errors import ConfigError
 from agentgym.types import JSON
 
@@ -138,10 +135,8 @@ def _bounded_interval(
     if min(values) == max(values) and values[0] in (0.0, 1.0 + low):  # 0 and 1 of a share, 0 of a difference
         reach = 1.0 - 0.025 ** (1 / len(sum_C))
         return Interval(max(low, values[0] - reach), min(1.0, values[0] + reach))
-    size = float(num_C.mean())
-    middle, error = _mean_and_error(
-        np.append(sum_C, size * np.asarray(further)), np.append(num_C, np.full(len(further), size))
-    )
+    size = sum(num_C) / len(num_C)
+    middle, error = _mean_and_error(sum_C + [size * mean for mean in further], num_C + [size] * len(further))
     return Interval(max(low, middle - Z * error), min(1.0, middle + Z * error))
 
 
@@ -151,21 +146,23 @@ def t_quantile(freedom: int) -> float:
     return {1: 12.706204736, 2: 4.302652730}.get(freedom, Z + excess)
 
 
-def _by_cluster(values: Sequence[float], clusters: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _by_cluster(values: Sequence[float], clusters: Sequence[str]) -> tuple[list[float], list[float]]:
     """Returns the sum and the number of the values of each cluster, `[C]`."""
     if len(values) != len(clusters):
         raise ConfigError(f"{len(values)} values need as many clusters, got {len(clusters)}")
-    names, cluster_E = np.unique(np.asarray(clusters, dtype=np.str_), return_inverse=True)
-    sum_C = np.bincount(cluster_E, weights=np.asarray(values, np.float64), minlength=len(names)).astype(np.float64)
-    return sum_C, np.bincount(cluster_E, minlength=len(names)).astype(np.float64)
+    values_C: dict[str, list[float]] = {}
+    for value, cluster in zip(values, clusters, strict=True):
+        values_C.setdefault(cluster, []).append(float(value))
+    return [sum(of_cluster) for of_cluster in values_C.values()], [float(len(each)) for each in values_C.values()]
 
 
-def _mean_and_error(sum_C: NDArray[np.float64], num_C: NDArray[np.float64]) -> tuple[float, float]:
+def _mean_and_error(sum_C: Sequence[float], num_C: Sequence[float]) -> tuple[float, float]:
     """Returns the mean of the values of two clusters or more, and its standard error.
 
     The variance is `C / (C - 1) * sum over clusters (sum of residuals)^2 / n^2`.
     """
-    total = num_C.sum()
-    mean = sum_C.sum() / total
-    variance = len(num_C) / (len(num_C) - 1) * np.square(sum_C - mean * num_C).sum() / total**2
-    return float(mean), math.sqrt(variance)
+    total = sum(num_C)
+    mean = sum(sum_C) / total
+    residual_C = [value - mean * num for value, num in zip(sum_C, num_C, strict=True)]
+    variance = len(num_C) / (len(num_C) - 1) * sum(residual * residual for residual in residual_C) / total**2
+    return mean, math.sqrt(variance)

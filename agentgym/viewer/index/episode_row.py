@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentgym.rollout.record.task_names import TaskIdentity
-from agentgym.trajectory import Status
-from agentgym.types import JSON, Task
+from agentgym.types import JSON, Status, Task
 from agentgym.viewer.run_data import JSONObject, length, object_of, objects
 
 __all__ = ["MAX_LINE_BYTES", "EpisodeRow", "episode_row", "is_trainable"]

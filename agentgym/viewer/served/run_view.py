@@ -87,7 +87,6 @@ class RunView:
             "evaluations": [evaluation.to_json() for evaluation in evaluations],
             "at_k": self._at_k(),
             "last": None if played is None else self._last_failures(*played),
-            "values": {**count_values(self.index), "metrics": list(metric_names(self.index))},
             "fault": readable(self._metrics_fault),
         }
 
@@ -112,6 +111,10 @@ class RunView:
             "groups": [{**asdict(group), "text": readable(group.text)} for group in groups[:MAX_GROUPS]],
             "num_groups": len(groups),
         }
+
+    def values(self, _: Mapping[str, Any]) -> dict[str, JSON]:
+        """Returns what episodes can be filtered by: the number of each value, and the metrics."""
+        return {**count_values(self.index), "metrics": list(metric_names(self.index))}
 
     def episodes(self, request: Mapping[str, Any]) -> dict[str, JSON]:
         """Returns the rows of the table from `offset` on, and the number of all that the filter fits."""

@@ -29,6 +29,7 @@ Method = Callable[[RunView, Mapping[str, Any]], object]
 METHODS: Mapping[str, Method] = {
     "overview": RunView.overview,
     "failures": RunView.failures,
+    "values": RunView.values,
     "episodes": RunView.episodes,
     "episode": RunView.episode,
     "related": RunView.related_episodes,

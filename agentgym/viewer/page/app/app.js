@@ -50,7 +50,7 @@ function App() {
     if (at.page === 'compare') return html`<${ComparePage} version=${all} theme=${theme} />`;
     if (at.page === 'settings') return html`<${SettingsPage} ...${common} />`;
     if (!overview || isStale) return html`<${Waiting} error=${problem} />`;
-    if (at.page === 'episodes') return html`<${EpisodesPage} ...${common} params=${at.params} values=${overview.values} />`;
+    if (at.page === 'episodes') return html`<${EpisodesPage} ...${common} params=${at.params} />`;
     if (at.page === 'episode' && at.line) return html`<${EpisodePage} ...${common} line=${at.line} params=${at.params} />`;
     if ((at.page === 'group' || at.page === 'task') && at.line) return html`<${RelatedPage} key=${at.line + at.page} ...${common} line=${at.line} kind=${at.page} />`;
     return html`<${OverviewPage} ...${common} overview=${overview} />`;

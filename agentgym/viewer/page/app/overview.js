@@ -34,15 +34,15 @@ function Signs({ signs }) {
 }
 function Evaluations({ run, evaluations }) {
   if (!evaluations.length) return null;
-  return html`<section><h2>Evaluations</h2><div class="table"><table><thead><tr><th scope="col">phase</th><th scope="col" class="n">step</th><th scope="col" class="n">success</th><th scope="col">95% interval</th><th scope="col" class="n">reward</th><th scope="col">95% interval</th><th scope="col" class="n">episodes</th><th scope="col" class="n">no reward</th></tr></thead>
-    <tbody>${evaluations.map((each) => html`<tr onClick=${() => go(run, 'episodes', null, { phase: each.phase, first_step: each.step, last_step: each.step })}><td><a href=${address(run, 'episodes', null, { phase: each.phase, first_step: each.step, last_step: each.step })}>${phaseName(each.phase)}</a></td><td class="n">${each.step}</td><td class="n">${percent(each.success)}</td><td>${interval(each.success_interval, percent)}</td><td class="n">${number(each.reward_mean, 3)}</td><td>${interval(each.reward_mean_interval)}</td><td class="n">${number(each.num_episodes)}</td><td class="n">${number(each.num_failed)}</td></tr>`)}</tbody></table></div></section>`;
+  return html`<section><h2>Evaluations</h2><${Table}><thead><tr><th scope="col">phase</th><th scope="col" class="n">step</th><th scope="col" class="n">success</th><th scope="col">95% interval</th><th scope="col" class="n">reward</th><th scope="col">95% interval</th><th scope="col" class="n">episodes</th><th scope="col" class="n">no reward</th></tr></thead>
+    <tbody>${evaluations.map((each) => html`<tr onClick=${() => go(run, 'episodes', null, { phase: each.phase, first_step: each.step, last_step: each.step })}><td><a href=${address(run, 'episodes', null, { phase: each.phase, first_step: each.step, last_step: each.step })}>${phaseName(each.phase)}</a></td><td class="n">${each.step}</td><td class="n">${percent(each.success)}</td><td>${interval(each.success_interval, percent)}</td><td class="n">${number(each.reward_mean, 3)}</td><td>${interval(each.reward_mean_interval)}</td><td class="n">${number(each.num_episodes)}</td><td class="n">${number(each.num_failed)}</td></tr>`)}</tbody><//></section>`;
 }
 function Repeats({ scores }) {
   const repeated = scores.filter((each) => each.k.some((at) => at.k > 1));
   if (!repeated.length) return null;
   const rate = (at, name) => html`<td>${number(at[name], 3)} ${interval(at[`${name}_interval`])}</td>`;
-  return html`<section><h2>Of k episodes of a task <small>one succeeds · all succeed · the best reward (95%, by task)</small></h2><div class="table"><table>
-    <thead><tr><th scope="col">tasks</th><th scope="col" class="n">k</th><th scope="col">pass@k</th><th scope="col">pass^k</th><th scope="col">best@k</th></tr></thead><tbody>${repeated.flatMap((each) => each.k.map((at, i) => html`<tr><td>${i ? '' : `${each.env ?? 'all'}${each.difficulty === null ? '' : `, difficulty ${each.difficulty}`}: ${each.num_tasks}`}</td><td class="n">${at.k}</td>${['pass_at_k', 'pass_hat_k', 'best_at_k'].map((key) => rate(at, key))}</tr>`))}</tbody></table></div></section>`;
+  return html`<section><h2>Of k episodes of a task <small>one succeeds · all succeed · the best reward (95%, by task)</small></h2><${Table}>
+    <thead><tr><th scope="col">tasks</th><th scope="col" class="n">k</th><th scope="col">pass@k</th><th scope="col">pass^k</th><th scope="col">best@k</th></tr></thead><tbody>${repeated.flatMap((each) => each.k.map((at, i) => html`<tr><td>${i ? '' : `${each.env ?? 'all'}${each.difficulty === null ? '' : `, difficulty ${each.difficulty}`}: ${each.num_tasks}`}</td><td class="n">${at.k}</td>${['pass_at_k', 'pass_hat_k', 'best_at_k'].map((key) => rate(at, key))}</tr>`))}</tbody><//></section>`;
 }
 function OverviewPage({ run, state, overview, version, theme }) {
   const { curves, evaluations, last, signs } = overview;
