@@ -67,7 +67,9 @@ class Evaluation:
 
 def read_evaluations(index: RunIndex) -> list[Evaluation]:
     """Returns the evaluations of a run in the order of their steps, that before training first."""
-    phases = index.query("SELECT DISTINCT phase, step FROM episodes WHERE phase < 'train' OR phase > 'train' ORDER BY step")
+    phases = index.query(
+        "SELECT DISTINCT phase, step FROM episodes WHERE phase < 'train' OR phase > 'train' ORDER BY step"
+    )
     order = sorted(phases, key=lambda pair: (pair[1], pair[0] != "eval_before"))
     return [read_evaluation(index, phase, step) for phase, step in order]
 

@@ -56,7 +56,8 @@ class _Desk:
     def rows(self) -> list[Mapping[str, JSON]]:
         """Returns two to five rows, each with a key of its own."""
         values = self.values
-        rows: list[Mapping[str, JSON]] = [self.box.arguments(self.columns) for _ in range(values.pick((2, 2, 3, 3, 4, 5)))]
+        num_rows = values.pick((2, 2, 3, 3, 4, 5))
+        rows: list[Mapping[str, JSON]] = [self.box.arguments(self.columns) for _ in range(num_rows)]
         if self.key.type == "string" and values.chance(0.7):
             rows = [{**row, self.key.name: values.pick((*NOUNS, *FIRST_NAMES))} for row in rows]
         return list({in_words(row[self.key.name]): row for row in rows}.values())
@@ -74,13 +75,14 @@ def desk(box: Toolbox) -> Dialogue:
             dialogue = tools.open(text)
         else:
             dialogue.messages.append(Message("user", text))
-        known = {tools.owner.name: owner, **row}
+        values_by_name = {tools.owner.name: owner, **row}
         dialogue.call([write_rows(values, rows, tools.key.name)], (tools.finder, {tools.owner.name: owner}))
         if tools.details:
-            found = box.arguments(tools.details)
-            known |= found
-            dialogue.call([write_facts(values, found)], (tools.reader, {tools.link.name: row[tools.link.name]}))
-        dialogue.call([values.pick(DONE)], (tools.action, {inp.name: known[inp.name] for inp in tools.inputs}))
+            details = box.arguments(tools.details)
+            values_by_name |= details
+            dialogue.call([write_facts(values, details)], (tools.reader, {tools.link.name: row[tools.link.name]}))
+        names = [parameter.name for parameter in tools.inputs]
+        dialogue.call([values.pick(DONE)], (tools.action, {name: values_by_name[name] for name in names}))
     assert dialogue is not None
     dialogue.end(values.pick(("Done.", "It is done.", "OK.")) if values.chance(0.25) else None)
     return dialogue
