@@ -138,6 +138,8 @@ class OpenEnv(ToolEnv):
     def _find_url(self) -> str:
         """The URL; that of a folder changes with the process that serves it."""
         url, python = self._place
+        if python and not is_folder(url):
+            raise ConfigError(f"python starts the server of a folder, and {url!r} is none: leave it out")
         self.url = _http(url_of_folder(url, python) if is_folder(url) else url)
         return self.url
 

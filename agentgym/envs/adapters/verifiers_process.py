@@ -116,7 +116,7 @@ async def _call_tool(
 ) -> Any:
     try:
         values = json.loads(arguments or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
     if not isinstance(values, dict) or name not in dispatch:
         return f"error: unknown tool {name!r}" if name not in dispatch else "error: tool arguments are a JSON object"

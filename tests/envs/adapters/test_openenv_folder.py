@@ -99,3 +99,8 @@ def test_a_folder_that_is_no_environment_is_refused(tmp_path: Path, manifest: st
         (tmp_path / "openenv.yaml").write_text(manifest)
     with pytest.raises(ConfigError, match=reason):
         make_env(f"openenv/{tmp_path}", {"python": sys.executable})
+
+
+def test_an_interpreter_for_a_server_that_runs_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leave it out"):
+        make_env("openenv/http://127.0.0.1:9", {"python": sys.executable})
