@@ -98,8 +98,9 @@ def test_agents_that_fail_in_every_way_lose_no_id_and_two_runs_are_equal(
     runs = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
+        others = {each.pid for each in psutil.Process().children(recursive=True)}  # of tests before this one
         runs.append(play(renderer, raw, tmp_path / name, count))
-        left = [each.cmdline() for each in psutil.Process().children(recursive=True)]
+        left = [each.cmdline() for each in psutil.Process().children(recursive=True) if each.pid not in others]
         left += [
             each.info["cmdline"]
             for each in psutil.process_iter(["cmdline"])
