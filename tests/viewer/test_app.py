@@ -218,6 +218,10 @@ def test_an_episode_shows_its_branches_and_why_a_token_is_in_no_loss(
         assert ["row 1: fork", "row 2: title"] == await page.evaluate(
             "[...document.querySelectorAll('.chat .aside')].map((p) => p.innerText).filter((text) => /^row/.test(text))"
         )
+        await page.resize(400, 900)  # each value is named beside it, since the head does not fit
+        titles = "[...document.querySelectorAll('.branches tbody tr')].map((r) => r.cells[5].dataset.title)"
+        assert await page.evaluate(titles) == ["sampled"] * 3
+        await page.picture(tmp_path / "branches_400.png")
         await page.resize(1300, 900)
         await page.picture(tmp_path / "branches.png")
         await page.press("t")

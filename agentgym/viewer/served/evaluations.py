@@ -67,7 +67,7 @@ class Evaluation:
 
 def read_evaluations(index: RunIndex) -> list[Evaluation]:
     """Returns the evaluations of a run in the order of their steps, that before training first."""
-    phases = index.query(
+    phases = index.query(  # two ranges, and not `<>`: by these SQLite goes past the episodes of training in its index
         "SELECT DISTINCT phase, step FROM episodes WHERE phase < 'train' OR phase > 'train' ORDER BY step"
     )
     order = sorted(phases, key=lambda pair: (pair[1], pair[0] != "eval_before"))

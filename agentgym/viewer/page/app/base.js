@@ -105,11 +105,11 @@ function searchWords(text) {
 }
 const marked = (text, words) => text.split(words).map((part, i) => (i % 2 ? html`<mark>${part}</mark>` : part));
 // A table; each cell has the title of its column, which narrow windows show beside it in place of a head.
-function Table({ children }) {
+function Table({ children, name }) {
   const table = useRef(null);
   useEffect(() => {
     const titles = [...table.current.tHead.rows[0].cells].map((cell) => cell.textContent.replace(/ [↑↓]$/, ''));
     for (const row of table.current.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.title = titles[i]; });
   });
-  return html`<div class="table"><table ref=${table}>${children}</table></div>`;
+  return html`<div class="table"><table ref=${table} aria-label=${name} class=${name}>${children}</table></div>`;
 }

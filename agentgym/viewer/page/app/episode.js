@@ -99,9 +99,9 @@ const BRANCH_HEAD = ['row', 'branch', 'begins at', 'turns', 'tokens', 'sampled',
 const COUNTS = new Set(['tokens', 'sampled', 'trained']);
 const reasons = (excluded) => Object.entries(excluded).map(([reason, count]) => `${number(count)} ${reason}`).join(', ');
 const turnsOf = ({ first_turn: first, num_turns: count }) => (count > 1 ? `${first}–${first + count - 1}` : count ? first : '–');
-const Branches = ({ branches }) => html`<div class="table"><table class="branches"><caption class="hidden">branches</caption><thead><tr>${BRANCH_HEAD.map((name) => html`<th class=${COUNTS.has(name) ? 'n' : ''}>${name}</th>`)}</tr></thead>
+const Branches = ({ branches }) => html`<${Table} name="branches"><thead><tr>${BRANCH_HEAD.map((name) => html`<th class=${COUNTS.has(name) ? 'n' : ''}>${name}</th>`)}</tr></thead>
   <tbody>${branches.map((branch, row) => html`<tr><td>${row}</td><td>${branch.label || 'main'}</td><td>${branch.start || '–'}</td><td>${turnsOf(branch)}</td>
-    <td class="n">${number(branch.num_tokens)}</td><td class="n">${number(branch.num_sampled)}</td><td class="n">${number(branch.num_trained)}</td><td>${reasons(branch.excluded) || '–'}</td><td dir="auto">${branch.client || '–'}</td></tr>`)}</tbody></table></div>`;
+    <td class="n">${number(branch.num_tokens)}</td><td class="n">${number(branch.num_sampled)}</td><td class="n">${number(branch.num_trained)}</td><td>${reasons(branch.excluded) || '–'}</td><td dir="auto">${branch.client || '–'}</td></tr>`)}</tbody><//>`;
 let colourMode = 'source';
 function EpisodePage({ run, line, params, version }) {
   const { data, error, isStale } = useApi('episode', { run, line }, '');
