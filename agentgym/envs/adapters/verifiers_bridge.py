@@ -27,7 +27,7 @@ START_S = 300.0
 """The seconds to load the environment; importing verifiers alone takes ten seconds of CPU time."""
 CANCEL_S = 10.0
 """The seconds in which a process that does not hang answers."""
-MESSAGE_START = '{"id": '
+MESSAGE_START = '{"agentgym": '
 MESSAGE = {"content": None, "reasoning_content": None, "tool_calls": None, "tool_call_id": None}
 READY = 0
 """The number of the messages that are of no episode."""
@@ -62,7 +62,7 @@ class Bridge:
 
     def send(self, number: int, **message: object) -> None:
         """Sends a message of an episode; one whose process has ended learns that from its next message."""
-        self.process.send(json.dumps({"id": number, **message}))
+        self.process.send(json.dumps({"agentgym": number, **message}))
 
     def _receive(self, line: str | None) -> None:
         """Sorts messages by their episode; at the end of the process, each episode under way gets the reason."""
@@ -73,7 +73,7 @@ class Bridge:
                 messages.put({"fault": f"its process ended: {self.process.last_lines}"})
         elif line.startswith(MESSAGE_START):  # else it is printed text
             message = json.loads(line)
-            if (waiting := self.queues.get(message["id"])) is not None:
+            if (waiting := self.queues.get(message["agentgym"])) is not None:
                 waiting.put(message)
 
 

@@ -2,8 +2,8 @@
 
 It is run as a file by the interpreter that has verifiers, without its package. An environment of 0.4 is a taskset, and
 programs (harnesses) that play it. Here the program is a chat: the model's reply, the calls of the task's own tools, and
-the next request. Each line names an episode: `{"id": 1, "row": 3}`, `{"id": 1, "reply": {...}}` and `{"id": 1,
-"cancel": true}` come in; `asked`, `ended` and `fault` go out.
+the next request. Each line names an episode: `{"agentgym": 1, "row": 3}`, `{"agentgym": 1, "reply": {...}}` and
+`{"agentgym": 1, "cancel": true}` come in; `asked`, `ended` and `fault` go out.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ os.dup2(2, 1)  # what an environment prints is no message
 
 def write_message(number: int, **message: object) -> None:
     """Writes a message of an episode; raises ValueError for a number that JSON does not have."""
-    print(json.dumps({"id": number, **message}, allow_nan=False), file=_out, flush=True)
+    print(json.dumps({"agentgym": number, **message}, allow_nan=False), file=_out, flush=True)
 
 
 class AgentgymChat(Harness[HarnessConfig]):  # type: ignore[misc]  # the library has no types here
@@ -162,7 +162,7 @@ class TasksetPlayer:
 
     def receive(self, message: Mapping[str, Any]) -> None:
         """Begins a rollout, passes on a reply, or ends a rollout."""
-        number = message["id"]
+        number = message["agentgym"]
         if "row" in message:
             self._rollouts[number] = asyncio.create_task(self._play(number, self.tasks[message["row"]]))
         elif "cancel" in message:

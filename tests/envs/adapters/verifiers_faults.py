@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 
@@ -28,8 +29,8 @@ class FaultyTask(vf.Task[FaultyData]):  # type: ignore[misc]
         if kind == "sleeps":
             await asyncio.sleep(600)
         if kind == "prints":
-            for _ in range(300_000):
-                print("line after line of an environment that prints much")
+            for number in range(300_000):
+                print(json.dumps({"id": number, "text": "a record of an environment that prints much"}))
         return float("nan") if kind == "pays no number" else 1.0
 
 
