@@ -13,7 +13,15 @@ from agentgym.rollout.episode.long_text import text_size
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.serving.plain_roles import plain_roles
-from agentgym.rollout.serving.reply_tree import Context, Node, Place, ReplyTree, SampledReply
+from agentgym.rollout.serving.reply_tree import (
+    Context,
+    Node,
+    Place,
+    ReplyTree,
+    SampledReply,
+    next_context,
+    root_context,
+)
 from agentgym.rollout.serving.wires.wire import CONTEXT_EXCEEDED, AgentRequest, RequestRefused, UnsupportedValue
 from agentgym.types import Message, ToolResult, ToolSpec
 
@@ -29,24 +37,30 @@ class BranchPrompts(RolloutLoop):
     _longest_token = 0
     """The most characters of a token; 0 until a long request asks for it."""
 
-    async def _context(self, tree: ReplyTree, request: AgentRequest) -> tuple[Context, Node]:
-        """Returns the context of a request, with its prompt rendered; raises RequestRefused."""
+    async def _context(self, tree: ReplyTree, request: AgentRequest) -> tuple[Context, Node, list[int]]:
+        """Returns the context of a request, and its prompt; raises RequestRefused.
+
+        A request that only counts may fill the window, and leaves the tree as it is.
+        """
         place = tree.find(request)
         if place.node.context is not None:
-            return place.node.context, place.node
-        if request.messages[-1].role == "assistant":
+            context = place.node.context
+        elif request.messages[-1].role == "assistant":
             raise RequestRefused("the last message is the assistant's: no agent starts a reply", "no_prefill")
-        context = await self._continue(tree, request, place)
-        if context is None:
-            messages, ids = await self._render(request.messages, request.tools)
-            self.check_room(len(ids))
-            context = tree.add_root(request, messages, ids)
-            if place.anchor is not None:
-                place.anchor.is_followed = True
-        place.node.context = context
-        return context, place.node
+        else:
+            continued = await self._continue(request, place)
+            context = continued or root_context(request, *await self._render(request.messages, request.tools))
+        prompt_ids = context.prompt()
+        if not request.counts_only:
+            self.check_room(len(prompt_ids))
+            if place.node.context is None:
+                place.node.context = context
+                tree.add(context)
+                if place.anchor is not None:
+                    place.anchor.is_followed = True
+        return context, place.node, prompt_ids
 
-    async def _continue(self, tree: ReplyTree, request: AgentRequest, place: Place) -> Context | None:
+    async def _continue(self, request: AgentRequest, place: Place) -> Context | None:
         """Returns the context that continues a reply; None if the template cannot append what is new."""
         anchor, new = place.anchor, place.new
         if anchor is None or any(message.role == "assistant" for message in new):
@@ -62,8 +76,7 @@ class BranchPrompts(RolloutLoop):
                 prompt = await self._render_next(before, answer, conversation, anchor.context.tools)
             except RenderError:
                 continue
-            self.check_room(len(prompt.ids) + (0 if prompt.begins_row else len(before)))
-            child = tree.add_child(anchor, conversation, prompt.ids, answer, begins_row=prompt.begins_row)
+            child = next_context(anchor, conversation, prompt, answer)
             child.label, child.client = request.label, request.client
             return child
         return None

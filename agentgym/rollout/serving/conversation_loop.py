@@ -135,7 +135,9 @@ class ConversationLoop(EnvSteps):
                 answer, ending = await self._call_tool(talk, request)
             else:
                 answer, ending = await self._finish(talk, request or FinishRequest())
-            talk.is_full, exchange.request = False, None if answer is not None else request
+            counts_only = isinstance(request, AgentRequest) and request.counts_only
+            talk.is_full = talk.is_full and counts_only
+            exchange.request = None if answer is not None else request
         except RequestRefused as refusal:
             talk.is_full = refusal.code == CONTEXT_EXCEEDED
             talk.session.forget(exchange)
@@ -161,12 +163,10 @@ class ConversationLoop(EnvSteps):
         self._warn_of_fields(request)
         grammar = self._constraint(request)
         async with talk.prompt_lock:
-            context, node = await self._context(talk.tree, request)
-        prompt_ids = context.prompt()
+            context, node, prompt_ids = await self._context(talk.tree, request)
         if request.counts_only:
             message = Message("assistant", "")
             return Replies((AgentReply("", 0, message, "stop", len(prompt_ids), 0, 0),)), None
-        self.check_room(len(prompt_ids))
         max_tokens, cut = self._budget(len(prompt_ids), talk.tree.num_tokens)
         if max_tokens < 1 and talk.tree.replies:
             return None, self._ended_by_agent(talk, cut)

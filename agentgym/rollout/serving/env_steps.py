@@ -24,7 +24,7 @@ from agentgym.rollout.serving.agent_session import (
     ToolRequest,
 )
 from agentgym.rollout.serving.branch_prompts import BranchPrompts
-from agentgym.rollout.serving.reply_tree import ReplyTree, SampledReply
+from agentgym.rollout.serving.reply_tree import ReplyTree, SampledReply, next_context
 from agentgym.rollout.serving.visible_messages import AgentView, visible_messages
 from agentgym.rollout.serving.wires.wire import RequestRefused, UnreadableCall
 from agentgym.trajectory import Status, StopReason, Turn
@@ -125,8 +125,8 @@ class EnvSteps(BranchPrompts):
         left, reason = self._budget(row_tokens, talk.tree.num_tokens + len(prompt.ids))
         if left < 1:
             return EpisodeEnd(Status.TRUNCATED, reason)
-        begins_row = prompt.begins_row
-        context = talk.tree.add_child(reply, messages, prompt.ids, answer, begins_row=begins_row, is_env=True)
+        context = next_context(reply, messages, prompt, answer, is_env=True)
+        talk.tree.add(context)
         talk.tree.show(context, reply, views, is_whole=answer.history is not None)
         return None
 

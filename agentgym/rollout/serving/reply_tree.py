@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agentgym.engines.protocol import Completion
+from agentgym.rollout.episode.token_loop import NextPrompt
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.serving.agent_session import AgentExchange, StepAnswer
 from agentgym.rollout.serving.wires.wire import AgentRequest, UnreadableCall, json_digest, tools_digest, turn_name
 from agentgym.trajectory import Turn
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
-__all__ = ["Context", "Place", "ReplyTree", "SampledReply"]
+__all__ = ["Context", "Place", "ReplyTree", "SampledReply", "next_context", "root_context"]
 
 MAX_KEY = 256
 """The most characters of a message that the tree keeps to know it by; a longer one is known by its digest."""
@@ -31,7 +32,7 @@ class Context:
     """The name of the context in seeds, the same in whatever order requests arrive; empty where the environment alone
     has answered all replies before it."""
     messages: tuple[Message, ...]
-    """All messages, as the policy is views them."""
+    """All messages, as the policy is shown them."""
     tools: tuple[ToolSpec, ...]
     ids: tuple[int, ...]
     """The ids after the parent's reply, or the whole prompt if `begins_row`."""
@@ -194,13 +195,17 @@ class ReplyTree:
         new = messages[num_old:] if anchor is None else _with_own_ids(messages, num_old, anchor)
         return Place(node, anchor, tuple(new))
 
-    def add_root(self, request: AgentRequest, messages: tuple[Message, ...], ids: Sequence[int]) -> Context:
-        """Returns a new context with a render of its own."""
-        key = json_digest([request.tools_key, [content_key(message) for message in messages]])
-        context = Context(None, key, messages, request.tools, tuple(ids), label=request.label, client=request.client)
-        self.contexts.append(context)
-        self.num_tokens += len(ids)
-        return context
+    def add(self, context: Context) -> None:
+        """Adds a context: its ids count from now on, and its parent is followed."""
+        parent = context.parent
+        if parent is None:
+            self.contexts.append(context)
+        else:
+            if parent.contexts and not context.begins_row:
+                self.num_tokens += len(parent.prompt())  # the row of a fork has what it shares
+            parent.contexts.append(context)
+            parent.is_followed = True
+        self.num_tokens += len(context.ids)
 
     def add_opening(
         self,
@@ -209,37 +214,13 @@ class ReplyTree:
         tools: tuple[ToolSpec, ...],
         ids: Sequence[int],
     ) -> None:
-        """Adds the environment's opening, as the agent is views it."""
+        """Adds the environment's opening, as the agent is shown it."""
         context = Context(None, "", tuple(messages), tools, tuple(ids), is_env=True)
-        self.contexts.append(context)
-        self.num_tokens += len(ids)
+        self.add(context)
         self._walk(views, ("",) * len(views), tools_digest(tools)).node.context = context
 
-    def add_child(
-        self,
-        parent: SampledReply,
-        messages: Sequence[Message],
-        ids: Sequence[int],
-        answer: EnvStep,
-        *,
-        begins_row: bool = False,
-        is_env: bool = False,
-    ) -> Context:
-        """Returns a new context that continues a reply."""
-        is_plain = is_env and not parent.branch
-        names = [content_key(message) for message in answer.messages]
-        key = "" if is_plain else json_digest([parent.branch, parent.context.depth, names])
-        tools = parent.context.tools
-        context = Context(parent, key, tuple(messages), tools, tuple(ids), begins_row, answer, is_env=is_env)
-        if parent.contexts and not begins_row:
-            self.num_tokens += len(parent.prompt())  # the row of a fork has what it shares
-        parent.contexts.append(context)
-        parent.is_followed = True
-        self.num_tokens += len(ids)
-        return context
-
     def show(self, context: Context, parent: SampledReply, views: Sequence[Message], *, is_whole: bool) -> None:
-        """Makes a context known by the messages that the agent was views after a reply, or as a whole conversation."""
+        """Makes a context known by the messages that the agent was shown after a reply, or as a whole conversation."""
         if is_whole:
             self._walk(views, ("",) * len(views), tools_digest(context.tools)).node.context = context
             return
@@ -274,6 +255,23 @@ class ReplyTree:
         self.num_tokens += len(reply.completion.ids)
         known_at.children[turn_name(reply.number)] = reply.node
         known_at.children.setdefault(message_key(reply.shown, {}), reply.node)
+
+
+def root_context(request: AgentRequest, messages: tuple[Message, ...], ids: Sequence[int]) -> Context:
+    """Returns a context with a render of its own."""
+    key = json_digest([request.tools_key, [content_key(message) for message in messages]])
+    return Context(None, key, messages, request.tools, tuple(ids), label=request.label, client=request.client)
+
+
+def next_context(
+    parent: SampledReply, messages: Sequence[Message], prompt: NextPrompt, answer: EnvStep, *, is_env: bool = False
+) -> Context:
+    """Returns a context that continues a reply."""
+    is_plain = is_env and not parent.branch
+    names = [content_key(message) for message in answer.messages]
+    key = "" if is_plain else json_digest([parent.branch, parent.context.depth, names])
+    tools, ids = parent.context.tools, tuple(prompt.ids)
+    return Context(parent, key, tuple(messages), tools, ids, prompt.begins_row, answer, is_env=is_env)
 
 
 def content_key(message: Message) -> list[object]:

@@ -66,6 +66,31 @@ def test_a_request_from_the_middle_forks_and_what_it_shares_is_prompt(table: Any
     assert trajectory.status is Status.COMPLETED and trajectory.reward == 0.5
 
 
+@pytest.mark.parametrize("counts", [False, True])
+def test_counting_tokens_changes_nothing_and_a_text_above_the_window_is_counted(table: Any, counts: bool) -> None:
+    async def count(caller: Any, messages: list[Any]) -> int:
+        number: int = (await caller.post("/v1/messages/count_tokens", {"messages": messages}))["input_tokens"]
+        return number
+
+    async def agent(caller: Any) -> None:
+        start = [user("main")]
+        unused, used = [{"role": "assistant", "content": (await ask(caller, start))} for _ in range(2)]
+        if counts:
+            assert await count(caller, [*start, unused, user("on")]) > await count(caller, start)
+            assert await count(caller, [*start, unused, user("x" * 5000)]) > 4096
+            assert await count(caller, [user("y" * 5000)]) > 4096
+        await ask(caller, [*start, used, user("on")])
+        await caller.finish()
+
+    async def ask(caller: Any, messages: list[Any]) -> Any:
+        return (await caller.post("/v1/messages", {"messages": messages, "max_tokens": 50}))["content"]
+
+    engine = table.engine(lambda prompt: "all done" if "on" in prompt else "reply SEED", context_window=4096)
+    trajectory = table.play(agent, lambda prompt: "", engine=engine, limits=Limits(trajectory_tokens=4000))
+    assert labels(trajectory) == ["main", "fork"] and trajectory.status is Status.COMPLETED
+    assert [span.excluded for span in trajectory.rows[1].spans if span.source == "policy"] == ["unused"]
+
+
 @pytest.mark.parametrize("damage", ["order", "excluded", "fork"])
 def test_verify_finds_a_reply_that_is_missing_or_recorded_twice(table: Any, damage: str) -> None:
     async def agent(caller: Any) -> None:
