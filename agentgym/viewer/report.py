@@ -172,7 +172,7 @@ def _episode_blocks(
 
 
 def _compact(record: JSONObject) -> tuple[JSONObject, set[int]]:
-    """Returns an episode in the page's form: spans as [source, ids, logprobs, versions], numbers shortened."""
+    """Returns an episode in the page's form: spans as [source, ids, logprobs, versions, why excluded], numbers shortened."""
     rows: list[JSON] = []
     token_ids: set[int] = set()
     for row in objects(record["rows"]):
@@ -183,7 +183,8 @@ def _compact(record: JSONObject) -> tuple[JSONObject, set[int]]:
             assert isinstance(ids, list)
             token_ids.update(ids)
             source = SOURCES.index(str(span["source"]))
-            spans.append([source, ids, _round_values(span.get("logprobs"), 4), span.get("policy_versions")])
+            logprobs, reason = _round_values(span.get("logprobs"), 4), str(span.get("excluded") or "")
+            spans.append([source, ids, logprobs, span.get("policy_versions"), reason])
         rows.append(spans)
     advantages = record.get("advantages")
     keys = ("task", "turns", "metrics", "error", "info", "group", "member")
@@ -208,7 +209,7 @@ def _table(episodes: Sequence[EpisodeSummary], embedded: set[int]) -> list[JSON]
     return [
         [
             e.line, e.phase, e.step, e.group, e.member, e.env_id, e.status, e.stop_reason, e.reward, e.success,
-            e.num_turns, e.num_tokens, e.num_trained_tokens, e.num_malformed_calls, int(e.line in embedded),
+            e.num_turns, e.num_tokens, e.num_sampled_tokens, e.num_malformed_calls, int(e.line in embedded),
         ]
         for e in rows
     ]  # fmt: skip

@@ -40,7 +40,7 @@ class EpisodeSummary:
     success: bool | None
     num_turns: int
     num_tokens: int
-    num_trained_tokens: int
+    num_sampled_tokens: int
     num_malformed_calls: int
 
     @property
@@ -218,7 +218,7 @@ def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:
         success=None if success is None else bool(success),
         num_turns=len(turns),
         num_tokens=sum(length for _, length in lengths) + _count(counted.get("prompt_tokens")) + num_replied,
-        num_trained_tokens=sum(length for source, length in lengths if source == "policy") + num_replied,
+        num_sampled_tokens=sum(length for source, length in lengths if source == "policy") + num_replied,
         num_malformed_calls=sum("raw" in call for message in messages for call in objects(message["tool_calls"])),
     )
 

@@ -124,10 +124,15 @@ def test_repeats_of_an_evaluation_are_a_table(
     assert "tasks with fewer episodes: 1" in dom
 
 
+@pytest.mark.parametrize("excluded", ["", "unused"])
 def test_keys_filters_and_the_side_panel_work(
-    make_run: Callable[..., Path], vocabulary: Any, browse: Callable[..., tuple[str, str]]
+    make_run: Callable[..., Path], vocabulary: Any, browse: Callable[..., tuple[str, str]], excluded: str
 ) -> None:
     run = make_run()
+    episodes = [json.loads(line) for line in (run / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
+    for span in (span for episode in episodes for row in episode["rows"] for span in row["spans"]):
+        span |= {"excluded": excluded} if excluded and span["source"] == "policy" else {}
+    (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in episodes), encoding="utf-8")
     page = write_report(run, decode_token=vocabulary.text)
     text = page.read_text(encoding="utf-8")
     driven = run / "driven.html"
@@ -139,8 +144,8 @@ def test_keys_filters_and_the_side_panel_work(
     assert match is not None, dom[-500:]
     seen = json.loads(html.unescape(match[1]))
     assert (seen["first"], seen["second"], seen["colour"]) == ("Episode 1", "Episode 2", "logprob")
-    assert re.search(r"POLICY.*trainedyes.*logprob-\d.*policy version0", seen["side"])
-    episodes = [json.loads(line) for line in (run / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
+    trained = f"no: {excluded}" if excluded else "yes"
+    assert re.search(rf"POLICY.*trained{trained}.*logprob-\d.*policy version0", seen["side"])
     assert seen["failed"] == [n for n, episode in enumerate(episodes, 1) if episode["status"] == "env_error"] != []
 
 

@@ -35,10 +35,16 @@ def recorded(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def write_episodes(run: Path, episodes: list[dict[str, Any]]) -> None:
+    (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in episodes), encoding="utf-8")
+
+
 def test_every_embedded_episode_comes_back_as_it_was_recorded(make_run: MakeRun, vocabulary: Any) -> None:
     run = make_run()
-    data = blocks(write_report(run, decode_token=vocabulary.text))
     episodes = recorded(run)
+    episodes[0]["rows"][0]["spans"][1]["excluded"] = "unused"
+    write_episodes(run, episodes)
+    data = blocks(write_report(run, decode_token=vocabulary.text))
     assert data["overview"]["num_embedded"] == data["overview"]["num_episodes"] == len(episodes) == 56
     for line, episode in enumerate(episodes, 1):
         episode_shown = data[f"e{line}"]
@@ -46,9 +52,9 @@ def test_every_embedded_episode_comes_back_as_it_was_recorded(make_run: MakeRun,
         assert episode_shown["advantages"] == episode["advantages"]
         assert episode_shown["error"] == episode["error"]
         for spans, row in zip(episode_shown["rows"], episode["rows"], strict=True):
-            for (source, ids, logprobs, versions), span in zip(spans, row["spans"], strict=True):
+            for (source, ids, logprobs, versions, excluded), span in zip(spans, row["spans"], strict=True):
                 assert ["prompt", "policy", "env"][source] == span["source"]
-                assert ids == span["ids"]
+                assert ids == span["ids"] and excluded == span.get("excluded", "")
                 assert versions == span.get("policy_versions")
                 if source == 1:
                     assert logprobs == pytest.approx(span["logprobs"], abs=1e-4)
@@ -231,7 +237,7 @@ def test_an_invalid_span_is_named_by_its_line(make_run: MakeRun, key: str, value
     run = make_run()
     lines = recorded(run)
     lines[4]["rows"][0]["spans"][1][key] = value
-    (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    write_episodes(run, lines)
     with pytest.raises(RunFolderError, match=r"line 5 is not an episode.*agentgym verify"):
         write_report(run)
 

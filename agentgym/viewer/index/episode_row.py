@@ -118,11 +118,11 @@ def _token_counts(record: JSONObject) -> dict[str, int]:
     if not spans:  # a chat endpoint's counts, where no ids are held
         counts = object_of(record["metrics"])
         num_read, num_replied = (int(_number(counts.get(f"{name}_tokens"))) for name in ("prompt", "completion"))
-        return {"tokens": num_read + num_replied, "trained": num_replied}
+        return {"tokens": num_read + num_replied, "sampled": num_replied}
     lengths = [(span["source"], n if isinstance(n := span["ids"], int) else length(n)) for span in spans]
     return {
         "tokens": sum(num_ids for _, num_ids in lengths),
-        "trained": sum(num_ids for source, num_ids in lengths if source == "policy"),
+        "sampled": sum(num_ids for source, num_ids in lengths if source == "policy"),
     }
 
 

@@ -21,7 +21,7 @@ from agentgym.viewer.index.episode_row import episode_row
 
 __all__ = ["IndexState", "RunIndex", "cache_folder"]
 
-VERSION = 1
+VERSION = 2
 """The form of the database and of what is read from an episode: an index of another one is built again."""
 TAIL_BYTES = 256
 """The bytes before the end of what is indexed that show whether the file was cut back or replaced."""
@@ -33,7 +33,7 @@ CREATE TABLE state (
 CREATE TABLE episodes (
     line INTEGER PRIMARY KEY, offset INTEGER, phase TEXT, step INTEGER, grp TEXT, member INTEGER, env TEXT, seed,
     task TEXT, task_env TEXT, task_digest TEXT, status TEXT, stop TEXT, reward REAL, success INTEGER, turns INTEGER,
-    tokens INTEGER, trained INTEGER, malformed INTEGER, tool_error TEXT, cause TEXT, metrics TEXT
+    tokens INTEGER, sampled INTEGER, malformed INTEGER, tool_error TEXT, cause TEXT, metrics TEXT
 );
 CREATE TABLE calls (line INTEGER, tool TEXT, error TEXT, number INTEGER, PRIMARY KEY (line, tool, error)) WITHOUT ROWID;
 CREATE VIRTUAL TABLE texts USING fts5(observations, replies, calls, content='', columnsize=0);
@@ -43,7 +43,7 @@ CREATE INDEX episodes_by_group ON episodes (grp);
 """
 COLUMNS = tuple(
     "line offset phase step grp member env seed task task_env task_digest status stop reward success turns tokens "
-    "trained malformed tool_error cause metrics".split()
+    "sampled malformed tool_error cause metrics".split()
 )
 _INSERT = f"INSERT INTO episodes VALUES ({', '.join(f':{name}' for name in COLUMNS)})"
 

@@ -2,7 +2,7 @@
 // Everything shown comes from a run and is untrusted: it reaches the page as text nodes only.
 const $ = (id) => document.getElementById(id);
 const SOURCE = ['PROMPT', 'POLICY', 'ENV'];
-const COLUMNS = ['line', 'phase', 'step', 'group', 'member', 'env', 'status', 'stop', 'reward', 'success', 'turns', 'tokens', 'trained', 'malformed', 'embedded'];
+const COLUMNS = ['line', 'phase', 'step', 'group', 'member', 'env', 'status', 'stop', 'reward', 'success', 'turns', 'tokens', 'sampled', 'malformed', 'embedded'];
 const SHOWN = { line: '#', phase: 'phase', step: 'step', group: 'group', member: 'member', status: 'status', stop: 'stop reason', reward: 'reward', success: 'success', turns: 'turns', tokens: 'tokens', malformed: 'malformed' };
 const NUMERIC = new Set(['line', 'step', 'member', 'reward', 'turns', 'tokens', 'malformed']);
 const NO_TURN = { message: {}, reward: null, finish_reason: 'no turn is recorded for this reply' };
@@ -238,7 +238,7 @@ function drawEpisode(summary, record) {
   const facts = el('div', { class: 'facts small' },
     fact('', `${summary.env} seed ${record.task.seed}`), fact('phase', summary.phase), fact('step', summary.step), fact('group', summary.group), fact('member', summary.member),
     fact('status', summary.status, FAILED(summary) ? 'bad' : summary.status === 'completed' ? 'good' : ''), fact('stopped by', summary.stop), fact('reward', number(summary.reward)),
-    fact('success', summary.success === null ? '–' : summary.success ? 'yes' : 'no'), fact('tokens', `${number(summary.tokens)}, ${number(summary.trained)} sampled`),
+    fact('success', summary.success === null ? '–' : summary.success ? 'yes' : 'no'), fact('tokens', `${number(summary.tokens)}, ${number(summary.sampled)} sampled`),
     ...Object.entries(record.metrics ?? {}).filter(([name, value]) => name !== 'success' && value !== 0).map(([name, value]) => fact(name, number(value))));
   const parts = [facts];
   if (record.error) parts.push(el('p', { class: 'note' }, el('b', { class: 'bad' }, 'error '), record.error));
@@ -254,9 +254,9 @@ function drawEpisode(summary, record) {
   record.rows.forEach((spans, row) => {
     if (record.rows.length > 1) turns.push(el('div', { class: 'turn rowhead' }, `training row ${row} of ${record.rows.length}`));
     let position = 0, sampled = 0, card = null;
-    for (const [source, ids, logprobs, versions] of spans) {
+    for (const [source, ids, logprobs, versions, excluded] of spans) {
       if (source === 1) turn += 1;
-      const tokens = ids.map((id, i) => ({ id, source, row, position: position + i, turn, logprob: logprobs?.[i] ?? null, version: versions?.[i] ?? null, advantage: source === 1 ? record.advantages?.[row]?.[sampled + i] ?? null : null }));
+      const tokens = ids.map((id, i) => ({ id, source, row, position: position + i, turn, logprob: logprobs?.[i] ?? null, version: versions?.[i] ?? null, excluded, advantage: source === 1 ? record.advantages?.[row]?.[sampled + i] ?? null : null }));
       position += ids.length;
       if (source === 1) sampled += ids.length;
       const flow = el('p', { class: 'tokens' }, ...tokens.map(tokenNode));
@@ -325,7 +325,7 @@ function paint() {
   }
   const swatch = (colour, text, kind = '') => { const box = el('i', { class: kind }); box.style.background = colour; return el('span', {}, box, text); };
   const legends = {
-    provenance: [swatch('var(--prompt)', 'PROMPT'), swatch('var(--policy)', 'POLICY, sampled and trained'), swatch('var(--env)', 'ENV'), el('span', {}, '⏎ newline  ▢ special token')],
+    provenance: [swatch('var(--prompt)', 'PROMPT'), swatch('var(--policy)', 'POLICY, sampled'), swatch('var(--env)', 'ENV'), el('span', {}, '⏎ newline  ▢ special token')],
     logprob: [swatch('linear-gradient(90deg, transparent, var(--hot))', 'logprob 0 … −4, sampled tokens only', 'scale')],
     advantage: [swatch('linear-gradient(90deg, var(--bad), transparent, var(--good))', `advantage −${number(top, 3)} … +${number(top, 3)}`, 'scale')],
   };
@@ -339,7 +339,7 @@ function side(token) {
     panel.replaceChildren(el('div', { class: 'soft' }, 'Point at a token to see its logprob, advantage and policy version; click keeps it here.'));
     return;
   }
-  const facts = [['id', token.id], ['source', SOURCE[token.source]], ['trained', token.source === 1 ? 'yes' : 'no'], ['turn', token.turn < 0 ? 'before the first' : token.turn], ['position', `${token.position}${token.row ? ` in row ${token.row}` : ''}`],
+  const facts = [['id', token.id], ['source', SOURCE[token.source]], ['trained', token.source !== 1 ? 'no' : token.excluded ? `no: ${token.excluded}` : 'yes'], ['turn', token.turn < 0 ? 'before the first' : token.turn], ['position', `${token.position}${token.row ? ` in row ${token.row}` : ''}`],
     ['logprob', token.logprob === null ? '–' : String(token.logprob)], ['probability', token.logprob === null ? '–' : `${(100 * Math.exp(token.logprob)).toPrecision(3)} %`], ['advantage', signed(token.advantage)], ['policy version', token.version ?? '–']];
   panel.replaceChildren(el('h3', {}, token.text === '' ? '∅' : token.text), el('dl', {}, ...facts.flatMap(([name, value]) => [el('dt', {}, name), el('dd', {}, value)])));
 }

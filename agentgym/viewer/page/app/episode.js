@@ -84,7 +84,7 @@ function Tokens({ episode, mode, setMode }) {
   if (episode.tokens_left_out) return html`<p class="note">${number(episode.num_tokens)} tokens are more than this page shows: ${'`agentgym episodes`'} prints them.</p>`;
   if (!tokens.length) return html`<p class="note">No token ids are recorded: record.tokens was false, or a chat endpoint that returns none played this episode. It cannot be trained on.</p>`;
   const trained = tokens.some((token) => token.advantage !== null);
-  const legend = { source: ['PROMPT and ENV are read, POLICY is sampled and trained'], logprob: ['logprob 0 … −4 of sampled tokens'], advantage: [!trained ? 'no advantages are recorded for this episode' : top ? `advantage −${number(top, 3)} … +${number(top, 3)}` : 'every advantage is 0: nothing is learned from this episode'], version: ['the policy version that sampled a token'] }[mode];
+  const legend = { source: ['PROMPT and ENV are read, POLICY is sampled'], logprob: ['logprob 0 … −4 of sampled tokens'], advantage: [!trained ? 'no advantages are recorded for this episode' : top ? `advantage −${number(top, 3)} … +${number(top, 3)}` : 'every advantage is 0: nothing is learned from this episode'], version: ['the policy version that sampled a token'] }[mode];
   return html`<div class="switch" role="group" aria-label="colour by"><span class="soft">colour <kbd>c</kbd></span>${MODES.map((each) => html`<button aria-pressed=${mode === each} onClick=${() => setMode(each)}>${each}</button>`)}<span class="soft">${legend}</span></div>
     ${episode.token_reason && html`<p class="soft">${episode.token_reason}: tokens are shown as numbers</p>`}
     <div class="columns"><div ref=${flow} onMouseOver=${(event) => at(event) && setChosen(Number(at(event)))} onClick=${(event) => at(event) && choose(Number(at(event)))}><${TokenFlow} tokens=${tokens} mode=${mode} limit=${limit} top=${top} />
@@ -120,7 +120,7 @@ function EpisodePage({ run, line, params, version }) {
       <button aria-pressed=${isTokens} onClick=${() => go(run, 'episode', line, { view: isTokens ? null : 'tokens' })}>tokens <kbd>t</kbd></button>
       ${data.group.length > 1 && html`<a class="button" href=${address(run, 'group', line)}>group of ${data.group.length} <kbd>g</kbd></a>`}
       <a class="button" href=${address(run, 'task', line)}>this task over time <kbd>h</kbd></a></nav>
-    <p class="facts small"><span dir="auto">${row.task}</span><span>${phaseName(row.phase)}, step <b>${row.step}</b></span><span>${row.status}, stopped by <b>${row.stop}</b></span><span><b>${row.turns}</b> turns</span><span><b>${number(row.tokens)}</b> tokens, ${number(row.trained)} sampled</span>
+    <p class="facts small"><span dir="auto">${row.task}</span><span>${phaseName(row.phase)}, step <b>${row.step}</b></span><span>${row.status}, stopped by <b>${row.stop}</b></span><span><b>${row.turns}</b> turns</span><span><b>${number(row.tokens)}</b> tokens, ${number(row.sampled)} sampled</span>
       ${note && html`<span>${note}</span>`}</p>
     ${data.error && html`<p class="note" dir="auto"><b class="bad">error</b> ${data.error}</p>`}
     ${data.branches.length > 0 && html`<${Branches} branches=${data.branches} />`}
