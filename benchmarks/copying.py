@@ -125,7 +125,10 @@ def measure(model: Decoder, renderer: Renderer, pieces: Sequence[str], size: int
                 in_value = words[last][: len(words[last]) - max(0, ends[last] - after)]
                 guess = renderer.decode([guesses[start + last]])
                 is_exact = all(right[n] for n in places) and guess.startswith(in_value)
-                tables["arguments"]["copied" if is_written(value, before) else "computed"].add(is_exact)
+                is_copied = is_written(value, before)
+                tables["arguments"]["copied" if is_copied else "computed"].add(is_exact)
+                if is_copied:
+                    tables["copied arguments by conversation"][dialogue.kind].add(is_exact)
                 tables["arguments by kind"][kind_of(value)].add(is_exact)
                 tables["arguments by length"][length_of(value)].add(is_exact)
     return tables

@@ -35,16 +35,13 @@ def made_up_conversation(seed: int, pieces: Sequence[str] = (), *, is_easy: bool
     look at.
     """
     box = Toolbox(Values(np.random.default_rng([seed, 77]), pieces), is_easy=is_easy)
-    kind = box.values.rng.random()
-    if is_easy:
-        return say_again(box) if kind < 0.25 else fill(box) if kind < 0.5 else look_up(box)
-    if kind < 0.12:
-        return fill(box)
-    if kind < 0.38:
-        return chain(box)
-    if kind < 0.64:
-        return look_up(box)
-    return desk(box) if kind < 0.92 else say_again(box)
+    easy_kinds = ((say_again, 0.25), (fill, 0.5), (look_up, 1.0))
+    kinds = ((fill, 0.12), (chain, 0.38), (look_up, 0.64), (desk, 0.92), (say_again, 1.0))
+    share = box.values.rng.random()
+    make = next(make for make, end in (easy_kinds if is_easy else kinds) if share < end)
+    dialogue = make(box)
+    dialogue.kind = make.__name__
+    return dialogue
 
 
 def fill(box: Toolbox) -> Dialogue:

@@ -41,6 +41,8 @@ class Dialogue:
     messages: list[Message]
     mistakes: set[int] = field(default_factory=set)
     """The indices of replies that are shown and not learned."""
+    kind: str = ""
+    """The function that made it up."""
 
     def call(self, results: Sequence[str], *calls: tuple[str, Mapping[str, JSON]], is_mistake: bool = False) -> None:
         """Adds a reply with these calls, each a tool and its arguments, and their results."""
