@@ -145,7 +145,7 @@ def tool_from_openai(value: object, where: str = "tool") -> ToolSpec:
         raise WireError(f"{where} is {form}, got {str(value)[:80]}", where)
     schema = tool_schema(function)
     fields = {**value, **function} if isinstance(value, Mapping) else function
-    other = next((key for key in _OTHER_SCHEMAS if isinstance(fields.get(key), Mapping)), None)
+    other = next((key for key in _OTHER_SCHEMAS if fields.get(key) and isinstance(fields[key], Mapping)), None)
     if not schema and other is not None:
         raise WireError(f"{where} has its schema under {other!r}: write it under 'parameters'", where)
     parameters = schema or {"type": "object", "properties": {}}

@@ -102,6 +102,7 @@ def test_a_tool_has_its_schema_in_the_form_of_openai_mcp_and_anthropic(key: str)
     assert tool_from_openai(bare) == tool_from_openai({"type": "function", "function": bare}) == spec
     assert tool_from_openai({**dict.fromkeys(("parameters", "inputSchema", "input_schema")), **bare}) == spec
     assert tool_from_openai({"type": "function", "function": {"parameters": {}, **bare}}) == spec
+    assert tool_from_openai({**bare, key: {}}).parameters == {"type": "object", "properties": {}}
     bedrock = {"name": "go", "description": "Walks.", "inputSchema": {"json": SCHEMA}}
     assert tool_from_openai({"toolSpec": bedrock}) == tool_from_openai(bedrock) == spec
 

@@ -172,7 +172,7 @@ def _episode_blocks(
 
 
 def _compact(record: JSONObject) -> tuple[JSONObject, set[int]]:
-    """Returns an episode in the page's form: spans as [source, ids, logprobs, versions, why excluded], numbers shortened."""
+    """Returns an episode in the page's form: spans as [source, ids, logprobs, versions, why excluded]."""
     rows: list[JSON] = []
     token_ids: set[int] = set()
     for row in objects(record["rows"]):

@@ -30,9 +30,6 @@ VERSION_S = 60.0
 class Agent(Protocol):
     """Plays episodes, each as a new agent."""
 
-    answers_unknown_calls: bool
-    """True if it answers a call of a tool that it does not have with an error, and goes on."""
-
     async def play(self, episode: AgentEpisode, log_path: Path) -> str:
         """Plays an episode; returns a line that names the agent's failure, or an empty one.
 
@@ -54,7 +51,7 @@ def open_agent(config: AgentConfig) -> Agent:
             )
         program = _find_program(config.program or harness.program, f"{config.name} is not installed", harness.install)
         _check_version(config, harness, program)
-        return ProgramAgent(config.name, program, harness.launch, harness.answers_unknown_calls)
+        return ProgramAgent(config.name, program, harness.launch)
     if config.is_command:
         return _open_command(config)
     return FunctionAgent(config.name)
@@ -87,7 +84,7 @@ def _open_command(config: AgentConfig) -> Agent:
         own = {"AGENTGYM_MCP_URL": episode.mcp_url, "AGENTGYM_ROOT_URL": episode.root_url}
         return Launch(arguments=arguments, variables={**openai, **anthropic, **own})
 
-    return ProgramAgent(Path(first).name, program, launch, answers_unknown_calls=False)
+    return ProgramAgent(Path(first).name, program, launch)
 
 
 def _find_program(name: str, problem: str, advice: str) -> str:
@@ -128,11 +125,8 @@ def _check_version(config: AgentConfig, harness: Harness, program: str) -> None:
 class ProgramAgent:
     """A program that is started for each episode."""
 
-    def __init__(
-        self, name: str, program: str, launch: Callable[[AgentEpisode], Launch], answers_unknown_calls: bool
-    ) -> None:
+    def __init__(self, name: str, program: str, launch: Callable[[AgentEpisode], Launch]) -> None:
         self.name, self.program, self.launch = name, program, launch
-        self.answers_unknown_calls = answers_unknown_calls
 
     async def play(self, episode: AgentEpisode, log_path: Path) -> str:
         """Starts the program in a new home and working folder, and waits for its end; see `Agent.play`."""

@@ -27,8 +27,6 @@ class FunctionAgent:
     on until a request of it is answered with an error.
     """
 
-    answers_unknown_calls = False
-
     def __init__(self, name: str) -> None:
         function = load_named(name, FUNCTION)
         if not callable(function):

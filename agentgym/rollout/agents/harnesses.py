@@ -33,8 +33,6 @@ class Harness:
     """How it is started for an episode."""
     needs_unsafe: str = ""
     """Why it runs what the model writes on this machine; empty if its own tools are switched off."""
-    answers_unknown_calls: bool = False
-    """True if it answers a call of a tool that it does not have with an error, and goes on."""
     version_arguments: tuple[str, ...] = ("--version",)
     """The arguments with which it prints its version."""
 
@@ -190,14 +188,12 @@ HARNESSES: Mapping[str, Harness] = {
         version="0.171.0",
         install=_npm("@openai/codex", "0.171.0"),
         launch=_launch_codex,
-        answers_unknown_calls=True,
     ),
     "claude-code": Harness(
         program="claude",
         version="2.1.332",
         install=_npm("@anthropic-ai/claude-code", "2.1.332"),
         launch=_launch_claude_code,
-        answers_unknown_calls=True,
     ),
     "opencode": Harness(
         program="opencode",

@@ -44,12 +44,7 @@ async def launched_agents(loop: RolloutLoop, config: AgentConfig, folder: Path) 
     ConfigError if agents cannot reach the server.
     """
     agent = open_agent(config)
-    served = ServedLoop(
-        loop,
-        idle_s=2 * config.timeout_s,
-        unknown_calls_as_text=not agent.answers_unknown_calls,
-        credit=config.credit,
-    )
+    served = ServedLoop(loop, idle_s=2 * config.timeout_s, credit=config.credit)
     served.limits = replace(served.limits, deadline_s=config.timeout_s + RESET_S)
     # Only we know the token: an agent can play its own episode and claim none.
     settings = ServeConfig(port=0, token=secrets.token_urlsafe(), idle_s=served.idle_s, quiet_s=0.0)

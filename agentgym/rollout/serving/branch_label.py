@@ -1,4 +1,4 @@
-"""The labels of an episode's branches: what an agent's headers say of a request, else the shape of what it asks."""
+"""What an agent's headers and the shape of its requests say: the labels of branches, and which program asks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from agentgym.rollout.serving.wires.wire import AgentRequest
 from agentgym.types import JSON, Message, ToolCall
 
-__all__ = ["client_name", "header_label", "shape_label", "texts_of_calls"]
+__all__ = ["answers_unknown_calls", "client_name", "header_label", "shape_label", "texts_of_calls"]
 
 TASK_WORDS = re.compile(r"\b(?:(title)|summar\w*|compact\w*)\b", re.IGNORECASE)
 """The words by which an agent asks for a title, or for a summary of its conversation."""
@@ -36,6 +36,14 @@ def client_name(headers: Mapping[str, str], path: str) -> str:
     """
     program = "".join(filter(str.isprintable, headers.get("User-Agent", ""))).partition(" ")[0][:60]
     return f"{path.split('/')[2]} {program}".strip()
+
+
+def answers_unknown_calls(client: str) -> bool:
+    """Returns whether the client answers a call of a tool that it does not have with an error, and goes on.
+
+    Codex and Claude Code do. The Agents SDK of OpenAI ends; of a client that names only a library, nobody can tell.
+    """
+    return client.partition(" ")[2].startswith(("codex", "claude-cli/"))
 
 
 def shape_label(new: Sequence[Message], calls: Collection[str], *, is_single: bool, has_tools: bool) -> str:

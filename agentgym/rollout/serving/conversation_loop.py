@@ -22,6 +22,7 @@ from agentgym.rollout.serving.agent_session import (
     StepRequest,
     ToolRequest,
 )
+from agentgym.rollout.serving.branch_label import answers_unknown_calls
 from agentgym.rollout.serving.env_steps import EnvSteps, Talk
 from agentgym.rollout.serving.reply_tree import Context, Node, SampledReply
 from agentgym.rollout.serving.tree_rows import rows_of
@@ -205,7 +206,8 @@ class ConversationLoop(EnvSteps):
         message = await parse_completion(self.renderer, completion, context.tools, prompt_ids)
         tools = frozenset(tool.name for tool in context.tools) if request.tool_choice != "none" else frozenset()
         trimmed = hide_stop(message, completion.stop, request.stop)
-        (visible,) = visible_messages([trimmed], AgentView(tools, not self.unknown_calls_as_text))
+        view = AgentView(tools, answers_unknown_calls(request.client))
+        (visible,) = visible_messages([trimmed], view)
         timings = {"generate_s": time.perf_counter() - started}
         reply = SampledReply(
             context=context,
@@ -216,7 +218,7 @@ class ConversationLoop(EnvSteps):
             message=message,
             shown=visible,
             turn=Turn(message, None, finish_reason=completion.finish_reason, stop=completion.stop, timings=timings),
-            tool_names=tools,
+            view=view,
             excluded="constrained" if order.grammar else "",
         )
         talk.tree.add_reply(reply, order.node)

@@ -25,7 +25,7 @@ from agentgym.rollout.serving.agent_session import (
 )
 from agentgym.rollout.serving.branch_prompts import BranchPrompts
 from agentgym.rollout.serving.reply_tree import ReplyTree, SampledReply, next_context
-from agentgym.rollout.serving.visible_messages import AgentView, visible_messages
+from agentgym.rollout.serving.visible_messages import visible_messages
 from agentgym.rollout.serving.wires.wire import RequestRefused, UnreadableCall
 from agentgym.trajectory import Status, StopReason, Turn
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, ToolCall
@@ -65,9 +65,6 @@ class Talk:
 class EnvSteps(BranchPrompts):
     """A RolloutLoop whose environment an outside agent steps. Steps of an episode run one after the other."""
 
-    unknown_calls_as_text = True
-    """False if agents answer calls of tools that they do not have."""
-
     def _ended_by_agent(self, talk: Talk, reason: StopReason) -> EpisodeEnd:
         """Returns the ending of an episode whose agent cannot or does not go on, and whose environment goes on."""
         if talk.num_actions:
@@ -88,14 +85,14 @@ class EnvSteps(BranchPrompts):
                 return reply.step, None
             answer = await self._act_on(talk, reply)
             talk.num_actions += 1
-            visible = visible_messages([reply.message, *answer.messages], self._view_of(reply))[1:]
+            visible = visible_messages([reply.message, *answer.messages], reply.view)[1:]
             ending = self._ending(answer, len(talk.tree.replies))
             history: tuple[Message, ...] | None = None
             if ending is None:
                 conversation = [*reply.context.messages, reply.message]
                 messages = self._conversation_after(talk.env, conversation, answer)
                 if answer.history is not None:
-                    history = tuple(visible_messages(messages, self._view_of(reply)))
+                    history = tuple(visible_messages(messages, reply.view))
                 ending = await self._lengthen(talk, reply, answer, messages, history or visible)
             talk.is_over = ending is not None
             is_completed = ending is not None and ending.status is Status.COMPLETED
@@ -111,9 +108,6 @@ class EnvSteps(BranchPrompts):
         timings = {**reply.turn.timings, "env_s": time.perf_counter() - started}
         reply.turn = replace(reply.turn, timings=timings)
         return answer
-
-    def _view_of(self, reply: SampledReply) -> AgentView:
-        return AgentView(reply.tool_names, not self.unknown_calls_as_text)
 
     async def _lengthen(
         self, talk: Talk, reply: SampledReply, answer: EnvStep, messages: Sequence[Message], views: Sequence[Message]
@@ -175,7 +169,7 @@ class EnvSteps(BranchPrompts):
             answer = await self._act_on(talk, reply)
             ending = self._ending(answer, 0) or self._ended_by_agent(talk, StopReason.AGENT)
             is_completed = ending.status is Status.COMPLETED
-            visible = visible_messages([reply.message, *answer.messages], self._view_of(reply))[1:]
+            visible = visible_messages([reply.message, *answer.messages], reply.view)[1:]
             return StepAnswer(tuple(visible), answer.reward, is_completed, not is_completed, reply.number), ending
 
 

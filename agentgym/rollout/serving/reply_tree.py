@@ -12,6 +12,7 @@ from agentgym.engines.protocol import Completion
 from agentgym.rollout.episode.token_loop import NextPrompt
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.serving.agent_session import AgentExchange, StepAnswer
+from agentgym.rollout.serving.visible_messages import AgentView
 from agentgym.rollout.serving.wires.wire import AgentRequest, UnreadableCall, json_digest, tools_digest, turn_name
 from agentgym.trajectory import Turn
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
@@ -94,8 +95,8 @@ class SampledReply:
     shown: Message
     """The message as the agent sees it."""
     turn: Turn
-    tool_names: frozenset[str]
-    """The tools that the agent could call."""
+    view: AgentView
+    """What the agent is shown of its calls."""
     excluded: str = ""
     node: Node = field(init=False)
     contexts: list[Context] = field(default_factory=list)

@@ -37,13 +37,11 @@ class ServedLoop(ConversationLoop):
         loop: RolloutLoop,
         *,
         idle_s: float = 120.0,
-        unknown_calls_as_text: bool = True,
         credit: tuple[str, ...] = BRANCH_LABELS,
     ) -> None:
         """Plays with the engine, renderer and limits of `loop`.
 
-        `unknown_calls_as_text` is False for agents that answer calls of tools that they do not have. Replies of
-        branches whose label is not in `credit` are in no loss.
+        Replies of branches whose label is not in `credit` are in no loss.
         """
         if not idle_s > 0:
             raise ConfigError(f"idle_s must be greater than 0, got {idle_s}")
@@ -53,7 +51,7 @@ class ServedLoop(ConversationLoop):
                 "the episodes here (without --serve)"
             )
         super().__init__(loop.engine, loop.renderer, loop.limits, loop.sampling, history=loop.history)
-        self.idle_s, self.unknown_calls_as_text, self.credit = idle_s, unknown_calls_as_text, credit
+        self.idle_s, self.credit = idle_s, credit
         self.is_over = False
         self._sessions: dict[str, AgentSession] = {}
         self._live: dict[str, AgentSession] = {}

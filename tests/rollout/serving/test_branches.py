@@ -206,16 +206,28 @@ def test_a_call_with_unreadable_arguments_is_sent_as_a_call(table: Any, broken: 
     assert trajectory.metrics["malformed_calls"] == 1
 
 
-@pytest.mark.parametrize("as_text", [True, False])
-def test_a_call_of_an_unknown_tool_is_text_unless_the_agent_recovers_from_it(table: Any, as_text: bool) -> None:
+@pytest.mark.parametrize(
+    ("program", "as_text"),
+    [
+        ("codex_exec/0.171.0 (Debian)", False),
+        ("claude-cli/2.1.332 (external)", False),
+        ("Agents/Python 0.24.0", True),
+        ("OpenAI/Python 3.57.0", True),
+        ("", True),
+    ],
+)
+def test_a_call_of_an_unknown_tool_is_text_unless_the_agent_recovers_from_it(
+    table: Any, program: str, as_text: bool
+) -> None:
     async def agent(caller: Any) -> None:
-        reply = message(await caller.chat(caller.opening["messages"], tools=[RUN]))
+        body = {"messages": caller.opening["messages"], "tools": [RUN]}
+        reply = message(await caller.post("/v1/chat/completions", body, **{"User-Agent": program}))
         assert ("tool_calls" in reply) is not as_text
         assert as_text == ("fly" in (reply["content"] or ""))
         await caller.finish()
 
     fly = '<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>'
-    table.play(agent, lambda prompt: fly, unknown_calls_as_text=as_text)
+    table.play(agent, lambda prompt: fly)
 
 
 def test_other_tools_begin_a_row_of_their_own(table: Any) -> None:

@@ -18,6 +18,7 @@ BRANCHES = {  # the label and the number of replies of each row
     "claude-ctx": [("main", 2), ("fork", 1), ("main", 1)],
     "claude-drop": [("main", 2)],
     "claude-think": [("main", 3)],
+    "claude-unknown": [("main", 2)],
     "codex-ctx": [("main", 1), ("fork", 1), ("main", 1), ("summary", 1), ("summary", 1)],
     "codex-drop": [("main", 2)],
     "codex-malformed": [("main", 2)],
