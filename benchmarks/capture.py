@@ -207,18 +207,18 @@ def main() -> None:
     for peer in ("verifiers", "openenv"):
         parser.add_argument(f"--{peer}", metavar="PYTHON", help=f"an interpreter that has {peer}")
     options = parser.parse_args()
-    print(f"{'shape':<32}{'capture':<28}" + "".join(f"{column:>8}" for column in COLUMNS))
+    print(f"{'shape':<32}{'capture':<31}" + "".join(f"{column:>8}" for column in COLUMNS))
     for name in SHAPES:
         calls, parts = asyncio.run(play(name))
         flat = [([n for ids, _ in row for n in ids], [bit for _, bits in row for bit in bits]) for row in parts]
         tables = {"agentgym": flat}
         for peer in ("verifiers", "openenv"):
             if python := getattr(options, peer):
-                found = rows_of_peer(python, peer, calls)
-                tables |= {f"{peer}, {place}": rows for place, rows in found.items()}
+                rows_by_place = rows_of_peer(python, peer, calls)
+                tables |= {f"{peer}, {place}": rows for place, rows in rows_by_place.items()}
         for title, rows in tables.items():
             counts = count(calls, rows)
-            print(f"{name:<32}{title:<28}" + "".join(f"{counts[column]:>8}" for column in COLUMNS), flush=True)
+            print(f"{name:<32}{title:<31}" + "".join(f"{counts[column]:>8}" for column in COLUMNS), flush=True)
 
 
 if __name__ == "__main__":
