@@ -342,7 +342,7 @@ def test_env_check_finds_tests_that_pass_before_and_files_that_give_the_answer_a
     assert "b: environment/hint.txt holds solution/solve.sh" in verdict.findings[0].message
 
 
-@pytest.mark.long
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("backend", BOXES)
 @pytest.mark.parametrize("task", TASK_FOLDERS, ids=lambda task: task.name)
 def test_env_check_passes_a_kept_task(task: Path, backend: str) -> None:
