@@ -145,11 +145,11 @@ def is_too_deep(value: object, num_openings: int) -> bool:
     return num_openings > MAX_JSON_DEPTH
 
 
-def _no_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
     raise ValueError(f"invalid JSON ({name} is not JSON)")
 
 
-def _read_finite(text: str) -> float:
+def read_finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
         raise ValueError(f"invalid JSON (the number {text[:20]} is too large)")
@@ -163,4 +163,4 @@ def _unique_keys(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     return values
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_read_finite)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=no_constant, parse_float=read_finite)

@@ -23,7 +23,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
-from agentgym.call_json import MAX_JSON_DEPTH, is_too_deep
+from agentgym.call_json import MAX_JSON_DEPTH, is_too_deep, no_constant, read_finite
 from agentgym.errors import NOT_JSON, AgentGymError, ConfigError
 from agentgym.proxies import is_loopback
 
@@ -335,7 +335,7 @@ def format_url(host: str, port: int) -> str:
 def parse_json_object(raw: bytes) -> dict[str, Any]:
     """Returns the JSON object of a body, empty without a body; raises RequestRejected (400) for anything else."""
     try:
-        value = json.loads(raw) if raw.strip() else {}
+        value = json.loads(raw, parse_constant=no_constant, parse_float=read_finite) if raw.strip() else {}
         if LONE_SURROGATE.search(raw):
             json.dumps(value, ensure_ascii=False).encode()
     except NOT_JSON as error:

@@ -228,7 +228,7 @@ def _text(content: object, where: str, *, skip_thoughts: bool) -> str:
     for index, part in enumerate(_list(content, where)):
         if skip_thoughts and is_thought(part):
             continue
-        text = part.get("text") if isinstance(part, Mapping) else None
+        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
             raise WireError(f"{where}[{index}] is a text part, got {kind!r}: only text is supported", where)

@@ -23,6 +23,8 @@ from agentgym.rollout.agents.harnesses import HARNESSES, Harness
 
 __all__ = ["Agent", "check_agent", "open_agent", "read_versions"]
 
+MAX_ARGUMENT = (128 << 10) - 1
+"""The bytes of one argument of a program on Linux."""
 VERSION_S = 60.0
 """The seconds that a program may take to print its version."""
 
@@ -139,6 +141,11 @@ class ProgramAgent:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         variables = {**clean_variables(home), **launch.variables}
+        longest = max(map(len, map(os.fsencode, launch.arguments)), default=0)
+        if longest > MAX_ARGUMENT:
+            return (
+                f"{self.name} takes its task as an argument, which has at most {MAX_ARGUMENT} bytes; it has {longest}"
+            )
         end = await run_program([self.program, *launch.arguments], variables, work, log_path)
         if not end.code:
             return ""

@@ -29,6 +29,10 @@ __all__ = [
 ]
 
 
+NUM_KEPT = 8
+"""The number of last requests whose answers are kept after the end, in case that they were lost."""
+
+
 class AgentGone(AgentGymError, TimeoutError):
     """The agent of an episode has sent nothing for too long."""
 
@@ -164,7 +168,8 @@ class AgentSession:
         self._exchanges: dict[str, list[AgentExchange]] = {}
         self._arrivals: asyncio.Queue[AgentExchange] = asyncio.Queue()
         self._status: Status | None = None
-        self._end = EpisodeEnded("")
+        self.end = EpisodeEnded("")
+        """The answer to requests after the end."""
 
     @property
     def is_over(self) -> bool:
@@ -218,13 +223,14 @@ class AgentSession:
     def _after_the_end(self, request: Request) -> StepAnswer | EpisodeEnded:
         by_step = isinstance(request, StepRequest | FinishRequest)
         if by_step and self._status is not None and self._status.trainable:
-            for exchange in reversed(self._exchanges.get(StepRequest.__name__, ())):
+            kinds = (StepRequest.__name__, FinishRequest.__name__)
+            for exchange in (exchange for kind in kinds for exchange in reversed(self._exchanges.get(kind, ()))):
                 answer = exchange.future.result() if exchange.future.done() else None
                 if isinstance(answer, StepAnswer) and (answer.terminated or answer.truncated):
                     return answer  # a step that is repeated because its answer was lost
             is_completed = self._status is Status.COMPLETED
             return StepAnswer((), 0.0, is_completed, not is_completed)
-        return self._end
+        return self.end
 
     # The episode's side
 
@@ -245,12 +251,18 @@ class AgentSession:
         status = Status.CANCELLED if trajectory is None else trajectory.status
         reason = StopReason.CANCELLED if trajectory is None else trajectory.stop_reason
         error = f": {trajectory.error}" if trajectory is not None and trajectory.error else ""
-        self._status, self._end = status, EpisodeEnded(f"episode {self.name!r} is over ({reason}){error}", reason)
+        self._status, self.end = status, EpisodeEnded(f"episode {self.name!r} is over ({reason}){error}", reason)
         if not self._opening.done():
-            self._opening.set_result(self._end)
+            self._opening.set_result(self.end)
         for exchange in (exchange for same in self._exchanges.values() for exchange in same):
             if not exchange.future.done() and exchange.request is not None:
                 exchange.future.set_result(self._after_the_end(exchange.request))
             exchange.request = None
+        recent = [*self._exchanges][-NUM_KEPT:]
+        self._exchanges = {
+            key: same
+            for key, same in self._exchanges.items()
+            if key in recent or any(exchange.is_lost for exchange in same)
+        }
         self.stored.clear()
         self.ended.set()

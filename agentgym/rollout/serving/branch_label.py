@@ -8,10 +8,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from agentgym.rollout.serving.wires.wire import AgentRequest
 from agentgym.types import JSON, Message, ToolCall
 
-__all__ = ["answers_unknown_calls", "client_name", "header_label", "shape_label", "texts_of_calls"]
+__all__ = ["SIDE_LABELS", "answers_unknown_calls", "client_name", "header_label", "shape_label", "texts_of_calls"]
 
 TASK_WORDS = re.compile(r"\b(?:(title)|summar\w*|compact\w*)\b", re.IGNORECASE)
 """The words by which an agent asks for a title, or for a summary of its conversation."""
+SIDE_LABELS = ("sub-agent", "summary", "title")
+"""The labels of what an agent asks beside its task."""
 MIN_TASK = 8
 """The fewest characters of a call's argument that is recognized as a sub-agent's task."""
 

@@ -45,8 +45,6 @@ class BranchPrompts(RolloutLoop):
         place = tree.find(request)
         if place.node.context is not None:
             context = place.node.context
-        elif request.messages[-1].role == "assistant":
-            raise RequestRefused("the last message is the assistant's: no agent starts a reply", "no_prefill")
         else:
             continued = await self._continue(request, place)
             context = continued or root_context(request, *await self._render(request.messages, request.tools))
@@ -63,7 +61,7 @@ class BranchPrompts(RolloutLoop):
     async def _continue(self, request: AgentRequest, place: Place) -> Context | None:
         """Returns the context that continues a reply; None if the template cannot append what is new."""
         anchor, new = place.anchor, place.new
-        if anchor is None or any(message.role == "assistant" for message in new):
+        if anchor is None or not new or any(message.role == "assistant" for message in new):
             return None
         before = anchor.prompt()
         await self._check_length(new, len(before))

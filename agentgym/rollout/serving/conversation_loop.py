@@ -8,6 +8,8 @@ import time
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from agentgym.errors import AgentGymError, EngineError
+from agentgym.http_guard import RequestRejected
 from agentgym.openai_wire import message_to_openai
 from agentgym.rollout.episode.episode import Episode, EpisodeBuilder, EpisodeEnd
 from agentgym.rollout.episode.token_loop import SamplingPlace, parse_completion
@@ -32,6 +34,7 @@ from agentgym.rollout.serving.wires.wire import (
     AgentReply,
     AgentRequest,
     RequestRefused,
+    UnsupportedValue,
 )
 from agentgym.trajectory import Status, StopReason, Turn
 from agentgym.types import JSON, Message
@@ -144,6 +147,13 @@ class ConversationLoop(EnvSteps):
             talk.session.forget(exchange)
             exchange.future.set_result(refusal)
             return None
+        except AgentGymError:  # the episode's own end
+            raise
+        except Exception:  # a fault of ours at what one agent sends: the other episodes go on
+            logger.exception("a request of the episode %s could not be answered", talk.session.label)
+            talk.session.forget(exchange)
+            exchange.future.set_result(RequestRejected(500, "server_error", "the request could not be answered"))
+            return None
         if answer is not None:
             exchange.future.set_result(answer)
         return ending
@@ -181,7 +191,13 @@ class ConversationLoop(EnvSteps):
             max_tokens = request.max_tokens
         order = _Order(request, context, node, prompt_ids, max_tokens, grammar)
         places = [self._place(talk, context, request) for _ in range(request.num_samples)]
-        replies = await asyncio.gather(*(self._sample_reply(talk, order, place) for place in places))
+        try:
+            replies = await asyncio.gather(*(self._sample_reply(talk, order, place) for place in places))
+        except EngineError as error:
+            if grammar and getattr(error, "status", 0) in (400, 422):  # it cannot compile what the agent requires
+                value = request.schema if request.schema is not None else request.tool_choice
+                raise UnsupportedValue(request.constraint, value, reason=str(error)[:300]) from error
+            raise
         for reply in replies:
             reply.exchange = exchange
         answer = Replies(tuple(self._agent_reply(talk, request, reply, len(prompt_ids)) for reply in replies))

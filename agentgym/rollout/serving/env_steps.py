@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,7 @@ from agentgym.rollout.serving.agent_session import (
     ToolAnswer,
     ToolRequest,
 )
+from agentgym.rollout.serving.branch_label import SIDE_LABELS
 from agentgym.rollout.serving.branch_prompts import BranchPrompts
 from agentgym.rollout.serving.reply_tree import ReplyTree, SampledReply, next_context
 from agentgym.rollout.serving.visible_messages import visible_messages
@@ -30,9 +33,10 @@ from agentgym.rollout.serving.wires.wire import RequestRefused, UnreadableCall
 from agentgym.trajectory import Status, StopReason, Turn
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, ToolCall
 
-__all__ = ["SIDE_LABELS", "EnvSteps", "Talk", "tool_of"]
+__all__ = ["EnvSteps", "Talk", "tool_of"]
 
-SIDE_LABELS = ("sub-agent", "summary", "title")
+NOT_IN_NAMES = re.compile("[^A-Za-z0-9_-]")
+"""What the names of tools may not have on the wire, and harnesses replace."""
 NO_ACTION = "the agent ended, and the environment saw no action of it and gave no verdict"
 
 
@@ -140,7 +144,7 @@ class EnvSteps(BranchPrompts):
             answer = talk.builder.answer = await talk.env.step(Action.from_message(message))
             talk.num_actions += 1
             if reply is not None:
-                reply.is_followed, reply.tool_answers[position] = True, answer
+                reply.tool_answers[position] = answer
             else:
                 turn = answered_turn(Turn(message, None), answer, time.perf_counter() - started)
                 talk.tree.add_call(turn)
@@ -162,7 +166,7 @@ class EnvSteps(BranchPrompts):
             if request.failure is not None and not is_full:
                 return StepAnswer((), 0.0, False, True), self._failed_agent(talk, request.failure, request.error)
             may_call = request.is_exit and not talk.names
-            reply = next((each for each in reversed(talk.tree.replies) if _is_final(each, may_call)), None)
+            reply = _final_reply(talk.tree, may_call)
             if reply is None or is_full:
                 reason = StopReason.CONTEXT if is_full else StopReason.AGENT
                 return StepAnswer((), 0.0, False, True), self._ended_by_agent(talk, reason)
@@ -195,7 +199,7 @@ def _call_key(call: AnyCall) -> Hashable:
 
 def _reply_to_step(tree: ReplyTree, request: StepRequest) -> SampledReply:
     """Returns the reply that a step gives to the environment, or gave; raises RequestRefused."""
-    newest = tree.replies[-1] if tree.replies else None
+    newest = next((reply for reply in reversed(tree.replies) if not reply.is_lost), None)
     if request.message is None:
         if newest is None or not (newest.is_open or newest.step is not None):
             raise RequestRefused("there is no reply to step with: ask for a chat completion first", "no_reply")
@@ -214,17 +218,21 @@ def _reply_to_step(tree: ReplyTree, request: StepRequest) -> SampledReply:
 def _find_call(tree: ReplyTree, request: ToolRequest, names: Collection[str]) -> tuple[SampledReply | None, int]:
     """Returns the first sampled call of the tool with equal arguments that was not run, as its reply and its position.
 
-    Calls whose results the agent has not sent yet are looked at before others.
+    Calls whose results the agent has not sent yet are looked at before others. If no arguments are equal, a harness has
+    changed them (`"5"` to 5): it is the newest call of the tool that waits.
     """
-    key = _arguments_key(request.arguments)
     waiting = sorted(tree.replies, key=lambda reply: (reply.is_lost, bool(reply.contexts)))
-    for reply in waiting:
-        for position, call in enumerate(reply.message.tool_calls if reply.answer is None else ()):
-            if isinstance(call, MalformedCall) or position in reply.tool_answers:
-                continue
-            if tool_of(call.name, names) == request.name and _arguments_key(call.arguments) == key:
-                return reply, position
-    return None, 0
+    calls = [
+        (reply, position, call)
+        for reply in waiting
+        for position, call in enumerate(reply.message.tool_calls if reply.answer is None else ())
+        if isinstance(call, ToolCall) and position not in reply.tool_answers
+        if tool_of(call.name, names) == request.name
+    ]
+    key = _arguments_key(request.arguments)
+    equal = [(reply, position) for reply, position, call in calls if _arguments_key(call.arguments) == key]
+    other = [(reply, position) for reply, position, _ in reversed(calls) if not (reply.contexts or reply.is_lost)]
+    return next(iter(equal or other), (None, 0))
 
 
 def tool_of(name: str, tools: Collection[str]) -> str:
@@ -232,10 +240,15 @@ def tool_of(name: str, tools: Collection[str]) -> str:
 
     >>> tool_of("mcp__game__look", {"look", "go"}), tool_of("game_look", {"look"}), tool_of("overlook", {"look"})
     ('look', 'look', '')
+    >>> tool_of("mcp__env__files_read", {"files.read"})
+    'files.read'
     """
     if name in tools:
         return name
-    inner = [tool for tool in tools if name.endswith(tool) and not name[-len(tool) - 1].isalnum()]
+    ends = {tool: NOT_IN_NAMES.sub("_", tool) for tool in tools}
+    inner = [
+        tool for tool, end in ends.items() if name == end or (name.endswith(end) and not name[-len(end) - 1].isalnum())
+    ]
     return max(inner, key=len, default="")
 
 
@@ -252,10 +265,27 @@ def _plain(value: JSON) -> JSON:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _final_reply(tree: ReplyTree, may_call: bool) -> SampledReply | None:
+    """Returns the agent's final text: the newest reply that may be one, with the tools of the main conversation.
+
+    What an agent asks beside its task, without a word in a header (Pi asks for a summary after its last reply), has
+    other tools or none.
+    """
+    finals = [reply for reply in reversed(tree.replies) if _is_final(reply, may_call)]
+    sizes = Counter(reply.context.branch[-1] for reply in tree.replies)
+    main = max(sizes, key=lambda root: (root.is_env, sizes[root]), default=None)
+    in_main = [reply for reply in finals if main is not None and reply.context.tools == main.tools]
+    return next(iter(in_main or finals), None)
+
+
 def _is_final(reply: SampledReply, may_call: bool) -> bool:
-    """Returns whether a reply may be the agent's final text.
+    """Returns whether a reply may be the agent's final text: one that it has received, and that no work follows.
 
     It may have calls if those are of the agent's own tools, of which one ends it (mini-swe-agent).
     """
     has_calls = bool(reply.message.tool_calls) and not may_call
-    return reply.is_open and not has_calls and reply.context.root.label not in SIDE_LABELS
+    is_side = any(context.label in SIDE_LABELS for context in reply.context.branch)
+    after = [context for context in reply.contexts if context.label not in SIDE_LABELS]
+    is_left = bool(reply.contexts) and all(sample.is_lost for context in after for sample in context.replies)
+    is_last = reply.is_open or (reply.answer is None and is_left)
+    return is_last and not has_calls and not is_side and reply.exclusion not in ("unused", "unseen")

@@ -206,7 +206,17 @@ class EpisodeServer:
         self.loop.check_room(
             max((len(value) for value in body.values() if isinstance(value, list)), default=0), "at least "
         )
-        agent_request = wire.read(body, session.stored)
+        try:
+            agent_request = wire.read(body, session.stored)
+        except (WireError, RequestRefused):
+            if session.is_over:  # it may name a response that was stored while the episode was played
+                raise session.end from None
+            raise
+        if not agent_request.messages:
+            raise RequestRefused("the request has no message that can be read", "no_messages", "messages")
+        if agent_request.messages[-1].role == "assistant" and not wire.takes_prefill:
+            text = "the last message is the assistant's: no agent starts a reply"
+            raise RequestRefused(text, "no_prefill", "messages")
         label = header_label(request.headers, agent_request)
         agent_request = replace(agent_request, label=label, client=client_name(request.headers, wire.path))
         exchange = session.ask(agent_request, is_retry=request.headers.get("x-stainless-retry-count", "0") != "0")

@@ -17,7 +17,7 @@ from agentgym.rollout.serving.wires.wire import AgentRequest, UnreadableCall, js
 from agentgym.trajectory import Turn
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
-__all__ = ["Context", "Place", "ReplyTree", "SampledReply", "next_context", "root_context"]
+__all__ = ["Context", "Place", "ReplyTree", "SampledReply", "call_texts", "next_context", "root_context"]
 
 MAX_KEY = 256
 """The most characters of a message that the tree keeps to know it by; a longer one is known by its digest."""
@@ -56,12 +56,12 @@ class Context:
         self.depth = 0 if self.parent is None else self.parent.context.depth + 1
 
     @property
-    def root(self) -> Context:
-        """The context that the conversation began with."""
-        context = self
-        while context.parent is not None:
-            context = context.parent.context
-        return context
+    def branch(self) -> list[Context]:
+        """The contexts of the conversation, this one first."""
+        contexts = [self]
+        while (parent := contexts[-1].parent) is not None:
+            contexts.append(parent.context)
+        return contexts
 
     def prompt(self) -> list[int]:
         """Returns all ids before the reply."""
@@ -118,12 +118,21 @@ class SampledReply:
     @property
     def is_open(self) -> bool:
         """True if nothing has answered it."""
-        return self.answer is None and not self.is_followed
+        return self.answer is None and not self.is_followed and not self.tool_answers
 
     @property
     def is_lost(self) -> bool:
         """True if the agent closed its connection before it had the reply."""
         return self.exchange is not None and self.exchange.is_lost
+
+    @property
+    def exclusion(self) -> str:
+        """The reason why it is in no loss; empty if it is in one."""
+        if self.excluded or self.is_followed:
+            return self.excluded
+        if any(sample.is_followed for sample in self.context.replies):
+            return "unused"
+        return "unseen" if self.is_lost else ""
 
     def prompt(self) -> list[int]:
         """Returns all ids up to its end."""
@@ -277,12 +286,12 @@ def next_context(
 
 def content_key(message: Message) -> list[object]:
     """Returns what a message says, without ids, as JSON."""
-    return [message.role, message.content.strip(), _call_texts(message)]
+    return [message.role, message.content.strip(), call_texts(message)]
 
 
 def message_key(message: Message, calls: dict[str, int]) -> Hashable:
     """Returns the key by which a message is known; `calls` are the positions of the calls that results answer."""
-    content, others = message.content, _call_texts(message)
+    content, others = message.content, call_texts(message)
     if message.role == "assistant":
         content = content.strip()
     position = calls.get(message.tool_call_id or "", -1) if message.role == "tool" else -1
@@ -292,7 +301,8 @@ def message_key(message: Message, calls: dict[str, int]) -> Hashable:
     return (message.role, position, *texts)
 
 
-def _call_texts(message: Message) -> list[str]:
+def call_texts(message: Message) -> list[str]:
+    """Returns the calls of a message without their ids, as texts that are equal for equal calls."""
     texts = []
     for call in message.tool_calls:
         if isinstance(call, MalformedCall):

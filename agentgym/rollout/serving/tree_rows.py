@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from agentgym.rollout.episode.episode import answered_turn, policy_span
 from agentgym.rollout.hosting.answer import EnvStep
-from agentgym.rollout.serving.branch_label import shape_label, texts_of_calls
-from agentgym.rollout.serving.reply_tree import Context, ReplyTree, SampledReply
+from agentgym.rollout.serving.branch_label import SIDE_LABELS, shape_label, texts_of_calls
+from agentgym.rollout.serving.reply_tree import Context, ReplyTree, SampledReply, call_texts
 from agentgym.trajectory import BRANCH_LABELS, Row, RowOrigin, Source, TokenSpan, Turn
 from agentgym.types import Message
 
@@ -50,6 +50,8 @@ class _Writer:
         """The row and the turn of each reply."""
         self.sizes: Counter[SampledReply | Context] = Counter()
         """The number of replies from each reply, or each context, on."""
+        for reply in tree.replies:
+            _settle_tool_answers(reply)
         for reply in reversed(tree.replies):
             self.sizes[reply] += 1
             self.sizes[reply.context] += self.sizes[reply]
@@ -95,9 +97,9 @@ class _Writer:
         forks: list[_Start] = []
         reply = start.reply
         while reply is not None:
-            spans.append(policy_span(reply.completion, spans, _exclusion(reply) or no_credit))
+            spans.append(policy_span(reply.completion, spans, reply.exclusion or no_credit))
             self.places[reply] = (len(self.rows), len(self.turns))
-            following = self._continuation(reply)
+            following = self._continuation(reply, label)
             self.turns.append(self._turn(reply, following))
             if reply is not start.reply:
                 forks += self._starts(reply.context, "fork")[1:]
@@ -136,12 +138,16 @@ class _Writer:
         is_single = reply is not None and self.sizes[reply] == 1 and not reply.message.tool_calls
         return shape_label(new, self.call_texts, is_single=is_single, has_tools=bool(start.context.tools))
 
-    def _continuation(self, reply: SampledReply) -> Context | None:
-        """Returns the context that continues the reply's branch: the environment's, else the one with most replies."""
+    def _continuation(self, reply: SampledReply, label: str) -> Context | None:
+        """Returns the context that continues the reply's branch: the environment's, else the one with most replies.
+
+        What a header calls a sub-agent, a summary or a title continues no branch of another kind.
+        """
         by_env = next((context for context in reply.contexts if context.is_env), None)
         if by_env is not None or reply.answer is not None:
             return by_env
         contexts = [context for context in reply.contexts if context.replies]
+        contexts = [context for context in contexts if context.label not in SIDE_LABELS or context.label == label]
         return min(contexts, key=lambda context: (-self.sizes[context], context.key), default=None)
 
     def _turn(self, reply: SampledReply, following: Context | None) -> Turn:
@@ -159,13 +165,20 @@ class _Writer:
         return replace(turn, reward=math.fsum([turn.reward, reply.loose_reward, *earned, *early]))
 
 
-def _exclusion(reply: SampledReply) -> str:
-    """Returns the reason why a reply is in no loss; empty if it is in one."""
-    if reply.excluded or reply.is_followed:
-        return reply.excluded
-    if any(sample.is_followed for sample in reply.context.replies):
-        return "unused"
-    return "unseen" if reply.is_lost else ""
+def _settle_tool_answers(reply: SampledReply) -> None:
+    """Gives the answers to a reply's calls over MCP to the sample of its context that the agent went on with.
+
+    They came when that was not known yet. A reply that keeps one is followed.
+    """
+    used = [sample for sample in reply.context.replies if sample.contexts and not reply.contexts]
+    texts = call_texts(reply.message)
+    for position, sample in [(position, sample) for position in sorted(reply.tool_answers) for sample in used]:
+        same = (number for number, text in enumerate(call_texts(sample.message)) if text == texts[position])
+        place = next((number for number in same if number not in sample.tool_answers), None)
+        if place is not None and position in reply.tool_answers:
+            sample.tool_answers[place] = reply.tool_answers.pop(position)
+            sample.is_followed = True
+    reply.is_followed |= bool(reply.tool_answers)
 
 
 def _tool_answer(reply: SampledReply) -> EnvStep:

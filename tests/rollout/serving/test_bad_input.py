@@ -87,6 +87,11 @@ async def ask_with_unknown_key(caller: Any, dialect: Dialect) -> tuple[int, Any]
     return await post(caller, caller.url + dialect.path, body, Authorization="Bearer nobody")
 
 
+async def ask_with_a_large_number(caller: Any, dialect: Dialect) -> tuple[int, Any]:
+    body = json.dumps(dialect.body([user("hello")], metadata={"n": 7})).replace("7}", "1e999}")
+    return await post(caller, caller.root + dialect.path, body)
+
+
 def tool(dialect: Dialect) -> dict[str, Any]:
     """A tool whose description is longer than any window."""
     inner = {"name": "look", "description": "x" * BIG}
@@ -104,6 +109,8 @@ BAD: dict[str, tuple[Send, int, str]] = {  # what is sent, the status, and what 
     "a role that is a number": (lambda c, d: send(c, d, [{"role": 7, "content": "hello"}]), 400, "[0].role is one of"),
     "no object": (lambda c, d: send(c, d, ["hello"]), 400, "[0] is an object"),
     "a result for no call": (lambda c, d: send(c, d, [user("hello"), d.result]), 400, "no message before it makes"),
+    "an infinite number": (lambda c, d: send(c, d, [user("hello")], metadata={"n": float("inf")}), 400, "not JSON"),
+    "a number that is too large": (ask_with_a_large_number, 400, "too large"),
     "an image": (lambda c, d: send(c, d, [{"role": "user", "content": [{"type": "image"}]}]), 400, "'image'"),
     "a message of 10 MB": (lambda c, d: send(c, d, [user("word " * (BIG // 5))]), 400, "at least "),
     "40,000 messages": (lambda c, d: send(c, d, [user("a")] * 40_000), 400, "at least "),
@@ -136,6 +143,45 @@ def test_bad_input_is_answered_in_its_dialect_and_the_episode_goes_on(
 
     trajectory = table.play(agent, lambda prompt: "I am done", limits=LIMITS)
     assert trajectory.status is Status.COMPLETED and len(trajectory.turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/v1/messages", {"messages": [{"role": "user", "content": []}]}, "at least one block"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": None}]}, "at least one block"),
+        ("/v1/messages", {"messages": [user("a"), {"role": "assistant", "content": "I"}]}, "no agent starts a reply"),
+        ("/v1/messages", {"messages": [user("a")], "tool_choice": {"type": []}}, "tool_choice"),
+        ("/v1/responses", {"input": [{"type": "web_search_call", "id": "ws_1"}]}, "no message"),
+        ("/v1/responses", {"input": [{"id": "msg_1"}]}, "there is no item 'msg_1'"),
+    ],
+)
+def test_a_request_without_a_message_to_answer_is_refused(
+    table: Any, path: str, body: dict[str, Any], text: str
+) -> None:
+    async def agent(caller: Any) -> None:
+        status, answer = await caller.send(path, {"max_tokens": 50, **body})
+        assert status == 400 and text in answer["error"]["message"], answer
+        await caller.chat([user("hello")])
+        await caller.finish()
+
+    assert table.play(agent, lambda prompt: "I am done", limits=LIMITS).status is Status.COMPLETED
+
+
+def test_a_fault_of_ours_at_one_request_is_an_error_of_the_server_and_the_episode_goes_on(
+    table: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def agent(caller: Any) -> None:
+        await caller.chat([user("hello")])
+        with monkeypatch.context() as patch:
+            patch.setattr(ServedLoop, "_constraint", lambda *_: {}["missing"])
+            for path in ("/v1/chat/completions", "/v1/messages"):
+                status, answer = await caller.send(path, {"messages": [user("now")], "max_tokens": 5})
+                assert status == 500 and "could not be answered" in answer["error"]["message"]
+        await caller.finish()
+
+    assert table.play(agent, lambda prompt: "I am done", limits=LIMITS).status is Status.COMPLETED
+    assert "KeyError: 'missing'" in caplog.text
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentgym.openai_wire import WireError, message_from_openai, message_to_openai, tool_from_openai
 from agentgym.rollout.serving.wires.custom_tools import custom_input, custom_tool
+from agentgym.rollout.serving.wires.fields import read_list, read_max_tokens, read_stops
 from agentgym.rollout.serving.wires.openai_errors import openai_error
 from agentgym.rollout.serving.wires.response_store import ResponseStore
 from agentgym.rollout.serving.wires.wire import (
@@ -24,9 +25,6 @@ from agentgym.rollout.serving.wires.wire import (
     Transcript,
     UnsupportedValue,
     cached_tools,
-    read_list,
-    read_max_tokens,
-    read_stops,
     split_call_id,
     turn_name,
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentgym.openai_wire import WireError, tool_from_openai
+from agentgym.rollout.serving.wires.fields import read_list, read_max_tokens, read_stops, read_text
 from agentgym.rollout.serving.wires.response_store import ResponseStore
 from agentgym.rollout.serving.wires.wire import (
     CONTEXT_EXCEEDED,
@@ -16,16 +18,13 @@ from agentgym.rollout.serving.wires.wire import (
     Event,
     FieldNotes,
     Refusal,
+    SentCall,
     ToolNames,
     ToolSet,
     Transcript,
     UnsupportedValue,
     cached_tools,
     named_turn,
-    read_list,
-    read_max_tokens,
-    read_stops,
-    read_text,
 )
 from agentgym.types import JSON, Message, Role, ToolCall, ToolSpec
 
@@ -45,6 +44,7 @@ class MessagesWire(AgentWire):
     """`/v1/messages`."""
 
     path = "/v1/messages"
+    takes_prefill = False
 
     def read(self, body: Mapping[str, Any], stored: ResponseStore) -> AgentRequest:
         """Returns the request of a body; see `AgentWire.read`."""
@@ -89,7 +89,7 @@ class MessagesWire(AgentWire):
         (reply,) = replies
         start: dict[str, JSON] = {"content": [], "stop_reason": None, "stop_sequence": None}
         head = {**_head(request, reply), **start, "usage": {**_usage(reply), "output_tokens": 0}}
-        inputs = {call.id: call.arguments for call in reply.calls}
+        inputs = {call.id: _streamed_input(call, request) for call in reply.calls}
         events: list[Event] = [("message_start", {"message": head})]
         for index, block in enumerate(_blocks(reply)):
             empty, deltas = _parts(block, inputs)
@@ -115,6 +115,7 @@ class CountTokensWire(MessagesWire):
     """`/v1/messages/count_tokens`."""
 
     path = "/v1/messages/count_tokens"
+    takes_prefill = True
 
     def read(self, body: Mapping[str, Any], stored: ResponseStore) -> AgentRequest:
         """Returns the request, which only asks for the number of its tokens."""
@@ -155,6 +156,8 @@ def _read_message(transcript: Transcript, value: object, where: str) -> None:
         content = read_text(block.get("content"), f"{place}.content")
         transcript.add(Message("tool", content, tool_call_id=str(block.get("tool_use_id"))), place)
     _add_texts(transcript, texts, where)
+    if not blocks:
+        raise WireError(f"{where}.content has at least one block", f"{where}.content")
 
 
 def _add_texts(transcript: Transcript, blocks: Sequence[object], where: str) -> None:
@@ -201,7 +204,7 @@ def _tools(value: object) -> ToolSet:
 
 def _choice(value: object, names: ToolNames) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else None
-    if value is None or kind in CHOICES:
+    if value is None or (isinstance(kind, str) and kind in CHOICES):
         return CHOICES.get(str(kind), "auto")
     if isinstance(value, Mapping) and kind == "tool" and value.get("name") in names.kinds:
         return f"={value['name']}"
@@ -231,8 +234,21 @@ def _blocks(reply: AgentReply) -> Iterator[dict[str, JSON]]:
     if message.content or not (message.tool_calls or message.reasoning):
         yield {"type": "text", "text": message.content}
     for call in reply.calls:
-        value: Mapping[str, JSON] = {UNREADABLE: {"raw": call.arguments}} if call.value is None else call.value
-        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": value}
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)}
+
+
+def _input(call: SentCall) -> Mapping[str, JSON]:
+    return {UNREADABLE: {"raw": call.arguments}} if call.value is None else call.value
+
+
+def _streamed_input(call: SentCall, request: AgentRequest) -> str:
+    """Returns a call's input as JSON text; of one that cannot be read, Claude Code wraps the text itself.
+
+    Anthropic's own client raises on a text that is no JSON, and completes one that is cut.
+    """
+    if call.value is None and "claude-cli/" not in request.client:
+        return json.dumps(_input(call), ensure_ascii=False)
+    return call.arguments
 
 
 def _parts(block: Mapping[str, Any], inputs: Mapping[str, str]) -> tuple[Mapping[str, JSON], list[Mapping[str, JSON]]]:

@@ -10,6 +10,7 @@ from agentgym.call_json import read_arguments
 from agentgym.openai_wire import WireError
 from agentgym.rollout.serving.wires.chat import read_choice, read_tools
 from agentgym.rollout.serving.wires.custom_tools import custom_input
+from agentgym.rollout.serving.wires.fields import read_list, read_max_tokens, read_text
 from agentgym.rollout.serving.wires.openai_errors import openai_error
 from agentgym.rollout.serving.wires.response_store import ResponseStore
 from agentgym.rollout.serving.wires.wire import (
@@ -25,9 +26,6 @@ from agentgym.rollout.serving.wires.wire import (
     Transcript,
     UnsupportedValue,
     named_turn,
-    read_list,
-    read_max_tokens,
-    read_text,
 )
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, Role, ToolCall
 
@@ -134,7 +132,8 @@ class _ItemReader:
         """Adds an item; raises WireError."""
         if not isinstance(item, Mapping):
             raise WireError(f"{where} is an object, got {type(item).__name__}", where)
-        kind, role = item.get("type") or "message", item.get("role")
+        role = item.get("role")
+        kind = item.get("type") or ("message" if "role" in item or "content" in item else "item_reference")
         if kind == "item_reference":
             self.read(self._find_item(item.get("id"), where), where)
         elif kind == "message" and role == "assistant":

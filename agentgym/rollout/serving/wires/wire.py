@@ -36,10 +36,6 @@ __all__ = [
     "cached_tools",
     "json_digest",
     "named_turn",
-    "read_list",
-    "read_max_tokens",
-    "read_stops",
-    "read_text",
     "split_call_id",
     "tools_digest",
     "turn_name",
@@ -293,6 +289,8 @@ class AgentWire(ABC):
 
     path: str
     """The path below the base URL, with `/v1`."""
+    takes_prefill: bool = True
+    """False if a last message of the assistant's is the start of the reply, which no agent can give."""
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], stored: ResponseStore) -> AgentRequest:
@@ -329,46 +327,6 @@ def split_call_id(call_id: str) -> tuple[str, str]:
 def named_turn(seal: object) -> str:
     """Returns the turn that sealed reasoning (`encrypted_content`, `signature`) names; empty if it is not ours."""
     return seal if isinstance(seal, str) and TURN_NAME.match(seal) else ""
-
-
-def read_list(value: object, where: str) -> Sequence[Any]:
-    """Returns a list, empty for null; raises WireError."""
-    if not isinstance(value, list | None):
-        raise WireError(f"{where} is a list, got {type(value).__name__}", where)
-    return value or []
-
-
-def read_text(content: object, where: str, joint: str = "\n") -> str:
-    """Returns the text of a content, a text or a list of parts with text; raises WireError that names any other."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for index, part in enumerate(read_list(content, where)):
-        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise WireError(f"{where}[{index}] is a part of the type {kind!r:.60}: only text is supported", where)
-        texts.append(text)
-    return joint.join(texts)
-
-
-def read_max_tokens(fields: Mapping[str, object], *names: str) -> int | None:
-    """Returns the first of the fields that is there, a whole number of at least 1; raises WireError."""
-    for name in names:
-        value = fields.get(name)
-        if value is not None:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise WireError(f"{name} is a whole number of at least 1, got {value!r:.60}", name)
-            return value
-    return None
-
-
-def read_stops(stop: object, name: str) -> tuple[str, ...]:
-    """Returns stop strings, given as one text or a list; raises WireError."""
-    stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
-        raise WireError(f"{name} is a text or a list of texts, none of them empty, got {stop!r:.60}", name)
-    return tuple(stops)
 
 
 def cached_tools(reader: ReadTools) -> ReadTools:
