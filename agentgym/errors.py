@@ -143,7 +143,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
     Names are compared without a version: `NoSuch-v0` is not near `SearchQA-v0`.
     """
     folded = {_without_version(candidate): candidate for candidate in names}
-    matches = difflib.get_close_matches(_without_version(name), folded, n=1)
+    plain_name = _without_version(name)
+    matches = difflib.get_close_matches(plain_name, folded)
+    matches.sort(
+        key=lambda match: sorted(match) != sorted(plain_name)
+    )  # letters in another order are the likeliest slip
     return f": did you mean {folded[matches[0]]!r}?" if matches else ""
 
 

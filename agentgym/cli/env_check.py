@@ -44,7 +44,7 @@ def main(args: Sequence[str]) -> int:
         return _check_all(options)
     unwrap_user_outcome(attempt(lambda: resolve_env(options.env)), f"{options.env} cannot be loaded")
     verdicts = examine_env(options.env, options.env_kwargs)
-    show_table(["check", "verdict", "what was seen"], [_verdict_row(verdict) for verdict in verdicts])
+    show_table(["check", "verdict", "what was seen"], _verdict_rows(verdicts))
     printed = next((verdict for verdict in verdicts if verdict.printed), None)
     if printed is not None:
         say(f"During the check {printed.check!r} it printed:\n{printed.printed}")
@@ -60,7 +60,7 @@ def _check_all(options: CheckOptions) -> int:
     num_failed = 0
     for env_id in listed_ids():
         verdicts = examine_env(env_id, options.env_kwargs)
-        wrong = [_verdict_row(verdict) for verdict in verdicts if verdict.findings]
+        wrong = _verdict_rows([verdict for verdict in verdicts if verdict.findings])
         if wrong:
             show_table(["check", "verdict", "what was seen"], wrong, title=env_id)
         failed, counts = _count(verdicts)
@@ -73,9 +73,19 @@ def _check_all(options: CheckOptions) -> int:
     return 1 if num_failed else 0
 
 
-def _verdict_row(verdict: Verdict) -> list[str]:
-    seen = [finding.message for finding in verdict.findings]
-    return [verdict.check, verdict.verdict, "; ".join([*seen, verdict.not_claimed] if verdict.not_claimed else seen)]
+def _verdict_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
+    """Returns the rows of the table; of a fault that several checks meet, the first has the text."""
+    first: dict[str, str] = {}
+    rows = []
+    for verdict in verdicts:
+        seen = _complaint_text(verdict)
+        check = first.setdefault(seen, verdict.check) if verdict.findings else verdict.check
+        rows.append([verdict.check, verdict.verdict, seen if check == verdict.check else f"the fault of {check!r}"])
+    return rows
+
+
+def _complaint_text(verdict: Verdict) -> str:
+    return "; ".join(filter(None, [*(finding.message for finding in verdict.findings), verdict.not_claimed]))
 
 
 def _count(verdicts: Sequence[Verdict]) -> tuple[int, str]:
@@ -96,7 +106,7 @@ def _verdicts_json(env: str, verdicts: Sequence[Verdict]) -> dict[str, JSON]:
         {
             "check": verdict.check,
             "verdict": verdict.verdict,
-            "seen": _verdict_row(verdict)[2],
+            "seen": _complaint_text(verdict),
             "printed": verdict.printed,
         }
         for verdict in verdicts

@@ -289,6 +289,10 @@ def _value(text: str) -> JSON:
     return value
 
 
+OTHER_NAMES = {"--model": "--policy", "--policy": "--model"}
+"""What plays is a model that learns, or a policy that is evaluated."""
+
+
 def _refuse_unknown(options: type[object], args: Sequence[str], prog: str, full_help: str) -> None:
     """Raises UnknownName for the first option that `prog` does not have."""
     from agentgym.trainers.former_settings import former_setting  # here, and not above: only mistakes need it
@@ -312,6 +316,8 @@ def _near_option(name: str, names: Sequence[str]) -> str:
     if inner := [option for option in names if option.startswith(f"{name}.")]:
         return f": settings of {name[2:]} have names of their own, such as {inner[0]!r}."
     part, dot, last = name[2:].rpartition(".")
+    if (other := OTHER_NAMES.get(name)) in names:
+        return f": did you mean {other!r}?"
     if f"--{part}" in names:  # a name of a mapping
         return f": did you mean '--{part} {last.replace('-', '_')}=...'?"
     same = [option for option in names if option.startswith(f"--{part}{dot}")]
@@ -321,7 +327,9 @@ def _near_option(name: str, names: Sequence[str]) -> str:
     if dashed := [option for option in names if option.replace(".", "-") == name]:
         return f": did you mean {dashed[0]!r}?"
     if not dot or not same:
-        near = nearest(name, [option for option in names if dot or "." not in option])
+        near = nearest(name[2:], [option[2:] for option in names if dot or "." not in option]).replace("'", "'--", 1)
+        if not (near or dot) and "--env-kwargs" in names:
+            return f": a keyword of the environment is written '--env-kwargs {last.replace('-', '_')}=...'."
         parts = [option for option in names if dot and "." in option and part.startswith(option[2:].partition(".")[0])]
         return near or (f": did you mean a setting such as {parts[0]!r}?" if parts else "")
     prefix = f"--{part}."

@@ -17,6 +17,10 @@ Command = Callable[..., Any]
 MISTAKES = {
     "evl --env TextGame-v0": "unknown command 'evl': did you mean 'eval'?",
     "--vrsion": "unknown option '--vrsion'",
+    "eval --env TextGame-v0 --model embedded": "did you mean '--policy'?",
+    "train --env TextGame-v0 --policy embedded": "did you mean '--model'?",
+    "play TextGame-v0 --level 2": "a keyword of the environment is written '--env-kwargs level=...'",
+    "train --env TextGame-v0 --algo gpro": "did you mean 'grpo'?",
     "env": "agentgym env takes a command: list, check, serve, export, new",
     "env lst": "unknown command 'agentgym env lst': did you mean 'list'?",
     "env check TextGme-v0": "did you mean 'TextGame-v0'?",

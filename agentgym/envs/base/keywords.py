@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentgym.errors import ConfigError, nearest
@@ -17,19 +17,32 @@ def checks_keywords(init: Callable[..., None]) -> Callable[..., None]:
     _, *parameters = inspect.signature(init).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return init
-    own_keywords = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
+    own_keywords = _keyword_names(parameters)
 
     @functools.wraps(init)
     def check_and_init(self: object, /, *args: Any, **keywords: Any) -> None:
         for name in keywords:
             if name not in own_keywords:
-                listing = ", ".join(keyword for keyword in own_keywords if keyword != "render_mode") or "no keywords"
-                hint = nearest(name, own_keywords) or "."
+                all_keywords = _keywords_of(type(self))
+                listing = ", ".join(keyword for keyword in all_keywords if keyword != "render_mode") or "no keywords"
+                hint = nearest(name, all_keywords) or "."
                 raise ConfigError(f"{type(self).__name__} does not take the keyword {name!r}{hint} It takes: {listing}")
         init(self, *args, **keywords)
 
     return check_and_init
+
+
+def _keywords_of(cls: type) -> list[str]:
+    """Returns the keywords of a class: its own, and those of the constructors that it passes others on to."""
+    keywords: list[str] = []
+    for init in (vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)):
+        _, *parameters = inspect.signature(init).parameters.values()
+        keywords += _keyword_names(parameters)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return list(dict.fromkeys(keywords))
+
+
+def _keyword_names(parameters: Sequence[inspect.Parameter]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]

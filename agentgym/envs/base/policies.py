@@ -84,8 +84,10 @@ class ScriptedPolicy:
     def _next(self, observation: str) -> Message:
         try:
             reply = self._script.send(observation) if self._count else next(self._script)
-        except StopIteration:
-            raise ConfigError(f"{self._name} ended after reply {self._count}, and the episode goes on") from None
+        except StopIteration as end:
+            problem = f"{self._name} ended after reply {self._count}, and the episode goes on"
+            hint = "it returned a value: yield it" if end.value is not None else "nothing has ended it (self.end)"
+            raise ConfigError(f"{problem}: {hint}") from None
         self._count += 1
         match reply:
             case Message():
@@ -93,6 +95,11 @@ class ScriptedPolicy:
             case str():
                 return Message("assistant", reply)
             case (str(name), Mapping() as arguments):
+                try:
+                    json.dumps(dict(arguments))
+                except (TypeError, ValueError) as error:
+                    numpy = "; int(...) and float(...) make numbers of numpy's"
+                    raise ConfigError(f"{self._name} yielded arguments that are no JSON: {error}{numpy}") from None
                 return Message("assistant", "", tool_calls=(ToolCall(f"call_{self._count}", name, arguments),))
         raise ConfigError(f"{self._name} yielded {reply!r:.80}: a reply is (tool, arguments), a text or a Message")
 

@@ -233,7 +233,8 @@ class TextEnv(gymnasium.Env[str, str]):
             raise EnvironmentFault(f"{name} returned {result!r:.80}; it must be a tuple of {size} values")
         if not isinstance(result[0], str):
             kind = type(result[0]).__name__
-            raise EnvironmentFault(f"{name} gave an observation of type {kind}; it must return a str")
+            form = "a str or a tuple of Message" if hook == "start" else "a str"
+            raise EnvironmentFault(f"{name} gave an observation of type {kind}; it must return {form}")
 
     def _record_observation(self, observation: str, info: Info) -> None:
         self._last_observation = observation

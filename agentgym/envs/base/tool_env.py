@@ -93,6 +93,14 @@ class ToolEnv(TextEnv, abstract=True):
                 elif name in marked and value is None:  # `name = None` takes an inherited tool away
                     del marked[name]
         cls._marked = tuple(marked.items())
+        for name, tool in cls._marked:
+            if hasattr(ToolEnv, name):
+                raise ConfigError(
+                    f"{cls.__name__}: {name!r} is a method of ToolEnv, so no method with @tool can bear its name; "
+                    f"write another, and @tool(name={tool.name!r}) if the model is to call it so"
+                )
+        if "reset" in vars(cls) and cls.start is ToolEnv.start:
+            raise ConfigError(f"{cls.__name__} writes reset: a ToolEnv writes start(self, options), which reset calls")
         for name in HOOKS.keys() & vars(cls).keys():
             try:
                 inspect.signature(vars(cls)[name].__get__(cls, cls)).bind(*HOOKS[name])

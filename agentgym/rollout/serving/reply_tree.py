@@ -17,7 +17,7 @@ from agentgym.rollout.serving.wires.wire import AgentRequest, UnreadableCall, js
 from agentgym.trajectory import Turn
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
-__all__ = ["Context", "Place", "ReplyTree", "SampledReply", "call_texts", "next_context", "root_context"]
+__all__ = ["Context", "Place", "ReplyTree", "SampledReply", "next_context", "root_context", "texts_without_ids"]
 
 MAX_KEY = 256
 """The most characters of a message that the tree keeps to know it by; a longer one is known by its digest."""
@@ -286,12 +286,12 @@ def next_context(
 
 def content_key(message: Message) -> list[object]:
     """Returns what a message says, without ids, as JSON."""
-    return [message.role, message.content.strip(), call_texts(message)]
+    return [message.role, message.content.strip(), texts_without_ids(message)]
 
 
 def message_key(message: Message, calls: dict[str, int]) -> Hashable:
     """Returns the key by which a message is known; `calls` are the positions of the calls that results answer."""
-    content, others = message.content, call_texts(message)
+    content, others = message.content, texts_without_ids(message)
     if message.role == "assistant":
         content = content.strip()
     position = calls.get(message.tool_call_id or "", -1) if message.role == "tool" else -1
@@ -301,7 +301,7 @@ def message_key(message: Message, calls: dict[str, int]) -> Hashable:
     return (message.role, position, *texts)
 
 
-def call_texts(message: Message) -> list[str]:
+def texts_without_ids(message: Message) -> list[str]:
     """Returns the calls of a message without their ids, as texts that are equal for equal calls."""
     texts = []
     for call in message.tool_calls:

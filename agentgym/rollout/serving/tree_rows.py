@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from agentgym.rollout.episode.episode import answered_turn, policy_span
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.serving.branch_label import SIDE_LABELS, shape_label, texts_of_calls
-from agentgym.rollout.serving.reply_tree import Context, ReplyTree, SampledReply, call_texts
+from agentgym.rollout.serving.reply_tree import Context, ReplyTree, SampledReply, texts_without_ids
 from agentgym.trajectory import BRANCH_LABELS, Row, RowOrigin, Source, TokenSpan, Turn
 from agentgym.types import Message
 
@@ -58,7 +58,7 @@ class _Writer:
             if reply.context.parent is not None:
                 self.sizes[reply.context.parent] += self.sizes[reply]
         self.roots = self._sorted_roots()
-        self.call_texts = texts_of_calls([reply.message for reply in tree.replies])
+        self.texts_without_ids = texts_of_calls([reply.message for reply in tree.replies])
 
     def write(self) -> tuple[list[Row], list[Turn]]:
         if self.tree.calls and not self.tree.replies:
@@ -136,7 +136,7 @@ class _Writer:
     def _shape_label(self, start: _Start, new: Sequence[Message]) -> str:
         reply = start.reply
         is_single = reply is not None and self.sizes[reply] == 1 and not reply.message.tool_calls
-        return shape_label(new, self.call_texts, is_single=is_single, has_tools=bool(start.context.tools))
+        return shape_label(new, self.texts_without_ids, is_single=is_single, has_tools=bool(start.context.tools))
 
     def _continuation(self, reply: SampledReply, label: str) -> Context | None:
         """Returns the context that continues the reply's branch: the environment's, else the one with most replies.
@@ -171,9 +171,9 @@ def _settle_tool_answers(reply: SampledReply) -> None:
     They came when that was not known yet. A reply that keeps one is followed.
     """
     used = [sample for sample in reply.context.replies if sample.contexts and not reply.contexts]
-    texts = call_texts(reply.message)
+    texts = texts_without_ids(reply.message)
     for position, sample in [(position, sample) for position in sorted(reply.tool_answers) for sample in used]:
-        same = (number for number, text in enumerate(call_texts(sample.message)) if text == texts[position])
+        same = (number for number, text in enumerate(texts_without_ids(sample.message)) if text == texts[position])
         place = next((number for number in same if number not in sample.tool_answers), None)
         if place is not None and position in reply.tool_answers:
             sample.tool_answers[place] = reply.tool_answers.pop(position)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -44,7 +45,7 @@ __all__ = ["CHECKS", "Finding", "Verdict", "check_env", "examine_env"]
 
 SEEDS = range(8)
 RELEASE = "release in `release(self)` what `start` opened; it is called once for each `start`"
-RESERVED = frozenset(dir(TextEnv))
+LIBRARIES = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 Make = Callable[..., TextEnv]
 
 
@@ -207,9 +208,10 @@ def _leaked_methods(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     env.reset(seed=0)
     names = [spec.name for spec in env.tool_specs]
+    marked = {tool.name for _, tool in getattr(type(env.unwrapped), "_marked", ())}
     for name in names:
         method = getattr(type(env.unwrapped), name, None)
-        if name in RESERVED or name.startswith("_") or (callable(method) and not hasattr(method, MARK)):
+        if name.startswith("_") or (name not in marked and callable(method) and not hasattr(method, MARK)):
             yield (
                 "error",
                 f"the method {name!r} is among the tools but is not marked with @tool: the model can call it",
@@ -368,6 +370,16 @@ async def _async_transcript(env: TextEnv, seed: int) -> list[str]:
 
 
 def _last_lines(error: Exception) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_scaffolding(frame.filename)]
-    line = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-    return f"{type(error).__name__}: {str(error)[:500]}{line}"
+    """Returns an error with the last line of the environment's own code that led to it."""
+    text = f"{type(error).__name__}: {str(error)[:500]}"
+    cause: BaseException | None = error
+    frames: list[traceback.FrameSummary] = []
+    while cause is not None:
+        frames += traceback.extract_tb(cause.__traceback__)
+        cause = cause.__cause__
+    own = [frame for frame in frames if not is_scaffolding(frame.filename)]
+    of_user = [frame for frame in own if not frame.filename.startswith(LIBRARIES)]
+    frame = next(iter(of_user[-1:] or own[-1:]), None)
+    if frame is None or frame.filename in text:
+        return text
+    return f"{text} (line {frame.lineno} of {frame.filename})"

@@ -175,8 +175,9 @@ class ToolRunner:
         future = asyncio.wrap_future(worker.submit(lambda: self._call(tool, call)))
         try:
             done, _ = await asyncio.wait({future}, timeout=tool.timeout_s)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # another call of the reply has failed
             worker.stop()
+            future.add_done_callback(_forget)
             raise
         if done:
             if worker is not self.worker:

@@ -7,6 +7,7 @@ import enum
 from typing import Any, NotRequired, TypedDict
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -177,8 +178,30 @@ def test_a_script_that_ends_before_its_episode_is_an_error() -> None:
     policy.reset(env, observation, 0)
     for answer in (observation, "Nothing was done.", "It cost 5"):
         policy.act(answer)
-    with pytest.raises(ConfigError, match=r"Orders\.solve ended after reply 3, and the episode goes on"):
+    ended = r"Orders\.solve ended after reply 3, and the episode goes on: nothing has ended it \(self\.end\)"
+    with pytest.raises(ConfigError, match=ended):
         policy.act("Not that much.")
+
+
+def test_what_a_script_returns_or_cannot_write_as_json_is_named() -> None:
+    def returns(observation: str) -> Script:
+        yield "I look it up."
+        return "refund", {}  # type: ignore[return-value]
+
+    def of_numpy(observation: str) -> Script:
+        yield "look_up", {"order": np.int64(7)}  # type: ignore[misc]
+
+    env = Orders()
+    observation, _ = env.reset(seed=3)
+    policy = ScriptedPolicy(returns)
+    policy.reset(env, observation, 0)
+    policy.act(observation)
+    with pytest.raises(ConfigError, match="it returned a value: yield it"):
+        policy.act(observation)
+    policy = ScriptedPolicy(of_numpy)
+    policy.reset(env, observation, 0)
+    with pytest.raises(ConfigError, match=r"arguments that are no JSON: .*int64.*int\(\.\.\.\)"):
+        policy.act(observation)
 
 
 def test_a_script_goes_on_where_another_player_moved() -> None:

@@ -537,3 +537,18 @@ def test_a_message_in_place_of_an_action_is_refused_with_the_way_to_make_one() -
     env.reset(seed=0)
     with pytest.raises(ConfigError, match=r"got Message; Action\.from_message\(message\) makes one"):
         env.step(Message("assistant", "hm"))  # type: ignore[arg-type]
+
+
+def test_a_class_that_hides_a_method_of_its_base_is_refused() -> None:
+    def close(self: ToolEnv) -> str:
+        """Closes the shop."""
+        return "Closed."
+
+    with pytest.raises(ConfigError, match=r"Shop: 'close' is a method of ToolEnv.*@tool\(name='close'\)"):
+        type("Shop", (ToolEnv,), {"close": tool(close)})
+    shop = type("Shop", (Counter,), {"close_shop": tool(name="close")(close)})()
+    shop.reset(seed=0)
+    assert "close" in shop.tools
+    shop.close()
+    with pytest.raises(ConfigError, match=r"Shop writes reset: a ToolEnv writes start\(self, options\)"):
+        type("Shop", (ToolEnv,), {"reset": lambda self, *, seed=None, options=None: ("Go.", {})})

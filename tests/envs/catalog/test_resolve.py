@@ -92,6 +92,19 @@ def test_a_class_that_passes_keywords_on_takes_any() -> None:
         type("Plain", (ToolEnv,), {"start": Adapted.start})(levle=3)
 
 
+def test_keywords_that_a_constructor_passes_on_are_listed_too() -> None:
+    class Level(ToolEnv):
+        def __init__(self, level: int = 1, **keywords: Any) -> None:
+            super().__init__(**keywords)
+
+    class Shaped(Level):
+        def __init__(self, shaped: bool = False, **keywords: Any) -> None:
+            super().__init__(**keywords)
+
+    with pytest.raises(ConfigError, match=r"did you mean 'level'\? It takes: shaped, level, tools"):
+        Shaped(levle=3)
+
+
 def test_a_module_that_lacks_an_import_raises_its_own_error(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("import no_such_library\n", encoding="utf-8")

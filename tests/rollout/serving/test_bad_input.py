@@ -168,7 +168,7 @@ def test_a_request_without_a_message_to_answer_is_refused(
     assert table.play(agent, lambda prompt: "I am done", limits=LIMITS).status is Status.COMPLETED
 
 
-def test_a_fault_of_ours_at_one_request_is_an_error_of_the_server_and_the_episode_goes_on(
+def test_a_fault_of_ours_at_a_request_ends_no_episode(
     table: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def agent(caller: Any) -> None:

@@ -145,7 +145,7 @@ class Picky(ScriptedEngine):
         return await super().generate(prompt_ids, sampling, session=session)
 
 
-def test_a_schema_that_the_engine_cannot_compile_is_refused_and_the_episode_goes_on(table: Any) -> None:
+def test_a_schema_that_no_engine_compiles_ends_no_episode(table: Any) -> None:
     async def agent(caller: Any) -> None:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
         body = {"messages": caller.opening["messages"], "response_format": form}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import re
 import warnings
 from pathlib import Path
@@ -217,3 +218,31 @@ def test_every_environment_that_a_check_plays_is_closed(check: str) -> None:
 
     examine_env(Held, only=[check])
     assert not left
+
+
+class RaisesInStart(Sound):
+    def start(self, options: dict[str, Any]) -> str:
+        return f"Room {json.dumps(self.np_random.integers(5))}."
+
+
+class ToolBehindWorker(Sound):
+    @tool
+    def guess(self, value: int) -> str:
+        """Guesses."""
+        return self.missing  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("env", [RaisesInStart, ToolBehindWorker])
+def test_a_fault_is_shown_with_the_line_of_the_environment(env: type[TextEnv]) -> None:
+    messages = [finding.message for verdict in examine_env(env) for finding in verdict.findings]
+    assert messages and all(__file__ in message for message in messages), messages
+
+
+def test_a_name_of_a_tool_may_be_that_of_another_method() -> None:
+    class Shop(Sound):
+        @tool(name="close")
+        def close_shop(self) -> str:
+            """Closes the shop."""
+            return "Closed."
+
+    assert examine_env(Shop, only=["leaked methods"])[0].verdict == "passed"
