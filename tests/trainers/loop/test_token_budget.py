@@ -19,6 +19,7 @@ from agentgym.engines.local.config import LocalSettings
 from agentgym.evaluation import EvalConfig, evaluate
 from agentgym.evaluation.play.evaluate import open_evaluation
 from agentgym.model.model_folder import load_decoder
+from agentgym.model.model_name import model_folder
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import TrainConfig
@@ -86,7 +87,8 @@ def test_held_out_play_of_training_and_an_evaluation_by_default_have_the_same_id
     guesses: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     train(guesses, tmp_path / "run")
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["limits"]["turn_tokens"] == 256
+    limits = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["limits"]
+    assert limits["turn_tokens"] == load_decoder(model_folder(guesses.model)).context_window // 4 == 512
     before = [record.trajectory for record in read_episodes(tmp_path / "run") if record.phase == "eval_before"]
     played = evaluate(EvalConfig(env="GuessNumber-v0", num_tasks=3), output=tmp_path / "eval").trajectories
     assert [trajectory.rows for trajectory in before] == [trajectory.rows for trajectory in played]
