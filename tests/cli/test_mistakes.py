@@ -21,6 +21,8 @@ MISTAKES = {
     "train --env TextGame-v0 --policy embedded": "did you mean '--model'?",
     "play TextGame-v0 --level 2": "a keyword of the environment is written '--env-kwargs level=...'",
     "train --env TextGame-v0 --algo gpro": "did you mean 'grpo'?",
+    "env check flaky.py": "'flaky.py' is a file: name the class in it too, as in 'flaky.py:Class'",
+    "tools call flaky.py:Flaky look": "Flaky is an environment, and no tool: `agentgym play` calls its tools",
     "env": "agentgym env takes a command: list, check, serve, export, new",
     "env lst": "unknown command 'agentgym env lst': did you mean 'list'?",
     "env check TextGme-v0": "did you mean 'TextGame-v0'?",

@@ -121,6 +121,8 @@ def command_name(name: str, kwargs: Mapping[str, JSON]) -> str:
 def _from_registry(env_id: str) -> Callable[..., object]:
     if env_id not in registry:
         load_packages()
+    if env_id not in registry and env_id.endswith(".py"):
+        raise UnknownName(f"{env_id!r} is a file: name the class in it too, as in {f'{env_id}:Class'!r}")
     if env_id not in registry:
         env_ids = sorted(set(registry) - set(_FOREIGN))
         near = nearest(env_id, [*env_ids, *(namespace.example for namespace in NAMESPACES.values())]) or "."

@@ -342,7 +342,8 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
             near = f": did you mean 'http://{config.policy}'?"
         raise UnknownName(
             f"no policy and no model folder {config.policy!r}{near} "
-            f"A policy is {', '.join(kinds)}, the folder of a model, or the http:// address of a chat endpoint"
+            f"A policy is {', '.join(kinds)}, a model (its folder, .gguf file or hub id), or the http:// address of a "
+            "chat endpoint"
         )
     folder = chat_folder(config.policy, config.chat_template)
     config = _with_chat_format(replace(config, policy=with_digest(config.policy)), folder)

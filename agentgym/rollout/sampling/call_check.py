@@ -1,4 +1,4 @@
-"""A warning about a model whose first episodes hold no valid tool call, by what their replies hold instead."""
+"""A warning about a model whose first episodes hold few valid tool calls, by what their replies hold instead."""
 
 from __future__ import annotations
 
@@ -23,39 +23,42 @@ NUM_READ = 64
 
 
 def describe_missing_calls(episodes: Sequence[Trajectory]) -> str:
-    """Returns why no tool call of these episodes is valid, and what to do; empty if one is. Each has a reply.
+    """Returns why most tool calls of these episodes are not valid, and what to do; empty if they are. Each has a reply.
 
     The chat format is named where replies are in another one, or where hardly any of their calls can be read.
     """
     counts = Counter[str]()
     for episode in episodes:
         counts.update({name: int(episode.metrics[name]) for name in ("num_tool_calls", *FAULTS)})
-    if not episodes or counts["num_tool_calls"] > sum(counts[name] for name in FAULTS):
+    num_calls, num_failing = counts["num_tool_calls"], sum(counts[name] for name in FAULTS)
+    has_valid = num_failing < num_calls
+    if not episodes or (has_valid and (2 * num_failing <= num_calls or any(episode.success for episode in episodes))):
         return ""
     num_cut = sum(episode.num_cut_replies > 0 for episode in episodes)
-    if num_cut > MAX_CUT_SHARE * len(episodes):
+    if num_cut > MAX_CUT_SHARE * len(episodes) and not has_valid:
         longest = max((size for episode in episodes for size in episode.reply_tokens), default=0)
         return (
             f"in {num_cut} of them a limit of tokens cut the reply before its call (the longest has {longest} tokens)."
             " Raise the limit: turn_tokens (--limits.turn-tokens in training, --turn-tokens in an evaluation), or the"
             " window where that is full"
         )
-    if formats := _formats_of_calls(episodes):
+    if not has_valid and (formats := _formats_of_calls(episodes)):
         (name, number), *_ = formats.most_common(1)
         return (
             f"{number} replies hold calls as the format {name!r} has them, which is not the model's here: does the chat"
             f" template's call format fit? --family {name} reads these (`agentgym tools families` lists all)"
         )
     num_read = counts["unknown_tools"] + counts["invalid_arguments"]
-    if not counts["num_tool_calls"]:
+    if not num_calls:
         return f"replies hold no calls. {REMEDY}"
-    fits = num_read > 0 and num_read >= MIN_READ_SHARE * counts["malformed_calls"]
+    fits = has_valid or (num_read > 0 and num_read >= MIN_READ_SHARE * counts["malformed_calls"])
     first = _first_error(episodes, ("unknown_tool", "invalid_arguments") if fits else ("malformed",))
     numbers = "{} malformed, {} cut by the end of their reply, {} unknown tools, {} with invalid arguments".format(
         *(counts[fault] for fault in FAULTS)
     )
     if fits:
-        return f"calls are read, and none can be run ({numbers}; the first: {first}). {REMEDY}"
+        share = f"{num_calls - num_failing} of {num_calls}" if has_valid else "none"
+        return f"calls are read, and {share} can be run ({numbers}; the first: {first}). {REMEDY}"
     return f"does the chat template's call format fit? ({numbers}; the first: {first}) `agentgym models check` tries it"
 
 

@@ -310,14 +310,14 @@ class Sampler:
                 logger.warning("an episode failed (the same failure is not shown again): %s", failure_text(trajectory))
 
     def _check_calls(self, trajectories: Sequence[Trajectory]) -> None:
-        """Warns, after the first episodes, if a model that has tools made no valid call at all."""
+        """Warns, after the first episodes, if most calls of a model that has tools cannot be run."""
         if not self.checks_calls or not self._tool_envs:
             return
         self.checks_calls = False
         played = [record for record in trajectories if record.task.env_id in self._tool_envs and record.turns]
         if reason := describe_missing_calls(played):
             names = ", ".join(sorted(self._tool_envs))
-            logger.warning("no valid tool call in the first %d episodes of %s: %s", len(played), names, reason)
+            logger.warning("tool calls of the first %d episodes of %s: %s", len(played), names, reason)
 
     def _check_split(self, trajectories: Sequence[Trajectory]) -> None:
         """Warns, once per environment, if tasks could not be kept on their side, training or held out."""

@@ -163,6 +163,8 @@ def as_tool(entry: Tool | ToolFunction) -> Tool:
         return marked.bound_to(getattr(entry, "__self__", None), entry)
     if not callable(entry):
         raise ToolSchemaError(f"{entry!r} is not a tool; give a function, a Tool, or use register_tool(schema, fn)")
+    if isinstance(entry, type) and hasattr(entry, "tool_specs"):
+        raise ConfigError(f"{entry.__name__} is an environment, and no tool: `agentgym play` calls its tools")
     if inspect.isfunction(entry):
         return as_tool(tool(entry))
     bound = _without_partial(entry)

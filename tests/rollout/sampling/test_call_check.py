@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,14 @@ def test_missing_calls_are_explained_by_what_the_replies_hold(
     assert reason in sentence if reason else sentence == ""
     assert (FORMAT in sentence) == (FORMAT in reason or "as the format" in reason)
     assert "\n" not in sentence
+
+
+def test_a_few_valid_calls_among_others_are_counted_unless_an_episode_succeeds(
+    play: Callable[[str], Sequence[Trajectory]],
+) -> None:
+    call = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>\n'
+    fails = play("".join(call % name for name in ("ligt", "lite", "light")))
+    assert "calls are read, and 4 of 12 can be run (0 malformed" in describe_missing_calls(fails)
+    assert describe_missing_calls(play(call % "ligt" + call % "light")) == ""
+    won = [replace(episode, metrics={**episode.metrics, "success": 1.0}) for episode in fails]
+    assert describe_missing_calls(won) == ""

@@ -425,7 +425,7 @@ def test_a_model_that_never_calls_a_tool_is_noticed_unless_it_need_not(
     sampler = sampler_of(renderer, digits(raw), lambda task: Lamp(), Limits(max_turns=2))
     asyncio.run(sampler.sample([Task("Lamp-v0", 1)], 2))
     asyncio.run(sampler.sample([Task("Lamp-v0", 1)], 2))
-    warnings = [text for text in warnings_of() if "no valid tool call in the first 2 episodes of Lamp-v0" in text]
+    warnings = [text for text in warnings_of() if "tool calls of the first 2 episodes of Lamp-v0" in text]
     assert len(warnings) == (0 if optional else 1)
 
 
@@ -535,6 +535,6 @@ def test_a_model_whose_replies_are_cut_is_not_told_to_look_at_its_format(
     )
     (group,) = asyncio.run(sampler.sample([Task("Lamp-v0", 1)], 2))
     assert [trajectory.num_cut_replies for trajectory in group.trajectories] == [1, 1]
-    (warning,) = [text for text in warnings_of() if "no valid tool call" in text]
+    (warning,) = [text for text in warnings_of() if "tool calls of the first" in text]
     assert "in 2 of them a limit of tokens cut the reply" in warning and "the longest has 5 tokens" in warning
     assert "--limits.turn-tokens" in warning and "format" not in warning
