@@ -157,6 +157,10 @@ def _launch_pi(episode: AgentEpisode) -> Launch:
         variables={"AGENTGYM_KEY": episode.api_key, "AGENTGYM_MCP_URL": episode.mcp_url, "PI_TELEMETRY": "0"},
         files={
             ".pi/agent/models.json": json.dumps({"providers": {"agentgym": provider}}),
+            # It reserves 16,384 tokens and keeps 20,000, so in a small window it asks for a summary after each reply.
+            ".pi/agent/settings.json": json.dumps(
+                {"compaction": {"reserveTokens": episode.turn_tokens, "keepRecentTokens": episode.window // 4}}
+            ),
             "tools.json": json.dumps([*episode.tools], default=dict),
         },
     )

@@ -102,3 +102,9 @@ def test_a_full_window_that_ends_codex_is_no_failure_of_it(stage: Any) -> None:
 
     (trajectory,) = stage.play("codex", say, window=24_000)
     assert trajectory.status in (Status.UNPLAYED, Status.TRUNCATED), (trajectory, stage.log())
+
+
+def test_pi_asks_for_no_summary_of_what_fits_a_small_window(stage: Any) -> None:
+    (trajectory,) = stage.play("pi", lambda prompt: answer("pi"), window=12_000)
+    assert (trajectory.status, trajectory.reward) == (Status.COMPLETED, 1.0), (trajectory, stage.log())
+    assert len(stage.prompts) == 1
