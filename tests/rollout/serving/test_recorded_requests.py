@@ -75,3 +75,5 @@ def test_recorded_requests_have_the_branches_of_their_agent(table: Any, scenario
     rows = [(row.origin.label, sum(span.source == "policy" for span in row.spans)) for row in trajectory.rows]
     assert rows == BRANCHES[scenario]
     assert trajectory.num_trained_tokens == sum(map(len, table.sampled))
+    paid = [turn.message.content for turn in trajectory.turns if turn.reward]
+    assert paid == ([] if scenario == "codex-ctx" else ["All done."]), "the agent's final text, and no other"
