@@ -76,7 +76,7 @@ def test_verify_and_the_report_note_missing_ids(chat_endpoint: Start, echo: str,
     checked = {verdict.about.name: verdict.num_checked for verdict in report.verdicts}
     assert checked["reward"] == checked["status"] == 4 and checked["tool_answers"] == 12 and checked["spans"] == 0
     episodes = read_run(tmp_path / "run").episodes
-    assert [(episode.num_tokens, episode.num_trained_tokens) for episode in episodes] == [(39, 9)] * 4
+    assert [(episode.num_tokens, episode.num_sampled_tokens) for episode in episodes] == [(39, 9)] * 4
 
 
 def test_rows_that_are_taken_away_are_missed(chat_endpoint: Start, tmp_path: Path) -> None:
