@@ -142,17 +142,10 @@ class ConversationLoop(EnvSteps):
             counts_only = isinstance(request, AgentRequest) and request.counts_only
             talk.is_full = talk.is_full and counts_only
             exchange.request = None if answer is not None else request
-        except RequestRefused as refusal:
+        except (RequestRefused, RequestRejected) as refusal:
             talk.is_full = refusal.code == CONTEXT_EXCEEDED
             talk.session.forget(exchange)
             exchange.future.set_result(refusal)
-            return None
-        except AgentGymError:  # the episode's own end
-            raise
-        except Exception:  # a fault of ours at what one agent sends: the other episodes go on
-            logger.exception("a request of the episode %s could not be answered", talk.session.label)
-            talk.session.forget(exchange)
-            exchange.future.set_result(RequestRejected(500, "server_error", "the request could not be answered"))
             return None
         if answer is not None:
             exchange.future.set_result(answer)
@@ -172,9 +165,15 @@ class ConversationLoop(EnvSteps):
     ) -> tuple[Answer | None, EpisodeEnd | None]:
         """Samples, records and returns the replies to a request."""
         self._warn_of_fields(request)
-        grammar = self._constraint(request)
-        async with talk.prompt_lock:
-            context, node, prompt_ids = await self._context(talk.tree, request)
+        try:
+            grammar = self._constraint(request)
+            async with talk.prompt_lock:
+                context, node, prompt_ids = await self._context(talk.tree, request)
+        except AgentGymError:
+            raise
+        except Exception as error:  # a fault of ours at what one agent sends, before anything is sampled
+            logger.exception("a request of the episode %s could not be read", talk.session.label)
+            raise RequestRejected(500, "server_error", "the request could not be read") from error
         if request.counts_only:
             message = Message("assistant", "")
             return Replies((AgentReply("", 0, message, "stop", len(prompt_ids), 0, 0),)), None

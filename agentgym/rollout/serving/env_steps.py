@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 import time
@@ -245,11 +246,16 @@ def tool_of(name: str, tools: Collection[str]) -> str:
     """
     if name in tools:
         return name
-    ends = {tool: NOT_IN_NAMES.sub("_", tool) for tool in tools}
+    ends = {tool: _wire_name(tool) for tool in tools}
     inner = [
         tool for tool, end in ends.items() if name == end or (name.endswith(end) and not name[-len(end) - 1].isalnum())
     ]
     return max(inner, key=len, default="")
+
+
+@functools.cache
+def _wire_name(tool: str) -> str:
+    return NOT_IN_NAMES.sub("_", tool)
 
 
 def _arguments_key(arguments: Mapping[str, JSON]) -> str:

@@ -58,7 +58,7 @@ class _Writer:
             if reply.context.parent is not None:
                 self.sizes[reply.context.parent] += self.sizes[reply]
         self.roots = self._sorted_roots()
-        self.texts_without_ids = texts_of_calls([reply.message for reply in tree.replies])
+        self.call_texts = texts_of_calls([reply.message for reply in tree.replies])
 
     def write(self) -> tuple[list[Row], list[Turn]]:
         if self.tree.calls and not self.tree.replies:
@@ -136,7 +136,7 @@ class _Writer:
     def _shape_label(self, start: _Start, new: Sequence[Message]) -> str:
         reply = start.reply
         is_single = reply is not None and self.sizes[reply] == 1 and not reply.message.tool_calls
-        return shape_label(new, self.texts_without_ids, is_single=is_single, has_tools=bool(start.context.tools))
+        return shape_label(new, self.call_texts, is_single=is_single, has_tools=bool(start.context.tools))
 
     def _continuation(self, reply: SampledReply, label: str) -> Context | None:
         """Returns the context that continues the reply's branch: the environment's, else the one with most replies.

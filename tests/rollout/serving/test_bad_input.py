@@ -177,7 +177,7 @@ def test_a_fault_of_ours_at_a_request_ends_no_episode(
             patch.setattr(ServedLoop, "_constraint", lambda *_: {}["missing"])
             for path in ("/v1/chat/completions", "/v1/messages"):
                 status, answer = await caller.send(path, {"messages": [user("now")], "max_tokens": 5})
-                assert status == 500 and "could not be answered" in answer["error"]["message"]
+                assert status == 500 and "could not be read" in answer["error"]["message"]
         await caller.finish()
 
     assert table.play(agent, lambda prompt: "I am done", limits=LIMITS).status is Status.COMPLETED
