@@ -108,7 +108,8 @@ def command(folder: Path, name: str, steps: int, options: argparse.Namespace) ->
     checkpoints = f"--checkpoint.every {options.every}"
     env = ["--env", f"{folder / 'luck.py'}:Luck", "--env-kwargs", "level=1"]
     reward = ["--reward.function", f"{folder / 'luck.py'}:varied"]
-    train = [sys.executable, "-m", "agentgym", "train", *env, *reward, *settings.split(), *checkpoints.split()]
+    model = ["--model", "embedded"]  # the small one: a step of the large one takes ten times as long
+    train = [sys.executable, "-m", "agentgym", "train", *env, *reward, *model, *settings.split(), *checkpoints.split()]
     return [*train, *options.rest, "--output", str(run), *resume]
 
 
